@@ -1,0 +1,273 @@
+"""The base classes of everything a plugin may bring.
+
+A component is a frozen pydantic model: its fields are the keys of the parameter JSON and hold settings only; what it
+builds holds state. torch and transformers are imported inside methods, so that listing plugins stays quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from terakoya.data.vocab import Vocabulary
+from terakoya.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from terakoya.data.corpus import Corpus
+    from terakoya.data.rows import Layout, Rows
+
+Head = Literal["masked", "pretraining", "causal", "discriminator", "seq2seq", "body"]
+
+
+class Component(BaseModel):
+    """Settings of one replaceable part. Subclasses add fields; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+# ------------------------------------------------------------------------------------------------------ tokenizer
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Documents as token ids.
+
+    Attributes:
+        ids: every token of every line, (T,) in the vocabulary's dtype. No special tokens are added.
+        line_lengths: tokens of each line, (L,) int32. Lines without a token are left out.
+        document_lines: lines of each document, (D,) int32, zeros included.
+        word_starts: (T,) bool, True where a word starts; None where the tokenizer does not know words.
+        literals: how many special tokens stood literally in the text, by token, for example {"[MASK]": 2}.
+    """
+
+    ids: np.ndarray
+    line_lengths: np.ndarray
+    document_lines: np.ndarray
+    word_starts: np.ndarray | None
+    literals: Mapping[str, int] = field(default_factory=dict)
+
+
+class Encoder(Protocol):
+    """The fast path from text to ids; holds caches, belongs to one process."""
+
+    vocabulary: Vocabulary
+
+    def encode(self, documents: Sequence[str]) -> Encoded:
+        """The ids of `documents`, each split at newlines; equal, line by line, to
+        `tokenizer.load(folder)(line, add_special_tokens=False)`."""
+
+
+class Tokenizer(Component):
+    """A kind of tokenizer: trains one into a folder, loads it with Transformers, encodes with it at full speed."""
+
+    special_tokens_in_text: Literal["parse", "split", "reject"] = "parse"
+    """What a literal special token in the text becomes. `parse`: its id, as Transformers does. `split`: ordinary
+    tokens, as if it were plain text. `reject`: the document is quarantined."""
+
+    def train(
+        self,
+        corpus: Corpus,
+        folder: Path,
+        *,
+        processes: int = 1,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Mapping[str, Any]:
+        """Trains on `corpus` and saves into `folder` what `AutoTokenizer.from_pretrained` loads offline.
+
+        `progress(done_bytes, total_bytes)` is called now and then. Returns facts for the record (words seen, ...).
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Self | None:
+        """The settings that read the tokenizer in `folder` with exactly its ids, or None if this kind cannot."""
+        raise NotImplementedError
+
+    def load(self, folder: Path) -> PreTrainedTokenizerBase:
+        """The folder's tokenizer as Transformers loads it."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+    def encoder(self, folder: Path) -> Encoder:
+        """A new fast encoder for the tokenizer in `folder`."""
+        raise NotImplementedError
+
+    def fingerprint(self, folder: Path) -> Mapping[str, str]:
+        """What ids depend on beside the settings, each hashed: vocabulary, dictionary, library versions."""
+        raise NotImplementedError
+
+
+# ---------------------------------------------------------------------------------------------- model and objective
+
+
+class Architecture(Component):
+    """A model family. JSON keys are the names of its Transformers config."""
+
+    heads: ClassVar[frozenset[Head]] = frozenset()
+    isolation: ClassVar[Literal["interface", "mask4d", "none"]] = "none"
+    """How documents in one row are kept apart: through Transformers' AttentionInterface, by a 4D mask, or not at all
+    (packed rows are then refused by name)."""
+
+    def config(self, vocabulary: Vocabulary) -> PretrainedConfig:
+        """The Transformers config of this architecture over `vocabulary`."""
+        raise NotImplementedError
+
+    def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
+        """A freshly initialised model. Draws from torch's global generator, which the caller has seeded."""
+        raise NotImplementedError
+
+    def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The last hidden states (B, T, H) of `batch`, documents kept apart."""
+        raise NotImplementedError
+
+    def logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+        """The vocabulary logits (..., V) of `hidden` (..., H)."""
+        raise NotImplementedError
+
+    def next_sentence_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+        """The logits (B, 2) of "is the next sentence" / "is a random one", for the head `pretraining`."""
+        raise UserError(f"architecture {type(self).__name__}: has no next-sentence head; set objective.next_sentence to false")
+
+    def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
+        """The repeated blocks, for compilation and activation checkpointing."""
+        raise NotImplementedError
+
+    def max_sequence_length(self) -> int | None:
+        """The longest row the model can take, None if there is no bound."""
+        return None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch on the host.
+
+    Attributes:
+        arrays: name -> array, row-first: `input_ids`, `position_ids`, `document_ids` (B, T) int64, -1 in
+            `document_ids` for padding, and whatever the objective adds.
+        counts: name -> int: what each loss and metric is divided by, summed over all ranks and micro-batches.
+            `tokens` (real positions) is always there.
+    """
+
+    arrays: Mapping[str, np.ndarray]
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Term:
+    """A number that training reports: the sum a module returns under this name, divided by a global count.
+
+    `weight` None is a metric; a number makes it a loss that is added to the objective with that weight.
+    """
+
+    count: str
+    weight: float | None = None
+
+
+class Objective(Component):
+    """What is learnt: how rows are cut, what is corrupted, which losses come out."""
+
+    def layout(self) -> Layout:
+        """How rows are cut from a token store."""
+        raise NotImplementedError
+
+    def terms(self) -> Mapping[str, Term]:
+        """Every name that `build(...)`'s forward returns, with its count and weight."""
+        raise NotImplementedError
+
+    def collate(self, rows: Rows, vocabulary: Vocabulary) -> Batch:
+        """The micro-batch of `rows`: a pure function of rows and their keys."""
+        raise NotImplementedError
+
+    def build(self, architecture: Architecture, vocabulary: Vocabulary) -> torch.nn.Module:
+        """The one root module. Its forward takes a batch's tensors and returns name -> float32 sum (a scalar)."""
+        raise NotImplementedError
+
+    def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
+        """The models to save, by sub-folder; "" is the folder itself."""
+        raise NotImplementedError
+
+
+class Optimizer(Component):
+    """An optimizer for the parameters of a module."""
+
+    def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
+        """A torch optimizer over `module`'s trainable parameters, decay and no-decay in groups of their own."""
+        raise NotImplementedError
+
+
+class Schedule(Component):
+    """The learning rate's course."""
+
+    def factor(self, step: int, *, max_steps: int) -> float:
+        """What the peak learning rate is multiplied with in optimizer step `step` (the first is 0) of `max_steps`."""
+        raise NotImplementedError
+
+
+# ---------------------------------------------------------------------------------------------------- around a run
+
+
+class Exporter(Component):
+    """A format that finished models are written in."""
+
+    def export(self, models: Mapping[str, PreTrainedModel], tokenizer_folder: Path, out: Path) -> None:
+        """Writes `models` (by sub-folder) with their tokenizer into the new folder `out`."""
+        raise NotImplementedError
+
+
+class Importer(Component):
+    """A foreign checkpoint format."""
+
+    def read(self, source: Path, out: Path) -> None:
+        """Reads the checkpoint at `source` and writes a Transformers folder to `out`."""
+        raise NotImplementedError
+
+
+class TrackerRun(Protocol):
+    """An open tracker. Called from one background thread; may be slow, may raise: the loop never waits for it."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Tracker(Component):
+    """A place where numbers are shown."""
+
+    def open(self, run_folder: Path, parameters: Mapping[str, Any]) -> TrackerRun:
+        """Opens the tracker for the run in `run_folder` (rank 0 only)."""
+        raise NotImplementedError
+
+
+class Launcher(Component):
+    """A way to start a run elsewhere."""
+
+    def plan(self, job: Mapping[str, Any]) -> Mapping[str, str]:
+        """The exact files (name -> content) and commands that would start `job`."""
+        raise NotImplementedError
+
+    def submit(self, job: Mapping[str, Any]) -> Iterator[str]:
+        """Starts `job`, yielding what it did."""
+        raise NotImplementedError
+
+
+KINDS: Mapping[str, type[Component]] = {
+    "tokenizers": Tokenizer,
+    "architectures": Architecture,
+    "objectives": Objective,
+    "optimizers": Optimizer,
+    "schedules": Schedule,
+    "exporters": Exporter,
+    "importers": Importer,
+    "trackers": Tracker,
+    "launchers": Launcher,
+}
+"""Every kind of component, by the plural that its hook `register_<plural>` bears."""

@@ -1,0 +1,1 @@
+"""From raw files to the rows a model reads; nothing in here needs torch."""

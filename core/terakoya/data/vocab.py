@@ -1,0 +1,44 @@
+"""What training needs to know of a vocabulary, so that it never opens a tokenizer."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+
+class Vocabulary(BaseModel):
+    """The facts of a vocabulary: its size and the ids that mean something. Stored in `store.json`.
+
+    `special` lists every id that text never means as text (padding, [CLS], unused slots, ...): such ids are never
+    masked and never drawn as random replacements.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    size: int
+    pad: int | None = None
+    unk: int | None = None
+    cls: int | None = None
+    sep: int | None = None
+    mask: int | None = None
+    bos: int | None = None
+    eos: int | None = None
+    special: tuple[int, ...] = ()
+
+    @cached_property
+    def is_special(self) -> np.ndarray:
+        """A table (size,) of bool: True where an id is special."""
+        table = np.zeros(self.size, dtype=bool)
+        table[list(self.special)] = True
+        return table
+
+    @cached_property
+    def ordinary(self) -> np.ndarray:
+        """The ids (n,) int32 that are not special, ascending: what random replacements are drawn from."""
+        return np.flatnonzero(~self.is_special).astype(np.int32)
+
+    def dtype(self) -> np.dtype:
+        """The stored type of an id: uint16 below 65,500 ids, else int32 (Megatron-LM's rule)."""
+        return np.dtype(np.uint16 if self.size < 65_500 else np.int32)

@@ -1,0 +1,117 @@
+"""Every hook a plugin may implement: the whole extension surface on one page.
+
+    from terakoya import hookimpl
+
+    @hookimpl
+    def register_architectures():
+        return {"my_bert": MyBert}
+
+Nouns are called once, when plugins are loaded, in every process. Events are called on every rank, in the main thread.
+Events make no collective calls, except `evaluate` through `run.reduce`. None is first-result and load order never
+matters: a name offered twice is an error that names both modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pluggy
+
+from terakoya import components
+from terakoya import hookimpl as hookimpl
+
+if TYPE_CHECKING:
+    from terakoya.training.run import Run, StepReport
+
+PROJECT = "terakoya"
+hookspec = pluggy.HookspecMarker(PROJECT)
+
+
+# --------------------------------------------------------------------------------------------------------- nouns
+
+
+@hookspec
+def register_tokenizers() -> Mapping[str, type[components.Tokenizer]]:
+    """Called when plugins load, in every process. Returns tokenizer kinds by the name `--type` chooses them with."""
+    return {}
+
+
+@hookspec
+def register_architectures() -> Mapping[str, type[components.Architecture]]:
+    """Called when plugins load, in every process. Returns architectures by their `architecture.type`."""
+    return {}
+
+
+@hookspec
+def register_objectives() -> Mapping[str, type[components.Objective]]:
+    """Called when plugins load, in every process. Returns objectives by their `objective.type`."""
+    return {}
+
+
+@hookspec
+def register_optimizers() -> Mapping[str, type[components.Optimizer]]:
+    """Called when plugins load, in every process. Returns optimizers by their `optimizer.type`."""
+    return {}
+
+
+@hookspec
+def register_schedules() -> Mapping[str, type[components.Schedule]]:
+    """Called when plugins load, in every process. Returns schedules by their `schedule.type`."""
+    return {}
+
+
+@hookspec
+def register_exporters() -> Mapping[str, type[components.Exporter]]:
+    """Called when plugins load, in every process. Returns export formats by the name `--format` chooses them with."""
+    return {}
+
+
+@hookspec
+def register_importers() -> Mapping[str, type[components.Importer]]:
+    """Called when plugins load, in every process. Returns import formats by the name `terakoya import` takes."""
+    return {}
+
+
+@hookspec
+def register_trackers() -> Mapping[str, type[components.Tracker]]:
+    """Called when plugins load, in every process. Returns trackers by their `type` in `trackers`."""
+    return {}
+
+
+@hookspec
+def register_launchers() -> Mapping[str, type[components.Launcher]]:
+    """Called when plugins load, in every process. Returns launchers by the name `terakoya launch` takes."""
+    return {}
+
+
+# -------------------------------------------------------------------------------------------------------- events
+
+
+@hookspec
+def run_started(run: Run) -> None:
+    """Called once on every rank when model, optimizer and data stand, before the first step. Returns nothing."""
+
+
+@hookspec
+def step_finished(run: Run, report: StepReport) -> None:
+    """Called on every rank after each optimizer step. `report` holds what the host knows without waiting for the
+    device; losses are there on logged steps only. Returns nothing."""
+
+
+@hookspec
+def evaluate(run: Run) -> Mapping[str, float]:  # type: ignore[empty-body]
+    """Called on every rank whenever the run evaluates, after the built-in validation. Returns name -> number, equal on
+    all ranks (use `run.reduce`), added to the validation's record."""
+
+
+@hookspec
+def checkpoint_saved(run: Run, folder: Path) -> None:
+    """Called on every rank after a checkpoint is committed under its final name `folder`. Returns nothing."""
+
+
+@hookspec
+def run_finished(run: Run, error: BaseException | None) -> None:
+    """Called once on every rank when the run ends, `error` being what ended it early, None otherwise. Returns
+    nothing."""

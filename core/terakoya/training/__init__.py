@@ -1,0 +1,1 @@
+"""From rows to checkpoints: the loop, the losses, the processes."""

@@ -1,0 +1,1 @@
+"""The plugins that come with terakoya: every module below is one plugin."""
