@@ -135,7 +135,9 @@ class Architecture(Component):
 
     def next_sentence_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
         """The logits (B, 2) of "is the next sentence" / "is a random one", for the head `pretraining`."""
-        raise UserError(f"architecture {type(self).__name__}: has no next-sentence head; set objective.next_sentence to false")
+        raise UserError(
+            f"architecture {type(self).__name__}: has no next-sentence head; set objective.next_sentence to false"
+        )
 
     def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
         """The repeated blocks, for compilation and activation checkpointing."""
@@ -175,7 +177,7 @@ class Term:
 class Objective(Component):
     """What is learnt: how rows are cut, what is corrupted, which losses come out."""
 
-    def layout(self) -> Layout:
+    def row_layout(self) -> Layout:
         """How rows are cut from a token store."""
         raise NotImplementedError
 

@@ -1,0 +1,1 @@
+"""Formats that finished models are written in: one file each."""

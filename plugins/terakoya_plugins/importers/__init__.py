@@ -1,0 +1,1 @@
+"""Foreign checkpoint formats: one file each."""

@@ -1,0 +1,1 @@
+"""Places where numbers are shown: one file each."""

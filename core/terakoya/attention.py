@@ -1,0 +1,170 @@
+"""Attention that keeps the documents of one row apart, registered once with Transformers' AttentionInterface.
+
+Every model that calls its attention through the interface gets it: no mask function is registered under these names,
+so Transformers hands over no mask of its own, and what `arguments` returns travels through the model's keyword
+arguments to each layer.
+
+Letters in shapes: B rows, T positions, N heads, D size of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from terakoya.errors import UserError
+
+PREFIX = "terakoya_"
+BACKENDS = ("sdpa", "eager", "flash")
+
+
+def document_mask(document_ids: Tensor) -> Tensor:
+    """Which position may look at which, (B, 1, T, T) bool, from `document_ids` (B, T), -1 for padding.
+
+    Padding looks at padding, so that no row of the softmax is empty; nothing that counts looks at it.
+    """
+    return (document_ids[:, None, :, None] == document_ids[:, None, None, :]).contiguous()
+
+
+def boundaries(document_ids: np.ndarray) -> tuple[np.ndarray, int]:
+    """Cumulative document lengths over the flattened rows, for variable-length kernels.
+
+    Args:
+        document_ids: (B, T), equal neighbours belong together, -1 for padding (a document of its own in each row).
+
+    Returns:
+        `cu_seqlens` (B * T + 1,) int32: starts of documents, then the total repeated, so that the shape never depends
+        on the data; and the upper bound T of a document's length.
+    """
+    rows, length = document_ids.shape
+    starts = np.ones((rows, length), dtype=bool)
+    starts[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
+    found = np.flatnonzero(starts.ravel())
+    cu_seqlens = np.full(rows * length + 1, rows * length, dtype=np.int32)
+    cu_seqlens[: len(found)] = found
+    return cu_seqlens, length
+
+
+def arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What a model's forward is called with so that each of its layers keeps documents apart.
+
+    `batch` holds `document_ids` (B, T); for the flash backend also `cu_seqlens` from `boundaries`.
+    """
+    if model.config._attn_implementation == PREFIX + "flash":
+        return {"cu_seqlens": batch["cu_seqlens"], "max_document_length": batch["document_ids"].shape[1]}
+    return {"document_mask": document_mask(batch["document_ids"])}
+
+
+def _sdpa(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    document_mask: Tensor,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """torch's scaled dot-product attention over `query`, `key`, `value` (B, N, T, D); returns (B, T, N, D)."""
+    grouped = query.shape[1] != key.shape[1]
+    attended = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=document_mask, dropout_p=dropout, scale=scaling, enable_gqa=grouped
+    )
+    return attended.transpose(1, 2), None
+
+
+def _eager(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    document_mask: Tensor,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    """Attention written out, softmax in float32; the reference for the others. Same shapes as `_sdpa`."""
+    scores = torch.matmul(query, key.transpose(2, 3)) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = scores.masked_fill(~document_mask, torch.finfo(scores.dtype).min)
+    weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = F.dropout(weights, p=dropout, training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2), weights
+
+
+def _flash(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    cu_seqlens: Tensor,
+    max_document_length: int,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """torch's own variable-length flash attention; has no dropout, computes documents only. Same shapes as `_sdpa`."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    assert dropout == 0.0, "refused by `use`"
+    rows, _, length, _ = query.shape
+
+    def flat(states: Tensor) -> Tensor:
+        return states.transpose(1, 2).flatten(0, 1).contiguous()
+
+    attended = varlen_attn(
+        flat(query), flat(key), flat(value), cu_seqlens, cu_seqlens, max_document_length, max_document_length,
+        scale=scaling,
+    )  # fmt: skip
+    return attended.unflatten(0, (rows, length)), None
+
+
+for _name, _function in (("sdpa", _sdpa), ("eager", _eager), ("flash", _flash)):
+    AttentionInterface.register(PREFIX + _name, _function)
+
+
+def choose(requested: str, *, device: torch.device, precision: str, dropout: float) -> str:
+    """The backend for `"attention": requested`: `auto` takes what is exact and has dropout.
+
+    Raises:
+        UserError: the backend cannot do what the run asks of it.
+    """
+    if requested == "auto":
+        fits = device.type == "cuda" and precision == "bf16" and dropout == 0.0
+        return "flash" if fits else "sdpa"
+    if requested == "flash":
+        if dropout:
+            raise UserError(
+                f"attention: flash has no dropout, but architecture.attention_probs_dropout_prob is {dropout}; "
+                'set it to 0.0 or use "attention": "sdpa"'
+            )
+        if device.type != "cuda" or precision == "fp32":
+            raise UserError(
+                f'attention: flash needs a GPU and bf16, got {device.type} and {precision}; use "attention": "sdpa"'
+            )
+    return requested
+
+
+def use(module: nn.Module, backend: str) -> None:
+    """Sets `backend` ("sdpa", "eager" or "flash") on every Transformers model inside `module`."""
+    for part in module.modules():
+        if isinstance(part, PreTrainedModel):
+            part.config._attn_implementation = PREFIX + backend
+
+
+def release(model: PreTrainedModel) -> None:
+    """Gives `model` back Transformers' own attention, for saving and for use outside a run."""
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            part.config._attn_implementation = "sdpa"

@@ -1,0 +1,85 @@
+"""BERT (Devlin et al., 2019, arXiv:1810.04805): a bidirectional Transformer encoder, as Transformers implements it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import NonNegativeFloat, PositiveInt
+
+from terakoya import hookimpl
+from terakoya.components import Architecture, Head
+from terakoya.data.vocab import Vocabulary
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import BertConfig, PreTrainedModel
+
+
+class Bert(Architecture):
+    """Fields bear the names and defaults of Transformers' `BertConfig`: BERT-base."""
+
+    heads: ClassVar[frozenset[Head]] = frozenset({"masked", "pretraining", "body"})
+    isolation: ClassVar[Literal["interface", "mask4d", "none"]] = "interface"
+
+    hidden_size: PositiveInt = 768
+    num_hidden_layers: PositiveInt = 12
+    num_attention_heads: PositiveInt = 12
+    intermediate_size: PositiveInt = 3072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: NonNegativeFloat = 0.1
+    attention_probs_dropout_prob: NonNegativeFloat = 0.1
+    max_position_embeddings: PositiveInt = 512
+    type_vocab_size: PositiveInt = 2
+    initializer_range: NonNegativeFloat = 0.02
+    layer_norm_eps: NonNegativeFloat = 1e-12
+
+    def config(self, vocabulary: Vocabulary) -> BertConfig:
+        """The `BertConfig`, its padding id and vocabulary size from `vocabulary`."""
+        from transformers import BertConfig
+
+        return BertConfig(**self.model_dump(), vocab_size=vocabulary.size, pad_token_id=vocabulary.pad)
+
+    def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
+        """`BertForMaskedLM`, `BertForPreTraining` (with the next-sentence head) or `BertModel`."""
+        from transformers import BertForMaskedLM, BertForPreTraining, BertModel
+
+        models: Mapping[str, type[PreTrainedModel]] = {
+            "masked": BertForMaskedLM, "pretraining": BertForPreTraining, "body": BertModel
+        }  # fmt: skip
+        return models[head](self.config(vocabulary))
+
+    def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The last hidden states (B, T, H); documents in one row never see each other."""
+        from terakoya import attention
+
+        body = getattr(model, "bert", model)
+        arguments = attention.arguments(model, batch)
+        embedded = body.embeddings(
+            input_ids=batch["input_ids"],
+            position_ids=batch["position_ids"],
+            token_type_ids=batch.get("token_type_ids"),
+        )
+        return body.encoder(embedded, **arguments).last_hidden_state
+
+    def logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+        """Vocabulary logits (..., V) of `hidden` (..., H)."""
+        return model.cls.predictions(hidden)
+
+    def next_sentence_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits (B, 2) over {is next, is random}, from the pooled first position of `hidden` (B, T, H)."""
+        return model.cls.seq_relationship(model.bert.pooler(hidden))
+
+    def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
+        """The encoder's layers."""
+        return list(getattr(model, "bert", model).encoder.layer)
+
+    def max_sequence_length(self) -> int:
+        """One position embedding for each position."""
+        return self.max_position_embeddings
+
+
+@hookimpl
+def register_architectures() -> dict[str, type[Architecture]]:
+    """Offers `bert`."""
+    return {"bert": Bert}

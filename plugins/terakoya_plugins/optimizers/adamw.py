@@ -1,0 +1,58 @@
+"""AdamW (Loshchilov and Hutter, 2019, arXiv:1711.05101), with and without bias correction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat
+
+from terakoya import hookimpl
+from terakoya.components import Optimizer
+
+if TYPE_CHECKING:
+    import torch
+
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class AdamW(Optimizer):
+    """Decay on matrices only: biases and norms (every parameter of fewer than two dimensions) are left alone.
+
+    `bias_correction` false is the optimizer of the original BERT and ELECTRA: moments start at zero and are used as
+    they are.
+    """
+
+    learning_rate: PositiveFloat = 1e-4
+    weight_decay: NonNegativeFloat = 0.01
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    bias_correction: bool = True
+
+    def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
+        """torch's AdamW over two groups, decayed and not."""
+        from terakoya_plugins.optimizers import _uncorrected_adamw
+
+        trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        # ZeRO-3 leaves empty parameters behind and keeps the true shape aside
+        dimensions = [len(getattr(parameter, "ds_shape", parameter.shape)) for parameter in trainable]
+        groups = [
+            {
+                "params": [p for p, n in zip(trainable, dimensions, strict=True) if n >= 2],
+                "weight_decay": self.weight_decay,
+            },
+            {"params": [p for p, n in zip(trainable, dimensions, strict=True) if n < 2], "weight_decay": 0.0},
+        ]
+        return _uncorrected_adamw.build(
+            [group for group in groups if group["params"]],
+            learning_rate=self.learning_rate,
+            betas=self.betas,
+            eps=self.eps,
+            bias_correction=self.bias_correction,
+            fused=fused,
+        )
+
+
+@hookimpl
+def register_optimizers() -> dict[str, type[Optimizer]]:
+    """Offers `adamw`."""
+    return {"adamw": AdamW}

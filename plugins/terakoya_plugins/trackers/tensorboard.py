@@ -1,0 +1,44 @@
+"""TensorBoard event files under RUN/tensorboard: `tensorboard --logdir RUN`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from terakoya import hookimpl
+from terakoya.components import Tracker, TrackerRun
+
+
+class TensorBoard(Tracker):
+    """Writes scalars, and the parameters as text."""
+
+    flush_seconds: int = 30
+
+    def open(self, run_folder: Path, parameters: Mapping[str, Any]) -> TrackerRun:
+        """A new event file; readers merge those of earlier starts."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        writer = SummaryWriter(str(run_folder / "tensorboard"), flush_secs=self.flush_seconds)
+        text = json.dumps(parameters, indent=2, ensure_ascii=False)
+        writer.add_text("parameters", "    " + text.replace("\n", "\n    "))
+        return _Open(writer)
+
+
+class _Open:
+    def __init__(self, writer: Any) -> None:
+        self.writer = writer
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+@hookimpl
+def register_trackers() -> dict[str, type[Tracker]]:
+    """Offers `tensorboard`."""
+    return {"tensorboard": TensorBoard}
