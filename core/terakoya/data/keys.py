@@ -1,0 +1,153 @@
+"""Keys and counter hashes: every random decision about data is a pure function of who asks, never of a generator.
+
+The hash is a chain of steps of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+2014): `state = mix(state + (part + 1) * GOLDEN)`, starting at 0. Its values are fixed for good: tests/golden/keys.json.
+
+Letters: B rows, n any number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from typing import overload
+
+import numpy as np
+
+GOLDEN = 0x9E3779B97F4A7C15
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
+_ALL = (1 << 64) - 1
+_ROUNDS = 8
+
+Part = int | str
+
+
+@lru_cache(maxsize=1024)
+def name_u64(name: str) -> int:
+    """The number that the string `name` stands for as a part of a hash: the first 8 bytes of its BLAKE2b, little-endian."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+@overload
+def hash_u64(*parts: Part) -> int: ...
+
+
+@overload
+def hash_u64(*parts: Part | np.ndarray) -> np.ndarray | int: ...
+
+
+def hash_u64(*parts: Part | np.ndarray) -> np.ndarray | int:
+    """The hash of `parts` in this order: integers (modulo 2**64), strings, and arrays of integers that broadcast.
+
+    Returns an int where no part is an array, else a uint64 array of the broadcast shape. Arrays have at least one
+    dimension. `hash_u64(a, b, array)[i] == hash_u64(a, b, int(array[i]))`.
+    """
+    state: int | np.ndarray = 0
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            assert part.ndim > 0, "arrays have at least one dimension: numpy scalars warn when they overflow"
+            step = part.astype(np.uint64)
+            step += np.uint64(1)
+            step *= np.uint64(GOLDEN)
+            state = _mix(step + (np.uint64(state) if isinstance(state, int) else state))
+            continue
+        number = name_u64(part) if isinstance(part, str) else int(part)
+        number = (number + 1) * GOLDEN & _ALL
+        state = _mix_int(state + number & _ALL) if isinstance(state, int) else _mix(state + np.uint64(number))
+    return state
+
+
+def row_keys(seed: int, epoch: int, store: int, rows: np.ndarray) -> np.ndarray:
+    """The keys (n,) uint64 of the plan rows `rows` (n,) of store number `store` in `epoch`."""
+    keys = hash_u64(seed, epoch, store, rows)
+    assert isinstance(keys, np.ndarray)
+    return keys
+
+
+def streams(keys: np.ndarray, purpose: str) -> np.ndarray:
+    """One stream of draws a key: (B,) uint64 of keys (B,) uint64, to be read with `numbers`."""
+    states = hash_u64(keys, purpose)
+    assert isinstance(states, np.ndarray)
+    return states
+
+
+def numbers(streams: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """The draws, uint64, number `positions` of `streams`; the two broadcast together."""
+    step = positions.astype(np.uint64)
+    step += np.uint64(1)
+    step *= np.uint64(GOLDEN)
+    return _mix(step + streams)
+
+
+def draws(keys: np.ndarray, purpose: str, positions: np.ndarray) -> np.ndarray:
+    """Uniform uint64: `hash_u64(keys, purpose, positions)`, keys and positions broadcast together.
+
+    `purpose` names what the draw decides ("mask", ...), so that no two decisions share numbers.
+    """
+    return numbers(streams(keys, purpose), positions)
+
+
+def below(draws: np.ndarray, limit: int | np.ndarray) -> np.ndarray:
+    """Integers in [0, limit), int64, from uint64 `draws`; `limit` (an int or an array that broadcasts) is in
+    [1, 2**32). Reads the draws' upper 32 bits."""
+    return ((draws >> np.uint64(32)) * np.asarray(limit, np.uint64) >> np.uint64(32)).astype(np.int64)
+
+
+def chance(draws: np.ndarray, probability: float) -> np.ndarray:
+    """True, bool, with `probability` for each of uint64 `draws`."""
+    if probability >= 1:
+        return np.ones(draws.shape, dtype=bool)
+    return draws < np.uint64(int(max(probability, 0.0) * 2.0**64))
+
+
+def permute(index: np.ndarray, n: int, key: int) -> np.ndarray:
+    """Where the permutation of range(n) named by `key` sends `index` (any shape, values in [0, n)), int64.
+
+    A Feistel network over the smallest near-square rectangle of at least n cells; an image outside [0, n) is walked
+    along its cycle until it is inside. O(1) memory and time a position.
+    """
+    assert n > 0, "a permutation of nothing"
+    rows = int(np.ceil(np.sqrt(n)))
+    columns = -(-n // rows)
+    round_keys = [hash_u64(key, "permute", number) for number in range(_ROUNDS)]
+    flat = np.ravel(index).astype(np.uint64)
+    assert not len(flat) or int(flat.max()) < n, f"an index outside [0, {n})"
+    flat = _feistel(flat, rows, columns, round_keys)
+    outside = np.flatnonzero(flat >= np.uint64(n))
+    while len(outside):
+        walked = _feistel(flat[outside], rows, columns, round_keys)
+        flat[outside] = walked
+        outside = outside[walked >= np.uint64(n)]
+    return flat.astype(np.int64).reshape(np.shape(index))
+
+
+def _feistel(flat: np.ndarray, rows: int, columns: int, round_keys: list[int]) -> np.ndarray:
+    """A bijection of [0, rows * columns): each half is shifted in turn by a hash of the other."""
+    left, right = np.divmod(flat, np.uint64(columns))
+    for number, key in enumerate(round_keys):
+        if number % 2 == 0:
+            left = (left + numbers(np.array([key], np.uint64), right) % np.uint64(rows)) % np.uint64(rows)
+        else:
+            right = (right + numbers(np.array([key], np.uint64), left) % np.uint64(columns)) % np.uint64(columns)
+    return left * np.uint64(columns) + right
+
+
+def _mix(state: np.ndarray) -> np.ndarray:
+    """splitmix64's finaliser, in place."""
+    scratch = state >> np.uint64(30)
+    state ^= scratch
+    state *= np.uint64(_FIRST)
+    np.right_shift(state, np.uint64(27), out=scratch)
+    state ^= scratch
+    state *= np.uint64(_SECOND)
+    np.right_shift(state, np.uint64(31), out=scratch)
+    state ^= scratch
+    return state
+
+
+def _mix_int(state: int) -> int:
+    """splitmix64's finaliser of one number."""
+    state = (state ^ state >> 30) * _FIRST & _ALL
+    state = (state ^ state >> 27) * _SECOND & _ALL
+    return state ^ state >> 31

@@ -1,0 +1,262 @@
+"""Packing plans: which spans of a token store make up each row. A sidecar of the store, built once, then mapped.
+
+Letters: R rows of a plan, P pieces of all rows, D documents.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from terakoya.errors import UserError
+
+ALGORITHM = 1
+"""Version of everything that decides a plan; part of its name."""
+WINDOW = 65_536
+"""Documents that are packed together, in store order."""
+
+logger = logging.getLogger("terakoya")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Rows as pieces, in compressed-row form.
+
+    Attributes:
+        rows: (R + 1,) int64, the first piece of each row.
+        starts: (P,) int64, where each piece starts in the store's tokens.
+        lengths: (P,) int32, tokens of each piece, framing not counted.
+    """
+
+    rows: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows) - 1
+
+
+def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:
+    """Best-fit-decreasing: the bin of each item, (n,) int64 numbered in order of opening, and the number of bins.
+
+    `lengths` (n,) are in [1, capacity]. The longest item comes first (the earlier of equals); each goes into the
+    fullest bin that still holds it (the latest touched of equals).
+    """
+    order = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
+    bins = np.empty(len(lengths), np.int64)
+    open_bins: list[list[int]] = [[] for _ in range(capacity + 1)]  # by the room they have left
+    rooms = 0  # bit r is set where some bin has room r
+    opened = 0
+    for item, length in zip(order.tolist(), np.asarray(lengths)[order].tolist(), strict=True):
+        fitting = rooms >> length
+        if fitting:
+            room = length + (fitting & -fitting).bit_length() - 1
+            chosen = open_bins[room].pop()
+            if not open_bins[room]:
+                rooms ^= 1 << room
+        else:
+            room, chosen = capacity, opened
+            opened += 1
+        bins[item] = chosen
+        left = room - length
+        if left:
+            open_bins[left].append(chosen)
+            rooms |= 1 << left
+    return bins, opened
+
+
+def packed_rows(starts: np.ndarray, lengths: np.ndarray, *, sequence_length: int, framing: int) -> Plan:
+    """The rows of one window: documents at `starts` (D,) of `lengths` (D,) tokens, each piece costing `framing` more.
+
+    A document longer than `sequence_length - framing` is cut into pieces that fill a row and a remainder; remainders
+    and short documents are packed best-fit-decreasing. Pieces of a row are in store order; empty documents vanish.
+    """
+    body = sequence_length - framing
+    starts, lengths = cut(starts, lengths, body)
+    bins, opened = pack(lengths + framing, sequence_length)
+    order = np.argsort(bins, kind="stable")
+    rows = np.zeros(opened + 1, np.int64)
+    np.cumsum(np.bincount(bins, minlength=opened), out=rows[1:])
+    return Plan(rows, starts[order], lengths[order].astype(np.int32))
+
+
+def single_rows(starts: np.ndarray, lengths: np.ndarray, *, sequence_length: int, framing: int) -> Plan:
+    """One row for each sequence; a longer one is cut into full rows and a remainder; empty ones vanish."""
+    starts, lengths = cut(starts, lengths, sequence_length - framing)
+    return Plan(np.arange(len(starts) + 1), starts, lengths.astype(np.int32))
+
+
+def cut(starts: np.ndarray, lengths: np.ndarray, body: int) -> tuple[np.ndarray, np.ndarray]:
+    """Spans cut into pieces of at most `body` tokens, in order: starts and lengths (P,) int64. Empty ones vanish."""
+    lengths = np.asarray(lengths, np.int64)
+    pieces = -(-lengths // body)
+    first = np.cumsum(pieces) - pieces
+    number = np.arange(int(pieces.sum())) - np.repeat(first, pieces)
+    return (
+        np.repeat(np.asarray(starts, np.int64), pieces) + number * body,
+        np.minimum(np.repeat(lengths, pieces) - number * body, body),
+    )
+
+
+Spans = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
+"""(first, stop) -> starts and lengths in tokens of the documents (or lines) [first, stop)."""
+
+
+def stored_plan(
+    store_folder: Path,
+    fingerprint: str,
+    *,
+    kind: str,
+    sequence_length: int,
+    framing: int,
+    count: int,
+    spans: Spans,
+    window: int = WINDOW,
+) -> Plan:
+    """The plan of a store, mapped from its sidecar, which is built first where it is missing or damaged.
+
+    `kind` is "packed" or "lines"; `count` documents (or lines) are read through `spans` a window at a time. The
+    sidecar lies in STORE/plans/, or in the user's cache folder where the store cannot be written to. One process
+    builds it and renames it into place; the others wait.
+    """
+    facts = {
+        "algorithm": ALGORITHM,
+        "store": fingerprint,
+        "kind": kind,
+        "sequence_length": sequence_length,
+        "framing": framing,
+        "window": window,
+        "count": count,
+    }
+    digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
+    parent = _plans_folder(store_folder)
+    folder = parent / f"{kind}-{sequence_length}-{digest}"
+    plan = _open_plan(folder)
+    if plan is not None:
+        return plan
+    with _locked(parent / f"{folder.name}.lock"):
+        plan = _open_plan(folder)
+        if plan is None:
+            began = time.monotonic()
+            _build(folder, facts, spans)
+            plan = _open_plan(folder)
+            assert plan is not None, f"{folder}: the plan that was just built does not open"
+            used = int(np.sum(plan.lengths, dtype=np.int64)) + framing * len(plan.starts)
+            logger.info(
+                "%s: planned %d rows of %d tokens from %d documents or lines in %.1f s, %.2f %% full",
+                store_folder,
+                len(plan),
+                sequence_length,
+                count,
+                time.monotonic() - began,
+                100 * used / max(1, len(plan) * sequence_length),
+            )
+    return plan
+
+
+def _build(folder: Path, facts: dict[str, str | int], spans: Spans) -> None:
+    """Writes the plan window by window into a staging folder, then renames it to `folder`."""
+    staging = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir()
+    rows_of = packed_rows if facts["kind"] == "packed" else single_rows
+    count, window = int(facts["count"]), int(facts["window"])
+    rows = pieces = 0
+    try:
+        with (
+            (staging / "rows.bin").open("wb") as row_file,
+            (staging / "starts.bin").open("wb") as start_file,
+            (staging / "lengths.bin").open("wb") as length_file,
+        ):
+            row_file.write(np.zeros(1, "<i8").tobytes())
+            for first in range(0, count, window):
+                starts, lengths = spans(first, min(count, first + window))
+                part = rows_of(
+                    starts,
+                    lengths,
+                    sequence_length=int(facts["sequence_length"]),
+                    framing=int(facts["framing"]),
+                )
+                row_file.write((part.rows[1:] + pieces).astype("<i8").tobytes())
+                start_file.write(part.starts.astype("<i8").tobytes())
+                length_file.write(part.lengths.astype("<i4").tobytes())
+                rows += len(part)
+                pieces += len(part.starts)
+        (staging / "plan.json").write_text(json.dumps({**facts, "rows": rows, "pieces": pieces}, indent=1))
+        for file in staging.iterdir():
+            with file.open("rb") as handle:
+                os.fsync(handle.fileno())
+        shutil.rmtree(folder, ignore_errors=True)  # a damaged one
+        try:
+            staging.rename(folder)
+        except OSError:
+            if _open_plan(folder) is None:  # on a file system without locks another process may have been first
+                raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _open_plan(folder: Path) -> Plan | None:
+    """The plan in `folder`, mapped; None where it is missing or not whole."""
+    try:
+        facts = json.loads((folder / "plan.json").read_text())
+        rows, pieces = int(facts["rows"]), int(facts["pieces"])
+        sizes = {"rows.bin": (rows + 1) * 8, "starts.bin": pieces * 8, "lengths.bin": pieces * 4}
+        if any((folder / name).stat().st_size != size for name, size in sizes.items()):
+            return None
+    except (OSError, ValueError, KeyError):
+        return None
+    return Plan(
+        _mapped(folder / "rows.bin", "<i8"),
+        _mapped(folder / "starts.bin", "<i8"),
+        _mapped(folder / "lengths.bin", "<i4"),
+    )
+
+
+def _mapped(file: Path, dtype: str) -> np.ndarray:
+    """The file as a plain array over mapped memory (numpy's memmap class makes every index slower)."""
+    if file.stat().st_size == 0:
+        return np.empty(0, dtype)
+    return np.asarray(np.memmap(file, dtype=dtype, mode="r"))
+
+
+def _plans_folder(store_folder: Path) -> Path:
+    """STORE/plans, or a folder in the user's cache where the store cannot be written to."""
+    folder = store_folder / "plans"
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError:
+        pass
+    if os.access(folder, os.W_OK):
+        return folder
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "terakoya" / "plans"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{folder}: cannot be written, nor can {cache} ({error.strerror}): expected a place for the packing "
+            "plan; make one of them writable or set XDG_CACHE_HOME"
+        ) from error
+    return cache
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Holds an exclusive lock on `file`. On a file system that has no locks every process builds for itself."""
+    with file.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError as error:
+            logger.warning("%s: no file locks here (%s); each process plans for itself", file, error.strerror)
+        yield
