@@ -1,0 +1,44 @@
+# Every line also works by hand. `make demo` and `make test` need Python 3.11, 3.12 or 3.13 and nothing else.
+#
+#   make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cu126"    another build of torch
+#   make demo PYTHON=python3.12                                                           another Python
+
+PYTHON ?= python3
+VENV ?= .venv
+# torch comes first and pinned: what is installed afterwards finds it there and fetches no other build.
+TORCH ?= torch==2.13.0
+PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
+# Tests start processes of their own; one thread each keeps them from fighting over the cores.
+PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
+
+.PHONY: demo test check bench nightly
+
+demo: $(VENV)/.base
+	$(VENV)/bin/terakoya demo
+
+test: $(VENV)/.dev
+	$(PYTEST)
+
+check: $(VENV)/.dev
+	tools/check $(VENV)/bin
+
+# What is too slow for every change: 200 kills, full tables, the demo from nothing.
+nightly: $(VENV)/.dev
+	$(PYTEST) -m nightly --timeout=7200
+
+# The comparisons whose figures the README gives; each also runs alone.
+bench: $(VENV)/.dev
+	set -e; for each in tools/bench/bench_*.py; do echo "== $$each"; OMP_NUM_THREADS=1 $(VENV)/bin/python $$each; done
+
+# Stamps: made when an installation has succeeded, so that a second run installs nothing.
+$(VENV)/.base: pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 11) <= v < (3, 14) else \
+	  "%s is Python %d.%d; terakoya needs 3.11, 3.12 or 3.13: make PYTHON=python3.11 ..." % (sys.executable, *v[:2]))'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install $(TORCH)
+	$(PIP) install -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(PIP) install -e ".[dev,deepspeed]"
+	touch $@
