@@ -1,0 +1,287 @@
+"""The token store: a folder of token ids that training reads without opening raw text or a tokenizer.
+
+`tokens.bin` and `tokens.idx` are Megatron-LM's indexed dataset (MMIDIDX, little-endian); `tokens.words` holds one bit a
+token, least significant first, set where a word starts; `store.json`, written last, records what is inside.
+
+Letters: T tokens, N sequences (a document or a line, by `unit`), D documents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, Self
+
+import numpy as np
+import pydantic
+from pydantic import BaseModel, ConfigDict
+
+from terakoya.data.vocab import Vocabulary
+from terakoya.errors import UserError
+
+IDX_MAGIC = b"MMIDIDX\x00\x00"
+IDX_HEADER = struct.Struct("<9sQBQQ")
+"""Magic, version 1, dtype code, N, document entries (D + 1). Then int32[N], int64[N], int64[D + 1]."""
+DTYPE_CODES: Mapping[int, str] = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
+PARTS = ".parts"
+"""The sub-folder of an unfinished store that holds what is done so far."""
+_CHUNK = 1 << 20
+
+Unit = Literal["document", "line"]
+
+
+class FileFacts(BaseModel):
+    """The size in bytes and the SHA-256 of a file of the store."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    size: int
+    sha256: str
+
+
+class StoreFacts(BaseModel):
+    """What a store holds and where it came from: the content of `store.json`.
+
+    Attributes:
+        unit: what one sequence is: a document, or a line of it.
+        eos: the id stored after each document, None if none is.
+        rejected: documents that were quarantined; `rejected_by_reason` counts them by reason, and
+            `rejects.jsonl` lists them.
+        literals: special tokens that stood literally in the text, with their counts.
+        word_starts: whether `tokens.words` is there.
+        fingerprint: a hash of the content: equal stores are equal byte for byte.
+        inputs: hashes of what the store was made from: corpus, tokenizer, options.
+        files: size and hash of each data file, by name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: Literal[1] = 1
+    unit: Unit
+    eos: int | None
+    documents: int
+    sequences: int
+    tokens: int
+    rejected: int = 0
+    rejected_by_reason: dict[str, int] = {}
+    literals: dict[str, int] = {}
+    dtype: str
+    vocabulary: Vocabulary
+    word_starts: bool
+    fingerprint: str
+    inputs: dict[str, str] = {}
+    options: dict[str, str | int | bool | None] = {}
+    files: dict[str, FileFacts]
+
+
+@dataclass(frozen=True)
+class Index:
+    """The header of `tokens.idx` and its three arrays, mapped from the file.
+
+    Attributes:
+        dtype: of `tokens.bin`.
+        lengths: (N,) int32 tokens of each sequence.
+        pointers: (N,) int64 byte position of each sequence in `tokens.bin`.
+        documents: (D + 1,) int64 first sequence of each document, ending with N.
+    """
+
+    dtype: np.dtype
+    lengths: np.ndarray
+    pointers: np.ndarray
+    documents: np.ndarray
+
+    @classmethod
+    def open(cls, file: Path) -> Self:
+        """Raises UserError for a missing file, another format, or a size that the header does not explain."""
+        try:
+            with file.open("rb") as stream:
+                header = stream.read(IDX_HEADER.size)
+        except FileNotFoundError:
+            raise UserError(f"{file}: no such file; expected the index of a token store") from None
+        if len(header) < IDX_HEADER.size or not header.startswith(IDX_MAGIC):
+            raise UserError(f"{file}: expected a Megatron index (magic MMIDIDX), got {header[:9]!r}")
+        _, version, code, sequences, entries = IDX_HEADER.unpack(header)
+        if version != 1 or code not in DTYPE_CODES or entries < 1:
+            raise UserError(
+                f"{file}: expected version 1, a dtype code of 1 to 8 and a document entry, "
+                f"got version {version}, code {code}, {entries} entries"
+            )
+        expected = IDX_HEADER.size + 12 * sequences + 8 * entries
+        if (size := file.stat().st_size) != expected:
+            raise UserError(
+                f"{file}: expected {expected:,} bytes for {sequences:,} sequences and {entries:,} document entries, "
+                f"got {size:,}: truncated or damaged; prepare the store again"
+            )
+        at = IDX_HEADER.size
+        content = np.memmap(file, dtype=np.uint8, mode="r")
+        return cls(
+            dtype=np.dtype(DTYPE_CODES[code]),
+            lengths=content[at : at + 4 * sequences].view("<i4"),
+            pointers=content[at + 4 * sequences : at + 12 * sequences].view("<i8"),
+            documents=content[at + 12 * sequences :].view("<i8"),
+        )
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """A finished store, opened by its headers; arrays are mapped, not read. Picklable."""
+
+    folder: Path
+    facts: StoreFacts
+    index: Index
+
+    @classmethod
+    def open(cls, folder: Path) -> TokenStore:
+        """Opens the store in `folder`. Raises UserError if it is missing, unfinished, truncated or inconsistent."""
+        folder = Path(folder)
+        facts = read_facts(folder)
+        index = Index.open(folder / "tokens.idx")
+        expected = {
+            "sequences": (facts.sequences, len(index.lengths)),
+            "documents": (facts.documents, len(index.documents) - 1),
+            "dtype": (np.dtype(facts.dtype), index.dtype),
+        }
+        for name, (wanted, got) in expected.items():
+            if wanted != got:
+                raise UserError(
+                    f"{folder / 'tokens.idx'}: {name}: expected {wanted} as store.json says, got {got}; "
+                    "the files are of different stores: prepare it again"
+                )
+        _check_size(folder / "tokens.bin", facts.tokens * index.dtype.itemsize)
+        if facts.word_starts:
+            _check_size(folder / "tokens.words", (facts.tokens + 7) // 8)
+        return cls(folder, facts, index)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return TokenStore.open, (self.folder,)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the content."""
+        return self.facts.fingerprint
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """The copy of the tokenizer that the ids come from."""
+        return self.folder / "tokenizer"
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """All ids (T,), in the stored type."""
+        return np.memmap(self.folder / "tokens.bin", dtype=self.index.dtype, mode="r")
+
+    @cached_property
+    def offsets(self) -> np.ndarray:
+        """(N + 1,) int64: sequence i is `tokens[offsets[i]:offsets[i + 1]]`. Eight bytes a sequence in memory."""
+        offsets = np.zeros(len(self.index.lengths) + 1, dtype=np.int64)
+        np.cumsum(self.index.lengths, out=offsets[1:])
+        return offsets
+
+    @property
+    def documents(self) -> np.ndarray:
+        """(D + 1,) int64: document d is the sequences `documents[d]` to `documents[d + 1]`."""
+        return self.index.documents
+
+    @cached_property
+    def _word_bits(self) -> np.ndarray:
+        return np.memmap(self.folder / "tokens.words", dtype=np.uint8, mode="r")
+
+    def word_starts(self, start: int, stop: int) -> np.ndarray:
+        """(stop - start,) bool: which of the tokens start a word. Raises UserError if the store does not know."""
+        if not self.facts.word_starts:
+            raise UserError(
+                f"{self.folder}: expected word starts, got a store without tokens.words: its tokenizer does not know "
+                "words; set whole_word_mask to false or prepare with a tokenizer that does"
+            )
+        bits = np.unpackbits(self._word_bits[start // 8 : (stop + 7) // 8], bitorder="little")
+        return bits[start % 8 : start % 8 + stop - start].view(bool)
+
+
+def read_facts(folder: Path) -> StoreFacts:
+    """The facts in `folder`'s `store.json`. Raises UserError if there is no finished store."""
+    file = Path(folder) / "store.json"
+    try:
+        return StoreFacts.model_validate_json(file.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        if (file.parent / PARTS).exists():
+            hint = "prepare was interrupted here: run the same command again and it finishes what is left"
+        elif (file.parent / "tokens.idx").exists():
+            hint = "there are Megatron files, but no record of what they hold"
+        else:
+            hint = "make it with `terakoya prepare`"
+        raise UserError(f"{file}: expected a finished token store, got no such file; {hint}") from None
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{file}: {where}: {first['msg']}; prepare the store again") from None
+
+
+def _check_size(file: Path, expected: int) -> None:
+    try:
+        size = file.stat().st_size
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such file; the store is incomplete: prepare it again") from None
+    if size != expected:
+        raise UserError(
+            f"{file}: expected {expected:,} bytes, got {size:,}: truncated or damaged; prepare the store again"
+        )
+
+
+def verify(folder: Path) -> list[str]:
+    """Reads the whole store in `folder` and returns every fault found, in words; none for a sound store.
+
+    Checked: sizes, hashes, that ids lie within the vocabulary, that index and documents are consistent.
+    Raises UserError if the store cannot be opened at all.
+    """
+    store = TokenStore.open(folder)
+    faults: list[str] = []
+    for name, facts in store.facts.files.items():
+        file = store.folder / name
+        if not file.is_file():
+            faults.append(f"{file}: no such file")
+            continue
+        with file.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        if (size := file.stat().st_size) != facts.size:
+            faults.append(f"{file}: expected {facts.size:,} bytes, got {size:,}")
+        elif digest != facts.sha256:
+            faults.append(f"{file}: content changed: expected SHA-256 {facts.sha256}, got {digest}")
+    size = store.facts.vocabulary.size
+    for start, ids in _chunks(store.tokens):
+        if int(ids.max()) >= size or int(ids.min()) < 0:
+            at = start + int(np.flatnonzero((ids >= size) | (ids < 0))[0])
+            faults.append(
+                f"{store.folder / 'tokens.bin'}: token {at:,}: expected an id below {size:,}, got {store.tokens[at]}"
+            )
+            break
+    faults += _index_faults(store)
+    return faults
+
+
+def _index_faults(store: TokenStore) -> list[str]:
+    file = store.folder / "tokens.idx"
+    index, faults, position = store.index, [], 0
+    for start, lengths in _chunks(index.lengths):
+        ends = position + np.cumsum(lengths, dtype=np.int64)
+        starts = np.concatenate([[position], ends[:-1]]) * index.dtype.itemsize
+        if int(lengths.min()) < 1 or not np.array_equal(starts, index.pointers[start : start + len(lengths)]):
+            faults.append(
+                f"{file}: lengths and byte pointers disagree in sequences {start:,} to {start + len(lengths):,}"
+            )
+        position = int(ends[-1])
+    if position != store.facts.tokens:
+        faults.append(f"{file}: lengths add up to {position:,} tokens, expected {store.facts.tokens:,}")
+    documents = index.documents
+    steps_up = all(bool((np.diff(documents[s : s + _CHUNK + 1]) > 0).all()) for s in range(0, len(documents), _CHUNK))
+    if documents[0] != 0 or documents[-1] != len(index.lengths) or not steps_up:
+        faults.append(f"{file}: expected document entries that rise from 0 to {len(index.lengths):,}")
+    return faults
+
+
+def _chunks(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    for start in range(0, len(array), _CHUNK):
+        yield start, array[start : start + _CHUNK]
