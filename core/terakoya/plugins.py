@@ -1,0 +1,305 @@
+"""Loading plugins: every component by kind and name, every event with its listeners.
+
+The core knows no component by name: it asks `registry().component("architectures", "bert")`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pluggy
+
+from terakoya import hookspecs
+from terakoya.components import KINDS, Component
+from terakoya.discovery import THIRD_PARTY, Broken, Finder, Plugin, PluginError, describe
+from terakoya.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from terakoya.training.run import Run, StepReport
+
+logger = logging.getLogger("terakoya")
+
+PLUGINS_VARIABLE = "TERAKOYA_PLUGINS"
+WITHOUT_VARIABLE = "TERAKOYA_WITHOUT"
+TRACE_VARIABLE = "TERAKOYA_TRACE_PLUGINS"
+
+EVENTS = ("run_started", "step_finished", "evaluate", "checkpoint_saved", "run_finished")
+NOUNS = {kind: f"register_{kind}" for kind in KINDS}
+
+
+class Offer(NamedTuple):
+    """A component and where it came from."""
+
+    kind: str
+    name: str
+    component: type[Component]
+    module: str
+    distribution: str
+    version: str | None
+
+
+class RecordCheck(NamedTuple):
+    """What differs between the plugins of a record and those of this process, one sentence each."""
+
+    missing: list[str]
+    changed: list[str]
+
+
+Listeners = tuple[tuple[str, Callable[..., Any]], ...]
+
+
+class Events:
+    """The events of `hookspecs`, typed. An exception in a listener becomes a PluginError that names the plugin."""
+
+    def __init__(self, listeners: Mapping[str, Listeners]) -> None:
+        self.listeners = listeners
+        self._step_finished = listeners["step_finished"]  # in the loop: no look-up
+
+    def run_started(self, run: Run) -> None:
+        """See `hookspecs.run_started`."""
+        _call(self.listeners["run_started"], run=run)
+
+    def step_finished(self, run: Run, report: StepReport) -> None:
+        """See `hookspecs.step_finished`."""
+        if self._step_finished:
+            _call(self._step_finished, run=run, report=report)
+
+    def evaluate(self, run: Run) -> dict[str, float]:
+        """The numbers of all listeners. UserError if two offer the same name; see `hookspecs.evaluate`."""
+        numbers: dict[str, float] = {}
+        owner: dict[str, str] = {}
+        for plugin, results in _call(self.listeners["evaluate"], run=run):
+            for name, number in (item for result in results for item in result.items()):
+                if name in owner:
+                    raise UserError(f'evaluate: "{name}" is offered twice, by {owner[name]} and by {plugin}')
+                numbers[name], owner[name] = number, plugin
+        return numbers
+
+    def checkpoint_saved(self, run: Run, folder: Path) -> None:
+        """See `hookspecs.checkpoint_saved`."""
+        _call(self.listeners["checkpoint_saved"], run=run, folder=folder)
+
+    def run_finished(self, run: Run, error: BaseException | None) -> None:
+        """See `hookspecs.run_finished`."""
+        _call(self.listeners["run_finished"], run=run, error=error)
+
+
+def _call(listeners: Listeners, **arguments: Any) -> list[tuple[str, Any]]:
+    """Calls every listener; returns (plugin, its results)."""
+    results = []
+    for plugin, listener in listeners:
+        try:
+            results.append((plugin, listener(**arguments)))
+        except Exception as error:
+            raise PluginError(plugin, describe(error)) from error
+    return results
+
+
+@dataclass(frozen=True)
+class Registry:
+    """The plugins of one process."""
+
+    plugins: Sequence[Plugin]
+    offers: Mapping[tuple[str, str], Offer]
+    broken: Sequence[Broken]
+    blocked: Sequence[str]
+    hook: Events
+
+    def component(self, kind: str, name: str) -> type[Any]:
+        """The class registered as `name` among `kind` (a key of `components.KINDS`). UserError if there is none."""
+        offer = self.offers.get((kind, name))
+        if offer is not None:
+            return offer.component
+        assert kind in KINDS, kind
+        offers = {offer.name: offer for offer in self.components() if offer.kind == kind}
+        message = f"{kind.removesuffix('s')} {name}: not installed{nearest(name, offers)}"
+        by_origin: dict[str, list[str]] = {}
+        for offer in offers.values():
+            by_origin.setdefault(f"{offer.distribution} {offer.version or ''}".strip(), []).append(offer.name)
+        for origin, names in by_origin.items():
+            message += f"\n  {origin} offers: {', '.join(names)}"
+        for broken in self.broken:
+            message += f"\n  could not be loaded and might offer it: {broken}"
+        for blocked in self.blocked:
+            message += f"\n  left out by --without and might offer it: {blocked}"
+        raise UserError(message)
+
+    def names(self, kind: str) -> list[str]:
+        """The names registered among `kind`, sorted."""
+        return [offer.name for offer in self.components() if offer.kind == kind]
+
+    def components(self) -> list[Offer]:
+        """Everything registered, by kind and name."""
+        kinds = list(KINDS)
+        return sorted(self.offers.values(), key=lambda offer: (kinds.index(offer.kind), offer.name))
+
+    def record(self) -> list[dict[str, Any]]:
+        """What a run writes down of its plugins; `check_record` reads it."""
+        offered: dict[str, list[str]] = {}
+        for offer in self.components():
+            offered.setdefault(offer.module, []).append(f"{offer.kind}/{offer.name}")
+        return [
+            {
+                "name": plugin.name,
+                "distribution": plugin.source.distribution,
+                "version": plugin.source.version,
+                "sha256": plugin.sha256(),
+                "components": offered.get(plugin.module.__name__, []),
+            }
+            for plugin in self.plugins
+        ]
+
+    def check_record(self, record: Iterable[Mapping[str, Any]]) -> RecordCheck:
+        """Which plugins of `record` are missing here, and which are other code than they were."""
+        here = {each["name"]: each for each in self.record()}
+        check = RecordCheck([], [])
+        for then in record:
+            origin = f"{then['distribution']} {then['version']}" if then["distribution"] else "--plugin"
+            offered = ", ".join(then["components"]) or "events only"
+            now = here.get(then["name"])
+            if now is None:
+                reason = next((f"; {broken.error}" for broken in self.broken if broken.name == then["name"]), "")
+                check.missing.append(f"plugin {then['name']} ({origin}: {offered}) is missing{reason}")
+            elif now["sha256"] != then["sha256"]:
+                version = (
+                    f"{then['version']} -> {now['version']}" if now["version"] != then["version"] else "same version"
+                )
+                check.changed.append(f"plugin {then['name']} ({origin}: {offered}) has changed ({version})")
+        return check
+
+
+_loaded: dict[tuple[tuple[str, ...], tuple[str, ...]], Registry] = {}
+_current: Registry | None = None
+
+
+def registry() -> Registry:
+    """The plugins of this process: those loaded last, else the installed ones and what the environment asks for."""
+    return _current if _current is not None else load()
+
+
+def load(plugins: Sequence[str] = (), without: Sequence[str] = ()) -> Registry:
+    """Loads the installed plugins and `plugins` (files or module names), leaving out what `without` names.
+
+    What `TERAKOYA_PLUGINS` and `TERAKOYA_WITHOUT` name is added, and both variables are set, so that processes started
+    from this one load the same. UserError for a plugin asked for that does not load, a hook that does not exist, a name
+    offered twice; an installed plugin that does not load is reported and skipped.
+    """
+    global _current
+    asked = _merged(PLUGINS_VARIABLE, [str(Path(each).resolve()) if Path(each).exists() else each for each in plugins])
+    left_out = _merged(WITHOUT_VARIABLE, without)
+    key = asked, left_out
+    if key not in _loaded:
+        _loaded[key] = _load(*key)
+        for broken in _loaded[key].broken:
+            logger.warning("%s; skipped", broken)
+    for variable, values in ((PLUGINS_VARIABLE, asked), (WITHOUT_VARIABLE, left_out)):
+        if values:
+            os.environ[variable] = os.pathsep.join(values)
+    _current = _loaded[key]
+    return _current
+
+
+def _merged(variable: str, values: Iterable[str]) -> tuple[str, ...]:
+    """What the environment names, then `values`, each once."""
+    inherited = [each for each in os.environ.get(variable, "").split(os.pathsep) if each]
+    return tuple(dict.fromkeys([*inherited, *values]))
+
+
+def _load(asked: Sequence[str], without: Sequence[str]) -> Registry:
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    if os.environ.get(TRACE_VARIABLE, "") not in ("", "0"):
+        manager.trace.root.setwriter(lambda text: logger.info("%s", text.rstrip()))
+        manager.enable_tracing()
+    finder = Finder(without)
+    plugins: dict[str, Plugin] = {}
+    for plugin in [*finder.installed(), *(each for name in asked for each in finder.asked_for(name))]:
+        if plugin.module.__name__ not in plugins and _has_hooks(manager, plugin):
+            plugins[plugin.module.__name__] = plugin
+            _register(manager, plugin)
+    for name in asked:
+        if not any(plugin.source.name == name for plugin in plugins.values()) and not finder.blocked:
+            raise UserError(f"--plugin {name}: has no hook; mark its functions with @hookimpl (see terakoya.hookspecs)")
+    for name in without:
+        if name not in finder.met and name != THIRD_PARTY:
+            raise UserError(f"--without {name}: there is no such plugin{nearest(name, finder.met)}")
+
+    offers: dict[tuple[str, str], Offer] = {}
+    broken = list(finder.broken)
+    for kind, hook in NOUNS.items():
+        for name, listener in _listeners(manager, hook, plugins.values()):
+            plugin = next(each for each in plugins.values() if each.name == name)
+            try:
+                results = _call(((name, listener),))[0][1]
+            except PluginError as error:
+                if plugin.source.asked_for:
+                    raise
+                broken.append(Broken(name, plugin.source, f"{hook}: {error.message}"))
+                continue
+            for result in results:
+                _add(offers, kind, result, plugin)
+    events = Events({event: _listeners(manager, event, plugins.values()) for event in EVENTS})
+    return Registry(list(plugins.values()), offers, broken, finder.blocked, events)
+
+
+def _has_hooks(manager: pluggy.PluginManager, plugin: Plugin) -> bool:
+    """Whether the module implements a hook. UserError for one that does not exist or was not marked."""
+    specs = {*EVENTS, *NOUNS.values()}
+    found = False
+    for name, value in list(vars(plugin.module).items()):
+        options = manager.parse_hookimpl_opts(plugin.module, name)
+        if options is not None:
+            found = True
+            if (options.get("specname") or name) not in specs:
+                raise UserError(
+                    f"plugin {plugin.name} ({plugin.source}): there is no hook "
+                    f"{options.get('specname') or name}{nearest(name, specs)} "
+                    f"Start without it: --without {plugin.name}"
+                )
+        elif name in NOUNS.values() and inspect.isfunction(value):
+            raise UserError(f"plugin {plugin.name} ({plugin.source}): {name} is not marked with @hookimpl")
+    return found
+
+
+def _register(manager: pluggy.PluginManager, plugin: Plugin) -> None:
+    try:
+        manager.register(plugin.module, name=plugin.name)
+    except pluggy.PluginValidationError as error:
+        text = " ".join(str(error).split())
+        raise UserError(f"plugin {plugin.name} ({plugin.source}): {text}; see terakoya.hookspecs") from error
+
+
+def _listeners(manager: pluggy.PluginManager, hook: str, plugins: Iterable[Plugin]) -> Listeners:
+    """For each plugin that implements `hook` its name and a caller of its implementation alone."""
+    modules = [plugin.module for plugin in plugins]
+    implementers = {implementation.plugin_name for implementation in getattr(manager.hook, hook).get_hookimpls()}
+    return tuple(
+        (plugin.name, manager.subset_hook_caller(hook, [module for module in modules if module is not plugin.module]))
+        for plugin in plugins
+        if plugin.name in implementers
+    )
+
+
+def _add(offers: dict[tuple[str, str], Offer], kind: str, result: Any, plugin: Plugin) -> None:
+    """Adds one plugin's components. UserError for what is no component of `kind` or is there already."""
+    where = f"plugin {plugin.name} ({plugin.source}): register_{kind}"
+    if not isinstance(result, Mapping):
+        raise UserError(f"{where}: expected a mapping of name to class, got {type(result).__name__}")
+    for name, component in result.items():
+        if not (isinstance(component, type) and issubclass(component, KINDS[kind])):
+            raise UserError(f'{where}: "{name}": expected a subclass of {KINDS[kind].__name__}, got {component!r}')
+        source = plugin.source
+        new = Offer(kind, name, component, plugin.module.__name__, source.distribution or str(source), source.version)
+        old = offers.get((kind, name))
+        if old is not None:
+            raise UserError(
+                f'{kind.removesuffix("s")} "{name}" is offered twice: by {old.module} ({old.distribution}) and by '
+                f"{new.module} ({new.distribution}); leave one out with --without {new.module}"
+            )
+        offers[kind, name] = new
