@@ -1,0 +1,147 @@
+"""Draws the loss and masked-accuracy curves of one or more runs from their metrics.jsonl.
+
+python tools/plot_run.py work/run --out run.png
+python tools/plot_run.py work/small work/base --labels small base --against hours --out runs.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+
+Against = Literal["steps", "hours"]
+
+
+@dataclass
+class Curves:
+    """What one run's metrics hold: points as (step, hours of training, value) by curve, and where it was resumed.
+
+    Hours count the time spent training: the pause between a stop and its resumption is left out.
+    """
+
+    points: dict[str, list[tuple[int, float, float]]] = field(default_factory=dict)
+    restarts: list[tuple[int, float]] = field(default_factory=list)
+
+
+def read(folder: Path) -> Curves:
+    """The curves of the run in `folder`. Steps that a resumed run did again count once, as it last did them.
+
+    Raises SystemExit with a sentence if there is no metrics.jsonl or a line in it is damaged.
+    """
+    file = folder / "metrics.jsonl"
+    if not file.is_file():
+        raise SystemExit(f"{file}: no such file; expected the folder of a run")
+    curves = Curves()
+    last_tokens, hours = 0, 0.0
+    lines = file.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            record: dict[str, Any] = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):  # a killed run may leave its last line unfinished
+                break
+            raise SystemExit(f"{file}:{number}: expected one JSON object a line ({error})") from error
+        kind, step = record.get("kind"), int(record.get("step", 0))
+        if kind == "resume":
+            hours = _forget_after(curves, step, hours)
+            curves.restarts.append((step, hours))
+            last_tokens = int(record.get("tokens", last_tokens))
+        elif kind == "step":
+            rate, tokens = record.get("tokens_per_second"), record.get("tokens")
+            if rate and tokens is not None:
+                hours += max(0, tokens - last_tokens) / rate / 3600
+                last_tokens = tokens
+            _add(curves, record, step, hours, prefix="")
+        elif kind == "validation":
+            store = record.get("store")
+            _add(curves, record, step, hours, prefix=f"validation {Path(store).name} " if store else "validation ")
+    return curves
+
+
+def _add(curves: Curves, record: dict[str, Any], step: int, hours: float, *, prefix: str) -> None:
+    for name in ("loss", "masked_accuracy"):
+        value = record.get(name)
+        if isinstance(value, int | float) and math.isfinite(value):
+            curves.points.setdefault(prefix + name, []).append((step, hours, float(value)))
+
+
+def _forget_after(curves: Curves, step: int, hours: float) -> float:
+    """Drops the points after `step`. Returns the hours that the run had trained by then."""
+    kept = 0.0
+    for name, points in curves.points.items():
+        curves.points[name] = [point for point in points if point[0] <= step]
+        kept = max([kept, *(point[1] for point in curves.points[name])])
+    curves.restarts = [restart for restart in curves.restarts if restart[0] <= step]
+    return min(kept, hours)
+
+
+def draw(runs: Sequence[tuple[str, Curves]], *, against: Against = "steps") -> Any:
+    """A matplotlib figure: losses above, masked accuracy below, restarts as dotted vertical lines."""
+    figure, axes = pyplot.subplots(2, 1, sharex=True, figsize=(9, 7), layout="constrained")
+    colours = pyplot.rcParams["axes.prop_cycle"].by_key()["color"]
+    for index, (label, curves) in enumerate(runs):
+        colour = colours[index % len(colours)]
+        for axis, ending in zip(axes, ("loss", "masked_accuracy"), strict=True):
+            _draw_curves(axis, label, curves, ending, colour, against)
+            for restart in curves.restarts:
+                axis.axvline(restart[against == "hours"], color=colour, linestyle=":", linewidth=1)
+    axes[0].set_ylabel("loss (nats)")
+    axes[1].set_ylabel("masked accuracy")
+    axes[1].set_xlabel("optimizer steps" if against == "steps" else "hours of training")
+    for axis in axes:
+        axis.grid(alpha=0.3)
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend()
+    return figure
+
+
+def _draw_curves(axis: Axes, label: str, curves: Curves, ending: str, colour: str, against: Against) -> None:
+    for name, points in curves.points.items():
+        if not name.endswith(ending):
+            continue
+        validation = name.startswith("validation")
+        axis.plot(
+            [point[against == "hours"] for point in points],
+            [point[2] for point in points],
+            color=colour,
+            linestyle="--" if validation else "-",
+            marker="o" if validation else None,
+            markersize=3,
+            linewidth=1.4 if validation else 0.9,
+            alpha=1.0 if validation else 0.6,
+            label=f"{label}: {name.removesuffix(ending).strip() or 'training'}",
+        )
+
+
+def main() -> None:
+    """Reads the command line, draws and writes the picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument("--out", type=Path, required=True, help="the picture to write, for example run.png")
+    parser.add_argument("--labels", nargs="+", help="one name for each run (default: the folders' names)")
+    parser.add_argument("--against", choices=("steps", "hours"), default="steps", help="the horizontal axis")
+    arguments = parser.parse_args()
+    labels = arguments.labels or [run.resolve().name for run in arguments.runs]
+    if len(labels) != len(arguments.runs):
+        parser.error(f"--labels: expected {len(arguments.runs)} names, got {len(labels)}")
+    figure = draw(
+        [(label, read(run)) for label, run in zip(labels, arguments.runs, strict=True)], against=arguments.against
+    )
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(arguments.out, dpi=150)
+    print(f"wrote {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()
