@@ -1,0 +1,63 @@
+"""The micro-batches of one rank: which rows, collated on the host ahead of time, moved to the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from terakoya.attention import boundaries
+from terakoya.components import Batch, Objective
+from terakoya.data.loader import Loader
+from terakoya.data.vocab import Vocabulary
+from terakoya.training.world import Share
+
+
+@dataclass(frozen=True)
+class StepBatches:
+    """What one rank runs in one optimizer step.
+
+    Attributes:
+        real: its micro-batches, at most `share.micro_steps` of them.
+        dummy: one row that counts nothing, run in the micro-steps that other ranks have and this one has not; None
+            where there are none.
+    """
+
+    real: list[Batch]
+    dummy: Batch | None
+
+
+class BatchMaker:
+    """From a step's number to this rank's `StepBatches`: a pure function, called ahead in a thread."""
+
+    def __init__(self, loader: Loader, objective: Objective, vocabulary: Vocabulary, share: Share) -> None:
+        self.loader = loader
+        self.objective = objective
+        self.vocabulary = vocabulary
+        self.share = share
+
+    def __call__(self, step: int) -> StepBatches:
+        """The micro-batches of optimizer step `step`, counted from 0."""
+        share = self.share
+        first = step * share.global_rows
+        real = [
+            self.collate(first + start, first + min(start + share.micro_batch_size, share.stop))
+            for start in range(share.start, share.stop, share.micro_batch_size)
+        ]
+        return StepBatches(real, self.collate(first, first + 1) if len(real) < share.micro_steps else None)
+
+    def collate(self, start: int, stop: int) -> Batch:
+        """The micro-batch of rows [start, stop) of the endless global order."""
+        return self.objective.collate(self.loader.rows(start, stop), self.vocabulary)
+
+
+def to_device(batch: Batch, device: torch.device, *, flash: bool) -> dict[str, Tensor]:
+    """The tensors of `batch` on `device`, copied without waiting; with `flash` also `cu_seqlens`."""
+    arrays = dict(batch.arrays)
+    if flash:
+        arrays["cu_seqlens"], _ = boundaries(arrays["document_ids"])
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    if device.type == "cpu":
+        return tensors
+    return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in tensors.items()}

@@ -1,0 +1,276 @@
+"""Processes, devices and gradients: the only place, with its DeepSpeed sibling, that touches accelerate.
+
+accelerate sets up the processes and wraps the module once; each step then calls torch directly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import wraps
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from terakoya.errors import UserError
+from terakoya.training.world import Launched, Place, Topology
+
+
+@dataclass
+class Connection:
+    """This process's link to the others. Host-side numbers travel over gloo, so the device never waits for them."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    topology: Topology
+    control: dist.ProcessGroup | None
+    accelerator: Any = field(repr=False)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def sum_counts(self, counts: np.ndarray) -> np.ndarray:
+        """The element-wise sum over ranks of `counts` (n,) int64."""
+        if self.control is None:
+            return counts
+        summed = torch.from_numpy(counts.copy())
+        dist.all_reduce(summed, group=self.control)
+        return summed.numpy()
+
+    def sum_on_device(self, values: Tensor) -> Tensor:
+        """The element-wise sum over ranks of `values`, a tensor on the device; reduced in place."""
+        if self.control is not None:
+            dist.all_reduce(values)
+        return values
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's small `value`, by rank, on every rank."""
+        if self.control is None:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's small `value` on every rank."""
+        if self.control is None:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self.control)
+        return values[0]
+
+    def barrier(self) -> None:
+        """Returns when every rank has called it."""
+        if self.control is not None:
+            dist.barrier(group=self.control)
+
+    def together(self, action: str, error: BaseException | None) -> None:
+        """Raises on every rank if any rank brings an `error`, naming rank, host and cause.
+
+        Raises:
+            UserError: at least one rank failed at `action`.
+        """
+        texts = self.gather(None if error is None else f"{type(error).__name__}: {error}")
+        failed = [
+            f"rank {rank} on {self.topology.places[rank].host}: {text}"
+            for rank, text in enumerate(texts)
+            if text is not None
+        ]
+        if failed:
+            raise UserError(f"{action} failed on {len(failed)} of {self.world_size} processes; " + "; ".join(failed)) from error
+
+    def close(self) -> None:
+        """Leaves the process group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def connect(launched: Launched, *, deepspeed: bool = False, timeout_seconds: int = 600) -> Connection:
+    """Joins the processes the launcher started and checks that they are the ones it promised.
+
+    Raises:
+        UserError: the world that came up is not the one asked for.
+    """
+    from accelerate import Accelerator
+    from accelerate.utils import InitProcessGroupKwargs
+
+    cuda = torch.cuda.is_available()
+    handlers = []
+    if launched.world_size > 1 or deepspeed:
+        backend = "nccl" if cuda else "gloo"
+        handlers.append(InitProcessGroupKwargs(backend=backend, timeout=timedelta(seconds=timeout_seconds)))
+    if deepspeed:
+        from terakoya.training.distributed_deepspeed import accelerator as build
+
+        accelerator = build(launched, handlers)
+    else:
+        accelerator = Accelerator(cpu=not cuda, kwargs_handlers=handlers)
+    came_up = dist.get_world_size() if dist.is_initialized() else 1
+    if came_up != launched.world_size or accelerator.num_processes != launched.world_size:
+        raise UserError(
+            f"the launcher asked for {launched.world_size} processes, but {came_up} are connected "
+            f"(accelerate sees {accelerator.num_processes}); start with torchrun or with `terakoya train --processes N`"
+        )
+    me = Place(launched.rank, launched.node_rank, launched.local_rank, socket.gethostname())
+    if launched.world_size == 1 and not dist.is_initialized():
+        return Connection(0, 1, accelerator.device, Topology((me,)), None, accelerator)
+    control = dist.group.WORLD if not cuda else dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+    places: list[Any] = [None] * launched.world_size
+    dist.all_gather_object(places, me, group=control)
+    return Connection(
+        dist.get_rank(), launched.world_size, accelerator.device, Topology(tuple(places)), control, accelerator
+    )
+
+
+Weigh = Callable[[Mapping[str, Tensor]], Tensor]
+"""From a module's named sums to the scalar whose gradient is wanted."""
+
+
+class Engine(Protocol):
+    """What runs forward and backward, reduces gradients and updates weights. All keep fp32 master weights."""
+
+    module: nn.Module
+    """The root module itself, unwrapped."""
+
+    def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
+        """Runs forward, and backward of `weigh(sums)`, this micro-step's share of the global loss; the `last` one of
+        a step reduces gradients over ranks. Returns the module's sums, detached."""
+
+    def evaluate(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The module's sums without gradients; the module is in evaluation mode."""
+
+    def step(self, learning_rate: float) -> Tensor:
+        """Clips, updates and clears gradients; returns their norm before clipping, a float32 scalar on the device.
+        A norm that is not finite leaves weights and moments as they were."""
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and full fp32 value of each parameter and persistent buffer, one at a time; collective."""
+
+    def load_parameters(self, values: Callable[[str], Tensor]) -> None:
+        """Sets each parameter and buffer from `values(name)`; collective."""
+
+    def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
+        """`parameter_name/state_name` and its full value, one at a time; collective."""
+
+    def load_optimizer_state(self, values: Callable[[str], Tensor], names: frozenset[str]) -> None:
+        """Sets the optimizer's state from `values(name)` for `names`; collective."""
+
+
+def autocast_forward(module: nn.Module, device: torch.device, precision: str) -> None:
+    """Makes `module` run its forward in bf16 autocast when `precision` says so. Weights and gradients stay fp32."""
+    if precision == "fp32":
+        return
+    assert precision == "bf16"
+    forward = module.forward
+
+    @wraps(forward)
+    def cast(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            return forward(*args, **kwargs)
+
+    module.forward = cast  # type: ignore[method-assign]
+
+
+class DDPEngine:
+    """torch DistributedDataParallel, or the bare module where there is one process."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        precision: str,
+        max_grad_norm: float,
+    ) -> None:
+        self.module = module.to(connection.device)
+        self.optimizer = optimizer
+        self.connection = connection
+        self.max_grad_norm = max_grad_norm
+        self.trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        autocast_forward(self.module, connection.device, precision)
+        self.wrapped: nn.Module = self.module
+        if connection.world_size > 1:
+            from accelerate.utils import DistributedDataParallelKwargs
+
+            connection.accelerator.ddp_handler = DistributedDataParallelKwargs(
+                broadcast_buffers=False, gradient_as_bucket_view=True
+            )
+            self.wrapped = connection.accelerator.prepare_model(self.module)
+        self.fused = bool(optimizer.defaults.get("fused"))
+
+    def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
+        """See `Engine`. DDP divides by the number of ranks, which the loss is multiplied with beforehand."""
+        alone = self.wrapped is self.module
+        with contextlib.nullcontext() if last or alone else self.wrapped.no_sync():  # type: ignore[operator]
+            sums = self.wrapped(batch)
+            loss = weigh(sums)
+            (loss if alone else loss * self.connection.world_size).backward()
+        return {name: value.detach() for name, value in sums.items()}
+
+    def evaluate(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """See `Engine`; bypasses DDP, which has nothing to reduce."""
+        with torch.no_grad():
+            return self.module(batch)
+
+    def step(self, learning_rate: float) -> Tensor:
+        """See `Engine`."""
+        bound = self.max_grad_norm or float("inf")
+        norm = nn.utils.clip_grad_norm_(self.trainable, bound, foreach=True)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        if self.connection.device.type == "cpu":
+            if torch.isfinite(norm):
+                self.optimizer.step()
+        else:
+            # fused kernels look at `found_inf` on the device, so the host need not wait to skip a step
+            self.optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=self.wrapped is self.module)
+        return norm
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Engine`."""
+        yield from named_values(self.module)
+
+    def load_parameters(self, values: Callable[[str], Tensor]) -> None:
+        """See `Engine`."""
+        with torch.no_grad():
+            for name, value in named_values(self.module):
+                value.copy_(values(name))
+
+    def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Engine`."""
+        for name, parameter in self.module.named_parameters():
+            for state, value in self.optimizer.state.get(parameter, {}).items():
+                yield f"{name}/{state}", value
+
+    def load_optimizer_state(self, values: Callable[[str], Tensor], names: frozenset[str]) -> None:
+        """See `Engine`."""
+        for name, parameter in self.module.named_parameters():
+            states = {key.rpartition("/")[2]: key for key in names if key.rpartition("/")[0] == name}
+            if not states:
+                continue
+            on_device = self.fused or parameter.device.type == "cpu"
+            self.optimizer.state[parameter] = {
+                state: values(key).to(parameter.device if state != "step" or on_device else "cpu")
+                for state, key in states.items()
+            }
+
+
+def named_values(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor of each parameter (tied ones once) and each persistent buffer of `module`."""
+    yield from module.named_parameters()
+    persistent = module.state_dict(keep_vars=True).keys()
+    for name, buffer in module.named_buffers():
+        if name in persistent:
+            yield name, buffer

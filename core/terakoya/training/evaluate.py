@@ -1,0 +1,58 @@
+"""Validation: the same rows with the same masks every time, spread over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from terakoya.components import Objective, Term
+from terakoya.data.rows import RowSource
+from terakoya.data.vocab import Vocabulary
+from terakoya.training.distributed import Connection, Engine
+from terakoya.training.loss import Meter, total_counts
+from terakoya.training.batches import to_device
+from terakoya.training.world import Share, split
+
+
+def evaluate(
+    engine: Engine,
+    connection: Connection,
+    source: RowSource,
+    objective: Objective,
+    vocabulary: Vocabulary,
+    share: Share,
+    *,
+    batches: int,
+    flash: bool,
+) -> dict[str, float]:
+    """Means of every term over the first `batches` x global batch rows of `source`, or all if there are fewer.
+
+    Rows are read in order and masked by their own keys, so that two validations differ by the weights alone.
+    Every rank runs the same number of forwards (engines that shard weights gather them in forward).
+    """
+    rows = min(len(source), batches * share.global_rows)
+    terms: Mapping[str, Term] = objective.terms()
+    meter = Meter(terms, connection.device)
+    names = sorted({term.count for term in terms.values()})
+    start, stop = split(rows, connection.world_size, connection.rank)
+    longest = split(rows, connection.world_size, 0)
+    micro_steps = -(-(longest[1] - longest[0]) // share.micro_batch_size)
+    counts = np.zeros(len(names), dtype=np.int64)
+    engine.module.eval()
+    try:
+        for micro in range(micro_steps):
+            first = start + micro * share.micro_batch_size
+            positions = np.arange(first, min(first + share.micro_batch_size, stop))
+            empty = len(positions) == 0
+            batch = objective.collate(source.load(0, np.zeros(1, dtype=np.int64) if empty else positions), vocabulary)
+            sums = engine.evaluate(to_device(batch, connection.device, flash=flash))
+            if not empty:
+                meter.add_sums(sums)
+                counts += total_counts([batch], names)
+            elif not meter.seen:
+                meter.seen.update(sums)
+    finally:
+        engine.module.train()
+    meter.add_counts(dict(zip(names, connection.sum_counts(counts).tolist(), strict=True)))
+    return meter.take(connection.sum_on_device(meter.sums))

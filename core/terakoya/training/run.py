@@ -1,0 +1,84 @@
+"""What hooks may see of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from terakoya.components import Architecture, Objective
+from terakoya.data.vocab import Vocabulary
+
+if TYPE_CHECKING:
+    from terakoya.parameters import Parameters
+    from terakoya.training.distributed import Connection
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One optimizer step, as far as the host knows it without waiting for the device.
+
+    Attributes:
+        step: optimizer steps finished, this one included.
+        tokens: real tokens of this step's global batch.
+        learning_rate: the one this step used.
+        seconds: since the last step's end.
+        values: losses and norms, averaged since the last logged step; None on steps that are not logged.
+    """
+
+    step: int
+    tokens: int
+    learning_rate: float
+    seconds: float
+    values: Mapping[str, float] | None
+
+
+@dataclass
+class Run:
+    """A run in progress, on one rank. Hooks read it; the loop alone writes to it.
+
+    Attributes:
+        folder: the run's folder, the same on every rank.
+        module: the root module, unwrapped.
+        step: optimizer steps finished.
+        consumed_rows: rows of the global order that those steps took.
+        consumed_tokens: real tokens among them.
+    """
+
+    folder: Path
+    parameters: Parameters
+    architecture: Architecture
+    objective: Objective
+    vocabulary: Vocabulary
+    module: nn.Module
+    max_steps: int
+    connection: Connection = field(repr=False)
+    step: int = 0
+    consumed_rows: int = 0
+    consumed_tokens: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return self.connection.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self.connection.world_size
+
+    @property
+    def device(self) -> torch.device:
+        """This process's device."""
+        return self.connection.device
+
+    def reduce(self, values: Mapping[str, float]) -> dict[str, float]:
+        """The sum over ranks of each value; for the hook `evaluate`, on every rank with the same names."""
+        names = sorted(values)
+        ranks = self.connection.gather([values[name] for name in names])
+        return {name: sum(rank[index] for rank in ranks) for index, name in enumerate(names)}

@@ -1,0 +1,380 @@
+"""From parameters to a trainer that stands: processes, stores, weights, checkpoint, in the order that fails soonest."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from terakoya import __version__, attention
+from terakoya.components import Architecture, Objective
+from terakoya.data.keys import hash_u64
+from terakoya.data.loader import Loader
+from terakoya.data.rows import RowSource
+from terakoya.data.store import TokenStore
+from terakoya.data.vocab import Vocabulary
+from terakoya.errors import UserError
+from terakoya.parameters import RESUME_MAY_CHANGE, Parameters, differences, resolve_steps
+from terakoya.plugins import Registry, registry
+from terakoya.training import checkpoint
+from terakoya.training.batches import BatchMaker, to_device
+from terakoya.training.distributed import Connection, DDPEngine, Engine, connect
+from terakoya.training.record import Record
+from terakoya.training.run import Run
+from terakoya.training.trainer import Trainer, TrainResult
+from terakoya.training.world import Launched, shares
+
+PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "tokenizers", "safetensors", "numpy")
+
+
+@dataclass(frozen=True)
+class Stores:
+    """The token stores of a run, opened and found to belong together."""
+
+    train: tuple[TokenStore, ...]
+    validation: dict[str, TokenStore]
+    vocabulary: Vocabulary
+
+    @classmethod
+    def open(cls, parameters: Parameters) -> Stores:
+        """Opens what `data` names.
+
+        Raises:
+            UserError: a store is missing or damaged, or two were made with different vocabularies.
+        """
+        train = tuple(TokenStore.open(share.store) for share in parameters.data.train)
+        validation = {str(path): TokenStore.open(path) for path in parameters.data.validation}
+        first = train[0]
+        for store in [*train[1:], *validation.values()]:
+            if store.facts.vocabulary != first.facts.vocabulary:
+                raise UserError(f"{store.folder}: was made with another tokenizer than {first.folder}; prepare it with the same")
+        return cls(train, validation, first.facts.vocabulary)
+
+    def fingerprints(self) -> dict[str, str]:
+        """Each store's content, for the manifest."""
+        return {str(store.folder): store.fingerprint for store in [*self.train, *self.validation.values()]}
+
+
+def train_here(
+    parameters: Parameters,
+    out: Path,
+    *,
+    node_rank: int | None = None,
+    expected_processes: int | None = None,
+    allow_change: frozenset[str] = frozenset(),
+) -> TrainResult:
+    """Trains in this process, one of however many the launcher started; goes on if `out` holds a checkpoint.
+
+    Raises:
+        UserError: anything the user can mend, on every rank, as early as it can be known.
+    """
+    start = time.perf_counter()
+    launched = Launched.read(node_rank=node_rank)
+    if expected_processes is not None and launched.launcher and launched.world_size != expected_processes:
+        raise UserError(f"--processes {expected_processes}, but {launched.launcher} started {launched.world_size}")
+    stores = Stores.open(parameters)
+    connection = connect(
+        launched,
+        deepspeed=parameters.parallel.engine == "deepspeed",
+        timeout_seconds=parameters.parallel.timeout_seconds,
+    )
+    try:
+        with _folder(out, connection):
+            return _train(parameters, out, stores, connection, start, allow_change)
+    finally:
+        connection.close()
+
+
+def _train(
+    parameters: Parameters, out: Path, stores: Stores, connection: Connection, start: float, allow_change: frozenset[str]
+) -> TrainResult:
+    plugins = registry()
+    record = Record(out, parameters.trackers, parameters.dump(), active=connection.is_main)
+    error: BaseException | None = None
+    trainer: Trainer | None = None
+    try:
+        trainer = build(parameters, out, stores, connection, record, plugins)
+        trainer.run.facts["start"] = start
+        resume(trainer, allow_change)
+        if connection.is_main:
+            (out / "parameters.json").write_text(json.dumps(parameters.dump(), indent=2, ensure_ascii=False) + "\n")
+        return trainer.train()
+    except BaseException as raised:
+        error = raised
+        record.write("error", step=trainer.run.step if trainer else None, text=f"{type(raised).__name__}: {raised}")
+        raise
+    finally:
+        if trainer is not None:
+            plugins.hook.run_finished(trainer.run, error)
+        record.close()
+
+
+def build(
+    parameters: Parameters, out: Path, stores: Stores, connection: Connection, record: Record, plugins: Registry
+) -> Trainer:
+    """The trainer of a new run: weights drawn after seeding, the same on every rank."""
+    architecture: Architecture = parameters.architecture
+    objective: Objective = parameters.objective
+    share = shares(parameters.batch_size, parameters.micro_batch_size, connection.topology)[connection.rank]
+    sources = _sources(parameters, stores, connection)
+    loader = Loader(sources, [share.weight for share in parameters.data.train])
+    validation = {
+        name: RowSource(store, objective.row_layout(), sequence_length=parameters.data.sequence_length,
+                        seed=parameters.seed, store_index=len(sources) + index, shuffle=False)
+        for index, (name, store) in enumerate(stores.validation.items())
+    }  # fmt: skip
+    max_steps = resolve_steps(parameters, rows=loader.rows_of_one_epoch(), tokens=_tokens(stores), global_rows=share.global_rows)
+    dropout = float(getattr(architecture, "attention_probs_dropout_prob", 0.0))
+    backend = attention.choose(
+        parameters.attention, device=connection.device, precision=parameters.precision, dropout=dropout
+    )
+    module = build_module(parameters, stores.vocabulary)
+    attention.use(module, backend)
+    module.train()
+    engine = _engine(parameters, module, connection, share.micro_steps, share.micro_batch_size)
+    run = Run(out, parameters, architecture, objective, stores.vocabulary, engine.module, max_steps, connection)
+    batches = BatchMaker(loader, objective, stores.vocabulary, share)
+    _warm_up(engine, batches, connection, flash=backend == "flash")
+    count = sum(parameter.numel() for parameter in module.parameters())
+    tokens = sum(store.facts.tokens for store in stores.train)
+    record.say(
+        f"{connection.topology.describe()} on {connection.device.type}, {parameters.parallel.engine}, "
+        f"{parameters.precision}, attention {backend}; {count / 1e6:.1f} M parameters; {tokens:,} tokens in "
+        f"{loader.rows_of_one_epoch():,} rows of {parameters.data.sequence_length}; {share.global_rows} rows a step, "
+        f"{share.micro_steps} micro-step{'s' if share.micro_steps > 1 else ''} of {share.micro_batch_size}; {max_steps:,} steps"
+    )
+    return Trainer(
+        run, engine, batches, validation, record, plugins,
+        tokenizer_folder=stores.train[0].tokenizer_folder,
+        facts=_facts(parameters, stores, connection, plugins, max_steps, count),
+        flash=backend == "flash",
+    )  # fmt: skip
+
+
+def build_module(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
+    """The root module of `parameters`, its weights drawn from the seed alone."""
+    longest = parameters.architecture.max_sequence_length()
+    if longest is not None and parameters.data.sequence_length > longest:
+        raise UserError(f"data.sequence_length: {parameters.data.sequence_length} is more than the architecture's {longest}")
+    if parameters.objective.row_layout().kind == "packed" and parameters.architecture.isolation == "none":
+        raise UserError(
+            f"architecture {type(parameters.architecture).__name__} cannot keep documents in one row apart; "
+            'use objective.layout "stream" or "lines"'
+        )
+    torch.manual_seed(int(hash_u64(parameters.seed, "weights")) & 0x7FFF_FFFF_FFFF_FFFF)
+    return parameters.objective.build(parameters.architecture, vocabulary)
+
+
+def _engine(
+    parameters: Parameters, module: nn.Module, connection: Connection, micro_steps: int, micro_batch_size: int
+) -> Engine:
+    fused = connection.device.type in ("cpu", "cuda")
+    if parameters.parallel.engine == "deepspeed":
+        from terakoya.training.distributed_deepspeed import DeepSpeedEngine
+
+        return DeepSpeedEngine(
+            connection, module, parameters.optimizer,
+            zero_stage=parameters.parallel.zero_stage, precision=parameters.precision,
+            max_grad_norm=parameters.max_grad_norm, micro_steps=micro_steps, micro_batch_size=micro_batch_size,
+        )  # fmt: skip
+    module.to(connection.device)
+    optimizer = parameters.optimizer.build(module, fused=fused)
+    return DDPEngine(
+        connection, module, optimizer, precision=parameters.precision, max_grad_norm=parameters.max_grad_norm
+    )
+
+
+def _warm_up(engine: Engine, batches: BatchMaker, connection: Connection, *, flash: bool) -> None:
+    """One synchronised backward whose gradient is zero, before anything counts.
+
+    DDP lays its buckets out anew after its first backward, which changes the rounding of sums over three and more
+    ranks: with this every start, fresh or resumed, adds in the same order.
+    """
+    if connection.world_size == 1 or not isinstance(engine, DDPEngine):
+        return
+    engine.micro_step(
+        to_device(batches.collate(0, 1), connection.device, flash=flash),
+        lambda sums: torch.stack(list(sums.values())).sum() * 0.0,
+        last=True,
+    )
+    engine.optimizer.zero_grad()
+
+
+def resume(trainer: Trainer, allow_change: frozenset[str]) -> None:
+    """Puts `trainer` where the newest whole checkpoint of its run stands, if there is one.
+
+    Raises:
+        UserError: parameters, data or plugins are not what they were and the change was not allowed.
+    """
+    run, connection, record = trainer.run, trainer.connection, trainer.record
+    found: tuple[Path | None, list[str]] = (None, [])
+    if connection.is_main:
+        found = checkpoint.newest(run.folder / "checkpoints")
+    folder, said = connection.broadcast(found)
+    for text in said:
+        record.warn(text)
+    if folder is None:
+        return
+    manifest = checkpoint.read_manifest(folder)
+    _refuse_changes(manifest, run.parameters, trainer.facts, record, allow_change)
+    lacking = trainer.registry.check_record(manifest["plugins"])
+    if lacking.missing:
+        raise UserError(f"{folder}: " + "; ".join(lacking.missing))
+    for text in lacking.changed:
+        record.warn(text)
+    checkpoint.load(folder, trainer.engine)
+    run.step = manifest["step"]
+    run.consumed_rows = manifest["consumed_rows"]
+    run.consumed_tokens = manifest["consumed_tokens"]
+    if run.consumed_rows != run.step * trainer.share.global_rows:
+        raise UserError(
+            f"{folder}: {run.consumed_rows:,} rows were used in {run.step:,} steps; with batch_size "
+            f"{trainer.share.global_rows} it would be {run.step * trainer.share.global_rows:,}: keep the global batch"
+        )
+    trainer.restore_meters(manifest["meters"])
+    trainer.last_checkpoint, trainer.saved_step = folder, run.step
+    record.write("resume", step=run.step, folder=folder.name, world_size=run.world_size)
+    record.say(f"resumed from {folder} at step {run.step:,}")
+
+
+def _refuse_changes(
+    manifest: Mapping[str, Any],
+    parameters: Parameters,
+    facts: Mapping[str, Any],
+    record: Record,
+    allow_change: frozenset[str],
+) -> None:
+    before, now = manifest["parameters"], parameters.dump()
+    changed = differences(before, now)
+    for key in changed:
+        record.say(f"parameter {key}: was {_at(before, key)!r}, is {_at(now, key)!r}")
+    allowed = RESUME_MAY_CHANGE | allow_change
+    refused = [key for key in changed if not any(key == each or key.startswith(each + ".") for each in allowed)]
+    if refused:
+        raise UserError(
+            f"the run was started with other values of {', '.join(refused)}; start a new run, or go on with "
+            + " ".join(f"--allow-change {key}" for key in refused)
+        )
+    if "data" not in allow_change and sorted(manifest["stores"].values()) != sorted(facts["stores"].values()):
+        raise UserError("the token stores are not the ones this run was started with; go on with --allow-change data")
+
+
+def _at(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def _sources(parameters: Parameters, stores: Stores, connection: Connection) -> list[RowSource]:
+    """The training rows; rank 0 lays out packing plans first, the others find them done."""
+    layout = parameters.objective.row_layout()
+
+    def open_all() -> list[RowSource]:
+        return [
+            RowSource(store, layout, sequence_length=parameters.data.sequence_length, seed=parameters.seed, store_index=index)
+            for index, store in enumerate(stores.train)
+        ]
+
+    return open_all()
+
+
+def _tokens(stores: Stores) -> int:
+    return sum(store.facts.tokens for store in stores.train)
+
+
+def _facts(
+    parameters: Parameters, stores: Stores, connection: Connection, plugins: Registry, max_steps: int, count: int
+) -> dict[str, Any]:
+    """What the manifest says of where a checkpoint comes from."""
+    return {
+        "parameters": parameters.dump(),
+        "max_steps": max_steps,
+        "parameter_count": count,
+        "vocabulary": stores.vocabulary.model_dump(mode="json"),
+        "stores": stores.fingerprints(),
+        "plugins": plugins.record(),
+        "world": {
+            "processes": connection.world_size,
+            "nodes": connection.topology.processes(),
+            "threads": torch.get_num_threads(),
+            "device": connection.device.type,
+            "engine": parameters.parallel.engine,
+        },
+        "versions": {"terakoya": __version__, "python": platform.python_version(), **_versions()},
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+@contextlib.contextmanager
+def _folder(out: Path, connection: Connection) -> Iterator[None]:
+    """The run's folder: one file system for all nodes, proved by a nonce, and one run at a time, proved by a lock.
+
+    Raises:
+        UserError: on every rank, if either does not hold.
+    """
+    error: Exception | None = None
+    lock = None
+    nonce = connection.broadcast(os.urandom(8).hex())
+    proof = out / f".nonce-{nonce}"
+    if connection.is_main:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            lock = _lock(out / "run.lock")
+            (out / "checkpoints").mkdir(exist_ok=True)
+            proof.write_text(nonce)
+        except (OSError, UserError) as raised:
+            error = raised
+    try:
+        if connection.world_size == 1 and error:
+            raise error if isinstance(error, UserError) else UserError(f"{out}: {error}")
+        connection.together(f"opening {out}", error)
+        if not proof.exists():
+            error = UserError(f"{out} is not the folder that rank 0 sees; all nodes need one shared file system")
+        connection.together("sharing the run's folder", error)
+        if connection.is_main:
+            proof.unlink()
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock(path: Path) -> int:
+    """Takes the run's lock until the handle is closed or the process dies; the file says who holds it."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = path.read_text().strip() or "another process"
+        os.close(handle)
+        raise UserError(f"{path.parent}: is in use by {holder}; wait for it or choose another --out") from None
+    os.ftruncate(handle, 0)
+    os.write(handle, f"pid {os.getpid()} on {socket.gethostname()}".encode())
+    return handle
+
+
+def free_bytes(folder: Path) -> int:
+    """Free disk space where `folder` is or will be."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free

@@ -1,0 +1,282 @@
+"""The loop: read, not configured. One screen from a step's rows to its report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from terakoya.components import Term
+from terakoya.data.keys import hash_u64
+from terakoya.data.loader import Prefetcher
+from terakoya.data.rows import RowSource
+from terakoya.errors import UserError
+from terakoya.parameters import Parameters
+from terakoya.plugins import PluginError, Registry
+from terakoya.training import checkpoint
+from terakoya.training.batches import BatchMaker, StepBatches, to_device
+from terakoya.training.distributed import Connection, Engine
+from terakoya.training.evaluate import evaluate
+from terakoya.training.loss import Meter, total_counts, weighted
+from terakoya.training.record import Record
+from terakoya.training.run import Run, StepReport
+from terakoya.training.signals import StopRequest
+from terakoya.training.world import Share
+
+DROPOUT = "dropout"
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a call of `train` ended: steps finished, the last checkpoint, the signal that ended it early if one did."""
+
+    step: int
+    checkpoint: Path | None
+    stopped_by: str | None
+
+
+class Trainer:
+    """Everything one rank needs to take optimizer steps; set up by `setup.prepare_run`."""
+
+    def __init__(
+        self,
+        run: Run,
+        engine: Engine,
+        batches: BatchMaker,
+        validation: Mapping[str, RowSource],
+        record: Record,
+        registry: Registry,
+        *,
+        tokenizer_folder: Path,
+        facts: Mapping[str, Any],
+        flash: bool,
+    ) -> None:
+        self.run = run
+        self.engine = engine
+        self.batches = batches
+        self.validation = validation
+        self.record = record
+        self.registry = registry
+        self.tokenizer_folder = tokenizer_folder
+        self.facts = facts
+        self.flash = flash
+        self.parameters: Parameters = run.parameters
+        self.connection: Connection = run.connection
+        self.share: Share = batches.share
+        self.terms: Mapping[str, Term] = run.objective.terms()
+        self.meter = Meter(self.terms, run.device)
+        self.count_names = sorted({"tokens", *(term.count for term in self.terms.values())})
+        self.norm = torch.zeros((), device=run.device)
+        self.last_checkpoint: Path | None = None
+        self.saved_step = -1
+        self.event_error: PluginError | None = None
+        self.started = self.mark = time.perf_counter()
+        self.tokens_since_mark = 0
+
+    # ------------------------------------------------------------------------------------------------- the loop
+
+    def train(self) -> TrainResult:
+        """Steps until the run's length, a wish to stop, or an error. Returns how it ended."""
+        run, parameters = self.run, self.parameters
+        asked: str | None = None
+        self._event("run_started", run)
+        if run.step == 0 and self.validation:
+            self._validate()
+        with StopRequest() as stop, Prefetcher(self.batches, run.step) as prefetcher:
+            self.mark = time.perf_counter()
+            while run.step < run.max_steps:
+                wish = stop.signal or self._out_of_time()
+                batches = prefetcher.get()
+                counts, stopping = self._agree(batches, wish)
+                if stopping:
+                    asked = wish or "another process"
+                    break
+                report = self._step(batches, counts)
+                self._event("step_finished", run, report)
+                if self._due(parameters.checkpoint.save_steps):
+                    self._save()
+                if parameters.evaluation and self.validation and self._due(parameters.evaluation.steps):
+                    self._validate()
+        if self.saved_step != run.step:
+            self._save(last=not asked)
+        if not asked and self.validation and not (parameters.evaluation and self._due(parameters.evaluation.steps)):
+            self._validate()
+        self.record.write("finished" if not asked else "stopped", step=run.step, reason=asked)
+        return TrainResult(run.step, self.last_checkpoint, asked)
+
+    def _agree(self, batches: StepBatches, wish: str | None) -> tuple[dict[str, int], bool]:
+        """Counts first: one reduction tells every rank the step's global counts and whether anybody wants to stop.
+
+        Raises:
+            UserError: on all ranks, if an event failed on any.
+        """
+        local = total_counts(batches.real, self.count_names)
+        flags = np.array([wish is not None, self.event_error is not None], dtype=np.int64)
+        summed = self.connection.sum_counts(np.concatenate([local, flags])).tolist()
+        if summed[-1]:
+            self.connection.together("an event plugin", self.event_error)
+        return dict(zip(self.count_names, summed, strict=False)), bool(summed[-2])
+
+    def _step(self, batches: StepBatches, counts: Mapping[str, int]) -> StepReport:
+        """One optimizer step on this rank's `batches`, normalised by the global `counts`."""
+        run, parameters = self.run, self.parameters
+        for micro in range(self.share.micro_steps):
+            torch.manual_seed(self._dropout_seed(micro))
+            real = micro < len(batches.real)
+            batch = batches.real[micro] if real else batches.dummy
+            assert batch is not None
+            sums = self.engine.micro_step(
+                to_device(batch, run.device, flash=self.flash),
+                lambda sums, factor=1.0 if real else 0.0: weighted(sums, self.terms, counts) * factor,
+                last=micro == self.share.micro_steps - 1,
+            )
+            if real:
+                self.meter.add_sums(sums)
+        self.meter.add_counts(counts)
+        peak: float = parameters.optimizer.learning_rate  # type: ignore[attr-defined]
+        learning_rate = peak * parameters.schedule.factor(run.step, max_steps=run.max_steps)
+        self.norm = self.engine.step(learning_rate)
+        run.step += 1
+        run.consumed_rows += self.share.global_rows
+        run.consumed_tokens += counts["tokens"]
+        return self._report(counts["tokens"], learning_rate)
+
+    def _dropout_seed(self, micro: int) -> int:
+        """A seed of its own for each step, micro-step and rank: no generator's state needs saving."""
+        seed = hash_u64(self.parameters.seed, DROPOUT, self.run.step, micro, self.run.rank)
+        return int(seed) & 0x7FFF_FFFF_FFFF_FFFF
+
+    # --------------------------------------------------------------------------------------------- what is told
+
+    def _report(self, tokens: int, learning_rate: float) -> StepReport:
+        run = self.run
+        now = time.perf_counter()
+        self.tokens_since_mark += tokens
+        seconds = now - self.started
+        self.started = now
+        values: dict[str, float] | None = None
+        if run.step == 1 or run.step == run.max_steps or self._due(self.parameters.logging_steps):
+            values = self.meter.take(self.connection.sum_on_device(self.meter.sums))
+            values |= {"grad_norm": float(self.norm), "learning_rate": learning_rate}
+            elapsed = time.perf_counter() - self.mark
+            values["tokens_per_second"] = self.tokens_since_mark / max(elapsed, 1e-9)
+            self.record.write("step", step=run.step, tokens=run.consumed_tokens, **values)
+            self.record.track(run.step, {f"train/{name}": value for name, value in values.items()})
+            self._refuse_nonfinite(values)
+            self._live_line(values)
+            self.mark, self.tokens_since_mark = time.perf_counter(), 0
+        return StepReport(run.step, tokens, learning_rate, seconds, values)
+
+    def _refuse_nonfinite(self, values: Mapping[str, float]) -> None:
+        """Ends the run, on every rank alike, when the loss or the gradient is no number; weights were not touched."""
+        bad = [name for name in ("loss", "grad_norm") if not np.isfinite(values[name])]
+        if bad:
+            raise UserError(
+                f"step {self.run.step}: {' and '.join(bad)} not finite ({values}); such steps leave the weights as they "
+                f"were, and no checkpoint was written since. Lower optimizer.learning_rate or look at the data of rows "
+                f"{self.run.consumed_rows - self.share.global_rows} to {self.run.consumed_rows}"
+            )
+
+    def _live_line(self, values: Mapping[str, float]) -> None:
+        run = self.run
+        left = run.max_steps - run.step
+        per_step = (time.perf_counter() - self.mark) / max(1, min(self.parameters.logging_steps, run.step))
+        save = self.parameters.checkpoint.save_steps
+        next_save = min(run.max_steps, (run.step // save + 1) * save)
+        self.record.progress(
+            f"step {run.step:,}/{run.max_steps:,}  loss {values['loss']:.4f}  "
+            f"{values['tokens_per_second']:,.0f} tokens/s  learning rate {values['learning_rate']:.2e}  "
+            f"left {_duration(left * per_step)}  next save at {next_save:,}",
+            last=run.step == run.max_steps,
+        )
+
+    # ------------------------------------------------------------------------------------ now and then
+
+    def _validate(self) -> None:
+        """Validates on every validation store and writes the means down."""
+        parameters, run = self.parameters, self.run
+        paused = time.perf_counter()
+        batches = parameters.evaluation.batches if parameters.evaluation else 50
+        for name, source in self.validation.items():
+            values = evaluate(
+                self.engine, self.connection, source, run.objective, run.vocabulary, self.share,
+                batches=batches, flash=self.flash,
+            )  # fmt: skip
+            self.record.write("validation", step=run.step, store=name, tokens=run.consumed_tokens, **values)
+            self.record.track(run.step, {f"validation/{Path(name).name}/{key}": value for key, value in values.items()})
+            shown = "  ".join(f"{key} {value:.4f}" for key, value in values.items())
+            self.record.say(f"step {run.step:,}  validation on {name}: {shown}")
+        added = self._event("evaluate", run)
+        if added:
+            self.record.write("validation", step=run.step, store=None, tokens=run.consumed_tokens, **added)
+            self.record.track(run.step, {f"validation/{key}": value for key, value in added.items()})
+        self.mark += time.perf_counter() - paused
+
+    def _save(self, *, last: bool = False) -> None:
+        """Writes the checkpoint of this step; a step that is no number is never saved."""
+        run, kept = self.run, self.parameters.checkpoint
+        paused = time.perf_counter()
+        if not torch.isfinite(self.norm):
+            self._refuse_nonfinite({"loss": float("nan"), "grad_norm": float(self.norm)})
+        with_model = kept.model == "every" or (kept.model == "last" and last) or kept.model is None
+        self.last_checkpoint = checkpoint.save(
+            run.folder / "checkpoints",
+            run.step,
+            self.connection,
+            self.engine,
+            facts={
+                **self.facts,
+                "consumed_rows": run.consumed_rows,
+                "consumed_tokens": run.consumed_tokens,
+                "meters": self.connection.gather(self._meter_state()),
+            },
+            write_model=self._write_model if with_model else None,
+            tokenizer_folder=self.tokenizer_folder,
+            keep=kept.keep,
+        )
+        self.saved_step = run.step
+        self.record.write("checkpoint", step=run.step, folder=self.last_checkpoint.name)
+        self._event("checkpoint_saved", run, self.last_checkpoint)
+        self.mark += time.perf_counter() - paused
+
+    def _write_model(self, folder: Path) -> None:
+        for name, model in self.run.objective.exports(self.engine.module).items():
+            model.save_pretrained(folder / name)
+
+    def _meter_state(self) -> dict[str, Any]:
+        return {"sums": self.meter.sums.tolist(), "counts": self.meter.counts, "seen": sorted(self.meter.seen)}
+
+    def restore_meters(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Goes on averaging where the checkpoint stood: each rank its own, or rank 0 all in another world."""
+        mine = [states[self.run.rank]] if len(states) == self.run.world_size else list(states) * (self.run.rank == 0)
+        for state in mine:
+            self.meter.sums += torch.tensor(state["sums"], dtype=torch.float64, device=self.run.device)
+        self.meter.seen.update(*(state["seen"] for state in states))
+        self.meter.counts = dict(states[0]["counts"])
+
+    def _due(self, every: int) -> bool:
+        return self.run.step % every == 0
+
+    def _out_of_time(self) -> str | None:
+        limit = self.parameters.max_minutes
+        over = limit is not None and time.perf_counter() - self.run.facts["start"] > 60 * limit
+        return f"max_minutes {limit}" if over else None
+
+    def _event(self, name: str, *arguments: Any) -> Any:
+        """Calls an event; what a plugin raises is kept and told to all ranks before the next step."""
+        try:
+            return getattr(self.registry.hook, name)(*arguments)
+        except PluginError as error:
+            self.event_error = error
+            return None
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"

@@ -1,0 +1,150 @@
+"""Which processes take part in a run: what the launcher's variables say, and what came up.
+
+Any launcher works that sets the variables of torchrun, of `accelerate launch` or of srun. The world that came up is
+compared with what was asked for before anything else happens: a launcher that silently starts independent processes
+is the commonest way to train the wrong thing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from terakoya.errors import UserError
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What the environment says of this process, before any connection."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    node_rank: int
+    launcher: str | None
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] = os.environ, *, node_rank: int | None = None) -> Launched:
+        """From torchrun's or srun's variables; a process of its own without them.
+
+        The node rank is `node_rank` (`--node-rank`), else GROUP_RANK, else SLURM_NODEID, else 0.
+
+        Raises:
+            UserError: a variable is missing beside others or is no number.
+        """
+
+        def number(name: str, default: int | None = None) -> int:
+            if name not in environment:
+                if default is None:
+                    raise UserError(f"launcher: {name} is not set although RANK is; start with torchrun, srun or accelerate")
+                return default
+            try:
+                return int(environment[name])
+            except ValueError:
+                raise UserError(f'launcher: {name} should be a number, got "{environment[name]}"') from None
+
+        node = node_rank if node_rank is not None else number("GROUP_RANK", number("SLURM_NODEID", 0))
+        if "RANK" in environment:
+            return cls(number("RANK"), number("WORLD_SIZE"), number("LOCAL_RANK"), node, "torchrun")
+        if int(environment.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in environment:
+            return cls(number("SLURM_PROCID"), number("SLURM_NTASKS"), number("SLURM_LOCALID"), node, "srun")
+        return cls(0, 1, 0, node, None)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process as it reported itself after connecting."""
+
+    rank: int
+    node_rank: int
+    local_rank: int
+    host: str
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Where each rank runs and how many processes each node has."""
+
+    places: tuple[Place, ...]
+
+    def processes(self) -> dict[int, int]:
+        """Node rank -> number of processes on it."""
+        return dict(sorted(Counter(place.node_rank for place in self.places).items()))
+
+    def index_on_node(self, rank: int) -> int:
+        """The position of `rank` among the processes of its node, by rank."""
+        node = self.places[rank].node_rank
+        return sum(place.node_rank == node for place in self.places[:rank])
+
+    def describe(self) -> str:
+        """For example `3 processes on 2 nodes (2 on a01, 1 on a02)`."""
+        nodes = self.processes()
+        if len(nodes) == 1:
+            return f"{len(self.places)} process{'es' if len(self.places) > 1 else ''} on {self.places[0].host}"
+        hosts = {place.node_rank: place.host for place in self.places}
+        each = ", ".join(f"{count} on {hosts[node]}" for node, count in nodes.items())
+        return f"{len(self.places)} processes on {len(nodes)} nodes ({each})"
+
+
+@dataclass(frozen=True)
+class Share:
+    """The rows of each global batch that one rank takes.
+
+    Attributes:
+        start, stop: its rows, counted within the global batch.
+        micro_batch_size: rows a micro-step.
+        micro_steps: micro-steps of each optimizer step, the same on every rank.
+        global_rows: rows of the global batch.
+    """
+
+    start: int
+    stop: int
+    micro_batch_size: int
+    micro_steps: int
+    global_rows: int
+
+
+def node_rows(batch_size: Mapping[str, int], topology: Topology) -> list[int]:
+    """Rows of each node, by node rank, checked against the world that came up.
+
+    Raises:
+        UserError: the table does not fit the world; the message holds a table that would.
+    """
+    nodes = topology.processes()
+    if list(nodes) != list(range(len(nodes))):
+        raise UserError(f"node ranks should be 0 to {len(nodes) - 1}, got {list(nodes)}; give each node its --node-rank")
+    total = sum(batch_size.values())
+    entries = 1 if "-1" in batch_size else len(batch_size)
+    if entries != len(nodes):
+        share, rest = divmod(total, len(nodes))
+        fitting = {str(node): share + (node < rest) for node in nodes} if len(nodes) > 1 else {"-1": total}
+        shown = ", ".join(f'"{node}": {rows}' for node, rows in fitting.items())
+        raise UserError(
+            f"batch_size: the table is for {entries} node{'s' if entries > 1 else ''}, "
+            f"but there are {topology.describe()}; a table that keeps the global batch of {total}: {{{shown}}}"
+        )
+    return [total] if entries == 1 else [batch_size[str(node)] for node in nodes]
+
+
+def split(rows: int, parts: int, part: int) -> tuple[int, int]:
+    """The `part`-th of `parts` nearly equal pieces of `range(rows)`, larger ones first: 100 over 3 -> 34, 33, 33."""
+    size, rest = divmod(rows, parts)
+    start = part * size + min(part, rest)
+    return start, start + size + (part < rest)
+
+
+def shares(batch_size: Mapping[str, int], micro_batch_size: int | None, topology: Topology) -> Sequence[Share]:
+    """Every rank's share of the global batch, by rank: nodes by the table, a node's processes nearly equally."""
+    rows = node_rows(batch_size, topology)
+    processes = topology.processes()
+    spans = []
+    for place in topology.places:
+        first = sum(rows[: place.node_rank])
+        start, stop = split(rows[place.node_rank], processes[place.node_rank], topology.index_on_node(place.rank))
+        spans.append((first + start, first + stop))
+    largest = max(stop - start for start, stop in spans)
+    micro = min(micro_batch_size or largest, largest)
+    steps = -(-largest // micro)
+    return [Share(start, stop, micro, steps, sum(rows)) for start, stop in spans]
