@@ -1,0 +1,181 @@
+"""Masking for masked language models (Devlin et al., 2018), by whole words or tokens: a pure function of rows and keys.
+
+The budget rule: in each row the words are put in the order of their draws; going through them, a word is taken if the
+row's budget still holds it and skipped if it would overshoot, until the budget is spent or the words are.
+
+Letters: B rows, T tokens of a row, W words of all rows, C candidates of a row, K slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from terakoya.data.keys import below, chance, draws, numbers, streams
+from terakoya.data.vocab import Vocabulary
+from terakoya.errors import UserError
+
+IGNORED = -100
+"""The label of a slot that is not used: what torch's cross entropy ignores."""
+_POSITION_BITS = 20
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A masked batch.
+
+    Attributes:
+        input_ids: (B, T) int64, the tokens with replacements.
+        positions: (K,) int64, indices into the flattened (B * T) batch, ascending; 0 in unused slots, which come last.
+        labels: (K,) int64, the original tokens there; -100 in unused slots.
+        count: used slots.
+    """
+
+    input_ids: np.ndarray
+    positions: np.ndarray
+    labels: np.ndarray
+    count: int
+
+
+def mask(
+    tokens: np.ndarray,
+    word_starts: np.ndarray | None,
+    maskable: np.ndarray,
+    keys: np.ndarray,
+    *,
+    probability: float,
+    vocabulary: Vocabulary,
+    budgeted: bool = True,
+    replace: tuple[float, float] = (0.8, 0.1),
+    per_word: bool = False,
+) -> Masked:
+    """Masks `tokens` (B, T) by the rows' `keys` (B,) uint64.
+
+    Only tokens where `maskable` (B, T) is True can be chosen. A word starts where `word_starts` (B, T) says so, and
+    where the left neighbour is not maskable; without `word_starts` every token is a word.
+
+    `budgeted`: each row's budget is round(probability x maskable tokens), halves up and at least 1; K is
+    B x round(probability x T). A row whose every word is longer than its budget has nothing masked. Otherwise each
+    word is chosen with `probability` by itself, and K grows beyond that where a batch needs it.
+
+    `replace`: of the chosen tokens, the shares that become [MASK] and a random ordinary token; the rest stay as they
+    are. Decided for each token, or with `per_word` for each word.
+
+    Raises UserError if the vocabulary has no [MASK] or, with random replacements, no ordinary token.
+    """
+    if vocabulary.mask is None:
+        raise UserError("masking: expected a vocabulary with a mask token, got none; use a tokenizer that has [MASK]")
+    if replace[1] > 0 and not len(vocabulary.ordinary):
+        raise UserError("masking: random replacements need ordinary tokens, got a vocabulary of special ones only")
+    batch, width = tokens.shape
+    assert width <= 1 << _POSITION_BITS, "positions of a row share a sort key with its draws"
+    starts, lengths = words(word_starts, maskable)
+    choose = _within_budget if budgeted else _independently
+    chosen = choose(starts, lengths, maskable, keys, probability)
+    lengths = lengths[chosen]
+    owners = np.repeat(starts[chosen], lengths)
+    positions = np.arange(len(owners)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + owners
+
+    input_ids = tokens.astype(np.int64)
+    flat = input_ids.reshape(-1)
+    slots = max(batch * max(1, _round(probability * width)), len(positions))
+    padded, labels = np.zeros(slots, np.int64), np.full(slots, IGNORED, np.int64)
+    padded[: len(positions)] = positions
+    labels[: len(positions)] = flat[positions]
+
+    row, column = np.divmod(positions, width)
+    decided_at = owners - row * width if per_word else column
+    decision = numbers(streams(keys, "mask replace")[row], decided_at)
+    becomes_mask = chance(decision, replace[0])
+    becomes_random = chance(decision, sum(replace)) & ~becomes_mask
+    flat[positions[becomes_mask]] = vocabulary.mask
+    if becomes_random.any():
+        fresh = draws(keys[row[becomes_random]], "mask random", column[becomes_random])
+        flat[positions[becomes_random]] = vocabulary.ordinary[below(fresh, len(vocabulary.ordinary))]
+    return Masked(input_ids, padded, labels, len(positions))
+
+
+def words(word_starts: np.ndarray | None, maskable: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where words start in the flattened batch, and their tokens: (W,) int64 each, of (B, T) arrays of bool.
+
+    Every maskable token is in exactly one word.
+    """
+    places = np.flatnonzero(maskable)
+    if word_starts is None:
+        return places, np.ones(len(places), np.int64)
+    begins = word_starts.copy()
+    begins[:, 0] = True
+    begins[:, 1:] |= ~maskable[:, :-1]
+    ranks = np.flatnonzero(begins.reshape(-1)[places])
+    return places[ranks], np.diff(ranks, append=len(places))
+
+
+def _independently(
+    starts: np.ndarray, lengths: np.ndarray, maskable: np.ndarray, keys: np.ndarray, probability: float
+) -> np.ndarray:
+    """The chosen words (n,), ascending: each with `probability`."""
+    row, column = np.divmod(starts, maskable.shape[1])
+    return np.flatnonzero(chance(numbers(streams(keys, "mask")[row], column), probability))
+
+
+def _within_budget(
+    starts: np.ndarray, lengths: np.ndarray, maskable: np.ndarray, keys: np.ndarray, probability: float
+) -> np.ndarray:
+    """The chosen words (n,), ascending, by the budget rule.
+
+    The words with the smallest draws usually fill the budget, so only those are sorted; rows they do not fill are
+    done again with all of their words. Both ways choose the same words.
+    """
+    row, column = np.divmod(starts, maskable.shape[1])
+    drawn = numbers(streams(keys, "mask")[row], column)
+    budgets = np.maximum(1, _round(probability * np.count_nonzero(maskable, axis=1)))
+    early = np.flatnonzero(chance(drawn, 1.5 * probability))
+    chosen, unfilled = _greedy(row[early], column[early], drawn[early], lengths[early], budgets)
+    chosen = early[chosen]
+    if unfilled.any() and len(early) < len(starts):
+        chosen = chosen[~unfilled[row[chosen]]]
+        again = np.flatnonzero(unfilled[row])
+        more, _ = _greedy(row[again], column[again], drawn[again], lengths[again], budgets)
+        chosen = np.concatenate([chosen, again[more]])
+    chosen.sort()
+    return chosen
+
+
+def _greedy(
+    row: np.ndarray, column: np.ndarray, drawn: np.ndarray, lengths: np.ndarray, budgets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The words (n,) that the budget rule takes from words in row order, and the rows (B,) bool left unfilled.
+
+    Words are ordered by the upper bits of their draws, then by column.
+    """
+    counts = np.bincount(row, minlength=len(budgets))
+    first = np.cumsum(counts) - counts
+    width = int(counts.max(initial=0))
+    number = np.arange(len(row)) - first[row]
+    order_keys = np.full((len(budgets), width), ~np.uint64(0))
+    low = np.uint64((1 << _POSITION_BITS) - 1)
+    order_keys[row, number] = drawn & ~low | number.astype(np.uint64)
+    order_keys.sort(axis=1)
+    index = (order_keys & low).astype(np.int64) + first[:, None]
+    exists = np.arange(width) < counts[:, None]
+    index[~exists] = 0
+    sizes = np.where(exists, lengths[index] if len(lengths) else 0, 1 << 32)  # (B, C): what is not there fits nowhere
+    total = np.cumsum(sizes, axis=1)
+    taken = total <= budgets[:, None]
+    left = budgets - np.sum(sizes, axis=1, where=taken)
+    behind = np.arange(len(budgets))
+    while len(behind):  # after the first word that overshot: the next that fits, one a row and turn
+        fits = (sizes[behind] <= left[behind, None]) & ~taken[behind]
+        found = fits.any(axis=1)
+        behind, at = behind[found], fits.argmax(axis=1)[found]
+        taken[behind, at] = True
+        left[behind] -= sizes[behind, at]
+        behind = behind[left[behind] > 0]
+    return index[taken], left > 0
+
+
+def _round(number: float | np.ndarray) -> np.ndarray | int:
+    """To the nearest integer, halves up."""
+    rounded = np.floor(np.asarray(number) + 0.5).astype(np.int64)
+    return rounded if rounded.ndim else int(rounded)
