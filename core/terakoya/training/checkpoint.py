@@ -137,7 +137,10 @@ def _commit(staging: Path, final: Path, facts: Mapping[str, Any]) -> None:
     files = {}
     for path in sorted(staging.rglob("*")):
         if path.is_file():
-            files[path.relative_to(staging).as_posix()] = {"size": path.stat().st_size, "sha256": _sha256(path, sync=True)}
+            files[path.relative_to(staging).as_posix()] = {
+                "size": path.stat().st_size,
+                "sha256": _sha256(path, sync=True),
+            }
     manifest = staging / "manifest.json"
     manifest.write_text(json.dumps({**facts, "files": files}, indent=1, ensure_ascii=False), encoding="utf-8")
     _sha256(manifest, sync=True)

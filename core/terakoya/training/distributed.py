@@ -86,7 +86,9 @@ class Connection:
             if text is not None
         ]
         if failed:
-            raise UserError(f"{action} failed on {len(failed)} of {self.world_size} processes; " + "; ".join(failed)) from error
+            raise UserError(
+                f"{action} failed on {len(failed)} of {self.world_size} processes; " + "; ".join(failed)
+            ) from error
 
     def close(self) -> None:
         """Leaves the process group."""
@@ -123,7 +125,9 @@ def connect(launched: Launched, *, deepspeed: bool = False, timeout_seconds: int
     me = Place(launched.rank, launched.node_rank, launched.local_rank, socket.gethostname())
     if launched.world_size == 1 and not dist.is_initialized():
         return Connection(0, 1, accelerator.device, Topology((me,)), None, accelerator)
-    control = dist.group.WORLD if not cuda else dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+    control = (
+        dist.group.WORLD if not cuda else dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
+    )
     places: list[Any] = [None] * launched.world_size
     dist.all_gather_object(places, me, group=control)
     return Connection(

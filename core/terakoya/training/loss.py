@@ -17,9 +17,11 @@ from terakoya.components import Batch, Term
 
 def total_counts(batches: Sequence[Batch], names: Sequence[str]) -> np.ndarray:
     """The sum of each count in `names` over this rank's micro-batches, (n,) int64."""
-    return np.array([[batch.counts[name] for name in names] for batch in batches], dtype=np.int64).reshape(
-        len(batches), len(names)
-    ).sum(axis=0)
+    return (
+        np.array([[batch.counts[name] for name in names] for batch in batches], dtype=np.int64)
+        .reshape(len(batches), len(names))
+        .sum(axis=0)
+    )
 
 
 def weighted(sums: Mapping[str, Tensor], terms: Mapping[str, Term], counts: Mapping[str, int]) -> Tensor:

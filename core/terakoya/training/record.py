@@ -24,7 +24,9 @@ QUEUE_LENGTH = 10_000
 class Record:
     """The record of a run, kept by rank 0; on other ranks every call does nothing."""
 
-    def __init__(self, folder: Path, trackers: Sequence[Tracker], parameters: Mapping[str, Any], *, active: bool) -> None:
+    def __init__(
+        self, folder: Path, trackers: Sequence[Tracker], parameters: Mapping[str, Any], *, active: bool
+    ) -> None:
         self.active = active
         self.console = Console(stderr=True, quiet=not active, highlight=False)
         self.file: IO[str] | None = None
@@ -115,6 +117,8 @@ class _Queued:
                 opened.log(*item)
             opened.close()
         except Exception as error:  # noqa: BLE001 - whatever a tracker raises, training goes on
-            log.warning("tracker %s: %s: %s; it is off for the rest of this run", self.name, type(error).__name__, error)
+            log.warning(
+                "tracker %s: %s: %s; it is off for the rest of this run", self.name, type(error).__name__, error
+            )
             while self.queue.get() is not None:
                 self.dropped += 1

@@ -60,7 +60,9 @@ class Stores:
         first = train[0]
         for store in [*train[1:], *validation.values()]:
             if store.facts.vocabulary != first.facts.vocabulary:
-                raise UserError(f"{store.folder}: was made with another tokenizer than {first.folder}; prepare it with the same")
+                raise UserError(
+                    f"{store.folder}: was made with another tokenizer than {first.folder}; prepare it with the same"
+                )
         return cls(train, validation, first.facts.vocabulary)
 
     def fingerprints(self) -> dict[str, str]:
@@ -99,7 +101,12 @@ def train_here(
 
 
 def _train(
-    parameters: Parameters, out: Path, stores: Stores, connection: Connection, start: float, allow_change: frozenset[str]
+    parameters: Parameters,
+    out: Path,
+    stores: Stores,
+    connection: Connection,
+    start: float,
+    allow_change: frozenset[str],
 ) -> TrainResult:
     plugins = registry()
     record = Record(out, parameters.trackers, parameters.dump(), active=connection.is_main)
@@ -129,14 +136,21 @@ def build(
     architecture: Architecture = parameters.architecture
     objective: Objective = parameters.objective
     share = shares(parameters.batch_size, parameters.micro_batch_size, connection.topology)[connection.rank]
-    sources = _sources(parameters, stores, connection)
+    layout, length = objective.row_layout(), parameters.data.sequence_length
+    sources = [
+        RowSource(store, layout, sequence_length=length, seed=parameters.seed, store_index=index)
+        for index, store in enumerate(stores.train)
+    ]
     loader = Loader(sources, [share.weight for share in parameters.data.train])
     validation = {
-        name: RowSource(store, objective.row_layout(), sequence_length=parameters.data.sequence_length,
-                        seed=parameters.seed, store_index=len(sources) + index, shuffle=False)
+        name: RowSource(
+            store, layout, sequence_length=length, seed=parameters.seed, store_index=len(sources) + index, shuffle=False
+        )
         for index, (name, store) in enumerate(stores.validation.items())
-    }  # fmt: skip
-    max_steps = resolve_steps(parameters, rows=loader.rows_of_one_epoch(), tokens=_tokens(stores), global_rows=share.global_rows)
+    }
+    max_steps = resolve_steps(
+        parameters, rows=loader.rows_of_one_epoch(), tokens=_tokens(stores), global_rows=share.global_rows
+    )
     dropout = float(getattr(architecture, "attention_probs_dropout_prob", 0.0))
     backend = attention.choose(
         parameters.attention, device=connection.device, precision=parameters.precision, dropout=dropout
@@ -154,7 +168,8 @@ def build(
         f"{connection.topology.describe()} on {connection.device.type}, {parameters.parallel.engine}, "
         f"{parameters.precision}, attention {backend}; {count / 1e6:.1f} M parameters; {tokens:,} tokens in "
         f"{loader.rows_of_one_epoch():,} rows of {parameters.data.sequence_length}; {share.global_rows} rows a step, "
-        f"{share.micro_steps} micro-step{'s' if share.micro_steps > 1 else ''} of {share.micro_batch_size}; {max_steps:,} steps"
+        f"{share.micro_steps} micro-step{'s' if share.micro_steps > 1 else ''} of {share.micro_batch_size}; "
+        f"{max_steps:,} steps"
     )
     return Trainer(
         run, engine, batches, validation, record, plugins,
@@ -168,7 +183,9 @@ def build_module(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
     """The root module of `parameters`, its weights drawn from the seed alone."""
     longest = parameters.architecture.max_sequence_length()
     if longest is not None and parameters.data.sequence_length > longest:
-        raise UserError(f"data.sequence_length: {parameters.data.sequence_length} is more than the architecture's {longest}")
+        raise UserError(
+            f"data.sequence_length: {parameters.data.sequence_length} is more than the architecture's {longest}"
+        )
     if parameters.objective.row_layout().kind == "packed" and parameters.architecture.isolation == "none":
         raise UserError(
             f"architecture {type(parameters.architecture).__name__} cannot keep documents in one row apart; "
@@ -276,19 +293,6 @@ def _at(tree: Any, key: str) -> Any:
     for part in key.split("."):
         tree = tree.get(part) if isinstance(tree, Mapping) else None
     return tree
-
-
-def _sources(parameters: Parameters, stores: Stores, connection: Connection) -> list[RowSource]:
-    """The training rows; rank 0 lays out packing plans first, the others find them done."""
-    layout = parameters.objective.row_layout()
-
-    def open_all() -> list[RowSource]:
-        return [
-            RowSource(store, layout, sequence_length=parameters.data.sequence_length, seed=parameters.seed, store_index=index)
-            for index, store in enumerate(stores.train)
-        ]
-
-    return open_all()
 
 
 def _tokens(stores: Stores) -> int:

@@ -72,6 +72,7 @@ class Trainer:
         self.meter = Meter(self.terms, run.device)
         self.count_names = sorted({"tokens", *(term.count for term in self.terms.values())})
         self.norm = torch.zeros((), device=run.device)
+        self.bad_steps = torch.zeros((), dtype=torch.int64, device=run.device)
         self.last_checkpoint: Path | None = None
         self.saved_step = -1
         self.event_error: PluginError | None = None
@@ -109,6 +110,12 @@ class Trainer:
         self.record.write("finished" if not asked else "stopped", step=run.step, reason=asked)
         return TrainResult(run.step, self.last_checkpoint, asked)
 
+    def one_step(self) -> StepReport:
+        """The next step alone, as a trial."""
+        batches = self.batches(self.run.step)
+        counts, _ = self._agree(batches, None)
+        return self._step(batches, counts)
+
     def _agree(self, batches: StepBatches, wish: str | None) -> tuple[dict[str, int], bool]:
         """Counts first: one reduction tells every rank the step's global counts and whether anybody wants to stop.
 
@@ -141,6 +148,7 @@ class Trainer:
         peak: float = parameters.optimizer.learning_rate  # type: ignore[attr-defined]
         learning_rate = peak * parameters.schedule.factor(run.step, max_steps=run.max_steps)
         self.norm = self.engine.step(learning_rate)
+        self.bad_steps += ~torch.isfinite(self.norm)
         run.step += 1
         run.consumed_rows += self.share.global_rows
         run.consumed_tokens += counts["tokens"]
@@ -167,19 +175,21 @@ class Trainer:
             values["tokens_per_second"] = self.tokens_since_mark / max(elapsed, 1e-9)
             self.record.write("step", step=run.step, tokens=run.consumed_tokens, **values)
             self.record.track(run.step, {f"train/{name}": value for name, value in values.items()})
-            self._refuse_nonfinite(values)
+            self._refuse_nonfinite()
             self._live_line(values)
             self.mark, self.tokens_since_mark = time.perf_counter(), 0
         return StepReport(run.step, tokens, learning_rate, seconds, values)
 
-    def _refuse_nonfinite(self, values: Mapping[str, float]) -> None:
-        """Ends the run, on every rank alike, when the loss or the gradient is no number; weights were not touched."""
-        bad = [name for name in ("loss", "grad_norm") if not np.isfinite(values[name])]
+    def _refuse_nonfinite(self) -> None:
+        """Ends the run, on every rank alike, when a gradient was no number: looked at before anything is kept."""
+        bad = int(self.bad_steps)
         if bad:
+            run = self.run
             raise UserError(
-                f"step {self.run.step}: {' and '.join(bad)} not finite ({values}); such steps leave the weights as they "
-                f"were, and no checkpoint was written since. Lower optimizer.learning_rate or look at the data of rows "
-                f"{self.run.consumed_rows - self.share.global_rows} to {self.run.consumed_rows}"
+                f"step {run.step}: gradients were not finite in {bad} step(s) since the last look; such steps leave "
+                f"weights and moments as they were, and no checkpoint was written since. Lower "
+                f"optimizer.learning_rate, or look at rows {run.consumed_rows - self.share.global_rows:,} to "
+                f"{run.consumed_rows:,} of the training order"
             )
 
     def _live_line(self, values: Mapping[str, float]) -> None:
@@ -221,8 +231,7 @@ class Trainer:
         """Writes the checkpoint of this step; a step that is no number is never saved."""
         run, kept = self.run, self.parameters.checkpoint
         paused = time.perf_counter()
-        if not torch.isfinite(self.norm):
-            self._refuse_nonfinite({"loss": float("nan"), "grad_norm": float(self.norm)})
+        self._refuse_nonfinite()
         with_model = kept.model == "every" or (kept.model == "last" and last) or kept.model is None
         self.last_checkpoint = checkpoint.save(
             run.folder / "checkpoints",

@@ -38,7 +38,9 @@ class Launched:
         def number(name: str, default: int | None = None) -> int:
             if name not in environment:
                 if default is None:
-                    raise UserError(f"launcher: {name} is not set although RANK is; start with torchrun, srun or accelerate")
+                    raise UserError(
+                        f"launcher: {name} is not set although RANK is; start with torchrun, srun or accelerate"
+                    )
                 return default
             try:
                 return int(environment[name])
@@ -114,7 +116,9 @@ def node_rows(batch_size: Mapping[str, int], topology: Topology) -> list[int]:
     """
     nodes = topology.processes()
     if list(nodes) != list(range(len(nodes))):
-        raise UserError(f"node ranks should be 0 to {len(nodes) - 1}, got {list(nodes)}; give each node its --node-rank")
+        raise UserError(
+            f"node ranks should be 0 to {len(nodes) - 1}, got {list(nodes)}; give each node its --node-rank"
+        )
     total = sum(batch_size.values())
     entries = 1 if "-1" in batch_size else len(batch_size)
     if entries != len(nodes):

@@ -1,0 +1,67 @@
+"""`train --dry-run`: everything that could stop a run, tried in a minute; nothing is written."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from terakoya.errors import UserError
+from terakoya.parameters import Parameters
+from terakoya.plugins import registry
+from terakoya.training.distributed import connect
+from terakoya.training.record import Record
+from terakoya.training.setup import Stores, build, free_bytes
+from terakoya.training.world import Launched
+
+BYTES_PER_PARAMETER = 4 * 3 + 4
+"""fp32 weights and two moments in `state/`, fp32 weights in `model/`."""
+
+
+def dry_run(
+    parameters: Parameters, out: Path, *, node_rank: int | None = None, expected_processes: int | None = None
+) -> None:
+    """Opens the stores, checks the world against the batch table and the disk against the checkpoints, takes one step.
+
+    Raises:
+        UserError: what would stop the run.
+    """
+    launched = Launched.read(node_rank=node_rank)
+    if expected_processes is not None and launched.launcher and launched.world_size != expected_processes:
+        raise UserError(f"--processes {expected_processes}, but {launched.launcher} started {launched.world_size}")
+    console = Console(stderr=True, highlight=False, quiet=launched.rank != 0)
+    stores = Stores.open(parameters)
+    for store in [*stores.train, *stores.validation.values()]:
+        facts = store.facts
+        console.print(f"store {store.folder}: {facts.documents:,} documents, {facts.tokens:,} tokens", soft_wrap=True)
+    connection = connect(
+        launched,
+        deepspeed=parameters.parallel.engine == "deepspeed",
+        timeout_seconds=parameters.parallel.timeout_seconds,
+    )
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            record = Record(Path(scratch), (), {}, active=connection.is_main)
+            trainer = build(parameters, out, stores, connection, record, registry())
+            need = trainer.facts["parameter_count"] * BYTES_PER_PARAMETER * (parameters.checkpoint.keep + 1)
+            free = free_bytes(out)
+            console.print(
+                f"disk: {parameters.checkpoint.keep} checkpoints and one being written need "
+                f"{need / 1e9:.2f} GB, {free / 1e9:.2f} GB are free",
+                soft_wrap=True,
+            )
+            if need > free:
+                raise UserError(f"{out}: needs {need / 1e9:.2f} GB, {free / 1e9:.2f} GB are free; see checkpoint.keep")
+            start = time.perf_counter()
+            report = trainer.one_step()
+            values = report.values or {}
+            console.print(
+                f"one step: loss {values['loss']:.4f}, gradient norm {values['grad_norm']:.3f}, {report.tokens:,} tokens "
+                f"in {time.perf_counter() - start:.1f} s; nothing was written",
+                soft_wrap=True,
+            )
+            record.close()
+    finally:
+        connection.close()
