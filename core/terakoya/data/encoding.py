@@ -1,0 +1,141 @@
+"""One task of `prepare`: a block of the corpus becomes a part, in whichever process has time for it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from terakoya.components import Encoded, Tokenizer
+from terakoya.data.corpus import EXCERPT_CHARACTERS, Block, Corpus, Document, Reason, Reject
+from terakoya.data.parts import PartBuilder, PartFacts
+from terakoya.data.store import Unit
+from terakoya.errors import UserError
+
+BATCH_CHARACTERS = 1 << 20
+BATCH_DOCUMENTS = 4096
+
+
+def source_name(block: Block) -> str:
+    """What a part says it was made from."""
+    return f"{block.file.name}:{block.start}-{block.stop}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every process needs to know to encode blocks.
+
+    Attributes:
+        tokenizer: the component, pickled, so that a process can load plugins before it is unpickled.
+        parts: the folder that parts are written to.
+    """
+
+    corpus: Corpus
+    tokenizer: bytes
+    tokenizer_folder: Path
+    parts: Path
+    unit: Unit
+    append_eos: bool
+
+
+class BlockEncoder:
+    """Encodes blocks into parts with one tokenizer; belongs to one process."""
+
+    def __init__(self, task: Task) -> None:
+        tokenizer: Tokenizer = pickle.loads(task.tokenizer)
+        self._task = task
+        self._quarantines_specials = tokenizer.special_tokens_in_text == "reject"
+        self.encoder = tokenizer.encoder(task.tokenizer_folder)
+        vocabulary = self.encoder.vocabulary
+        if task.append_eos and vocabulary.eos is None:
+            raise UserError(
+                f"{task.tokenizer_folder}: --append-eos: expected a tokenizer with an end-of-sequence token, this one "
+                "has none; leave the option out: rows separate documents by the index anyway"
+            )
+        self.eos = vocabulary.eos if task.append_eos else None
+
+    def encode(self, number: int, block: Block) -> PartFacts:
+        """Writes part `number` from `block`. Raises UserError for ids that the vocabulary does not have."""
+        builder = PartBuilder(self.encoder.vocabulary, self._task.unit, self.eos)
+        batch: list[Document] = []
+        characters = 0
+        for item in self._task.corpus.read(block):
+            if isinstance(item, Reject):
+                self._add(builder, batch)  # first, so that rejects stay in the order of the file
+                batch, characters = [], 0
+                builder.reject(item)
+                continue
+            batch.append(item)
+            characters += len(item.text)
+            if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
+                self._add(builder, batch)
+                batch, characters = [], 0
+        self._add(builder, batch)
+        return builder.write(self._task.parts, number, source_name(block))
+
+    def _add(self, builder: PartBuilder, batch: Sequence[Document]) -> None:
+        if not batch:
+            return
+        try:
+            encoded = self.encoder.encode([document.text for document in batch])
+        except Exception as error:
+            error.add_note(f"while encoding {_place(batch)}")
+            raise
+        if not (encoded.literals and self._quarantines_specials):
+            try:
+                kept = builder.add(encoded)
+            except UserError as error:
+                raise UserError(f"{_place(batch)}: {error}") from error
+            for document, keep in zip(batch, kept, strict=True):
+                if not keep:
+                    builder.reject(_reject(document, "no tokens"))
+        elif len(batch) == 1:
+            builder.reject(_reject(batch[0], "special token in text"))
+        else:  # one of them has a special token: halve until it is alone
+            self._add(builder, batch[: len(batch) // 2])
+            self._add(builder, batch[len(batch) // 2 :])
+
+    def sample(self, texts: Sequence[str]) -> Encoded:
+        """The ids of a few texts, for estimates."""
+        return self.encoder.encode(texts)
+
+
+def _reject(document: Document, reason: Reason) -> Reject:
+    return Reject(document.file, document.line, reason, document.text[:EXCERPT_CHARACTERS])
+
+
+def _place(batch: Sequence[Document]) -> str:
+    first, last = batch[0].line, batch[-1].line
+    return f"{batch[0].file}, " + (f"line {first}" if first == last else f"documents at lines {first} to {last}")
+
+
+_encoder: BlockEncoder | None = None
+
+
+def start_worker(task: Task, parent: Connection) -> None:
+    """Makes this process a worker: it ends at once when the other end of `parent` is closed, by will or by death."""
+    global _encoder
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+    if os.environ.get("TERAKOYA_PLUGINS"):
+        from terakoya import plugins
+
+        plugins.load()
+    _encoder = BlockEncoder(task)
+
+
+def _leave_with(parent: Connection) -> None:
+    parent.poll(None)
+    os._exit(1)
+
+
+def encode_block(number: int, block: Block) -> PartFacts:
+    """`BlockEncoder.encode` in a worker."""
+    assert _encoder is not None, "start_worker was not called"
+    return _encoder.encode(number, block)
