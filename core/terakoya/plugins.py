@@ -134,6 +134,13 @@ class Registry:
         """The names registered among `kind`, sorted."""
         return [offer.name for offer in self.components() if offer.kind == kind]
 
+    def name_of(self, kind: str, component: type[Component]) -> str:
+        """The name that `component` is registered with among `kind`. UserError if it is not."""
+        for offer in self.components():
+            if offer.kind == kind and offer.component is component:
+                return offer.name
+        raise UserError(f"{kind.removesuffix('s')} {component.__name__}: not registered; known: {self.names(kind)}")
+
     def components(self) -> list[Offer]:
         """Everything registered, by kind and name."""
         kinds = list(KINDS)

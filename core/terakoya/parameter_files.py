@@ -1,0 +1,205 @@
+"""Reading parameter JSON: no duplicate keys, no secrets, values of the command line on top, errors that say where."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from terakoya.errors import UserError, nearest
+
+Origin = Literal["default", "file", "command line"]
+
+SECRET_KEY = re.compile(
+    r"(^|[_-])(token|secret|password|passwd|credentials?|(api|access|secret|private)[_-]?key)$", re.I
+)
+SECRET_VALUE = re.compile(
+    r"\b(hf_[A-Za-z0-9]{20,}"  # Hugging Face
+    r"|(AKIA|ASIA)[0-9A-Z]{16}"  # Amazon Web Services
+    r"|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{20,}"  # GitHub
+    r"|sk-[A-Za-z0-9_-]{20,}"  # OpenAI and others
+    r"|xox[abprs]-[A-Za-z0-9-]{10,})"  # Slack
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY"
+)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in the JSON file `path`.
+
+    Raises:
+        UserError: no such file, no JSON, a key given twice, NaN or Infinity, no object at the top.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        seen: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in seen:
+                raise UserError(
+                    f'{path}: the key "{key}" is given twice, as {shown(seen[key])} and as {shown(value)}; keep one'
+                )
+            seen[key] = value
+        return seen
+
+    def no_constant(name: str) -> Any:
+        raise UserError(f"{path}: expected a number, got {name}")
+
+    try:
+        raw = json.loads(text, object_pairs_hook=once, parse_constant=no_constant)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{error.lineno}:{error.colno}: no valid JSON: {error.msg}") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{path}: expected a JSON object, got {shown(raw)}")
+    return raw
+
+
+def with_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """`raw` with each `a.b=value` of `overrides` set; a value is JSON where it parses as such, else a string.
+
+    A number in a path is a list's index. Raises UserError for a path that leads nowhere.
+    """
+    result: dict[str, Any] = json.loads(json.dumps(raw))
+    for override in overrides:
+        path, equals, text = override.partition("=")
+        if not equals or not all(path.split(".")):
+            raise UserError(f'--set {override}: expected KEY.KEY=VALUE, for example "schedule.warmup_steps=10"')
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            value = text
+        keys = path.split(".")
+        place: Any = result
+        for depth, key in enumerate(keys):
+            last = depth == len(keys) - 1
+            above = ".".join(keys[:depth])
+            if isinstance(place, dict):
+                if not last and place.get(key) is None:
+                    place[key] = {}
+            elif isinstance(place, list):
+                if not key.isdigit() or int(key) >= len(place):
+                    raise UserError(
+                        f"--set {override}: {above} is a list: expected an index below {len(place)}, got {key}"
+                    )
+            else:
+                raise UserError(f"--set {override}: {above} is {shown(place)}, which has no keys")
+            step: Any = int(key) if isinstance(place, list) else key
+            if last:
+                place[step] = value
+            else:
+                place = place[step]
+    return result
+
+
+def refuse_secrets(raw: Mapping[str, Any], source: str) -> None:
+    """Raises UserError for a key or a value that looks like a password: parameters are copied into every run."""
+    for path, value in leaves(raw):
+        key = path.rpartition(".")[2]
+        if isinstance(value, str) and value and (SECRET_KEY.search(key) or SECRET_VALUE.search(value)):
+            raise UserError(
+                f"{source}: {path}: looks like a secret; parameters are copied into every run and checkpoint. "
+                "Take it out and use an environment variable"
+            )
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every (dotted key path, value) of nested JSON; empty lists and objects count as values."""
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        items = enumerate(value)
+    found = False
+    for key, inner in items:
+        found = True
+        yield from leaves(inner, f"{path}.{key}" if path else str(key))
+    if not found:
+        yield path, value
+
+
+def origins(complete: Mapping[str, Any], raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Origin]:
+    """For every key path of the `complete` parameters where its value came from."""
+    given = [override.partition("=")[0] for override in overrides]
+    filed = [path for path, _ in leaves(raw)]
+
+    def under(path: str, prefixes: Iterable[str]) -> bool:
+        # a store given as a plain string stands for its object, so what is below a given path is given too
+        return any(path == prefix or path.startswith(prefix + ".") for prefix in prefixes)
+
+    return {
+        path: "command line" if under(path, given) else "file" if under(path, filed) else "default"
+        for path, _ in leaves(complete)
+    }
+
+
+def shown(value: Any) -> str:
+    """`value` as JSON in at most some 60 characters."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# ------------------------------------------------------------------------------------------- what pydantic found
+
+
+def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[str]:
+    """One line for each problem: key path, what was expected, what was got, the nearest known name."""
+    lines = []
+    for problem in error.errors(include_url=False):
+        keys = [str(key) for key in problem["loc"]]
+        path = ".".join([prefix, *keys] if prefix else keys)
+        kind, got = problem["type"], problem["input"]
+        if kind == "extra_forbidden":
+            known = field_names(_model_at(model, keys[:-1]))
+            text = f"unknown key{nearest(keys[-1], known)}"
+        elif kind == "missing":
+            text = "missing"
+        elif kind in ("value_error", "assertion_error"):
+            text = str(problem["ctx"]["error"])
+        else:
+            expected = problem["msg"].replace("Input should be a valid list or tuple", "expected a list")
+            expected = expected.replace("Input should be a valid integer", "expected an integer")
+            expected = expected.replace("Input should be a valid boolean", "expected true or false")
+            expected = expected.replace("a valid tuple", "a list").replace("a valid dictionary", "an object")
+            expected = expected.replace("Input should be ", "expected ").replace("a valid ", "a ").replace("'", '"')
+            expected = re.sub(r" or instance of \w+", "", expected)
+            text = f"{expected}, got {shown(got)}"
+        line = f"{path}: {text}" if path else text
+        if line not in lines:
+            lines.append(line)
+    return lines
+
+
+def field_names(model: type[BaseModel] | None) -> list[str]:
+    """The keys that JSON may give to `model`."""
+    if model is None:
+        return []
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _model_at(model: type[BaseModel], keys: Sequence[str]) -> type[BaseModel] | None:
+    """The model that describes the object at `keys` below `model`, None if that is no model."""
+    current: type[BaseModel] | None = model
+    for key in keys:
+        if current is None:
+            return None
+        if key.isdigit():
+            continue  # a list's item: its model was found with the list's own key
+        field = current.model_fields.get(key)
+        current = next(_models_in(field.annotation), None) if field else None
+    return current
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Every pydantic model named anywhere in a type annotation."""
+    if isinstance(annotation, type) and not get_args(annotation) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)

@@ -1,0 +1,307 @@
+"""Parameters: the JSON that describes a run, as strict, typed, frozen objects.
+
+Names are those of Transformers' configs and `TrainingArguments` wherever one exists. The parts that plugins bring are
+objects with a `type`; the core asks the registry for it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    SerializeAsAny,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from terakoya import plugins
+from terakoya.components import Architecture, Component, Objective, Optimizer, Schedule, Tracker
+from terakoya.errors import UserError, nearest
+from terakoya.parameter_files import explain, leaves, read_json, refuse_secrets, shown, with_overrides
+from terakoya.plugins import Registry
+
+COMPONENTS: Mapping[str, str] = {
+    "architecture": "architectures",
+    "objective": "objectives",
+    "optimizer": "optimizers",
+    "schedule": "schedules",
+}
+"""The keys that hold one component, with its kind; `trackers` holds a list of them."""
+
+LENGTHS = ("max_steps", "max_tokens", "epochs")
+
+RESUME_MAY_CHANGE = (
+    *LENGTHS,
+    "max_minutes",
+    "logging_steps",
+    "trackers",
+    "checkpoint",
+    "evaluation",
+    "data.validation",
+)
+"""What may change when a run goes on: length, logging, saving, evaluation. A key stands for all below it."""
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+StorePath = Annotated[Path, Field(strict=False)]
+
+
+class TrainStore(_Settings):
+    """A token store and its share of the rows. JSON may give a plain string for weight 1."""
+
+    store: StorePath
+    weight: PositiveFloat = 1.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_string(cls, value: Any) -> Any:
+        return {"store": value} if isinstance(value, str | Path) else value
+
+
+class Data(_Settings):
+    """What is read: stores to train on, stores to validate on, and the length of a row in tokens."""
+
+    train: Annotated[tuple[TrainStore, ...], Field(strict=False, min_length=1)]
+    validation: Annotated[tuple[StorePath, ...], Field(strict=False)] = ()
+    sequence_length: Annotated[int, Field(ge=8)]
+
+
+class Parallel(_Settings):
+    """How processes work together. `zero_stage` is DeepSpeed's: what is split among processes."""
+
+    engine: Literal["ddp", "deepspeed"] = "ddp"
+    zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.engine == "deepspeed" and self.zero_stage is None:
+            raise ValueError('engine "deepspeed" needs zero_stage: 0, 1, 2 or 3')
+        if self.engine != "deepspeed" and self.zero_stage is not None:
+            raise ValueError(f'zero_stage {self.zero_stage} needs engine "deepspeed", got "{self.engine}"')
+        return self
+
+
+class Checkpoint(_Settings):
+    """When to save and what to keep. The last step is always saved.
+
+    Attributes:
+        save_steps: optimizer steps between checkpoints.
+        keep: how many stay.
+        model: whether a checkpoint holds the model as a Transformers folder too: every one, the last of the run, none;
+            null leaves it to the engine.
+    """
+
+    save_steps: PositiveInt = 1000
+    keep: Annotated[int, Field(ge=2)] = 3
+    model: Literal["every", "last", "never"] | None = None
+
+
+class Evaluation(_Settings):
+    """Validation every `steps` optimizer steps over at most `batches` global batches of each validation store."""
+
+    steps: PositiveInt
+    batches: PositiveInt = 50
+
+
+class Parameters(_Settings):
+    """Everything that describes a run.
+
+    Attributes:
+        batch_size: rows of one optimizer step on each node, by node rank; "-1" is the only node.
+        micro_batch_size: rows that one process takes at once; null is its whole share.
+        max_steps, max_tokens, epochs: the run's length; exactly one is given.
+        max_grad_norm: the bound on the gradient's norm; 0 is none.
+        max_minutes: save and stop after this time; null is never.
+    """
+
+    data: Data
+    architecture: SerializeAsAny[Architecture]
+    objective: SerializeAsAny[Objective]
+    optimizer: SerializeAsAny[Optimizer]
+    schedule: SerializeAsAny[Schedule]
+    batch_size: dict[str, int]
+    micro_batch_size: PositiveInt | None = None
+    max_steps: PositiveInt | None = None
+    max_tokens: PositiveInt | None = None
+    epochs: PositiveFloat | None = None
+    max_grad_norm: NonNegativeFloat = 1.0
+    precision: Literal["fp32", "bf16"] = "fp32"
+    parallel: Parallel = Parallel()
+    attention: Literal["auto", "sdpa", "flash", "eager"] = "auto"
+    checkpoint: Checkpoint = Checkpoint()
+    evaluation: Evaluation | None = None
+    logging_steps: PositiveInt = 10
+    trackers: Annotated[tuple[SerializeAsAny[Tracker], ...], Field(strict=False)] = ()
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 42
+    max_minutes: PositiveFloat | None = None
+
+    @field_validator("batch_size", mode="before")
+    @classmethod
+    def _is_table(cls, value: Any) -> Any:
+        if isinstance(value, int):
+            raise ValueError(f'expected the rows of each node, got {value}; write {{"-1": {value}}}')
+        return value
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        _check_batch_size(self.batch_size)
+        given = [name for name in LENGTHS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"expected exactly one of {', '.join(LENGTHS)}, got {' and '.join(given) or 'none'}"
+                + ("; set the others to null" if given else "")
+            )
+        bound = self.architecture.max_sequence_length()
+        if bound is not None and self.data.sequence_length > bound:
+            raise ValueError(
+                f"data.sequence_length: expected at most {bound}, the longest that the architecture takes, "
+                f"got {self.data.sequence_length}"
+            )
+        if self.evaluation and not self.data.validation:
+            raise ValueError("evaluation: there is nothing to evaluate on; name a store in data.validation")
+        return self
+
+    @classmethod
+    def load(cls, path: Path, overrides: Sequence[str] = (), registry: Registry | None = None) -> Self:
+        """The parameters in the JSON file `path`, with `overrides` (`a.b=value`) on top.
+
+        Raises:
+            UserError: every problem on a line of its own: file, key path, expected, got, nearest known name.
+        """
+        return cls.from_json(with_overrides(read_json(path), overrides), source=path.name, registry=registry)
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any], *, source: str, registry: Registry | None = None) -> Self:
+        """The parameters of a JSON object. UserError as `load`; `source` is what errors name."""
+        registry = registry or plugins.registry()
+        refuse_secrets(raw, source)
+        values, problems = dict(raw), []
+        parts = [(key, kind, raw[key]) for key, kind in COMPONENTS.items() if key in raw]
+        if isinstance(raw.get("trackers"), list):
+            parts += [(f"trackers.{index}", "trackers", each) for index, each in enumerate(raw["trackers"])]
+            values["trackers"] = []
+        failed = []
+        for path, kind, value in parts:
+            component = _component(value, kind, path, registry)
+            if isinstance(component, list):
+                failed.append(path)
+                problems += component
+            elif kind == "trackers":
+                values["trackers"].append(component)
+            else:
+                values[path] = component
+        try:
+            parameters = cls.model_validate({**values, **{key: None for key in failed if key in COMPONENTS}})
+        except ValidationError as error:
+            problems += [line for line in explain(error, cls) if line.partition(":")[0] not in failed]
+        if problems:
+            raise UserError("\n".join(f"{source}: {problem}" for problem in problems))
+        return parameters
+
+    def dump(self, registry: Registry | None = None) -> dict[str, Any]:
+        """The complete JSON, defaults and types included; `from_json` gives these parameters back."""
+        registry = registry or plugins.registry()
+        result = self.model_dump(mode="json")
+        for key, kind in COMPONENTS.items():
+            result[key] = {"type": registry.name_of(kind, type(getattr(self, key))), **result[key]}
+        result["trackers"] = [
+            {"type": registry.name_of("trackers", type(tracker)), **dumped}
+            for tracker, dumped in zip(self.trackers, result["trackers"], strict=True)
+        ]
+        return result
+
+    @property
+    def global_batch_size(self) -> int:
+        """Rows of one optimizer step over all nodes."""
+        return sum(self.batch_size.values())
+
+
+def _check_batch_size(table: Mapping[str, int]) -> None:
+    """ValueError with a corrected table unless it is for one node, or has a positive entry for each of 0 ... n - 1."""
+    nodes = {str(node) for node in range(len(table))}
+    if table and (set(table) in ({"-1"}, nodes)) and all(rows > 0 for rows in table.values()):
+        return
+    rows = [max(1, value) for value in table.values()] or [256]
+    mended = {"-1": rows[0]} if len(rows) == 1 else dict(zip(map(str, range(len(rows))), rows, strict=True))
+    raise ValueError(
+        'batch_size: expected {"-1": ROWS} for one node, or one entry of at least 1 row for each node rank '
+        f'"0", "1", ...; got {shown(dict(table))}; for example {json.dumps(mended)}'
+    )
+
+
+def _component(value: Any, kind: str, path: str, registry: Registry) -> Component | list[str]:
+    """The component that the JSON `value` describes, or what is wrong with it."""
+    if isinstance(value, Component):
+        return value
+    if not isinstance(value, Mapping):
+        return [f'{path}: expected an object with a "type", got {shown(value)}']
+    name = value.get("type")
+    if not isinstance(name, str):
+        got = f"expected a string, got {shown(name)}" if "type" in value else "missing"
+        return [f"{path}.type: {got}{nearest('', registry.names(kind))}"]
+    try:
+        component: type[Component] = registry.component(kind, name)
+    except UserError as error:
+        return [f"{path}.type: {error}"]
+    settings = {key: inner for key, inner in value.items() if key != "type"}
+    try:
+        return component.model_validate_json(json.dumps(settings), strict=True)
+    except ValidationError as error:
+        return explain(error, component, path)
+
+
+def resolve_steps(parameters: Parameters, *, rows: int, tokens: int) -> int:
+    """Optimizer steps of the run: `max_steps`, or as many as reach `max_tokens` or `epochs`, rounded up.
+
+    `rows` and `tokens` are those of one epoch over all training stores.
+    """
+    if parameters.max_steps is not None:
+        return parameters.max_steps
+    if rows < 1 or tokens < 1:
+        raise UserError("data.train: the stores hold no row to train on")
+    if parameters.epochs is not None:
+        return max(1, math.ceil(parameters.epochs * rows / parameters.global_batch_size))
+    assert parameters.max_tokens is not None
+    return max(1, math.ceil(parameters.max_tokens * rows / (tokens * parameters.global_batch_size)))
+
+
+# ---------------------------------------------------------------------------------------------------- resuming
+
+
+def differences(old: Parameters | Mapping[str, Any], new: Parameters | Mapping[str, Any]) -> list[str]:
+    """The key paths whose values differ, sorted."""
+    before, after = (dict(leaves(each.dump() if isinstance(each, Parameters) else each)) for each in (old, new))
+    absent = object()
+    return sorted(path for path in {*before, *after} if before.get(path, absent) != after.get(path, absent))
+
+
+def refused_changes(
+    old: Parameters | Mapping[str, Any], new: Parameters | Mapping[str, Any], allowed: Iterable[str] = ()
+) -> list[str]:
+    """The `differences` that a run may not go on with, unless `allowed` names them (`--allow-change KEY`).
+
+    A batch table that splits the same number of rows differently is no such change: it gives the same batches.
+    """
+    before, after = (each.dump() if isinstance(each, Parameters) else each for each in (old, new))
+    free = [*RESUME_MAY_CHANGE, *allowed]
+    if sum(before["batch_size"].values()) == sum(after["batch_size"].values()):
+        free.append("batch_size")
+    return [
+        path
+        for path in differences(before, after)
+        if not any(path == key or path.startswith(f"{key}.") for key in free)
+    ]
