@@ -25,7 +25,7 @@ Part = int | str
 
 @lru_cache(maxsize=1024)
 def name_u64(name: str) -> int:
-    """The number that the string `name` stands for as a part of a hash: the first 8 bytes of its BLAKE2b, little-endian."""
+    """The number that `name` stands for as a part of a hash: the first 8 bytes of its BLAKE2b, little-endian."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
@@ -77,7 +77,10 @@ def numbers(streams: np.ndarray, positions: np.ndarray) -> np.ndarray:
     step = positions.astype(np.uint64)
     step += np.uint64(1)
     step *= np.uint64(GOLDEN)
-    return _mix(step + streams)
+    if step.shape != streams.shape:
+        return _mix(step + streams)
+    step += streams
+    return _mix(step)
 
 
 def draws(keys: np.ndarray, purpose: str, positions: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from terakoya.data.keys import below, chance, draws, numbers, streams
+from terakoya.data.keys import below, chance, numbers, streams
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 
@@ -70,10 +70,17 @@ def mask(
         raise UserError("masking: random replacements need ordinary tokens, got a vocabulary of special ones only")
     batch, width = tokens.shape
     assert width <= 1 << _POSITION_BITS, "positions of a row share a sort key with its draws"
-    starts, lengths = words(word_starts, maskable)
-    choose = _within_budget if budgeted else _independently
-    chosen = choose(starts, lengths, maskable, keys, probability)
-    lengths = lengths[chosen]
+    assert tokens.size < 1 << 31, "positions of a batch are int32"
+    stream = streams(keys, "mask")
+    starts, bounds = words(word_starts, maskable)
+    row = starts // width  # not divmod: division by one number alone is vectorised
+    drawn = numbers(stream[row], starts - row * width)
+    if budgeted:
+        budgets = np.maximum(1, _round(probability * np.count_nonzero(maskable, axis=1)))
+        chosen = _within_budget(row, drawn, bounds, budgets, probability)
+    else:
+        chosen = np.flatnonzero(chance(drawn, probability))
+    lengths = bounds[chosen + 1] - bounds[chosen]
     owners = np.repeat(starts[chosen], lengths)
     positions = np.arange(len(owners)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + owners
 
@@ -84,87 +91,86 @@ def mask(
     padded[: len(positions)] = positions
     labels[: len(positions)] = flat[positions]
 
-    row, column = np.divmod(positions, width)
-    decided_at = owners - row * width if per_word else column
-    decision = numbers(streams(keys, "mask replace")[row], decided_at)
+    row = positions // width
+    column = positions - row * width + (1 << _POSITION_BITS)  # beyond the draws that chose
+    fresh = numbers(stream[row], column)
+    decision = numbers(stream[row], column - positions + owners) if per_word else fresh
     becomes_mask = chance(decision, replace[0])
     becomes_random = chance(decision, sum(replace)) & ~becomes_mask
     flat[positions[becomes_mask]] = vocabulary.mask
-    if becomes_random.any():
-        fresh = draws(keys[row[becomes_random]], "mask random", column[becomes_random])
-        flat[positions[becomes_random]] = vocabulary.ordinary[below(fresh, len(vocabulary.ordinary))]
+    lower = fresh[becomes_random] << np.uint64(32)  # the upper half has decided
+    flat[positions[becomes_random]] = vocabulary.ordinary[below(lower, max(1, len(vocabulary.ordinary)))]
     return Masked(input_ids, padded, labels, len(positions))
 
 
 def words(word_starts: np.ndarray | None, maskable: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where words start in the flattened batch, and their tokens: (W,) int64 each, of (B, T) arrays of bool.
+    """The words of (B, T) arrays of bool: starts (W,) int32, their places in the flattened batch, and bounds (W + 1,)
+    int32, so that word w is the maskable tokens number bounds[w] to bounds[w + 1].
 
-    Every maskable token is in exactly one word.
+    Every maskable token is in exactly one word; the tokens of a word are adjacent.
     """
-    places = np.flatnonzero(maskable)
     if word_starts is None:
-        return places, np.ones(len(places), np.int64)
+        starts = np.flatnonzero(maskable).astype(np.int32)
+        return starts, np.arange(len(starts) + 1, dtype=np.int32)
     begins = word_starts.copy()
     begins[:, 0] = True
     begins[:, 1:] |= ~maskable[:, :-1]
-    ranks = np.flatnonzero(begins.reshape(-1)[places])
-    return places[ranks], np.diff(ranks, append=len(places))
-
-
-def _independently(
-    starts: np.ndarray, lengths: np.ndarray, maskable: np.ndarray, keys: np.ndarray, probability: float
-) -> np.ndarray:
-    """The chosen words (n,), ascending: each with `probability`."""
-    row, column = np.divmod(starts, maskable.shape[1])
-    return np.flatnonzero(chance(numbers(streams(keys, "mask")[row], column), probability))
+    begins &= maskable
+    starts = np.flatnonzero(begins).astype(np.int32)
+    before = np.cumsum(maskable, dtype=np.int32)  # with the place itself
+    bounds = np.empty(len(starts) + 1, np.int32)
+    np.subtract(before[starts], 1, out=bounds[:-1])
+    bounds[-1] = before[-1]
+    return starts, bounds
 
 
 def _within_budget(
-    starts: np.ndarray, lengths: np.ndarray, maskable: np.ndarray, keys: np.ndarray, probability: float
+    row: np.ndarray, drawn: np.ndarray, bounds: np.ndarray, budgets: np.ndarray, probability: float
 ) -> np.ndarray:
-    """The chosen words (n,), ascending, by the budget rule.
+    """The chosen words (n,), ascending, by the budget rule, of words in `row` (W,) with draws `drawn` (W,).
 
     The words with the smallest draws usually fill the budget, so only those are sorted; rows they do not fill are
     done again with all of their words. Both ways choose the same words.
     """
-    row, column = np.divmod(starts, maskable.shape[1])
-    drawn = numbers(streams(keys, "mask")[row], column)
-    budgets = np.maximum(1, _round(probability * np.count_nonzero(maskable, axis=1)))
-    early = np.flatnonzero(chance(drawn, 1.5 * probability))
-    chosen, unfilled = _greedy(row[early], column[early], drawn[early], lengths[early], budgets)
+    margin = 3.5 * (1.5 * probability * len(budgets) / max(1, len(row))) ** 0.5
+    early = np.flatnonzero(chance(drawn, probability + margin))
+    chosen, unfilled = _greedy(row[early], drawn[early], bounds[early + 1] - bounds[early], budgets)
     chosen = early[chosen]
-    if unfilled.any() and len(early) < len(starts):
+    if unfilled.any() and len(early) < len(row):
         chosen = chosen[~unfilled[row[chosen]]]
         again = np.flatnonzero(unfilled[row])
-        more, _ = _greedy(row[again], column[again], drawn[again], lengths[again], budgets)
+        more, _ = _greedy(row[again], drawn[again], bounds[again + 1] - bounds[again], budgets)
         chosen = np.concatenate([chosen, again[more]])
     chosen.sort()
     return chosen
 
 
 def _greedy(
-    row: np.ndarray, column: np.ndarray, drawn: np.ndarray, lengths: np.ndarray, budgets: np.ndarray
+    row: np.ndarray, drawn: np.ndarray, lengths: np.ndarray, budgets: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The words (n,) that the budget rule takes from words in row order, and the rows (B,) bool left unfilled.
 
-    Words are ordered by the upper bits of their draws, then by column.
+    Words are ordered by the upper bits of their draws; of equals the earlier word comes first.
     """
     counts = np.bincount(row, minlength=len(budgets))
-    first = np.cumsum(counts) - counts
     width = int(counts.max(initial=0))
+    if width == 0:
+        return np.empty(0, np.int64), np.ones(len(budgets), bool)
+    first = np.cumsum(counts) - counts
     number = np.arange(len(row)) - first[row]
-    order_keys = np.full((len(budgets), width), ~np.uint64(0))
     low = np.uint64((1 << _POSITION_BITS) - 1)
-    order_keys[row, number] = drawn & ~low | number.astype(np.uint64)
+    order_keys = np.full(len(budgets) * width, ~np.uint64(0))
+    order_keys[row * width + number] = drawn & ~low | number.view(np.uint64)
+    order_keys = order_keys.reshape(len(budgets), width)
     order_keys.sort(axis=1)
-    index = (order_keys & low).astype(np.int64) + first[:, None]
-    exists = np.arange(width) < counts[:, None]
-    index[~exists] = 0
-    sizes = np.where(exists, lengths[index] if len(lengths) else 0, 1 << 32)  # (B, C): what is not there fits nowhere
-    total = np.cumsum(sizes, axis=1)
-    taken = total <= budgets[:, None]
+    index = (order_keys & low).view(np.int64) + first[:, None]
+    missing = np.arange(width) >= counts[:, None]
+    index[missing] = 0
+    sizes = lengths[index]
+    sizes[missing] = 1 << _POSITION_BITS  # fits nowhere
+    taken = np.cumsum(sizes, axis=1) <= budgets[:, None]
     left = budgets - np.sum(sizes, axis=1, where=taken)
-    behind = np.arange(len(budgets))
+    behind = np.flatnonzero(left)
     while len(behind):  # after the first word that overshot: the next that fits, one a row and turn
         fits = (sizes[behind] <= left[behind, None]) & ~taken[behind]
         found = fits.any(axis=1)

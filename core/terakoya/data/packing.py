@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -234,10 +234,8 @@ def _mapped(file: Path, dtype: str) -> np.ndarray:
 def _plans_folder(store_folder: Path) -> Path:
     """STORE/plans, or a folder in the user's cache where the store cannot be written to."""
     folder = store_folder / "plans"
-    try:
+    with suppress(OSError):
         folder.mkdir(exist_ok=True)
-    except OSError:
-        pass
     if os.access(folder, os.W_OK):
         return folder
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "terakoya" / "plans"
