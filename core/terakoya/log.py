@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,10 @@ if TYPE_CHECKING:
 
 @cache
 def console() -> Console:
-    """The console of results: tables and answers, on standard output."""
+    """The console of results: tables and answers, on standard output; in a pipe lines are as long as they need."""
     from rich.console import Console
 
-    return Console(highlight=False)
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 1000)
 
 
 @cache

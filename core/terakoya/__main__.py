@@ -1,0 +1,5 @@
+"""`python -m terakoya`."""
+
+from terakoya.commands.main import main
+
+main()

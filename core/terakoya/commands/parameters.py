@@ -1,0 +1,53 @@
+"""`terakoya parameters`: the complete parameters of a file with their origins, and the JSON Schema."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Look at parameter files.", no_args_is_help=True)
+
+
+@app.callback()
+def group() -> None:
+    """Look at parameter files."""
+
+
+@app.command("show")
+def show(
+    file: Annotated[Path, typer.Argument(help="A parameter JSON.")],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a value; may be repeated.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the complete JSON instead.")] = False,
+) -> None:
+    """Every value that FILE stands for, and where it came from: default, file or command line."""
+    from rich.table import Table
+
+    from terakoya.log import console
+    from terakoya.parameter_files import leaves, origins, read_json
+    from terakoya.parameters import Parameters
+
+    overrides = overrides or []
+    complete = Parameters.load(file, overrides).dump()
+    if as_json:
+        typer.echo(json.dumps(complete, indent=2, ensure_ascii=False))
+        return
+    origin = origins(complete, read_json(file), overrides)
+    table = Table("key", "value", "origin", box=None, header_style="bold", pad_edge=False)
+    for key, value in leaves(complete):
+        style = {"default": "dim", "file": "", "command line": "bold"}[origin[key]]
+        table.add_row(key, json.dumps(value, ensure_ascii=False), origin[key], style=style)
+    console().print(table)
+
+
+@app.command("schema")
+def schema() -> None:
+    """The JSON Schema of parameter files, with every installed component."""
+    from terakoya.parameter_schema import json_schema
+    from terakoya.plugins import registry
+
+    typer.echo(json.dumps(json_schema(registry()), indent=2, ensure_ascii=False))
