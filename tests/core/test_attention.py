@@ -1,0 +1,87 @@
+"""Documents in one row: exact, on every backend that runs here."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertModel, ElectraConfig, ElectraModel, ModernBertConfig, ModernBertModel
+
+from terakoya import attention
+from terakoya.errors import UserError
+
+LENGTHS = [5, 9, 3]
+SIZES = dict(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
+MODELS = {
+    "bert": lambda: BertModel(BertConfig(**SIZES), add_pooling_layer=False),
+    "electra": lambda: ElectraModel(ElectraConfig(embedding_size=16, **SIZES)),
+    "modernbert": lambda: ModernBertModel(
+        ModernBertConfig(**SIZES, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
+    ),
+}
+
+
+def packed(padding: int = 0) -> dict[str, torch.Tensor]:
+    """Three documents in one row (1, T), `padding` empty positions behind them."""
+    total = sum(LENGTHS)
+    ids = torch.randint(5, 90, (1, total + padding), generator=torch.Generator().manual_seed(1))
+    documents = torch.cat([torch.full((n,), i) for i, n in enumerate(LENGTHS)] + [torch.full((padding,), -1)])[None]
+    positions = torch.cat([torch.arange(n) for n in [*LENGTHS, padding]])[None]
+    return {"input_ids": ids, "document_ids": documents, "position_ids": positions}
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", list(MODELS))
+@pytest.mark.parametrize("padding", [0, 4])
+def test_documents_in_one_row_are_as_if_alone(family: str, backend: str, padding: int) -> None:
+    torch.manual_seed(0)
+    model = MODELS[family]().eval()
+    batch = packed(padding)
+    with torch.no_grad():
+        pieces = batch["input_ids"][:, : sum(LENGTHS)].split(LENGTHS, dim=1)
+        alone = torch.cat([model(piece).last_hidden_state for piece in pieces], dim=1)
+        attention.use(model, backend)
+        together = model(
+            batch["input_ids"], position_ids=batch["position_ids"], **attention.arguments(model, batch)
+        ).last_hidden_state[:, : sum(LENGTHS)]
+    assert torch.isfinite(together).all()
+    assert (together - alone).abs().max() < 2e-6
+
+
+def test_a_single_mask_bit_matters() -> None:
+    torch.manual_seed(0)
+    model = MODELS["bert"]().eval()
+    attention.use(model, "sdpa")
+    batch = packed()
+    leaky = {**batch, "document_ids": torch.zeros_like(batch["document_ids"])}
+    with torch.no_grad():
+        apart, leaking = (
+            model(b["input_ids"], position_ids=b["position_ids"], **attention.arguments(model, b)).last_hidden_state
+            for b in (batch, leaky)
+        )
+    assert (apart - leaking).abs().max() > 1e-3
+
+
+def test_boundaries_have_a_fixed_length_and_never_join_rows() -> None:
+    documents = np.array([[0, 0, 1, -1], [1, 1, 2, 2]])
+    cu_seqlens, longest = attention.boundaries(documents)
+    assert cu_seqlens.tolist() == [0, 2, 3, 4, 6, 8, 8, 8, 8]
+    assert cu_seqlens.dtype == np.int32 and longest == 4
+
+
+def test_backends_that_cannot_do_it_are_refused() -> None:
+    cpu = torch.device("cpu")
+    assert attention.choose("auto", device=cpu, precision="bf16", dropout=0.0) == "sdpa"
+    assert attention.choose("auto", device=torch.device("cuda"), precision="bf16", dropout=0.1) == "sdpa"
+    assert attention.choose("auto", device=torch.device("cuda"), precision="bf16", dropout=0.0) == "flash"
+    with pytest.raises(UserError, match="flash has no dropout"):
+        attention.choose("flash", device=torch.device("cuda"), precision="bf16", dropout=0.1)
+    with pytest.raises(UserError, match="needs a GPU"):
+        attention.choose("flash", device=cpu, precision="bf16", dropout=0.0)
+
+
+def test_release_gives_back_transformers_own_attention() -> None:
+    model = MODELS["bert"]()
+    attention.use(model, "eager")
+    assert model.config._attn_implementation == "terakoya_eager"
+    attention.release(model)
+    assert model.config._attn_implementation == "sdpa"
+    assert "terakoya" not in model.config.to_json_string()
