@@ -1,0 +1,43 @@
+"""`terakoya demo`: the whole pipeline on the bundled corpus."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def demo(out: Path = Path("work/demo"), *, max_steps: int | None = None, fresh: bool = False) -> Path:
+    """Runs the pipeline on the bundled corpus into the folder `out`, tells what it did and returns the model's folder.
+
+    What a former demo finished there is not done again, unless `fresh`.
+    """
+    from terakoya.demo.demo import MAX_STEPS, Demo, told
+    from terakoya.log import console
+    from terakoya.pipeline import run_pipeline
+
+    files = Demo(out)
+    if fresh:
+        files.remove()
+    start = time.perf_counter()
+    results = list(run_pipeline(files.write(max_steps=max_steps or MAX_STEPS)))
+    seconds = time.perf_counter() - start
+    console().print(f"\nterakoya demo: {seconds:.0f} s", soft_wrap=True)
+    for line in told(files, results):
+        console().print(line, markup=False, soft_wrap=True)
+    if all(result.skipped for result in results):
+        console().print("\nEverything was there already; `terakoya demo --fresh` does it all again.", soft_wrap=True)
+    return files.model
+
+
+def command(
+    out: Annotated[Path, typer.Option(help="Where corpus, tokenizer, stores, run and model go.")] = Path("work/demo"),
+    max_steps: Annotated[
+        int | None, typer.Option(min=2, help="Shorter or longer training.", show_default=False)
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete what a former demo made there first.")] = False,
+) -> None:
+    """Tokenizer to finished model on the bundled corpus, in a few minutes on two CPU cores."""
+    demo(out, max_steps=max_steps, fresh=fresh)

@@ -1,0 +1,48 @@
+"""`terakoya run`: tokenizer, stores, training and export from one pipeline JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from terakoya.pipeline import Pipeline
+    from terakoya.stages import StageResult
+
+
+def run(pipeline: Pipeline, *, redo: bool = False) -> list[StageResult]:
+    """Runs every stage of `pipeline` that is not done yet and says of each what became of it.
+
+    Raises:
+        UserError: see `terakoya.pipeline.run_pipeline`.
+    """
+    from terakoya.log import console
+    from terakoya.pipeline import run_pipeline
+
+    results = []
+    for result in run_pipeline(pipeline, redo=redo):
+        console().print(_line(result), markup=False, soft_wrap=True)
+        results.append(result)
+    return results
+
+
+def _line(result: StageResult) -> str:
+    facts = ", ".join(
+        f"{name} {value:,}" for name, value in result.facts.items() if isinstance(value, int) and value is not True
+    )
+    what = "was there, made from the same settings" if result.skipped else f"made in {result.seconds:.1f} s"
+    return f"{result.name}: {result.out} {what}" + (f" ({facts})" if facts else "")
+
+
+def command(
+    pipeline: Annotated[Path, typer.Argument(help="The pipeline JSON.", metavar="PIPELINE.json")],
+    redo: Annotated[
+        bool, typer.Option("--redo", help="Move outputs made from other settings aside and make them again.")
+    ] = False,
+) -> None:
+    """From raw text to a model that Transformers loads; started again it goes on where it stopped."""
+    from terakoya.pipeline import read_pipeline
+
+    run(read_pipeline(pipeline), redo=redo)
