@@ -161,9 +161,8 @@ def _greedy(
     low = np.uint64((1 << _POSITION_BITS) - 1)
     order_keys = np.full(len(budgets) * width, ~np.uint64(0))
     order_keys[row * width + number] = drawn & ~low | number.view(np.uint64)
-    order_keys = order_keys.reshape(len(budgets), width)
-    order_keys.sort(axis=1)
-    index = (order_keys & low).view(np.int64) + first[:, None]
+    ordered = np.sort(order_keys.reshape(len(budgets), width), axis=1)
+    index = (ordered & low).view(np.int64) + first[:, None]
     missing = np.arange(width) >= counts[:, None]
     index[missing] = 0
     sizes = lengths[index]

@@ -130,7 +130,7 @@ def stored_plan(
     sidecar lies in STORE/plans/, or in the user's cache folder where the store cannot be written to. One process
     builds it and renames it into place; the others wait.
     """
-    facts = {
+    facts: dict[str, str | int] = {
         "algorithm": ALGORITHM,
         "store": fingerprint,
         "kind": kind,

@@ -15,6 +15,7 @@ import numpy as np
 from terakoya.data.keys import hash_u64, permute, row_keys
 from terakoya.data.packing import Plan, stored_plan
 from terakoya.data.pairs import PairPlan, plan_pairs, truncate
+from terakoya.data.spans import Spans
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 
@@ -113,9 +114,7 @@ class RowSource:
         self.shuffle = shuffle
         self.vocabulary: Vocabulary = store.facts.vocabulary
         self._tokens = np.asarray(store.tokens)
-        self._offsets = np.asarray(store.offsets)
-        self._documents = np.asarray(store.documents)
-        self._eos = store.facts.eos
+        self._spans = Spans(store)
         self._check()
         self._words: np.ndarray | None = None
         if store.facts.word_starts and len(self._tokens):
@@ -129,8 +128,8 @@ class RowSource:
                 kind=layout.kind,
                 sequence_length=sequence_length,
                 framing=2,
-                count=len(self._documents) - 1 if layout.kind == "packed" else len(self._offsets) - 1,
-                spans=self._document_spans if layout.kind == "packed" else self._line_spans,
+                count=store.facts.documents if layout.kind == "packed" else store.facts.sequences,
+                spans=self._spans.documents if layout.kind == "packed" else self._spans.lines,
             )
         self._rows = self._count()
         if self._rows == 0:
@@ -186,11 +185,11 @@ class RowSource:
         """Rows of the stream in which each document is followed by one separator."""
         body = self.sequence_length - 2
         begin = rows * body
-        end = np.minimum(begin + body, self._stream_length)
-        first = self._document_at(begin)
-        row, ordinal = _ranges(self._document_at(end - 1) - first + 1)
+        end = np.minimum(begin + body, self._spans.stream_length)
+        first = self._spans.document_at(begin)
+        row, ordinal = _ranges(self._spans.document_at(end - 1) - first + 1)
         document = first[row] + ordinal
-        start, stop = self._stream_start(document), self._stream_start(document + 1)
+        start, stop = self._spans.stream_start(document), self._spans.stream_start(document + 1)
         separators = (stop > start).astype(np.int64)  # the last place of a document's part of the stream
         skipped = np.maximum(begin[row] - start, 0)
         text_stop = np.minimum(stop - separators, end[row])
@@ -199,7 +198,7 @@ class RowSource:
         is_last = np.append(row[1:] != row[:-1], True)
         return _Segments(
             row,
-            self._offsets[self._documents[document]] + skipped,
+            self._spans.document_start(document) + skipped,
             length,
             (ordinal == 0).astype(np.int64),
             trail + is_last,
@@ -247,7 +246,7 @@ class RowSource:
         source = here + np.repeat(shift, total)
         document_ids = spread(segments.document, -1)
         is_padding = document_ids < 0
-        tokens = np.take(self._tokens, source, mode="clip").astype(np.int32) if len(self._tokens) else np.zeros(batch * width, np.int32)
+        tokens = np.take(self._tokens, source, mode="clip").astype(np.int32)
         tokens[is_padding] = self._id("pad")
         leads = begin[place][segments.lead > 0]
         first_trail = begin[place] + segments.lead + segments.length
@@ -292,15 +291,17 @@ class RowSource:
         shortest = 5 if self.layout.kind == "pairs" else 3
         if self.sequence_length < shortest:
             raise UserError(f"{where}: expected data.sequence_length >= {shortest}, got {self.sequence_length}")
-        if self.layout.kind == "pairs" and int(np.sum(np.diff(self._documents) > 0)) < 2:
-            raise UserError(f"{where}: expected at least two documents, got fewer; a random next sentence needs another")
+        if self.layout.kind == "pairs" and int(np.sum(np.diff(self.store.documents) > 0)) < 2:
+            raise UserError(
+                f"{where}: expected at least two documents, got fewer; a random next sentence needs another"
+            )
 
     def _count(self) -> int:
         """Rows in an epoch. Pairs differ in number from epoch to epoch: epoch 0's number counts for all of them."""
         if self.layout.kind == "pairs":
             return len(self._epoch_pairs(0))
         if self.layout.kind == "stream":
-            return -(-self._stream_length // (self.sequence_length - 2)) if len(self._tokens) else 0
+            return -(-self._spans.stream_length // (self.sequence_length - 2)) if len(self._tokens) else 0
         assert self._plan is not None
         return len(self._plan)
 
@@ -309,56 +310,16 @@ class RowSource:
         assert isinstance(number, int)
         return number
 
-    def _document_spans(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Starts and lengths in tokens of documents [first, stop), without their stored EOS."""
-        bounds = self._offsets[self._documents[first : stop + 1]]
-        return bounds[:-1], self._without_eos(bounds[:-1], bounds[1:]) - bounds[:-1]
-
-    def _line_spans(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Starts and lengths in tokens of lines [first, stop), without the EOS stored after a document's last."""
-        starts, stops = self._offsets[first:stop], self._offsets[first + 1 : stop + 1].copy()
-        if self._eos is not None:
-            found = np.searchsorted(self._documents, np.arange(first + 1, stop + 1))
-            ends = np.flatnonzero(self._documents[found] == np.arange(first + 1, stop + 1))
-            stops[ends] = self._without_eos(starts[ends], stops[ends])
-        return starts, stops - starts
-
-    def _without_eos(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """`stops`, one less where the last token of [start, stop) is the EOS that the store appended."""
-        if self._eos is None or not len(self._tokens):
-            return stops
-        return stops - ((stops > starts) & (self._tokens[np.maximum(stops - 1, 0)] == self._eos))
-
-    @property
-    def _stream_length(self) -> int:
-        """Places in the stream: every stored token, and one separator a document where the store has no EOS."""
-        return len(self._tokens) + (len(self._documents) - 1 if self._eos is None else 0)
-
-    def _stream_start(self, document: np.ndarray) -> np.ndarray:
-        """The first place of each of `document` in the stream."""
-        start = self._offsets[self._documents[document]]
-        return start + document if self._eos is None else start
-
-    def _document_at(self, place: np.ndarray) -> np.ndarray:
-        """The document that holds each `place` of the stream: a binary search over the mapped index."""
-        low = np.zeros(len(place), np.int64)
-        high = np.full(len(place), len(self._documents) - 1)
-        while np.any(high - low > 1):
-            middle = (low + high) // 2
-            before = self._stream_start(middle) <= place
-            low, high = np.where(before, middle, low), np.where(before, high, middle)
-        return low
-
     def _epoch_pairs(self, epoch: int) -> PairPlan:
         """The pairs of `epoch`, kept for the last two epochs asked for."""
         if epoch in self._pairs:
             self._pairs.move_to_end(epoch)
             return self._pairs[epoch]
-        starts, lengths = self._line_spans(0, len(self._offsets) - 1)
+        starts, lengths = self._spans.lines(0, self.store.facts.sequences)
         plan = plan_pairs(
             starts,
             starts + lengths,
-            self._documents,
+            np.asarray(self.store.documents),
             budget=self.sequence_length - 3,
             short_sequence_probability=self.layout.short_sequence_probability,
             random_next_probability=self.layout.random_next_probability,
