@@ -115,7 +115,8 @@ def test_next_sentence_loss_is_that_of_transformers() -> None:
     labels[batch.arrays["masked_positions"][used]] = torch.from_numpy(batch.arrays["masked_labels"][used])
     loss = reference(
         torch.from_numpy(batch.arrays["input_ids"]), attention_mask=torch.from_numpy(one.document_ids >= 0).long(),
-        token_type_ids=torch.from_numpy(types).long(), labels=labels.view(2, 20), next_sentence_label=torch.tensor([0, 1]),
+        token_type_ids=torch.from_numpy(types).long(), labels=labels.view(2, 20),
+        next_sentence_label=torch.tensor([0, 1]),
     ).loss  # fmt: skip
     ours = sums["mlm_loss"] / batch.counts["masked"] + sums["nsp_loss"] / batch.counts["rows"]
     assert abs(float(ours.detach()) - float(loss.detach())) < 1e-5

@@ -1,0 +1,198 @@
+"""The commit protocol: whole or not there, whatever happens in between."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from terakoya.errors import UserError
+from terakoya.training import checkpoint
+from terakoya.training.distributed import Connection, DDPEngine
+from terakoya.training.world import Place, Topology
+
+
+def alone() -> Connection:
+    return Connection(0, 1, torch.device("cpu"), Topology((Place(0, 0, 0, "here"),)), None, None)
+
+
+def engine(seed: int = 0) -> DDPEngine:
+    """A small network with a tied weight and a buffer, one optimizer step old."""
+    torch.manual_seed(seed)
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    module[2].weight = module[0].weight
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1, fused=True)
+    built = DDPEngine(alone(), module, optimizer, precision="fp32", max_grad_norm=1.0)
+    module(torch.randn(8, 4)).square().sum().backward()
+    built.step(0.1)
+    return built
+
+
+@pytest.fixture
+def tokenizer_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("[PAD]\n")
+    return folder
+
+
+@pytest.fixture
+def save(tmp_path: Path, tokenizer_folder: Path) -> Callable[..., Path]:
+    def save(step: int, *, keep: int = 3, of: DDPEngine | None = None) -> Path:
+        return checkpoint.save(
+            tmp_path / "checkpoints", step, alone(), of or engine(step), facts={"consumed_rows": 8 * step},
+            write_model=None, tokenizer_folder=tokenizer_folder, keep=keep,
+        )  # fmt: skip
+
+    return save
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_is_saved_is_what_is_loaded(save: Callable[..., Path]) -> None:
+    before = engine(1)
+    folder = save(10, of=before)
+    after = engine(2)
+    checkpoint.load(folder, after)
+    for (name, old), (_, new) in zip(before.parameters(), after.parameters(), strict=True):
+        assert torch.equal(old, new), name
+    old_state, new_state = dict(before.optimizer_state()), dict(after.optimizer_state())
+    assert old_state.keys() == new_state.keys() and len(old_state) == 3 * 5
+    assert all(torch.equal(old_state[key], new_state[key]) for key in old_state)
+    assert after.module[2].weight is after.module[0].weight
+    assert checkpoint.read_manifest(folder)["consumed_rows"] == 80
+    plain = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    plain[2].weight = plain[0].weight
+    checkpoint.load_module(folder, plain)
+    assert torch.equal(plain[0].weight, before.module[0].weight)
+    assert torch.equal(plain[1].running_mean, before.module[1].running_mean)
+
+
+def test_old_ones_go_but_never_below_two(tmp_path: Path, save: Callable[..., Path]) -> None:
+    for step in (1, 2, 3, 4):
+        save(step, keep=2)
+    assert names(tmp_path / "checkpoints") == ["step-00000003", "step-00000004"]
+    save(5, keep=1)
+    assert names(tmp_path / "checkpoints") == ["step-00000004", "step-00000005"]
+    # a truncated one does not count as one of the two that stay
+    weights = tmp_path / "checkpoints/step-00000005/state/model-00000.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    save(6, keep=2)
+    assert names(tmp_path / "checkpoints") == ["step-00000004", "step-00000005", "step-00000006"]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "manifest", "no manifest"])
+def test_a_damaged_one_is_put_aside_and_the_one_before_taken(
+    damage: str, tmp_path: Path, save: Callable[..., Path]
+) -> None:
+    save(1)
+    folder = save(2)
+    weights = folder / "state/model-00000.safetensors"
+    content = bytearray(weights.read_bytes())
+    if damage == "truncated":
+        weights.write_bytes(content[:-1])
+    elif damage == "flipped":
+        content[-1] ^= 1
+        weights.write_bytes(content)
+    elif damage == "missing":
+        weights.unlink()
+    elif damage == "manifest":
+        (folder / "manifest.json").write_text('{"format": 1')
+    else:
+        (folder / "manifest.json").unlink()
+    found, said = checkpoint.newest(tmp_path / "checkpoints")
+    assert found is not None and found.name == "step-00000001"
+    assert len(said) == 1 and "step-00000002 is damaged" in said[0]
+    assert (tmp_path / "checkpoints/quarantine/step-00000002").is_dir()
+
+
+def test_what_a_killed_save_left_is_removed_and_said(tmp_path: Path, save: Callable[..., Path]) -> None:
+    folder = save(1)
+    shutil.copytree(folder, tmp_path / "checkpoints/.staging-step-00000002")
+    shutil.copytree(folder, tmp_path / "checkpoints/.removing-step-00000000")
+    found, said = checkpoint.newest(tmp_path / "checkpoints")
+    assert found == folder and len(said) == 2
+    assert names(tmp_path / "checkpoints") == ["step-00000001"]
+
+
+def test_a_failing_disk_leaves_nothing_and_is_named(
+    tmp_path: Path, save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(1)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(UserError, match=r"rank 0 on here: OSError.*No space left"):
+        save(2)
+    assert names(tmp_path / "checkpoints") == ["step-00000001"]
+
+
+def test_the_manifest_is_written_last_and_the_name_given_after_it(
+    tmp_path: Path, save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever instant the process dies at, the folder bears its name only when its manifest describes all of it."""
+    events: list[str] = []
+    real_fsync, real_rename = os.fsync, Path.rename
+
+    def fsync(handle: int) -> None:
+        events.append("sync " + os.readlink(f"/proc/self/fd/{handle}").rpartition("/checkpoints/")[2])
+        real_fsync(handle)
+
+    def rename(self: Path, target: Path) -> Path:
+        events.append(f"rename {self.name} {target.name}")
+        return real_rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "rename", rename)
+    save(1)
+    named = events.index("rename .staging-step-00000001 step-00000001")
+    files = [event for event in events[:named] if "safetensors" in event or "vocab.txt" in event]
+    manifest = events.index("sync .staging-step-00000001/manifest.json")
+    assert len(files) == 3 and all(events.index(file) < manifest for file in files)
+    assert manifest < events.index("sync .staging-step-00000001") < named
+    assert len(events) == named + 2, "the parent folder is synced after the rename"
+
+
+def test_strangers_and_links_are_not_checkpoints(tmp_path: Path, save: Callable[..., Path]) -> None:
+    folder = save(3)
+    root = tmp_path / "checkpoints"
+    (root / "step-7").mkdir()
+    (root / "latest").mkdir()
+    (root / "step-00000009").symlink_to(folder)
+    assert checkpoint.committed(root) == [(3, folder)]
+
+
+def test_a_manifest_cannot_point_outside(tmp_path: Path, save: Callable[..., Path]) -> None:
+    folder = save(1)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"]["../../tokenizer/vocab.txt"] = {"size": 6, "sha256": "0"}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert checkpoint.problems(folder) == ["../../tokenizer/vocab.txt: missing"]
+
+
+def test_large_states_are_cut_into_several_files(
+    tmp_path: Path, save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "SHARD_BYTES", 64)
+    before = engine(1)
+    folder = save(1, of=before)
+    assert len(list((folder / "state").glob("model-*.safetensors"))) > 2
+    after = engine(2)
+    checkpoint.load(folder, after)
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(before.parameters(), after.parameters(), strict=True))
+
+
+def test_a_checkpoint_of_another_model_is_refused(save: Callable[..., Path]) -> None:
+    folder = save(1)
+
+    other = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with pytest.raises(UserError, match="has no tensor 1.bias|has tensors this model does not know"):
+        checkpoint.load_module(folder, other)

@@ -1,0 +1,73 @@
+"""Who takes which rows, for any table and any number of processes."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from terakoya.errors import UserError
+from terakoya.training.world import Launched, Place, Topology, shares, split
+
+
+def topology(*processes: int) -> Topology:
+    """Node i with `processes[i]` processes, ranks in node order."""
+    places = [(node, local) for node, count in enumerate(processes) for local in range(count)]
+    return Topology(tuple(Place(rank, node, local, f"h{node}") for rank, (node, local) in enumerate(places)))
+
+
+def spans(table: dict[str, int], *processes: int, micro: int | None = None) -> list[tuple[int, int]]:
+    return [(share.start, share.stop) for share in shares(table, micro, topology(*processes))]
+
+
+def test_the_tables_of_the_original() -> None:
+    assert spans({"0": 100, "1": 100, "2": 56}, 1, 1, 1) == [(0, 100), (100, 200), (200, 256)]
+    assert spans({"0": 80, "1": 80, "2": 48, "3": 48}, 1, 1, 1, 1) == [(0, 80), (80, 160), (160, 208), (208, 256)]
+    assert spans({"-1": 256}, 1) == [(0, 256)]
+
+
+def test_processes_of_a_node_share_nearly_equally() -> None:
+    assert spans({"-1": 100}, 3) == [(0, 34), (34, 67), (67, 100)]
+    assert spans({"0": 5, "1": 3}, 2, 1) == [(0, 3), (3, 5), (5, 8)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 4)), min_size=1, max_size=5), st.integers(1, 50))
+def test_every_row_is_taken_once_in_equally_many_micro_steps(nodes: list[tuple[int, int]], micro: int) -> None:
+    table = {str(node): rows for node, (rows, _) in enumerate(nodes)} if len(nodes) > 1 else {"-1": nodes[0][0]}
+    taken = shares(table, micro, topology(*(count for _, count in nodes)))
+    rows = [row for share in taken for row in range(share.start, share.stop)]
+    assert rows == list(range(sum(table.values())))
+    assert len({share.micro_steps for share in taken}) == 1
+    assert all(share.stop - share.start <= share.micro_steps * share.micro_batch_size for share in taken)
+    assert max(share.stop - share.start for share in taken) > (taken[0].micro_steps - 1) * taken[0].micro_batch_size
+
+
+def test_a_table_that_does_not_fit_is_refused_with_one_that_does() -> None:
+    with pytest.raises(UserError, match=r'for 1 node, .*2 nodes.*\{"0": 128, "1": 128\}'):
+        spans({"-1": 256}, 1, 1)
+    with pytest.raises(UserError, match=r'for 3 nodes, .*1 process on h0.*\{"-1": 256\}'):
+        spans({"0": 100, "1": 100, "2": 56}, 1)
+    twice = Topology((Place(0, 0, 0, "a"), Place(1, 5, 0, "b")))
+    with pytest.raises(UserError, match="--node-rank"):
+        shares({"0": 1, "1": 1}, None, twice)
+
+
+@given(st.integers(0, 1000), st.integers(1, 20))
+def test_split_covers_everything_larger_pieces_first(rows: int, parts: int) -> None:
+    pieces = [split(rows, parts, part) for part in range(parts)]
+    sizes = [stop - start for start, stop in pieces]
+    assert [row for start, stop in pieces for row in range(start, stop)] == list(range(rows))
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
+
+
+def test_every_launcher_is_read() -> None:
+    torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "GROUP_RANK": "1"}
+    assert Launched.read(torchrun) == Launched(3, 4, 1, 1, "torchrun")
+    srun = {"SLURM_PROCID": "2", "SLURM_NTASKS": "3", "SLURM_LOCALID": "0", "SLURM_NODEID": "2"}
+    assert Launched.read(srun) == Launched(2, 3, 0, 2, "srun")
+    assert Launched.read({}) == Launched(0, 1, 0, 0, None)
+    assert Launched.read(torchrun, node_rank=7).node_rank == 7
+    assert Launched.read({**torchrun, "SLURM_NODEID": "5"}).node_rank == 1
+    with pytest.raises(UserError, match="WORLD_SIZE is not set"):
+        Launched.read({"RANK": "0"})
+    with pytest.raises(UserError, match='got "two"'):
+        Launched.read({**torchrun, "RANK": "two"})
