@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -41,16 +41,11 @@ COMPONENTS: Mapping[str, str] = {
 
 LENGTHS = ("max_steps", "max_tokens", "epochs")
 
-RESUME_MAY_CHANGE = (
-    *LENGTHS,
-    "max_minutes",
-    "logging_steps",
-    "trackers",
-    "checkpoint",
-    "evaluation",
-    "data.validation",
+RESUME_MAY_CHANGE = frozenset(
+    {*LENGTHS, "max_minutes", "logging_steps", "trackers", "checkpoint", "evaluation", "data.validation", "batch_size"}
 )
-"""What may change when a run goes on: length, logging, saving, evaluation. A key stands for all below it."""
+"""What may change when a run goes on: length, logging, saving, evaluation, and how a global batch of the same size is
+split among nodes. A key stands for all below it."""
 
 
 class _Settings(BaseModel):
@@ -81,10 +76,12 @@ class Data(_Settings):
 
 
 class Parallel(_Settings):
-    """How processes work together. `zero_stage` is DeepSpeed's: what is split among processes."""
+    """How processes work together. `zero_stage` is DeepSpeed's: what is split among processes. `timeout_seconds` is how
+    long a process waits for the others before it gives them up."""
 
     engine: Literal["ddp", "deepspeed"] = "ddp"
     zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
+    timeout_seconds: PositiveInt = 600
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -182,11 +179,14 @@ class Parameters(_Settings):
         Raises:
             UserError: every problem on a line of its own: file, key path, expected, got, nearest known name.
         """
-        return cls.from_json(with_overrides(read_json(path), overrides), source=path.name, registry=registry)
+        return cls.from_dict(read_json(path), registry, source=path.name, overrides=overrides)
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any], *, source: str, registry: Registry | None = None) -> Self:
+    def from_dict(
+        cls, raw: Mapping[str, Any], registry: Registry | None = None, *, source: str, overrides: Sequence[str] = ()
+    ) -> Self:
         """The parameters of a JSON object. UserError as `load`; `source` is what errors name."""
+        raw = with_overrides(raw, overrides)
         registry = registry or plugins.registry()
         refuse_secrets(raw, source)
         values, problems = dict(raw), []
@@ -213,7 +213,7 @@ class Parameters(_Settings):
         return parameters
 
     def dump(self, registry: Registry | None = None) -> dict[str, Any]:
-        """The complete JSON, defaults and types included; `from_json` gives these parameters back."""
+        """The complete JSON, defaults and types included; `from_dict` gives these parameters back."""
         registry = registry or plugins.registry()
         result = self.model_dump(mode="json")
         for key, kind in COMPONENTS.items():
@@ -223,11 +223,6 @@ class Parameters(_Settings):
             for tracker, dumped in zip(self.trackers, result["trackers"], strict=True)
         ]
         return result
-
-    @property
-    def global_batch_size(self) -> int:
-        """Rows of one optimizer step over all nodes."""
-        return sum(self.batch_size.values())
 
 
 def _check_batch_size(table: Mapping[str, int]) -> None:
@@ -264,19 +259,19 @@ def _component(value: Any, kind: str, path: str, registry: Registry) -> Componen
         return explain(error, component, path)
 
 
-def resolve_steps(parameters: Parameters, *, rows: int, tokens: int) -> int:
+def resolve_steps(parameters: Parameters, *, rows: int, tokens: int, global_rows: int) -> int:
     """Optimizer steps of the run: `max_steps`, or as many as reach `max_tokens` or `epochs`, rounded up.
 
-    `rows` and `tokens` are those of one epoch over all training stores.
+    `rows` and `tokens` are those of one epoch over all training stores, `global_rows` those of one step.
     """
     if parameters.max_steps is not None:
         return parameters.max_steps
     if rows < 1 or tokens < 1:
         raise UserError("data.train: the stores hold no row to train on")
     if parameters.epochs is not None:
-        return max(1, math.ceil(parameters.epochs * rows / parameters.global_batch_size))
+        return max(1, math.ceil(parameters.epochs * rows / global_rows))
     assert parameters.max_tokens is not None
-    return max(1, math.ceil(parameters.max_tokens * rows / (tokens * parameters.global_batch_size)))
+    return max(1, math.ceil(parameters.max_tokens * rows / (tokens * global_rows)))
 
 
 # ---------------------------------------------------------------------------------------------------- resuming
@@ -287,21 +282,3 @@ def differences(old: Parameters | Mapping[str, Any], new: Parameters | Mapping[s
     before, after = (dict(leaves(each.dump() if isinstance(each, Parameters) else each)) for each in (old, new))
     absent = object()
     return sorted(path for path in {*before, *after} if before.get(path, absent) != after.get(path, absent))
-
-
-def refused_changes(
-    old: Parameters | Mapping[str, Any], new: Parameters | Mapping[str, Any], allowed: Iterable[str] = ()
-) -> list[str]:
-    """The `differences` that a run may not go on with, unless `allowed` names them (`--allow-change KEY`).
-
-    A batch table that splits the same number of rows differently is no such change: it gives the same batches.
-    """
-    before, after = (each.dump() if isinstance(each, Parameters) else each for each in (old, new))
-    free = [*RESUME_MAY_CHANGE, *allowed]
-    if sum(before["batch_size"].values()) == sum(after["batch_size"].values()):
-        free.append("batch_size")
-    return [
-        path
-        for path in differences(before, after)
-        if not any(path == key or path.startswith(f"{key}.") for key in free)
-    ]

@@ -7,10 +7,9 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from click import Context
 from typer.core import TyperGroup
 
 from terakoya import __version__
@@ -22,7 +21,7 @@ DEBUG_VARIABLE = "TERAKOYA_DEBUG"
 class InOrder(TyperGroup):
     """Lists the verbs in the order of use."""
 
-    def list_commands(self, ctx: Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         """The verbs, as `VERBS` has them."""
         return [verb for verb in VERBS if verb in self.commands]
 
