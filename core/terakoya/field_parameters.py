@@ -6,7 +6,6 @@ AdamW without bias correction, eps 1e-6, weight decay 0.01, clipping at 1.0, lin
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -17,11 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat
 from terakoya.errors import UserError, nearest
 from terakoya.parameter_files import explain, read_json, shown
 
-HYPHENATED = re.compile(r"_")
-
-
 def _hyphenated(name: str) -> str:
-    return name if name.startswith("pretrained_") else HYPHENATED.sub("-", name)
+    return name if name.startswith("pretrained_") else name.replace("_", "-")
 
 
 class FieldEntry(BaseModel):
