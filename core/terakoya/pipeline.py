@@ -241,7 +241,7 @@ class _Plan:
         data = raw.get("data", {})
         if isinstance(data, Mapping):
             raw = {**raw, "data": {**data, **stores}}
-        return Parameters.from_json(raw, source=source).dump()
+        return Parameters.from_dict(raw, source=source).dump()
 
     def _run_from(self) -> Mapping[str, Any]:
         stores = [self.pipeline.store, self.pipeline.validation_store]
@@ -259,7 +259,7 @@ class _Plan:
         pipeline, parameters = self.pipeline, self._parameters()
         processes = pipeline.training_processes or max(1, torch.cuda.device_count())
         if processes == 1:
-            result = train_here(Parameters.from_json(parameters, source="parameters"), pipeline.run)
+            result = train_here(Parameters.from_dict(parameters, source="parameters"), pipeline.run)
             if result.stopped_by:
                 raise UserError(
                     f"train: stopped at step {result.step} by {result.stopped_by}; the same command goes on"

@@ -1,0 +1,41 @@
+"""What listing and checking needs is importable without torch, so that the command line answers at once."""
+
+from __future__ import annotations
+
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import terakoya.commands
+
+MODULES = [
+    "terakoya.hookspecs",
+    "terakoya.components",
+    "terakoya.plugins",
+    "terakoya.parameters",
+    "terakoya.pipeline",
+    "terakoya.stages",
+    "terakoya.data.corpus",
+    "terakoya.data.store",
+    "terakoya.data.prepare",
+    "terakoya.data.rows",
+    "terakoya.data.masking",
+    "terakoya.data.packing",
+    "terakoya.data.loader",
+]
+
+
+@pytest.mark.parametrize("heavy", ["torch", "transformers", "accelerate", "deepspeed"])
+def test_commands_and_contracts_import_nothing_heavy(heavy: str) -> None:
+    commands = [f"terakoya.commands.{module.name}" for module in pkgutil.iter_modules(terakoya.commands.__path__)]
+    assert "terakoya.commands.main" in commands
+    program = (
+        f"import importlib, sys\nfor name in {[*MODULES, *commands]!r}:\n    importlib.import_module(name)\n"
+        f"    assert {heavy!r} not in sys.modules, name + ' imports {heavy}'\n"
+        "import terakoya.plugins; terakoya.plugins.load()\n"
+        f"assert {heavy!r} not in sys.modules, 'loading plugins imports {heavy}'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

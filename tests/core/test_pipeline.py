@@ -1,0 +1,257 @@
+"""The pipeline: strict keys, stages made once, outputs that no longer fit, the documents held out."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from terakoya.data.corpus import Corpus, Document, Reject
+from terakoya.data.hold_out import hold_out
+from terakoya.errors import UserError
+from terakoya.pipeline import Pipeline, read_pipeline, run_pipeline
+from terakoya.stages import Stage, StageResult, content_digest, differences, run_stages
+
+KEYS: dict[str, Any] = {
+    "corpus": ["text.jsonl"],
+    "tokenizer": {"type": "mecab_wordpiece", "vocab_size": 100},
+    "tokenizer_folder": "out/tokenizer",
+    "store": "out/store",
+    "parameters": "tiny.json",
+    "run": "out/run",
+    "export": "out/model",
+}
+
+
+# ------------------------------------------------------------------------------------------------------- the keys
+
+
+def _read(tmp_path: Path, **changes: Any) -> Pipeline:
+    file = tmp_path / "pipeline.json"
+    file.write_text(json.dumps({**KEYS, **changes}))
+    return read_pipeline(file)
+
+
+def test_reads_a_pipeline(tmp_path: Path) -> None:
+    pipeline = _read(tmp_path, corpus="text.jsonl", hold_out=3, validation_store="out/val")
+    assert pipeline.corpus == ("text.jsonl",)
+    assert pipeline.store == Path("out/store")
+    assert pipeline.workers >= 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokenizer_foldr": "x"}, 'pipeline.json: tokenizer_foldr: unknown key; did you mean "tokenizer_folder"?'),
+        ({"processes": "two"}, 'pipeline.json: processes: expected an integer.*, got "two"'),
+        ({"corpus": []}, "pipeline.json: corpus: .*at least 1 item"),
+        ({"hold_out": 3}, "validation_store goes together with validation_corpus or hold_out"),
+        ({"validation_store": "out/val"}, "validation_store goes together with validation_corpus or hold_out"),
+        ({"hold_out": 3, "validation_corpus": ["v.txt"], "validation_store": "out/val"}, "not both"),
+        ({"tokenizer": {"vocab_size": 5}}, "tokenizer.type: expected a name"),
+        ({"run": "out/store"}, "expected folders of their own"),
+        ({"run": "out/store/run"}, "expected folders of their own"),
+    ],
+)
+def test_refuses_what_it_does_not_know(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        _read(tmp_path, **changes)
+
+
+def test_wrong_parameters_are_found_before_the_first_stage(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("春が来た。\n")
+    folders = {key: str(tmp_path / str(KEYS[key])) for key in ("tokenizer_folder", "store", "run", "export")}
+    pipeline = _read(tmp_path, **folders, corpus=[str(tmp_path / "text.txt")], parameters={"arcitecture": {}})
+    with pytest.raises(UserError, match=r'arcitecture: unknown key; did you mean "architecture"'):
+        list(run_pipeline(pipeline))
+    assert not (tmp_path / "out").exists()
+
+
+# ----------------------------------------------------------------------------------------------------- the stages
+
+
+class Maker:
+    """A stage that writes its settings into its output and counts how often it ran."""
+
+    def __init__(self, out: Path, made_from: Callable[[], Any], *, resumes: bool = False) -> None:
+        self.out, self.calls, self.fail = out, 0, False
+        self.stage = Stage(out.name, out.name, out, lambda: {"from": made_from()}, self.make, resumes=resumes)
+        self.made_from = made_from
+
+    def make(self) -> dict[str, Any]:
+        self.calls += 1
+        if self.stage.resumes:
+            self.out.mkdir(exist_ok=True)
+        if self.fail:
+            raise RuntimeError("killed")
+        self.out.mkdir(exist_ok=True)
+        (self.out / "content").write_text(json.dumps(self.made_from()))
+        return {"calls": self.calls}
+
+
+class Chain:
+    """Three stages, each made from the one before; the second resumes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.setting = 1
+        self.first = Maker(folder / "first", lambda: self.setting)
+        self.second = Maker(folder / "second", lambda: content_digest(self.first.out), resumes=True)
+        self.third = Maker(folder / "third", lambda: content_digest(self.second.out))
+        self.makers = [self.first, self.second, self.third]
+
+    def run(self, *, redo: bool = False) -> list[StageResult]:
+        return list(run_stages([maker.stage for maker in self.makers], redo=redo))
+
+    @property
+    def calls(self) -> list[int]:
+        return [maker.calls for maker in self.makers]
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Chain:
+    return Chain(tmp_path)
+
+
+def test_a_second_run_makes_nothing(chain: Chain) -> None:
+    assert [result.skipped for result in chain.run()] == [False, False, False]
+    results = chain.run()
+    assert [result.skipped for result in results] == [True, True, True]
+    assert [result.facts for result in results] == [{"calls": 1}] * 3
+    assert chain.calls == [1, 1, 1]
+
+
+def test_what_was_deleted_is_made_again(chain: Chain) -> None:
+    chain.run()
+    (chain.third.out / "content").unlink()
+    chain.third.out.rmdir()
+    assert [result.skipped for result in chain.run()] == [True, True, False]
+
+
+@pytest.mark.parametrize("stopped", [0, 1, 2])
+def test_goes_on_after_a_stop_in_any_stage(chain: Chain, stopped: int) -> None:
+    chain.makers[stopped].fail = True
+    with pytest.raises(RuntimeError, match="killed"):
+        chain.run()
+    chain.makers[stopped].fail = False
+    assert [result.skipped for result in chain.run()] == [index < stopped for index in range(3)]
+
+
+def test_stopped_between_output_and_record_is_taken_as_done(chain: Chain) -> None:
+    chain.run()
+    record = chain.first.out.with_name(".first.stage.json")
+    record.write_text(json.dumps({**json.loads(record.read_text()), "finished": False, "content": None}))
+    assert all(result.skipped for result in chain.run())
+    assert json.loads(record.read_text())["finished"]
+
+
+def test_other_settings_are_refused_by_name(chain: Chain) -> None:
+    chain.run()
+    chain.setting = 2
+    with pytest.raises(UserError, match=r'first: was made from other settings: from: 1 -> 2; .*"first".*--redo'):
+        chain.run()
+    assert chain.calls == [1, 1, 1]
+
+
+def test_redo_moves_aside_and_makes_again(chain: Chain) -> None:
+    chain.run()
+    chain.setting = 2
+    assert [result.skipped for result in chain.run(redo=True)] == [False, False, False]
+    assert (chain.first.out.with_name("first.old-1") / "content").read_text() == "1"
+    assert (chain.first.out / "content").read_text() == "2"
+    chain.setting = 3
+    chain.run(redo=True)
+    assert (chain.first.out.with_name("first.old-2") / "content").read_text() == "2"
+
+
+def test_an_output_changed_by_hand_is_refused(chain: Chain) -> None:
+    chain.run()
+    (chain.third.out / "content").write_text("other")
+    with pytest.raises(UserError, match="third: was changed after it was made"):
+        chain.run()
+
+
+def test_an_output_of_somebody_else_is_refused_before_anything_is_made(chain: Chain) -> None:
+    chain.third.out.mkdir()
+    with pytest.raises(UserError, match="third: is there already and was not made by this pipeline"):
+        chain.run()
+    assert chain.calls == [0, 0, 0]
+
+
+def test_nothing_is_made_that_would_leave_a_later_output_out_of_date(chain: Chain) -> None:
+    chain.run()
+    chain.first.out.rename(chain.first.out.with_name("elsewhere"))
+    with pytest.raises(UserError, match=r"third: would be out of date once .*first is made"):
+        chain.run()
+    assert chain.calls == [1, 1, 1]
+
+
+def test_a_resuming_stage_decides_itself_about_changed_settings(chain: Chain) -> None:
+    chain.run()
+    stages = [Stage("second", "second", chain.second.out, lambda: {"from": "longer"}, chain.second.make, resumes=True)]
+    assert [result.skipped for result in run_stages(stages)] == [False]
+    assert chain.second.calls == 2
+
+
+def test_differences_name_the_path() -> None:
+    assert differences({"a": {"b": 1, "c": [1]}}, {"a": {"b": 2, "c": [1]}, "d": None}) == ["a.b: 1 -> 2"]
+
+
+# --------------------------------------------------------------------------------------------------- the hold-out
+
+
+def _documents(corpus: Corpus) -> list[str | None]:
+    return [
+        read.text if isinstance(read, Document) else None for block in corpus.blocks() for read in corpus.read(block)
+    ]
+
+
+@given(
+    documents=st.lists(st.text("あいう\r 　", min_size=1, max_size=6).filter(str.strip), min_size=2, max_size=12),
+    data=st.data(),
+)
+@settings(max_examples=25, deadline=None)
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".jsonl.gz"])
+def test_hold_out_splits_without_loss(
+    tmp_path_factory: pytest.TempPathFactory, suffix: str, documents: list[str], data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("corpus")
+    count = data.draw(st.integers(1, len(documents) - 1))
+    file = folder / f"last{suffix}"
+    if suffix == ".txt":
+        content = "\n\n".join(documents)
+    else:
+        content = "\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in documents) + "\n"
+    file.write_bytes(gzip.compress(content.encode()) if suffix.endswith(".gz") else content.encode())
+    (folder / "other.txt").write_text("別のファイル。\n")
+    whole = Corpus([folder / "other.txt", file])
+    expected = _documents(whole)
+    assert len(expected) == len(documents) + 1
+
+    kept, held = hold_out(whole, count, folder / "split")
+
+    assert kept[0] == folder / "other.txt"
+    assert _documents(Corpus(kept)) == expected[:-count]
+    assert _documents(Corpus([held])) == expected[-count:]
+
+
+def test_hold_out_keeps_bad_lines_where_they_are_counted(tmp_path: Path) -> None:
+    file = tmp_path / "text.jsonl"
+    file.write_bytes(b'{"text": "a"}\n{"text": \n{"text": "b"}\n\xff\n{"text": "c"}\n')
+    kept, held = hold_out(Corpus([file]), 1, tmp_path / "split")
+    assert _documents(Corpus(kept)) == ["a", None, "b", None]
+    assert _documents(Corpus([held])) == ["c"]
+    rejects = [read for block in Corpus(kept).blocks() for read in Corpus(kept).read(block) if isinstance(read, Reject)]
+    assert [reject.reason for reject in rejects] == ["bad JSON", "bad UTF-8"]
+
+
+def test_hold_out_refuses_to_take_everything(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_text("一\n\n二\n")
+    with pytest.raises(UserError, match=r"hold_out: expected fewer documents than the last file has .*: 2\), got 2"):
+        hold_out(Corpus([file]), 2, tmp_path / "split")
