@@ -83,7 +83,7 @@ def build_models(folder: Path, manifest: Mapping[str, Any]) -> Mapping[str, PreT
     lacking = plugins.check_record(manifest["plugins"]).missing
     if lacking:
         raise UserError(f"{folder}: " + "; ".join(lacking))
-    parameters = Parameters.from_dict(manifest["parameters"], plugins, source=str(folder / "manifest.json"))
+    parameters = Parameters.from_dict(manifest["parameters"], source=str(folder / "manifest.json"))
     module = parameters.objective.build(parameters.architecture, Vocabulary.model_validate(manifest["vocabulary"]))
     checkpoint.load_module(folder, module)
     return parameters.objective.exports(module)

@@ -49,7 +49,7 @@ class BatchMaker:
 
     def collate(self, start: int, stop: int) -> Batch:
         """The micro-batch of rows [start, stop) of the endless global order."""
-        return self.objective.collate(self.loader.rows(start, stop), self.vocabulary)
+        return self.objective.collate(self.loader.load(start, stop), self.vocabulary)
 
 
 def to_device(batch: Batch, device: torch.device, *, flash: bool) -> dict[str, Tensor]:

@@ -136,21 +136,22 @@ def build(
     architecture: Architecture = parameters.architecture
     objective: Objective = parameters.objective
     share = shares(parameters.batch_size, parameters.micro_batch_size, connection.topology)[connection.rank]
+    tokens = sum(store.facts.tokens for store in stores.train)
     layout, length = objective.row_layout(), parameters.data.sequence_length
     sources = [
         RowSource(store, layout, sequence_length=length, seed=parameters.seed, store_index=index)
         for index, store in enumerate(stores.train)
     ]
-    loader = Loader(sources, [share.weight for share in parameters.data.train])
+    weights = [each.weight for each in parameters.data.train]
+    loader = Loader(sources, weights, rows_per_step=share.global_rows)
+    epoch_rows = sum(len(source) for source in sources)
     validation = {
         name: RowSource(
             store, layout, sequence_length=length, seed=parameters.seed, store_index=len(sources) + index, shuffle=False
         )
         for index, (name, store) in enumerate(stores.validation.items())
     }
-    max_steps = resolve_steps(
-        parameters, rows=loader.rows_of_one_epoch(), tokens=_tokens(stores), global_rows=share.global_rows
-    )
+    max_steps = resolve_steps(parameters, rows=epoch_rows, tokens=tokens, global_rows=share.global_rows)
     dropout = float(getattr(architecture, "attention_probs_dropout_prob", 0.0))
     backend = attention.choose(
         parameters.attention, device=connection.device, precision=parameters.precision, dropout=dropout
@@ -163,11 +164,10 @@ def build(
     batches = BatchMaker(loader, objective, stores.vocabulary, share)
     _warm_up(engine, batches, connection, flash=backend == "flash")
     count = sum(parameter.numel() for parameter in module.parameters())
-    tokens = sum(store.facts.tokens for store in stores.train)
     record.say(
         f"{connection.topology.describe()} on {connection.device.type}, {parameters.parallel.engine}, "
         f"{parameters.precision}, attention {backend}; {count / 1e6:.1f} M parameters; {tokens:,} tokens in "
-        f"{loader.rows_of_one_epoch():,} rows of {parameters.data.sequence_length}; {share.global_rows} rows a step, "
+        f"{epoch_rows:,} rows of {parameters.data.sequence_length}; {share.global_rows} rows a step, "
         f"{share.micro_steps} micro-step{'s' if share.micro_steps > 1 else ''} of {share.micro_batch_size}; "
         f"{max_steps:,} steps"
     )
@@ -279,7 +279,7 @@ def _refuse_changes(
     for key in changed:
         record.say(f"parameter {key}: was {_at(before, key)!r}, is {_at(now, key)!r}")
     allowed = RESUME_MAY_CHANGE | allow_change
-    refused = [key for key in changed if not any(key == each or key.startswith(each + ".") for each in allowed)]
+    refused = [key for key in changed if not any(key == each or key.startswith(f"{each}.") for each in allowed)]
     if refused:
         raise UserError(
             f"the run was started with other values of {', '.join(refused)}; start a new run, or go on with "
@@ -293,10 +293,6 @@ def _at(tree: Any, key: str) -> Any:
     for part in key.split("."):
         tree = tree.get(part) if isinstance(tree, Mapping) else None
     return tree
-
-
-def _tokens(stores: Stores) -> int:
-    return sum(store.facts.tokens for store in stores.train)
 
 
 def _facts(

@@ -92,7 +92,7 @@ class Trainer:
             self.mark = time.perf_counter()
             while run.step < run.max_steps:
                 wish = stop.signal or self._out_of_time()
-                batches = prefetcher.get()
+                batches = next(prefetcher)
                 counts, stopping = self._agree(batches, wish)
                 if stopping:
                     asked = wish or "another process"
@@ -254,6 +254,9 @@ class Trainer:
         self.mark += time.perf_counter() - paused
 
     def _write_model(self, folder: Path) -> None:
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
         for name, model in self.run.objective.exports(self.engine.module).items():
             model.save_pretrained(folder / name)
 
