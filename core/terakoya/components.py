@@ -201,6 +201,9 @@ class Objective(Component):
 class Optimizer(Component):
     """An optimizer for the parameters of a module."""
 
+    elementwise: ClassVar[bool] = True
+    """Whether each weight's update looks at that weight's own numbers alone, so that parameters may be cut up (ZeRO)."""
+
     def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
         """A torch optimizer over `module`'s trainable parameters, decay and no-decay in groups of their own."""
         raise NotImplementedError

@@ -120,8 +120,8 @@ class DeepSpeedEngine:
         """
         if zero_stage and not optimizer.elementwise:
             raise UserError(
-                f"parallel.zero_stage {zero_stage}: optimizer {type(optimizer).__name__} looks at whole parameters, which "
-                f'ZeRO cuts into pieces; use zero_stage 0, engine "ddp" or another optimizer'
+                f"parallel.zero_stage {zero_stage}: optimizer {type(optimizer).__name__} looks at whole parameters, "
+                f'which ZeRO cuts into pieces; use zero_stage 0, engine "ddp" or another optimizer'
             )
         self.connection = connection
         self.zero_stage = zero_stage
@@ -202,8 +202,8 @@ class DeepSpeedEngine:
                 self.wrapped.zero_grad()
             return norm
         self.wrapped.step()
-        norm = float("nan") if self.zero.overflow else self.wrapped.get_global_grad_norm()
-        return torch.as_tensor(norm, dtype=torch.float32, device=self.connection.device)
+        total = float("nan") if self.zero.overflow else self.wrapped.get_global_grad_norm()
+        return torch.as_tensor(total, dtype=torch.float32, device=self.connection.device)
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
@@ -302,8 +302,11 @@ def _environment(rank: int, world_size: int, local_rank: int) -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        for name, value in before.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
 
 
 def _free_port() -> int:
