@@ -27,12 +27,23 @@ def error_console() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+class ConsoleHandler(logging.Handler):
+    """Prints records on the error console, above a progress bar if there is one; warnings and errors say so."""
+
+    STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": "bold red"}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Prints one record."""
+        from rich.text import Text
+
+        style = self.STYLES.get(record.levelname)
+        level = Text(f"{record.levelname.lower()}: ", style=style) if style else Text()
+        error_console().print(level + Text(self.format(record)), soft_wrap=True)
+
+
 def configure(level: int = logging.INFO) -> None:
     """Shows the logger `terakoya` on standard error. The command line calls this; a library leaves it to its user."""
-    from rich.logging import RichHandler
-
     logger = logging.getLogger("terakoya")
-    if not any(isinstance(handler, RichHandler) for handler in logger.handlers):
-        handler = RichHandler(console=error_console(), show_path=False, log_time_format="[%X]", rich_tracebacks=False)
-        logger.addHandler(handler)
+    if not any(isinstance(handler, ConsoleHandler) for handler in logger.handlers):
+        logger.addHandler(ConsoleHandler())
     logger.setLevel(level)

@@ -1,0 +1,30 @@
+"""`terakoya doctor`: what is wrong with this machine or installation, and what to do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False) -> None:
+    """Check versions, GPU, memory, disk, ports, build locks. Exits with 1 if anything is an error."""
+    from terakoya.doctor import diagnose
+    from terakoya.log import console
+
+    findings = diagnose(Path.cwd())
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=False))
+    else:
+        colours = {"ok": "green", "warning": "yellow", "error": "bold red"}
+        for finding in findings:
+            colour = colours[finding.status]
+            console().print(f"[{colour}]{finding.status:<8}[/{colour}]{finding.check:<15}", end="")
+            console().print(finding.message, markup=False, soft_wrap=True)
+            if finding.remedy:
+                console().print(" " * 23 + finding.remedy, markup=False, soft_wrap=True, style="dim")
+    if any(finding.status == "error" for finding in findings):
+        raise typer.Exit(1)
