@@ -113,11 +113,13 @@ class RowSource:
         self.store_index = store_index
         self.shuffle = shuffle
         self.vocabulary: Vocabulary = store.facts.vocabulary
+        if store.facts.tokens == 0:
+            raise UserError(f"{store.folder}: expected a store with tokens, got an empty one; prepare it again")
         self._tokens = np.asarray(store.tokens)
         self._spans = Spans(store)
         self._check()
         self._words: np.ndarray | None = None
-        if store.facts.word_starts and len(self._tokens):
+        if store.facts.word_starts:
             self._words = np.asarray(np.memmap(store.folder / "tokens.words", np.uint8, "r"))
         self._pairs: OrderedDict[int, PairPlan] = OrderedDict()
         self._plan: Plan | None = None
@@ -133,7 +135,10 @@ class RowSource:
             )
         self._rows = self._count()
         if self._rows == 0:
-            raise UserError(f"{store.folder}: expected a store with tokens, got an empty one; prepare it again")
+            raise UserError(
+                f"{store.folder}: expected text for at least one row of layout {layout.kind}, got empty documents; "
+                "prepare it again"
+            )
 
     def __len__(self) -> int:
         """Rows in an epoch."""
@@ -301,7 +306,7 @@ class RowSource:
         if self.layout.kind == "pairs":
             return len(self._epoch_pairs(0))
         if self.layout.kind == "stream":
-            return -(-self._spans.stream_length // (self.sequence_length - 2)) if len(self._tokens) else 0
+            return -(-self._spans.stream_length // (self.sequence_length - 2))
         assert self._plan is not None
         return len(self._plan)
 

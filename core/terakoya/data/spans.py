@@ -5,6 +5,7 @@ Letters: n any number of documents, lines or places.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,8 +42,8 @@ class Spans:
         bounds = np.asarray(self._store.offsets[first : stop + 1])
         starts, stops = bounds[:-1], bounds[1:]
         if self._eos is not None:
-            ends = np.unique(np.asarray(self._documents)) - first - 1  # the last line of each document
-            ends = ends[(ends >= 0) & (ends < stop - first)]
+            among = slice(bisect_left(self._documents, first + 1), bisect_right(self._documents, stop))
+            ends = self._documents[among] - first - 1  # the last line of each document
             stops = stops.copy()
             stops[ends] = self._without_eos(starts[ends], stops[ends])
         return starts, stops - starts
@@ -68,6 +69,6 @@ class Spans:
 
     def _without_eos(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
         """`stops`, one less where the last token of [start, stop) is the stored EOS."""
-        if self._eos is None or not len(self._tokens):
+        if self._eos is None:
             return stops
         return stops - ((stops > starts) & (self._tokens[np.maximum(stops - 1, 0)] == self._eos))

@@ -1,0 +1,79 @@
+"""A token store made of Python lists, for tests of what is built on stores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from terakoya.data.vocab import Vocabulary
+
+PAD, UNK, CLS, SEP, MASK = range(5)
+FIRST = 10
+"""The first ordinary id."""
+
+
+def vocabulary(size: int = 60_000) -> Vocabulary:
+    return Vocabulary(size=size, pad=PAD, unk=UNK, cls=CLS, sep=SEP, mask=MASK, special=tuple(range(FIRST)))
+
+
+@dataclass
+class SmallStore:
+    """What training reads of a `TokenStore`."""
+
+    folder: Path
+    facts: SimpleNamespace
+    tokens: np.ndarray
+    offsets: np.ndarray
+    documents: np.ndarray
+    fingerprint: str
+
+
+def small_store(
+    folder: Path,
+    documents: Sequence[Sequence[int]],
+    *,
+    unit: str = "line",
+    eos: int | None = None,
+    words: bool = True,
+    size: int = 60_000,
+) -> SmallStore:
+    """A store of documents given as the lengths of their lines. Its ordinary tokens are FIRST, FIRST + 1, ... in
+    order, so that each is found once; a word starts at every token whose id is even. `eos` follows each document."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens: list[int] = []
+    lengths: list[int] = []
+    first: list[int] = [0]
+    next_id = FIRST
+    for lines in documents:
+        for number, length in enumerate(lines):
+            ids = list(range(next_id, next_id + length))
+            next_id += length
+            if eos is not None and number == len(lines) - 1:
+                ids.append(eos)
+            tokens += ids
+            lengths.append(len(ids))
+        if unit == "document" and lines:
+            merged = sum(lengths[first[-1] :])
+            del lengths[first[-1] :]
+            lengths.append(merged)
+        first.append(len(lengths))
+    assert next_id <= size
+    array = np.array(tokens, np.uint16)
+    if words:
+        np.packbits(array % 2 == 0, bitorder="little").tofile(folder / "tokens.words")
+    facts = SimpleNamespace(
+        unit=unit,
+        eos=eos,
+        documents=len(documents),
+        sequences=len(lengths),
+        tokens=len(tokens),
+        vocabulary=vocabulary(size),
+        word_starts=words,
+    )
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    fingerprint = f"{unit}-{eos}-{hash((tuple(map(tuple, documents)),)):x}"
+    return SmallStore(folder, facts, array, offsets, np.array(first, np.int64), fingerprint)
