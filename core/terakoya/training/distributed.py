@@ -6,6 +6,7 @@ accelerate sets up the processes and wraps the module once; each step then calls
 from __future__ import annotations
 
 import contextlib
+import inspect
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,9 +18,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from terakoya.errors import UserError
 from terakoya.training.world import Launched, Place, Topology
+
+
+BUFFERS_OPTION = next(
+    name
+    for name in ("forward_sync_buffers", "broadcast_buffers")  # the second is the first's name before torch 2.13
+    if name in inspect.signature(DistributedDataParallel).parameters
+)
+"""DDP's switch for sending buffers around before each forward: no model here changes its buffers in training."""
 
 
 @dataclass
@@ -90,9 +100,11 @@ class Connection:
                 f"{action} failed on {len(failed)} of {self.world_size} processes; " + "; ".join(failed)
             ) from error
 
-    def close(self) -> None:
-        """Leaves the process group."""
+    def close(self, *, failed: bool) -> None:
+        """Leaves the process group; all together, unless this process `failed` and the others may be gone."""
         if dist.is_initialized():
+            if not failed:
+                self.barrier()
             dist.destroy_process_group()
 
 
@@ -204,12 +216,12 @@ class DDPEngine:
         autocast_forward(self.module, connection.device, precision)
         self.wrapped: nn.Module = self.module
         if connection.world_size > 1:
-            from accelerate.utils import DistributedDataParallelKwargs
-
-            connection.accelerator.ddp_handler = DistributedDataParallelKwargs(
-                broadcast_buffers=False, gradient_as_bucket_view=True
+            self.wrapped = DistributedDataParallel(
+                self.module,
+                device_ids=[connection.device.index] if connection.device.type == "cuda" else None,
+                gradient_as_bucket_view=True,
+                **{BUFFERS_OPTION: False},
             )
-            self.wrapped = connection.accelerator.prepare_model(self.module)
         self.fused = bool(optimizer.defaults.get("fused"))
 
     def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import socket
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -329,5 +330,6 @@ def _quiet_deepspeed() -> None:
             f'parallel.engine "deepspeed": {error}; install it with `pip install "terakoya[deepspeed]"`'
         ) from error
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)  # DeepSpeed calls them
     if not torch.cuda.is_available():
         deepspeed.ops.__compatible_ops__ = {}

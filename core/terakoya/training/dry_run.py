@@ -64,4 +64,4 @@ def dry_run(
             )
             record.close()
     finally:
-        connection.close()
+        connection.close(failed=True)

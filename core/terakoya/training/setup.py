@@ -93,11 +93,14 @@ def train_here(
         deepspeed=parameters.parallel.engine == "deepspeed",
         timeout_seconds=parameters.parallel.timeout_seconds,
     )
+    failed = True
     try:
         with _folder(out, connection):
-            return _train(parameters, out, stores, connection, start, allow_change)
+            result = _train(parameters, out, stores, connection, start, allow_change)
+        failed = False
+        return result
     finally:
-        connection.close()
+        connection.close(failed=failed)
 
 
 def _train(

@@ -1,0 +1,65 @@
+"""A plugin that breaks a run where the environment says: loaded with `--plugin` by the tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import torch
+
+from terakoya import hookimpl
+from terakoya.training import checkpoint
+
+FAULT, _, WHERE = os.environ.get("FAULT", ":").partition(":")
+RANK = int(os.environ.get("FAULT_RANK", "0"))
+
+
+def here() -> bool:
+    return int(os.environ.get("RANK", "0")) == RANK
+
+
+def die(*_: Any, **__: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@hookimpl
+def run_started(run: Any) -> None:
+    """Arms the faults that lie inside a save: the process dies when `WHERE` is about to happen for the second time."""
+    if FAULT != "save" or not here():
+        return
+    name, _, count = WHERE.partition("@")
+    owner, attribute = {
+        "write": (checkpoint, "save_file"),
+        "fsync": (checkpoint.os, "fsync"),
+        "manifest": (checkpoint.json, "dumps"),
+        "rename": (checkpoint.Path, "rename"),
+        "prune": (checkpoint.shutil, "rmtree"),
+    }[name]
+    real = getattr(owner, attribute)
+    calls = [0]
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        if name != "manifest" or (arguments and isinstance(arguments[0], dict) and "files" in arguments[0]):
+            calls[0] += 1
+            if calls[0] == int(count):
+                die()
+        return real(*arguments, **options)
+
+    setattr(owner, attribute, counted)
+
+
+@hookimpl
+def step_finished(run: Any, report: Any) -> None:
+    """Breaks after step `WHERE`."""
+    if not here() or not WHERE.isdigit() or run.step != int(WHERE):
+        return
+    if FAULT == "kill":
+        die()
+    if FAULT == "term":
+        os.kill(os.getpid(), signal.SIGTERM)
+    if FAULT == "raise":
+        raise RuntimeError("the plugin gave up")
+    if FAULT == "nan":
+        with torch.no_grad():
+            next(run.module.parameters()).fill_(float("nan"))

@@ -1,0 +1,164 @@
+"""The promises: neither topology nor stopping changes the training. Real processes, real kills."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import toy
+import torch
+from safetensors.torch import load_file
+
+FAULTS = str(Path(__file__).with_name("faults.py"))
+
+
+def weights(out: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_file(out / f"checkpoints/step-{step:08d}/state/model-00000.safetensors")
+
+
+def same_weights(first: Path, second: Path, step: int) -> bool:
+    one, two = weights(first, step), weights(second, step)
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def relative_error(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
+    difference = sum((first[name].double() - second[name].double()).square().sum() for name in first)
+    return float((difference / sum(first[name].double().square().sum() for name in first)).sqrt())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_seven_five_four_on_three_nodes_is_sixteen_on_one(precision: str, store: Path, tmp_path: Path) -> None:
+    """Uneven nodes, an unequal number of micro-steps: the gradients of one big batch."""
+    settings = toy.parameters(store, max_steps=3, precision=precision, micro_batch_size=3)
+    settings["architecture"] = toy.without_dropout(settings["architecture"])
+    # plain gradient descent, as it were: with eps 1 the update is nearly proportional to the gradient
+    settings["optimizer"] = {"type": "adamw", "learning_rate": 0.1, "eps": 1.0, "weight_decay": 0.0}
+    toy.train({**settings, "batch_size": {"-1": 16}}, tmp_path / "one")
+    said = toy.train({**settings, "batch_size": {"0": 7, "1": 5, "2": 4}}, tmp_path / "three", nodes=(1, 1, 1))
+    assert "3 processes on 3 nodes" in said and "3 micro-steps of 3" in said
+    one, three = toy.losses(tmp_path / "one"), toy.losses(tmp_path / "three")
+    assert one.keys() == three.keys() == {1, 2, 3}
+    tolerance = 1e-6 if precision == "fp32" else 1e-2
+    for step in one:
+        for mine, theirs in zip(one[step], three[step], strict=True):
+            assert abs(mine - theirs) <= tolerance * abs(mine), (step, one[step], three[step])
+    assert relative_error(weights(tmp_path / "one", 3), weights(tmp_path / "three", 3)) < tolerance
+
+
+def test_several_processes_a_node_and_a_table_that_does_not_divide(store: Path, tmp_path: Path) -> None:
+    settings = toy.parameters(store, max_steps=2, micro_batch_size=2)
+    settings["architecture"] = toy.without_dropout(settings["architecture"])
+    toy.train({**settings, "batch_size": {"-1": 10}}, tmp_path / "one")
+    toy.train({**settings, "batch_size": {"0": 7, "1": 3}}, tmp_path / "three", nodes=(2, 1))
+    one, three = toy.losses(tmp_path / "one"), toy.losses(tmp_path / "three")
+    for step in one:
+        for mine, theirs in zip(one[step], three[step], strict=True):
+            assert abs(mine - theirs) <= 1e-5 * abs(mine)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_killed_and_resumed_is_bit_identical(
+    processes: int, store: Path, validation_store: Path, tmp_path: Path
+) -> None:
+    """Kill -9 in the middle of a step's aftermath; the logging interval is cut by the checkpoint too."""
+    table = {str(node): rows for node, rows in enumerate([7, 5, 4][:processes])} if processes > 1 else {"-1": 16}
+    settings = toy.parameters(store, validation_store, batch_size=table, logging_steps=3)
+    nodes = (1,) * processes
+    toy.train(settings, tmp_path / "straight", "--plugin", FAULTS, nodes=nodes)
+    file = tmp_path / "cut.json"
+    file.write_text(json.dumps(settings))
+    environment = {"FAULT": "kill:8", "FAULT_RANK": str(processes - 1)}
+    toy.finish(
+        toy.start(file, tmp_path / "cut", "--plugin", FAULTS, nodes=nodes, environment=environment), code=None
+    )
+    assert max(toy.records(tmp_path / "cut")) < 12
+    said = toy.train(settings, tmp_path / "cut", "--plugin", FAULTS, nodes=nodes)
+    assert "resumed from" in said and "at step 5" in said
+    assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
+    validation = [toy.records(tmp_path / name, "validation")[12]["loss"] for name in ("cut", "straight")]
+    assert validation[0] == validation[1]
+    assert same_weights(tmp_path / "cut", tmp_path / "straight", 12)
+
+
+SAVES = ["write@3", "fsync@3", "fsync@12", "manifest@2", "rename@2", "prune@3"]
+
+
+@pytest.mark.parametrize("instant", SAVES)
+def test_killed_inside_a_save_the_one_before_is_taken(instant: str, store: Path, tmp_path: Path) -> None:
+    settings = toy.parameters(store, checkpoint={"save_steps": 2, "keep": 2}, max_steps=6)
+    toy.train(settings, tmp_path / "straight", "--plugin", FAULTS)
+    file = tmp_path / "cut.json"
+    file.write_text(json.dumps(settings))
+    toy.finish(
+        toy.start(file, tmp_path / "cut", "--plugin", FAULTS, environment={"FAULT": f"save:{instant}"}),
+        code=-signal.SIGKILL,
+    )
+    said = toy.train(settings, tmp_path / "cut", "--plugin", FAULTS)
+    assert "resumed from" in said
+    assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
+    assert same_weights(tmp_path / "cut", tmp_path / "straight", 6)
+    assert not list((tmp_path / "cut/checkpoints").glob(".*"))
+
+
+def test_asked_to_stop_it_saves_leaves_and_goes_on(store: Path, tmp_path: Path) -> None:
+    settings = toy.parameters(store, batch_size={"0": 9, "1": 7})
+    toy.train(settings, tmp_path / "straight", nodes=(1, 1))
+    file = tmp_path / "cut.json"
+    file.write_text(json.dumps(settings))
+    environment = {"FAULT": "term:7", "FAULT_RANK": "1"}
+    toy.finish(
+        toy.start(file, tmp_path / "cut", "--plugin", FAULTS, nodes=(1, 1), environment=environment), code=75
+    )
+    assert (tmp_path / "cut/checkpoints/step-00000007/manifest.json").is_file()
+    toy.train(settings, tmp_path / "cut", "--plugin", FAULTS, nodes=(1, 1))
+    assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
+    assert same_weights(tmp_path / "cut", tmp_path / "straight", 12)
+
+
+def test_another_world_gives_the_same_rows_and_nearly_the_same_losses(store: Path, tmp_path: Path) -> None:
+    settings = toy.parameters(store, max_steps=8, checkpoint={"save_steps": 4})
+    settings["architecture"] = toy.without_dropout(settings["architecture"])
+    toy.train(settings, tmp_path / "straight")
+    toy.train({**settings, "max_steps": 4, "schedule": {"type": "constant"}}, tmp_path / "moved")
+    toy.train({**settings, "schedule": {"type": "constant"}}, tmp_path / "alone")
+    said = toy.train(
+        {**settings, "schedule": {"type": "constant"}, "batch_size": {"0": 6, "1": 10}},
+        tmp_path / "moved",
+        nodes=(1, 1),
+    )
+    assert "resumed from" in said
+    moved, alone = toy.losses(tmp_path / "moved"), toy.losses(tmp_path / "alone")
+    assert moved.keys() == alone.keys()
+    assert all(abs(moved[step][0] - alone[step][0]) < 1e-5 for step in alone)
+
+
+@pytest.mark.nightly
+def test_two_hundred_kills(store: Path, tmp_path: Path) -> None:
+    """Killed at 200 random instants, saving at every step: it always goes on, and ends where it should."""
+    import random
+
+    settings = toy.parameters(store, max_steps=400, checkpoint={"save_steps": 1, "keep": 2}, logging_steps=1)
+    toy.train(settings, tmp_path / "straight")
+    file = tmp_path / "cut.json"
+    file.write_text(json.dumps(settings))
+    draw = random.Random(0)
+    kills = 0
+    while kills < 200:
+        (process,) = toy.start(file, tmp_path / "cut")
+        before = time.monotonic()
+        metrics = tmp_path / "cut/metrics.jsonl"
+        size = metrics.stat().st_size if metrics.exists() else 0
+        while process.poll() is None and (not metrics.exists() or metrics.stat().st_size == size):
+            assert time.monotonic() - before < 120
+            time.sleep(0.02)
+        time.sleep(draw.random() * 0.4)
+        if process.poll() is not None:
+            break
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        kills += 1
+    toy.train(settings, tmp_path / "cut")
+    assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
+    assert same_weights(tmp_path / "cut", tmp_path / "straight", 400)
