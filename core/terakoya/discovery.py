@@ -102,6 +102,8 @@ class Finder:
         self.without = set(without)
         self.met: set[str] = set()
         """Every name that `--without` could have named."""
+        self.sources: list[Source] = []
+        """Where plugins were looked for, what was left out aside."""
         self.blocked: list[str] = []
         self.broken: list[Broken] = []
 
@@ -116,62 +118,71 @@ class Finder:
             if self.without & names or (foreign and THIRD_PARTY in self.without):
                 self.blocked.append(entry.value)
                 continue
-            yield from self._walk(entry.value, source)
+            self.sources.append(source)
+            yield from self._walk(entry.value, entry.value, source)
 
     def asked_for(self, name: str) -> Iterator[Plugin]:
         """The plugins of a file, a folder that is a package, or a module's dotted name. UserError if there is none."""
         source = Source(name, asked_for=True)
         path = Path(name)
         if path.suffix == ".py" or path.is_dir() or "/" in name:
-            yield from self._walk(self._name_of_file(path), source)
-        else:
-            sys.path.insert(0, str(Path.cwd()))  # `python -m` would find modules of the working directory too
-            try:
-                yield from self._walk(name, source)
-            finally:
-                sys.path.remove(str(Path.cwd()))
+            if not self._blocks(path.stem):
+                self.sources.append(source)
+                yield from self._walk(_import_file(path), path.stem, source)
+            return
+        folder = str(Path.cwd())
+        sys.path.insert(0, folder)  # as `python -m` would find modules of the working directory
+        try:
+            self.sources.append(source)
+            yield from self._walk(name, name, source)
+        finally:
+            sys.path.remove(folder)
 
-    def _name_of_file(self, path: Path) -> str:
-        """Imports the plugin file or package folder at `path`; returns its module's name."""
-        file = (path / "__init__.py" if path.is_dir() else path).resolve()
-        if not file.is_file():
-            raise UserError(
-                f"--plugin {path}: expected a Python file, a package's folder or a module's name; not found"
-            )
-        name = f"terakoya_plugin_{path.resolve().stem}"
-        known = sys.modules.get(name)
-        if known is not None and Path(str(known.__file__)) != file:
-            raise UserError(f"--plugin {path}: another plugin file bears the same name: {known.__file__}; rename one")
-        if known is None:
-            folders = [str(file.parent)] if path.is_dir() else None
-            spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
-            assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[name] = module
-            try:
-                spec.loader.exec_module(module)
-            except (Exception, SystemExit) as error:
-                del sys.modules[name]
-                raise PluginError(str(path), describe(error)) from error
-        return name
+    def _blocks(self, shown: str) -> bool:
+        """Whether `--without` names the plugin called `shown`, by its whole name or its last word."""
+        names = {shown, shown.rpartition(".")[2]}
+        self.met |= names
+        if self.without & names:
+            self.blocked.append(shown)
+        return bool(self.without & names)
 
-    def _walk(self, name: str, source: Source) -> Iterator[Plugin]:
-        """The module `name` and, if it is a package, every module in it."""
-        self.met |= {name, name.rpartition(".")[2], name.removeprefix("terakoya_plugin_")}
-        if self.without & {name, name.rpartition(".")[2], name.removeprefix("terakoya_plugin_")}:
-            self.blocked.append(name)
+    def _walk(self, module_name: str, shown: str, source: Source) -> Iterator[Plugin]:
+        """The module and, if it is a package, every module in it. `shown` is the plugin's name."""
+        if self._blocks(shown):
+            if source in self.sources:
+                self.sources.remove(source)
             return
         try:
-            module = _import(name)
+            module = _import(module_name)
         except PluginError as error:
             if source.asked_for:
                 raise
-            self.broken.append(Broken(name, source, error.message))
+            self.broken.append(Broken(shown, source, error.message))
             return
-        yield Plugin(name.removeprefix("terakoya_plugin_"), module, source)
+        yield Plugin(shown, module, source)
         for found in sorted(pkgutil.iter_modules(getattr(module, "__path__", ())), key=lambda found: found.name):
             if not found.name.startswith("_"):
-                yield from self._walk(f"{name}.{found.name}", source)
+                yield from self._walk(f"{module_name}.{found.name}", f"{shown}.{found.name}", source)
+
+
+def _import_file(path: Path) -> str:
+    """Imports the plugin file or package folder at `path`; returns the name of its module, told by its whole path."""
+    file = (path / "__init__.py" if path.is_dir() else path).resolve()
+    if not file.is_file():
+        raise UserError(f"--plugin {path}: expected a Python file, a package's folder or a module's name; not found")
+    name = f"terakoya_plugin_{path.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    if name not in sys.modules:
+        folders = [str(file.parent)] if path.is_dir() else None
+        spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except (Exception, SystemExit) as error:
+            del sys.modules[name]
+            raise PluginError(str(path), describe(error)) from error
+    return name
 
 
 def _import(name: str) -> ModuleType:

@@ -27,16 +27,17 @@ def error_console() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": "bold red"}
+
+
 class ConsoleHandler(logging.Handler):
     """Prints records on the error console, above a progress bar if there is one; warnings and errors say so."""
-
-    STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": "bold red"}
 
     def emit(self, record: logging.LogRecord) -> None:
         """Prints one record."""
         from rich.text import Text
 
-        style = self.STYLES.get(record.levelname)
+        style = STYLES.get(record.levelname)
         level = Text(f"{record.levelname.lower()}: ", style=style) if style else Text()
         error_console().print(level + Text(self.format(record)), soft_wrap=True)
 

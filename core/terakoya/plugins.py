@@ -40,6 +40,7 @@ class Offer(NamedTuple):
     name: str
     component: type[Component]
     module: str
+    """The plugin's name: its module, or the name of its file."""
     distribution: str
     version: str | None
 
@@ -157,7 +158,7 @@ class Registry:
                 "distribution": plugin.source.distribution,
                 "version": plugin.source.version,
                 "sha256": plugin.sha256(),
-                "components": offered.get(plugin.module.__name__, []),
+                "components": offered.get(plugin.name, []),
             }
             for plugin in self.plugins
         ]
@@ -228,11 +229,18 @@ def _load(asked: Sequence[str], without: Sequence[str]) -> Registry:
     plugins: dict[str, Plugin] = {}
     for plugin in [*finder.installed(), *(each for name in asked for each in finder.asked_for(name))]:
         if plugin.module.__name__ not in plugins and _has_hooks(manager, plugin):
+            for other in plugins.values():
+                if other.name == plugin.name:
+                    raise UserError(f"two plugins are called {plugin.name}: {other.source} and {plugin.source}")
             plugins[plugin.module.__name__] = plugin
             _register(manager, plugin)
-    for name in asked:
-        if not any(plugin.source.name == name for plugin in plugins.values()) and not finder.blocked:
-            raise UserError(f"--plugin {name}: has no hook; mark its functions with @hookimpl (see terakoya.hookspecs)")
+    fruitful = {plugin.source for plugin in plugins.values()} | {broken.source for broken in finder.broken}
+    for source in finder.sources:
+        if source not in fruitful:
+            text = "has no hook; mark its functions with @hookimpl (see terakoya.hookspecs)"
+            if source.asked_for:
+                raise UserError(f"{source}: {text}")
+            finder.broken.append(Broken(source.name, source, text))
     for name in without:
         if name not in finder.met and name != THIRD_PARTY:
             raise UserError(f"--without {name}: there is no such plugin{nearest(name, finder.met)}")
@@ -302,7 +310,7 @@ def _add(offers: dict[tuple[str, str], Offer], kind: str, result: Any, plugin: P
         if not (isinstance(component, type) and issubclass(component, KINDS[kind])):
             raise UserError(f'{where}: "{name}": expected a subclass of {KINDS[kind].__name__}, got {component!r}')
         source = plugin.source
-        new = Offer(kind, name, component, plugin.module.__name__, source.distribution or str(source), source.version)
+        new = Offer(kind, name, component, plugin.name, source.distribution or str(source), source.version)
         old = offers.get((kind, name))
         if old is not None:
             raise UserError(
