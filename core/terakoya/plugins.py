@@ -8,20 +8,18 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pluggy
 
 from terakoya import hookspecs
 from terakoya.components import KINDS, Component
-from terakoya.discovery import THIRD_PARTY, Broken, Finder, Plugin, PluginError, describe
+from terakoya.discovery import THIRD_PARTY, Broken, Finder, Plugin, PluginError
 from terakoya.errors import UserError, nearest
-
-if TYPE_CHECKING:
-    from terakoya.training.run import Run, StepReport
+from terakoya.events import EVENTS, Events, Listeners, call
 
 logger = logging.getLogger("terakoya")
 
@@ -29,7 +27,6 @@ PLUGINS_VARIABLE = "TERAKOYA_PLUGINS"
 WITHOUT_VARIABLE = "TERAKOYA_WITHOUT"
 TRACE_VARIABLE = "TERAKOYA_TRACE_PLUGINS"
 
-EVENTS = ("run_started", "step_finished", "evaluate", "checkpoint_saved", "run_finished")
 NOUNS = {kind: f"register_{kind}" for kind in KINDS}
 
 
@@ -50,56 +47,6 @@ class RecordCheck(NamedTuple):
 
     missing: list[str]
     changed: list[str]
-
-
-Listeners = tuple[tuple[str, Callable[..., Any]], ...]
-
-
-class Events:
-    """The events of `hookspecs`, typed. An exception in a listener becomes a PluginError that names the plugin."""
-
-    def __init__(self, listeners: Mapping[str, Listeners]) -> None:
-        self.listeners = listeners
-        self._step_finished = listeners["step_finished"]  # in the loop: no look-up
-
-    def run_started(self, run: Run) -> None:
-        """See `hookspecs.run_started`."""
-        _call(self.listeners["run_started"], run=run)
-
-    def step_finished(self, run: Run, report: StepReport) -> None:
-        """See `hookspecs.step_finished`."""
-        if self._step_finished:
-            _call(self._step_finished, run=run, report=report)
-
-    def evaluate(self, run: Run) -> dict[str, float]:
-        """The numbers of all listeners. UserError if two offer the same name; see `hookspecs.evaluate`."""
-        numbers: dict[str, float] = {}
-        owner: dict[str, str] = {}
-        for plugin, results in _call(self.listeners["evaluate"], run=run):
-            for name, number in (item for result in results for item in result.items()):
-                if name in owner:
-                    raise UserError(f'evaluate: "{name}" is offered twice, by {owner[name]} and by {plugin}')
-                numbers[name], owner[name] = number, plugin
-        return numbers
-
-    def checkpoint_saved(self, run: Run, folder: Path) -> None:
-        """See `hookspecs.checkpoint_saved`."""
-        _call(self.listeners["checkpoint_saved"], run=run, folder=folder)
-
-    def run_finished(self, run: Run, error: BaseException | None) -> None:
-        """See `hookspecs.run_finished`."""
-        _call(self.listeners["run_finished"], run=run, error=error)
-
-
-def _call(listeners: Listeners, **arguments: Any) -> list[tuple[str, Any]]:
-    """Calls every listener; returns (plugin, its results)."""
-    results = []
-    for plugin, listener in listeners:
-        try:
-            results.append((plugin, listener(**arguments)))
-        except Exception as error:
-            raise PluginError(plugin, describe(error)) from error
-    return results
 
 
 @dataclass(frozen=True)
@@ -251,7 +198,7 @@ def _load(asked: Sequence[str], without: Sequence[str]) -> Registry:
         for name, listener in _listeners(manager, hook, plugins.values()):
             plugin = next(each for each in plugins.values() if each.name == name)
             try:
-                results = _call(((name, listener),))[0][1]
+                results = call(((name, listener),))[0][1]
             except PluginError as error:
                 if plugin.source.asked_for:
                     raise
