@@ -34,7 +34,7 @@ logger = logging.getLogger("terakoya")
 
 Progress = Callable[[int, int], None]
 _SAMPLE_FILES, _SAMPLE_BYTES, _SAMPLE_CHARACTERS = 8, 4 << 20, 30_000
-_MIN_BLOCK, _MAX_BLOCK = 1 << 20, 32 << 20
+_MIN_BLOCK, _MAX_BLOCK, _MAX_PARTS = 1 << 20, 32 << 20, 50_000
 
 
 def prepare(
@@ -81,7 +81,7 @@ def prepare(
         "options": hashlib.sha256(orjson.dumps(options)).hexdigest(),
     }
     out.mkdir(parents=True, exist_ok=True)
-    with locked(out), _disk_full_explained(out):
+    with locked(out), _ends_explained(out):
         if force:
             clear(out, inputs)
         if (facts := finished_facts(out, inputs, options)) is not None:
@@ -112,7 +112,7 @@ def _sizes_and_times(corpus: Corpus) -> list[tuple[int, int]]:
 
 
 @contextmanager
-def _disk_full_explained(out: Path) -> Iterator[None]:
+def _ends_explained(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -121,14 +121,18 @@ def _disk_full_explained(out: Path) -> Iterator[None]:
         raise UserError(
             f"{out}: the disk is full; make room and run the same command again: finished parts are kept"
         ) from error
+    except KeyboardInterrupt:
+        logger.warning("interrupted; finished parts are kept: run the same command again and it finishes what is left")
+        raise
 
 
 # ---------------------------------------------------------------------------------------------------------- encoding
 
 
 def _block_bytes(corpus: Corpus) -> int:
-    """Bytes of a block: 64 blocks or more where the corpus is large enough, for even work in many processes."""
-    return max(_MIN_BLOCK, min(_MAX_BLOCK, corpus.total_bytes // 64))
+    """Bytes of a block: small enough to share a small corpus evenly, large enough for few parts of a large one."""
+    wanted = min(corpus.block_bytes, max(_MIN_BLOCK, corpus.total_bytes // 64))
+    return max(wanted, min(_MAX_BLOCK, corpus.total_bytes // _MAX_PARTS))
 
 
 def _encode_all(
@@ -212,15 +216,14 @@ def _check_disk(out: Path, corpus: Corpus, encoder: BlockEncoder) -> None:
         block = next(one.blocks(block_bytes=_SAMPLE_BYTES), None)
         if block is None:
             continue
-        texts = [item.text for item in one.read(block) if isinstance(item, Document)]
         disk += block.disk_bytes
-        text += sum(map(len, texts))
         few, room = [], _SAMPLE_CHARACTERS
-        for each in texts:
-            few.append(each[:room])
-            room -= len(few[-1])
-            if room <= 0:
-                break
+        for item in one.read(block):
+            if isinstance(item, Document):
+                text += len(item.text)
+                if room > 0:
+                    few.append(item.text[:room])
+                    room -= len(few[-1])
         encoded = encoder.sample(few)
         sampled += sum(map(len, few))
         tokens += len(encoded.ids)

@@ -1,0 +1,161 @@
+"""`terakoya prepare`: raw text becomes a token store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from terakoya.errors import UserError
+
+if TYPE_CHECKING:
+    from terakoya.components import Tokenizer
+    from terakoya.data.store import StoreFacts
+
+Documents = Literal["blank", "line"]
+Unit = Literal["document", "line"]
+Specials = Literal["parse", "split", "reject"]
+
+
+def recognise_tokenizer(folder: Path, *, type: str | None = None) -> Tokenizer:
+    """The tokenizer component that reads `folder`: the kind `type`, or the one kind that says it can.
+
+    Raises UserError if no kind, or more than one, can read it.
+    """
+    from terakoya import plugins
+
+    if not folder.is_dir():
+        raise UserError(
+            f"{folder}: expected a tokenizer's folder, found none; make one with `terakoya tokenizer train`"
+        )
+    names = [type] if type is not None else plugins.registry().names("tokenizers")
+    kinds = {name: plugins.registry().component("tokenizers", name) for name in names}
+    able: dict[str, Tokenizer] = {
+        name: settings for name, kind in kinds.items() if (settings := kind.from_folder(folder)) is not None
+    }
+    if len(able) == 1:
+        return next(iter(able.values()))
+    if able:
+        raise UserError(f"{folder}: more than one kind of tokenizer reads it: choose with --type {'|'.join(able)}")
+    files = ", ".join(sorted(file.name for file in folder.iterdir())[:8]) or "nothing"
+    raise UserError(
+        f"{folder}: expected a tokenizer of kind {', '.join(names)}, got a folder with {files} that none of them reads"
+    )
+
+
+def prepare(
+    sources: Sequence[Path],
+    *,
+    tokenizer: Path,
+    out: Path,
+    type: str | None = None,
+    processes: int | None = None,
+    documents: Documents = "blank",
+    field: str = "text",
+    unit: Unit = "document",
+    append_eos: bool = False,
+    max_rejects: int | float = 0.01,
+    special_tokens_in_text: Specials | None = None,
+    max_document_bytes: int = 100_000_000,
+    force: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> StoreFacts:
+    """Encodes the files `sources` with the tokenizer in the folder `tokenizer` into the token store `out`.
+
+    Raises UserError for anything the user can mend; see `terakoya.data.prepare.prepare`.
+    """
+    from terakoya.data.corpus import Corpus
+    from terakoya.data.prepare import prepare as prepare_corpus
+
+    corpus = Corpus(sources, field=field, documents=documents, max_document_bytes=max_document_bytes)
+    component = recognise_tokenizer(tokenizer, type=type)
+    if special_tokens_in_text is not None:
+        component = component.model_copy(update={"special_tokens_in_text": special_tokens_in_text})
+    return prepare_corpus(
+        corpus,
+        component,
+        tokenizer,
+        out,
+        unit=unit,
+        append_eos=append_eos,
+        processes=processes or _cpus(),
+        max_rejects=max_rejects,
+        force=force,
+        progress=progress,
+    )
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def parse_max_rejects(text: str) -> int | float:
+    """A count ("100") or a share ("0.01", "1%") of rejected documents. UserError for anything else."""
+    try:
+        value = float(text[:-1]) / 100 if text.endswith("%") else float(text) if "." in text else int(text)
+    except ValueError:
+        value = -1
+    if value < 0 or (isinstance(value, float) and not value <= 1):
+        raise UserError(f'--max-rejects: expected a count such as 100 or a share such as 0.01 or 1%, got "{text}"')
+    return value
+
+
+def command(
+    corpus: Annotated[list[Path], typer.Argument(help="jsonl, txt, both also gzipped, or folders of them.")],
+    tokenizer: Annotated[Path, typer.Option(help="The tokenizer's folder.")],
+    out: Annotated[Path, typer.Option(help="The new store's folder.")],
+    processes: Annotated[int | None, typer.Option(min=1, help="Default: one for each CPU.", show_default=False)] = None,
+    documents: Annotated[Documents, typer.Option(help="What separates documents in txt files.")] = "blank",
+    field: Annotated[str, typer.Option(help="The key of the text in jsonl files.")] = "text",
+    unit: Annotated[Unit, typer.Option(help="What a sequence is; lines and pairs layouts need line.")] = "document",
+    append_eos: Annotated[bool, typer.Option("--append-eos", help="Store EOS after each document.")] = False,
+    max_rejects: Annotated[str, typer.Option(help="Bad documents allowed: a count, or a share.")] = "0.01",
+    type: Annotated[
+        str | None, typer.Option(help="The tokenizer's kind. Default: recognised.", show_default=False)
+    ] = None,
+    special_tokens_in_text: Annotated[
+        Specials | None,
+        typer.Option(help="What [MASK] and the like in the text become. Default: parse.", show_default=False),
+    ] = None,
+    max_document_bytes: Annotated[int, typer.Option(min=1, help="Larger documents are rejected.")] = 100_000_000,
+    force: Annotated[bool, typer.Option("--force", help="Throw away another store that OUT holds.")] = False,
+) -> None:
+    """Encode text into a token store. Interrupted and started again, it finishes what is left."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from terakoya.log import console, error_console
+
+    with Progress(
+        TextColumn("prepare"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=error_console(),
+        transient=True,
+    ) as bar:
+        line = bar.add_task("prepare", total=None)
+        facts = prepare(
+            corpus,
+            tokenizer=tokenizer,
+            out=out,
+            type=type,
+            processes=processes,
+            documents=documents,
+            field=field,
+            unit=unit,
+            append_eos=append_eos,
+            max_rejects=parse_max_rejects(max_rejects),
+            special_tokens_in_text=special_tokens_in_text,
+            max_document_bytes=max_document_bytes,
+            force=force,
+            progress=lambda done, total: bar.update(line, completed=done, total=total),
+        )
+    console().print(
+        f"{out}: {facts.documents:,} documents, {facts.sequences:,} sequences, {facts.tokens:,} tokens; "
+        f"{facts.rejected:,} documents rejected",
+        soft_wrap=True,
+        markup=False,
+    )

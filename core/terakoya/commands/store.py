@@ -1,0 +1,110 @@
+"""`terakoya store`: what a token store holds, and whether it is sound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+if TYPE_CHECKING:
+    from terakoya.data.store import StoreFacts
+
+app = typer.Typer(no_args_is_help=True, help="Look into token stores.")
+
+Store = Annotated[Path, typer.Argument(help="The store's folder.", metavar="STORE")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class Count(NamedTuple):
+    """What a store's index header says."""
+
+    documents: int
+    sequences: int
+    tokens: int
+
+
+def info(folder: Path) -> StoreFacts:
+    """The facts of the store in `folder`. UserError if it is missing, unfinished, truncated or inconsistent."""
+    from terakoya.data.store import TokenStore
+
+    return TokenStore.open(folder).facts
+
+
+def count(folder: Path) -> Count:
+    """How much the store in `folder` holds, from its index header and file sizes alone. UserError as `info`."""
+    from terakoya.data.store import Index
+    from terakoya.errors import UserError
+
+    index, file = Index.open(folder / "tokens.idx"), folder / "tokens.bin"
+    if not file.is_file():
+        raise UserError(f"{file}: no such file; the store is incomplete")
+    return Count(len(index.documents) - 1, len(index.lengths), file.stat().st_size // index.dtype.itemsize)
+
+
+def verify(folder: Path) -> list[str]:
+    """Every fault of the store in `folder`, found by reading all of it; none if it is sound. UserError as `info`."""
+    from terakoya.data.store import verify
+
+    return verify(folder)
+
+
+@app.command("info")
+def info_command(store: Store, json: Json = False) -> None:
+    """Show what a store holds and what it was made from."""
+    from rich.table import Table
+
+    from terakoya.log import console
+
+    facts = info(store)
+    if json:
+        console().print(facts.model_dump_json(indent=2), markup=False, soft_wrap=True)
+        return
+    table = Table(show_header=False, box=None)
+    rows: dict[str, object] = {
+        "store": store,
+        "documents": f"{facts.documents:,}",
+        "sequences": f"{facts.sequences:,} (a {facts.unit} each)",
+        "tokens": f"{facts.tokens:,} {facts.dtype}",
+        "vocabulary": f"{facts.vocabulary.size:,}",
+        "end of document": "not stored" if facts.eos is None else f"id {facts.eos}",
+        "word starts": "stored" if facts.word_starts else "not known",
+        "rejected": f"{facts.rejected:,}",
+        **{f"  {reason}": f"{number:,}" for reason, number in facts.rejected_by_reason.items()},
+        **{f"literal {token}": f"{number:,}" for token, number in facts.literals.items()},
+        **{f"option {name}": value for name, value in facts.options.items()},
+        **{f"made from {name}": value for name, value in facts.inputs.items()},
+        "fingerprint": facts.fingerprint,
+    }
+    for name, value in rows.items():
+        table.add_row(name.replace("[", "\\["), str(value).replace("[", "\\["))
+    console().print(table)
+
+
+@app.command("count")
+def count_command(store: Store, json: Json = False) -> None:
+    """Count documents, sequences and tokens: reads a header, whatever the size."""
+    from terakoya.log import console
+
+    counted = count(store)
+    if json:
+        import orjson
+
+        console().print(orjson.dumps(counted._asdict()).decode(), markup=False, soft_wrap=True)
+        return
+    for name, number in counted._asdict().items():
+        console().print(f"{name} {number}")
+
+
+@app.command("verify")
+def verify_command(store: Store) -> None:
+    """Read a whole store and check sizes, hashes, the index and the range of ids. Exits with 1 if it is not sound."""
+    from terakoya.log import console
+
+    faults = verify(store)
+    for fault in faults:
+        console().print(fault, markup=False, soft_wrap=True)
+    if faults:
+        raise typer.Exit(1)
+    counted = count(store)
+    console().print(f"{store}: sound; {counted.tokens:,} tokens checked", markup=False, soft_wrap=True)

@@ -1,0 +1,419 @@
+"""Preparing gives the same bytes in any number of processes and after any kill, and tells what it left out."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+from itertools import chain, pairwise
+from pathlib import Path
+
+import psutil
+import pytest
+from word_tokenizer import WordTokenizer, line_ids, make_folder
+
+from terakoya.data import prepare as prepare_module
+from terakoya.data.corpus import Corpus
+from terakoya.data.prepare import prepare
+from terakoya.data.store import StoreFacts, TokenStore, verify
+from terakoya.errors import UserError
+
+VOCABULARY = 1000
+
+
+def random_texts(seed: int, count: int) -> list[str]:
+    """Documents of a few lines, some of which have no token."""
+    rng = random.Random(seed)
+    words = ["東京", "寺子屋", "abcdefgh", "[MASK]", "~", "き", "読み書き", "そろばん稽古"]
+    return [
+        "~ ~\n~"
+        if number % 20 == 7
+        else "\n".join(" ".join(rng.choices(words, k=rng.randrange(1, 9))) for _ in range(rng.randrange(1, 6)))
+        for number in range(count)
+    ]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+@pytest.fixture
+def tokenizer_folder(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "tokenizer", size=VOCABULARY)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    """Two files, one of them compressed, in some 25 blocks, with one bad line."""
+    rows = [json.dumps({"text": text}, ensure_ascii=False) for text in random_texts(1, 300)]
+    rows.insert(200, '{"no text": 1}')
+    (tmp_path / "a.jsonl").write_text("\n".join(rows[:150]))
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress("\n".join(rows[150:]).encode()))
+    return Corpus([tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"], block_bytes=1500)
+
+
+SCRIPT = """
+import logging, os, signal, sys
+from pathlib import Path
+from word_tokenizer import WordTokenizer
+from terakoya.data.corpus import Corpus
+from terakoya.data.prepare import prepare
+
+def run(folder, out, processes, block_bytes=1500):
+    corpus = Corpus([folder / "a.jsonl", folder / "b.jsonl.gz"], block_bytes=block_bytes)
+    prepare(corpus, WordTokenizer(), folder / "tokenizer", out, processes=processes, max_rejects=1.0)
+"""
+
+
+def start(code: str, *arguments: object, delay: float = 0.0) -> subprocess.Popen[str]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parent),
+        "WORD_TOKENIZER_DELAY": str(delay),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-c", SCRIPT + code, *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+RUN = """
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+"""
+
+
+@pytest.mark.parametrize("unit", ["document", "line"])
+@pytest.mark.parametrize("append_eos", [False, True])
+def test_the_store_holds_every_line_of_every_document(
+    corpus: Corpus, tokenizer_folder: Path, tmp_path: Path, unit: str, append_eos: bool
+) -> None:
+    out = tmp_path / "store"
+    facts = prepare(
+        corpus,
+        WordTokenizer(),
+        tokenizer_folder,
+        out,
+        unit=unit,
+        append_eos=append_eos,
+        max_rejects=1.0,  # type: ignore[arg-type]
+    )
+    store = TokenStore.open(out)
+    expected: list[list[int]] = []
+    words: list[bool] = []
+    firsts, empty = [0], 0
+    for text in random_texts(1, 300):
+        lines = [line_ids(line, VOCABULARY) for line in text.split("\n")]
+        kept = [list(ids) for ids, _ in lines if ids]
+        if not kept:
+            empty += 1
+            continue
+        words += [start for _, starts in lines for start in starts] + [True] * append_eos
+        kept[-1] += [5] * append_eos
+        expected += kept if unit == "line" else [list(chain(*kept))]
+        firsts.append(len(expected))
+    sequences = [store.tokens[a:b].tolist() for a, b in pairwise(store.offsets)]
+    assert sequences == expected
+    assert store.documents.tolist() == firsts
+    assert store.word_starts(0, facts.tokens).tolist() == words
+    assert facts.eos == (5 if append_eos else None)
+    assert empty > 0 and facts.rejected_by_reason == {"missing field": 1, "no tokens": empty}
+    assert facts.literals == {"[MASK]": sum(text.split().count("[MASK]") for text in random_texts(1, 300))}
+    assert verify(out) == []
+    assert not (out / ".parts").exists() and not (out / ".lock").exists()
+    assert [f.name for f in (out / "tokenizer").iterdir()] == ["size.txt"]
+
+
+def test_bytes_do_not_depend_on_processes_or_blocks(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
+    stores = []
+    for processes in (1, 2, 3):
+        out = tmp_path / f"store{processes}"
+        prepare(corpus, WordTokenizer(), tokenizer_folder, out, processes=processes, max_rejects=1.0)
+        stores.append(contents(out))
+    assert stores[0] == stores[1] == stores[2]
+    whole = Corpus(corpus.sources)
+    facts = prepare(whole, WordTokenizer(), tokenizer_folder, tmp_path / "whole", max_rejects=1.0)
+    assert facts.files == StoreFacts.model_validate_json(stores[0]["store.json"]).files
+    assert contents(tmp_path / "whole")["rejects.jsonl"] == stores[0]["rejects.jsonl"]
+
+
+def test_killed_at_any_file_operation_and_restarted_gives_the_same_bytes(
+    corpus: Corpus, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    large_blocks = Corpus(corpus.sources, block_bytes=15_000)
+    prepare(large_blocks, WordTokenizer(), tokenizer_folder, tmp_path / "whole", max_rejects=1.0)
+    # A child dies at its k-th flush to disk, for every k; another goes on from what it left.
+    code = """
+logging.getLogger("terakoya").setLevel(logging.ERROR)
+count = 0
+fsync = os.fsync
+def dying(descriptor):
+    global count
+    count += 1
+    if count == limit:
+        os.kill(os.getpid(), signal.SIGKILL)
+    fsync(descriptor)
+os.fsync = dying
+folder = Path(sys.argv[1])
+limit, finished = 0, 0
+while not finished:
+    limit += 1
+    child = os.fork()
+    if not child:
+        run(folder, folder / "killed" / str(limit), 1, 15_000)
+        os._exit(0)
+    finished = os.WIFEXITED(os.waitpid(child, 0)[1])
+Path(folder / "killed" / "rounds").write_text(str(limit))
+os.fsync = fsync
+for each in range(1, limit):
+    run(folder, folder / "killed" / str(each), 1, 15_000)
+"""
+    (tmp_path / "killed").mkdir()
+    process = start(code, tmp_path)
+    assert process.communicate()[1] == "" and process.returncode == 0
+    rounds = int((tmp_path / "killed" / "rounds").read_text())
+    assert rounds > 25  # four flushes a part, then those of the join
+    expected = contents(tmp_path / "whole")
+    for limit in range(1, rounds):
+        assert contents(tmp_path / "killed" / str(limit)) == expected, limit
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_killed_in_the_middle_and_restarted_keeps_finished_parts(
+    corpus: Corpus, tokenizer_folder: Path, tmp_path: Path, processes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    prepare(corpus, WordTokenizer(), tokenizer_folder, whole, max_rejects=1.0)
+    process = start(RUN, tmp_path, out, processes, delay=0.15)
+    parts = out / ".parts"
+    deadline = time.monotonic() + 60
+    while len(list(parts.glob("0*.json"))) < 4 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= (processes if processes > 1 else 0)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive, "workers outlived their parent"
+    assert not (out / "store.json").exists()
+    with pytest.raises(UserError, match="run the same command again"):
+        TokenStore.open(out)
+    caplog.set_level(logging.INFO, logger="terakoya")
+    prepare(corpus, WordTokenizer(), tokenizer_folder, out, processes=processes, max_rejects=1.0)
+    assert contents(out) == contents(whole)
+    assert "parts were there already" in caplog.text
+
+
+def test_interrupting_ends_at_once_and_says_that_work_is_kept(
+    corpus: Corpus, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    process = start(RUN, tmp_path, tmp_path / "out", 2, delay=30.0)
+    time.sleep(3)
+    children = psutil.Process(process.pid).children(recursive=True)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert time.monotonic() - began < 10
+    assert "KeyboardInterrupt" in errors and "finished parts are kept" in errors
+    assert not psutil.wait_procs(children, timeout=20)[1]
+
+
+def test_a_dead_worker_is_explained(tokenizer_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("\n\n".join(["good text"] * 4000 + ["die!"] + ["good text"] * 10))
+    corpus = Corpus([file], block_bytes=5000)
+    with pytest.raises(UserError, match="killed for want of memory; use fewer than --processes 2"):
+        prepare(corpus, WordTokenizer(), tokenizer_folder, tmp_path / "out", processes=2)
+
+
+def test_a_finished_store_is_left_alone_and_another_input_is_refused(
+    corpus: Corpus, tokenizer_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "out"
+    facts = prepare(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
+    written = (out / "tokens.bin").stat().st_mtime_ns
+    caplog.set_level(logging.INFO, logger="terakoya")
+    assert prepare(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0) == facts
+    assert "nothing to do" in caplog.text and (out / "tokens.bin").stat().st_mtime_ns == written
+    with pytest.raises(UserError, match=r"changed: options .unit: 'document' then, 'line' now"):
+        prepare(corpus, WordTokenizer(), tokenizer_folder, out, unit="line", max_rejects=1.0)
+    (tokenizer_folder / "size.txt").write_text("999")
+    with pytest.raises(UserError, match="changed: tokenizer vocabulary"):
+        prepare(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
+    (tokenizer_folder / "size.txt").write_text(str(VOCABULARY))
+    (tmp_path / "a.jsonl").write_text('{"text": "new text"}')
+    fresh = Corpus(corpus.sources, block_bytes=1500)
+    with pytest.raises(UserError, match="finished store made from other input; changed: corpus"):
+        prepare(fresh, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
+    assert TokenStore.open(out).facts == facts
+    changed = prepare(fresh, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0, force=True)
+    assert changed.documents < facts.documents and verify(out) == []
+
+
+def test_unfinished_parts_of_another_input_are_not_used(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match="--max-rejects 0"):
+        prepare(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=0)
+    with pytest.raises(UserError, match="unfinished store made from other input; changed: options"):
+        prepare(corpus, WordTokenizer(), tokenizer_folder, out, append_eos=True, max_rejects=1.0)
+    prepare(corpus, WordTokenizer(), tokenizer_folder, out, append_eos=True, max_rejects=1.0, force=True)
+    prepare(corpus, WordTokenizer(), tokenizer_folder, tmp_path / "fresh", append_eos=True, max_rejects=1.0)
+    assert contents(out) == contents(tmp_path / "fresh")
+
+
+def test_a_damaged_part_is_made_again(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(UserError):
+        prepare(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=0)
+    part = out / ".parts" / "000003.part"
+    part.write_bytes(part.read_bytes()[:-1])
+    prepare(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
+    prepare(corpus, WordTokenizer(), tokenizer_folder, tmp_path / "fresh", max_rejects=1.0)
+    assert contents(out) == contents(tmp_path / "fresh")
+
+
+def test_a_folder_of_other_things_is_refused(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.txt").write_text("precious")
+    with pytest.raises(UserError, match=r"expected a new or empty folder, got one that holds thesis\.txt"):
+        prepare(corpus, WordTokenizer(), tokenizer_folder, out)
+    assert [f.name for f in out.iterdir()] == ["thesis.txt"]
+
+
+def test_rejects_are_counted_listed_and_fatal_above_the_limit(
+    tokenizer_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "a.jsonl"
+    rows = [b'{"text": "good text"}'] * 97 + [b'{"text": "bad \xff"}', b"{", b'{"text": "~ ~"}']
+    file.write_bytes(b"\n".join(rows))
+    corpus, out = Corpus([file]), tmp_path / "out"
+    message = "expected at most 2 rejected documents .--max-rejects 0.02., got 3 of 100 documents"
+    with pytest.raises(UserError, match=message):
+        prepare(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=0.02)
+    listed = [json.loads(line) for line in (out / "rejects.jsonl").read_text().splitlines()]
+    assert listed == [
+        {"file": str(file), "line": 98, "reason": "bad UTF-8", "excerpt": '{"text": "bad \\xff"}'},
+        {"file": str(file), "line": 99, "reason": "bad JSON", "excerpt": "{"},
+        {"file": str(file), "line": 100, "reason": "no tokens", "excerpt": "~ ~"},
+    ]
+    assert not (out / "store.json").exists()
+    facts = prepare(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=3)
+    assert facts.documents == 97 and facts.rejected == 3
+    assert facts.rejected_by_reason == {"bad JSON": 1, "bad UTF-8": 1, "no tokens": 1}
+    assert "rejected 3 of 100 documents" in caplog.text
+
+
+def test_a_corpus_without_a_document_is_refused(tokenizer_folder: Path, tmp_path: Path) -> None:
+    for number, content in enumerate(["", "\n \n", "~ ~\n"]):
+        file = tmp_path / f"{number}.txt"
+        file.write_text(content)
+        with pytest.raises(UserError, match=r"at least one document|got 1 of 1 documents"):
+            prepare(Corpus([file]), WordTokenizer(), tokenizer_folder, tmp_path / f"out{number}", max_rejects=1.0)
+
+
+def test_documents_with_special_tokens_can_be_quarantined(tokenizer_folder: Path, tmp_path: Path) -> None:
+    texts = [f"text {n} " + ("[MASK]" if n in (0, 13, 14, 39) else "word") for n in range(40)]
+    file = tmp_path / "a.txt"
+    file.write_text("\n\n".join(texts))
+    tokenizer = WordTokenizer(special_tokens_in_text="reject")
+    facts = prepare(Corpus([file]), tokenizer, tokenizer_folder, tmp_path / "out", max_rejects=4)
+    assert facts.rejected_by_reason == {"special token in text": 4} and facts.literals == {}
+    lines = [json.loads(line)["line"] for line in (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()]
+    assert lines == [1, 27, 29, 79]
+    expected = [line_ids(text, VOCABULARY)[0] for text in texts if "[MASK]" not in text]
+    assert TokenStore.open(tmp_path / "out").tokens.tolist() == list(chain(*expected))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_ids_beyond_the_vocabulary_are_refused_with_their_place(
+    tokenizer_folder: Path, tmp_path: Path, processes: int
+) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("\n\n".join(f"text number{n}" for n in range(500)))
+    with pytest.raises(UserError, match=r"a\.txt, documents at lines 1 to \d+: tokenizer: expected ids from 0 to 999"):
+        prepare(Corpus([file]), WordTokenizer(beyond=9000), tokenizer_folder, tmp_path / "out", processes=processes)
+
+
+def test_eos_needs_an_eos_token(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="expected a tokenizer with an end-of-sequence token"):
+        prepare(corpus, WordTokenizer(has_eos=False), tokenizer_folder, tmp_path / "out", append_eos=True)
+
+
+def test_a_tokenizer_that_knows_no_words(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
+    facts = prepare(corpus, WordTokenizer(knows_words=False), tokenizer_folder, tmp_path / "out", max_rejects=1.0)
+    assert not facts.word_starts and not (tmp_path / "out" / "tokens.words").exists()
+
+
+def test_disk_need_is_told_and_a_small_disk_refused(
+    corpus: Corpus,
+    tokenizer_folder: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.INFO, logger="terakoya")
+    real = prepare_module.shutil.disk_usage
+    monkeypatch.setattr(prepare_module.shutil, "disk_usage", lambda _: real("/")._replace(free=1_000_000))
+    with pytest.raises(UserError, match="expected about 2 MB of free disk, got 1 MB"):
+        prepare(corpus, WordTokenizer(), tokenizer_folder, tmp_path / "out", max_rejects=1.0)
+    monkeypatch.undo()
+    facts = prepare(corpus, WordTokenizer(), tokenizer_folder, tmp_path / "out", max_rejects=1.0)
+    told = next(r.args for r in caplog.records if "disk needed" in r.message)
+    assert told is not None
+    estimate = int(str(told[0]).replace(",", ""))  # type: ignore[index]
+    assert 0.7 < estimate / facts.tokens < 1.4
+
+
+def test_two_at_once_are_refused(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(RUN, tmp_path, out, 1, delay=30.0)
+    deadline = time.monotonic() + 60
+    while not (out / ".lock").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.2)
+    try:
+        with pytest.raises(UserError, match=f"process {process.pid} on host .* is preparing it"):
+            prepare(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
+    finally:
+        process.kill()
+        process.communicate()
+    prepare(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
+
+
+def test_memory_does_not_grow_with_the_corpus(
+    tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_module, "_SAMPLE_BYTES", 10_000)
+    peaks = []
+    for factor in (1, 10):
+        file = tmp_path / f"{factor}.jsonl.gz"
+        rows = [json.dumps({"text": "abc def ghi jkl mno\n" * 20}) + "\n" for _ in range(60 * factor)]
+        file.write_bytes(gzip.compress("".join(rows).encode(), 1))
+        del rows
+        tracemalloc.start()
+        prepare(Corpus([file], block_bytes=10_000), WordTokenizer(), tokenizer_folder, tmp_path / f"out{factor}")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert TokenStore.open(tmp_path / "out10").facts.tokens == 60_000
+    assert peaks[1] < peaks[0] * 1.1 + 50_000
+
+
+def test_progress_ends_at_the_whole(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    prepare(
+        corpus,
+        WordTokenizer(),
+        tokenizer_folder,
+        tmp_path / "out",
+        max_rejects=1.0,
+        progress=lambda *at: seen.append(at),
+    )
+    assert len(seen) > 10 and seen == sorted(seen)
+    assert seen[-1] == (corpus.total_bytes, corpus.total_bytes)

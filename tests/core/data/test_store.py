@@ -1,0 +1,238 @@
+"""The token store's files are Megatron's to the byte, and no damage to them passes unseen."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import struct
+import tempfile
+from itertools import chain, pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import terakoya.data.store_writer as store_writer
+from terakoya.data.store import TokenStore, Unit, verify
+from terakoya.data.store_writer import locked, write_store
+from terakoya.data.vocab import Vocabulary
+from terakoya.errors import UserError
+
+DOCUMENTS = [[[7, 8], [9]], [[1, 2, 3, 4]]]
+WORDS = [[[True, False], [True]], [[True, True, False, True]]]
+
+
+def read_megatron(folder: Path) -> tuple[list[list[int]], list[int]]:
+    """Sequences and document index of `folder`, read with nothing but the published layout."""
+    raw = (folder / "tokens.idx").read_bytes()
+    assert raw[:9] == b"MMIDIDX\x00\x00"
+    (version,) = struct.unpack("<Q", raw[9:17])
+    (code,) = struct.unpack("<B", raw[17:18])
+    count, entries = struct.unpack("<QQ", raw[18:34])
+    assert version == 1
+    letter, size = {4: ("i", 4), 8: ("H", 2)}[code]
+    lengths = struct.unpack(f"<{count}i", raw[34 : 34 + 4 * count])
+    pointers = struct.unpack(f"<{count}q", raw[34 + 4 * count : 34 + 12 * count])
+    documents = struct.unpack(f"<{entries}q", raw[34 + 12 * count :])
+    data = (folder / "tokens.bin").read_bytes()
+    sequences = [
+        list(struct.unpack(f"<{length}{letter}", data[pointer : pointer + size * length]))
+        for length, pointer in zip(lengths, pointers, strict=True)
+    ]
+    return sequences, list(documents)
+
+
+def test_line_units_to_the_byte(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "s", DOCUMENTS, vocabulary=Vocabulary(size=10), unit="line", word_starts=WORDS)
+    expected = b"MMIDIDX\0\0" + bytes.fromhex("01000000000000000803000000000000000300000000000000")
+    expected += bytes.fromhex("020000000100000004000000")
+    expected += bytes.fromhex("000000000000000004000000000000000600000000000000")
+    expected += bytes.fromhex("000000000000000002000000000000000300000000000000")
+    assert (store.folder / "tokens.idx").read_bytes() == expected
+    assert (store.folder / "tokens.bin").read_bytes() == bytes.fromhex("0700080009000100020003000400")
+    # 1 0 1 1 1 0 1, the first token in the lowest bit
+    assert (store.folder / "tokens.words").read_bytes() == bytes([0b1011101])
+    assert store.offsets.tolist() == [0, 2, 3, 7]
+    assert store.documents.tolist() == [0, 2, 3]
+    assert store.word_starts(1, 5).tolist() == [False, True, True, True]
+    assert store.facts.documents == 2 and store.facts.sequences == 3 and store.facts.tokens == 7
+
+
+def test_document_units_with_eos_in_four_bytes(tmp_path: Path) -> None:
+    vocabulary = Vocabulary(size=70_000, eos=69_999)
+    store = write_store(tmp_path / "s", [*DOCUMENTS, []], vocabulary=vocabulary, eos=69_999, word_starts=[*WORDS, []])
+    raw = (store.folder / "tokens.idx").read_bytes()
+    assert raw[17] == 4
+    assert read_megatron(store.folder) == ([[7, 8, 9, 69_999], [1, 2, 3, 4, 69_999]], [0, 1, 2])
+    assert store.word_starts(0, 9).tolist() == [True, False, True, True, True, True, False, True, True]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    documents=st.lists(st.lists(st.lists(st.integers(0, 99_999), max_size=6), max_size=4), min_size=1, max_size=12),
+    unit=st.sampled_from(["document", "line"]),
+    size=st.sampled_from([60_000, 100_000]),
+    with_eos=st.booleans(),
+    part_tokens=st.integers(1, 20),
+    data=st.data(),
+)
+def test_what_is_written_is_read(
+    documents: list[list[list[int]]], unit: Unit, size: int, with_eos: bool, part_tokens: int, data: st.DataObject
+) -> None:
+    documents = [[[each % size for each in line] for line in document] for document in documents]
+    if not any(line for document in documents for line in document):
+        documents[0].append([1])
+    words = [[[data.draw(st.booleans()) for _ in line] for line in document] for document in documents]
+    eos = 3 if with_eos else None
+    expected, expected_words, index = [], [], [0]
+    for document, flags in zip(documents, words, strict=True):
+        lines = [list(line) for line in document if line]
+        if not lines:
+            continue
+        expected_words += [flag for line in flags for flag in line] + [True] * with_eos
+        lines[-1] += [3] * with_eos
+        expected += lines if unit == "line" else [list(chain(*lines))]
+        index.append(len(expected))
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_writer, "_PART_TOKENS", part_tokens)
+        store = write_store(
+            Path(folder) / "s",
+            documents,
+            vocabulary=Vocabulary(size=size, eos=3),
+            unit=unit,
+            eos=eos,
+            word_starts=words,
+        )
+        assert read_megatron(store.folder) == (expected, index)
+        assert [store.tokens[a:b].tolist() for a, b in pairwise(store.offsets)] == expected
+        assert store.documents.tolist() == index
+        assert store.word_starts(0, store.facts.tokens).tolist() == expected_words
+        start = store.facts.tokens // 3
+        assert store.word_starts(start, store.facts.tokens).tolist() == expected_words[start:]
+        assert verify(store.folder) == []
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> TokenStore:
+    documents = [[np.arange(i, i + 5)] for i in range(50)]
+    words = [[np.ones(5, bool)]] * 50
+    return write_store(tmp_path / "store", documents, vocabulary=Vocabulary(size=100), word_starts=words)
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "tokens.idx", "tokens.words"])
+@pytest.mark.parametrize("damage", ["shorter", "longer", "gone"])
+def test_a_damaged_store_is_refused_by_name(store: TokenStore, name: str, damage: str) -> None:
+    file = store.folder / name
+    content = file.read_bytes()
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(content[:-2] if damage == "shorter" else content + b"\0\0")
+    with pytest.raises(UserError, match=name):
+        TokenStore.open(store.folder)
+
+
+def test_an_unfinished_or_missing_store_is_refused(store: TokenStore, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="terakoya prepare"):
+        TokenStore.open(tmp_path / "nowhere")
+    (store.folder / "store.json").unlink()
+    with pytest.raises(UserError, match="no record of what they hold"):
+        TokenStore.open(store.folder)
+    (store.folder / ".parts").mkdir()
+    with pytest.raises(UserError, match="interrupted here: run the same command again"):
+        TokenStore.open(store.folder)
+
+
+def test_files_of_different_stores_are_refused(store: TokenStore, tmp_path: Path) -> None:
+    other = write_store(tmp_path / "other", [[[1, 2]]], vocabulary=Vocabulary(size=100))
+    shutil.copy(other.folder / "tokens.idx", store.folder / "tokens.idx")
+    with pytest.raises(UserError, match=r"sequences: expected 50 as store\.json says, got 1"):
+        TokenStore.open(store.folder)
+
+
+def test_a_broken_record_is_named(store: TokenStore) -> None:
+    file = store.folder / "store.json"
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps({**record, "tokens": "many"}))
+    with pytest.raises(UserError, match=r"store\.json: tokens: "):
+        TokenStore.open(store.folder)
+    file.write_text(json.dumps({**record, "version": 2}))
+    with pytest.raises(UserError, match=r"store\.json: version: "):
+        TokenStore.open(store.folder)
+
+
+def test_a_foreign_index_is_named(store: TokenStore) -> None:
+    file = store.folder / "tokens.idx"
+    content = file.read_bytes()
+    file.write_bytes(b"TNTIDX\0\0\0" + content[9:])
+    with pytest.raises(UserError, match="expected a Megatron index"):
+        TokenStore.open(store.folder)
+    file.write_bytes(content[:17] + b"\x09" + content[18:])
+    with pytest.raises(UserError, match="got version 1, code 9"):
+        TokenStore.open(store.folder)
+
+
+def test_verify_finds_changed_content(store: TokenStore) -> None:
+    assert verify(store.folder) == []
+    content = bytearray((store.folder / "tokens.bin").read_bytes())
+    content[11] = 1  # the high byte of token 5
+    (store.folder / "tokens.bin").write_bytes(content)
+    faults = "\n".join(verify(store.folder))
+    assert "tokens.bin: content changed" in faults
+    assert f"token 5: expected an id below 100, got {256 + content[10]}" in faults
+
+
+def test_verify_finds_an_index_that_disagrees_with_itself(store: TokenStore) -> None:
+    file = store.folder / "tokens.idx"
+    content = bytearray(file.read_bytes())
+    content[34:38] = struct.pack("<i", 6)  # the first length
+    file.write_bytes(content)
+    faults = "\n".join(verify(store.folder))
+    assert "lengths and byte pointers disagree" in faults
+    assert "add up to 251 tokens, expected 250" in faults
+    content[34:38] = struct.pack("<i", 5)
+    content[-16:-8] = struct.pack("<q", 3)  # a document entry
+    file.write_bytes(content)
+    assert "document entries that rise from 0 to 50" in "\n".join(verify(store.folder))
+
+
+def test_a_store_without_words_says_so(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "s", DOCUMENTS, vocabulary=Vocabulary(size=10))
+    assert not (store.folder / "tokens.words").exists()
+    with pytest.raises(UserError, match=r"without tokens\.words"):
+        store.word_starts(0, 3)
+
+
+def test_ids_outside_the_vocabulary_and_empty_stores_are_not_written(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="expected ids from 0 to 8"):
+        write_store(tmp_path / "a", DOCUMENTS, vocabulary=Vocabulary(size=9))
+    with pytest.raises(UserError, match="at least one token"):
+        write_store(tmp_path / "b", [[[]]], vocabulary=Vocabulary(size=9))
+    with pytest.raises(UserError, match="expected a new folder"):
+        write_store(tmp_path, DOCUMENTS, vocabulary=Vocabulary(size=10))
+
+
+def test_the_fingerprint_is_that_of_the_content(tmp_path: Path) -> None:
+    def fingerprint(name: str, documents: list[list[list[int]]], size: int = 10) -> str:
+        return write_store(tmp_path / name, documents, vocabulary=Vocabulary(size=size)).fingerprint
+
+    first = fingerprint("a", DOCUMENTS)
+    assert fingerprint("b", DOCUMENTS) == first
+    assert fingerprint("c", [[[7, 8], [8]], [[1, 2, 3, 4]]]) != first
+    assert fingerprint("d", [[[7, 8]], [[9], [1, 2, 3, 4]]]) != first
+    assert fingerprint("e", DOCUMENTS, size=11) != first
+
+
+def test_a_store_is_picklable(store: TokenStore) -> None:
+    again = pickle.loads(pickle.dumps(store))
+    assert again.facts == store.facts
+    assert np.array_equal(again.tokens, store.tokens)
+
+
+def test_the_lock_is_left_free(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        assert [file.name for file in tmp_path.iterdir()] == [".lock"]
+    assert list(tmp_path.iterdir()) == []
