@@ -149,11 +149,12 @@ class _BlockCounter:
 
 def _sampled(corpus: Corpus, sample_bytes: int | None) -> Iterator[Block]:
     """The blocks to read. Which ones depends on the corpus alone."""
+    block_bytes = max(1 << 16, min(4 << 20, corpus.total_bytes // 64))  # small enough to keep every process at work
     if sample_bytes is None:
-        yield from corpus.blocks()
+        yield from corpus.blocks(block_bytes=block_bytes)
         return
     taken = disk = 0
-    for block in corpus.blocks(block_bytes=max(1 << 16, min(4 << 20, sample_bytes // 64))):
+    for block in corpus.blocks(block_bytes=max(1 << 16, min(block_bytes, sample_bytes // 64))):
         disk += block.disk_bytes
         if taken * corpus.total_bytes < sample_bytes * disk:
             taken += block.stop - block.start
