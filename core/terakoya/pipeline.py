@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,12 +17,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from terakoya.components import Tokenizer
 from terakoya.data.corpus import Corpus
 from terakoya.data.hold_out import hold_out
 from terakoya.errors import UserError
 from terakoya.export import export, find_checkpoint
 from terakoya.parameter_files import explain, read_json
 from terakoya.parameters import Parameters
+from terakoya.plugins import registry
 from terakoya.stages import Stage, StageResult, content_digest, run_stages
 
 
@@ -119,7 +122,9 @@ class _Plan:
         self.pipeline = pipeline
 
     def check(self) -> None:
-        """Finds wrong settings of later stages before the first one starts."""
+        """Finds wrong settings of any stage before the first one starts."""
+        if self.pipeline.tokenizer is not None:
+            self._tokenizer_kind()
         self._parameters()
 
     def stages(self) -> Sequence[Stage]:
@@ -191,15 +196,22 @@ class _Plan:
         }
 
     def _tokenizer(self) -> Mapping[str, Any]:
-        from terakoya.tokenizer import train_tokenizer
+        out = self.pipeline.tokenizer_folder
+        draft = out.with_name(f".{out.name}.partial")
+        shutil.rmtree(draft, ignore_errors=True)
+        facts = self._tokenizer_kind().train(self.whole, draft, processes=self.pipeline.workers)
+        draft.rename(out)
+        return facts
 
-        assert self.pipeline.tokenizer is not None
-        return train_tokenizer(
-            self.whole,
-            self.pipeline.tokenizer_folder,
-            settings=self.pipeline.tokenizer,
-            processes=self.pipeline.workers,
-        )
+    def _tokenizer_kind(self) -> Tokenizer:
+        """The tokenizer's type with its settings. UserError for a type or a setting that there is not."""
+        settings = dict(self.pipeline.tokenizer or {})
+        kind = registry().component("tokenizers", settings.pop("type"))
+        try:
+            tokenizer: Tokenizer = kind.model_validate(settings, strict=True)
+        except ValidationError as error:
+            raise UserError("\n".join(f"pipeline: {line}" for line in explain(error, kind, "tokenizer"))) from None
+        return tokenizer
 
     def _store_from(self, part: str) -> Mapping[str, Any]:
         pipeline = self.pipeline
