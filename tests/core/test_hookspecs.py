@@ -1,0 +1,111 @@
+"""Every hook is typed, documented and tested; a new one without its test fails here."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from terakoya import hookspecs, plugins
+from terakoya.components import KINDS
+
+HOOKS = {
+    name: function
+    for name, function in vars(hookspecs).items()
+    if inspect.isfunction(function) and hasattr(function, "terakoya_spec")
+}
+
+NOUNS = {
+    "register_tokenizers": "Tokenizer",
+    "register_architectures": "Architecture",
+    "register_objectives": "Objective",
+    "register_optimizers": "Optimizer",
+    "register_schedules": "Schedule",
+    "register_exporters": "Exporter",
+    "register_importers": "Importer",
+    "register_trackers": "Tracker",
+    "register_launchers": "Launcher",
+}
+
+RUN, REPORT, FOLDER, ERROR = "the run", "the report", Path("folder"), KeyboardInterrupt()
+
+EVENTS: dict[str, dict[str, Any]] = {
+    "run_started": {"run": RUN},
+    "step_finished": {"run": RUN, "report": REPORT},
+    "evaluate": {"run": RUN},
+    "checkpoint_saved": {"run": RUN, "folder": FOLDER},
+    "run_finished": {"run": RUN, "error": ERROR},
+}
+
+Load = Callable[[str], plugins.Registry]
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Loads the bundled plugins and one with the given source."""
+    monkeypatch.setattr(plugins, "_current", None)
+    monkeypatch.setenv(plugins.PLUGINS_VARIABLE, "")
+
+    def load(source: str) -> plugins.Registry:
+        file = tmp_path / "mine.py"
+        file.write_text(source, encoding="utf-8")
+        return plugins.load([str(file)])
+
+    return load
+
+
+def test_the_walk_finds_every_hook_and_each_has_a_test_here() -> None:
+    assert set(HOOKS) == {*NOUNS, *EVENTS}
+    assert set(NOUNS) == set(plugins.NOUNS.values())
+    assert tuple(EVENTS) == plugins.EVENTS
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_hook_is_documented(name: str) -> None:
+    text = " ".join((HOOKS[name].__doc__ or "").split())
+    assert text.startswith("Called "), "when"
+    assert re.search(r"on every rank|in every process", text), "on which ranks"
+    assert re.search(r"\bReturns? \w+", text), "what the return means"
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_hook_is_typed_and_takes_what_its_wrapper_takes(name: str) -> None:
+    signature = inspect.signature(HOOKS[name])
+    assert signature.return_annotation is not inspect.Signature.empty
+    assert all(each.annotation is not inspect.Parameter.empty for each in signature.parameters.values())
+    if name in EVENTS:
+        assert list(signature.parameters) == list(EVENTS[name])
+        wrapper = inspect.signature(getattr(plugins.Events, name))
+        assert list(wrapper.parameters)[1:] == list(EVENTS[name])
+        assert {each: parameter.annotation for each, parameter in wrapper.parameters.items() if each != "self"} == {
+            each: parameter.annotation for each, parameter in signature.parameters.items()
+        }
+
+
+@pytest.mark.parametrize(("hook", "base"), NOUNS.items())
+def test_a_noun_offers_its_classes_by_name(load: Load, hook: str, base: str) -> None:
+    registry = load(
+        f"from terakoya import hookimpl\nfrom terakoya.components import {base}\n"
+        f"class Mine({base}):\n    size: int = 3\n"
+        f"@hookimpl\ndef {hook}():\n    return {{'my_own': Mine}}\n"
+    )
+    kind = hook.removeprefix("register_")
+    component = registry.component(kind, "my_own")
+    assert issubclass(component, KINDS[kind]) and component().size == 3
+    assert "my_own" in registry.names(kind)
+
+
+@pytest.mark.parametrize(("event", "arguments"), EVENTS.items())
+def test_an_event_reaches_its_listener_with_its_arguments(load: Load, event: str, arguments: dict[str, Any]) -> None:
+    names = ", ".join(arguments)
+    registry = load(
+        "from terakoya import hookimpl\nheard = []\n"
+        f"@hookimpl\ndef {event}({names}):\n    heard.append(({names},))\n    return {{}}\n"
+    )
+    getattr(registry.hook, event)(**arguments)
+    module = next(plugin.module for plugin in registry.plugins if plugin.name == "mine")
+    assert module.heard == [tuple(arguments.values())]  # type: ignore[attr-defined]

@@ -1,0 +1,269 @@
+"""Parameter JSON: what is read, what is refused and in which words, what goes on with a resumed run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from terakoya.errors import UserError
+from terakoya.parameter_files import origins, read_json, with_overrides
+from terakoya.parameter_schema import json_schema
+from terakoya.parameters import RESUME_MAY_CHANGE, Parameters, differences, resolve_steps
+from terakoya.plugins import registry
+
+PRESETS = Path(__file__).resolve().parents[2] / "parameters"
+
+BASE: dict[str, Any] = {
+    "data": {"train": ["work/a", {"store": "work/b", "weight": 2}], "validation": ["work/v"], "sequence_length": 128},
+    "architecture": {"type": "bert", "hidden_size": 64},
+    "objective": {"type": "masked_lm"},
+    "optimizer": {"type": "adamw", "learning_rate": 1, "betas": [0.9, 0.98]},
+    "schedule": {"type": "linear"},
+    "batch_size": {"-1": 256},
+    "max_steps": 100,
+    "trackers": [{"type": "tensorboard"}],
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "base.json"
+    path.write_text(json.dumps(BASE), encoding="utf-8")
+    return path
+
+
+def refusal(file: Path, *overrides: str) -> str:
+    with pytest.raises(UserError) as caught:
+        Parameters.load(file, overrides)
+    return str(caught.value)
+
+
+# -------------------------------------------------------------------------------------------------- reading
+
+
+def test_a_file_becomes_typed_objects_with_defaults(file: Path) -> None:
+    parameters = Parameters.load(file)
+    assert [(str(each.store), each.weight) for each in parameters.data.train] == [("work/a", 1.0), ("work/b", 2.0)]
+    assert type(parameters.architecture) is registry().component("architectures", "bert")
+    assert parameters.architecture.hidden_size == 64  # type: ignore[attr-defined]
+    assert parameters.optimizer.betas == (0.9, 0.98)  # type: ignore[attr-defined]
+    assert isinstance(parameters.optimizer.learning_rate, float)  # type: ignore[attr-defined]
+    assert (parameters.precision, parameters.parallel.engine, parameters.seed) == ("fp32", "ddp", 42)
+    assert parameters.evaluation is None and parameters.checkpoint.keep == 3
+
+
+def test_the_dump_is_complete_and_gives_the_same_parameters_back(file: Path) -> None:
+    parameters = Parameters.load(file, ["parallel.engine=deepspeed", "parallel.zero_stage=2", "evaluation.steps=5"])
+    dumped = json.loads(json.dumps(parameters.dump()))
+    assert dumped["architecture"]["type"] == "bert" and dumped["architecture"]["num_hidden_layers"] == 12
+    assert dumped["trackers"][0]["type"] == "tensorboard"
+    assert set(dumped) == set(Parameters.model_fields)
+    assert Parameters.from_dict(dumped, source="manifest.json") == parameters
+
+
+@pytest.mark.parametrize("preset", sorted(path.name for path in PRESETS.glob("*_*.json")))
+def test_a_preset_loads_and_its_rows_fit_its_positions(preset: str) -> None:
+    parameters = Parameters.load(PRESETS / preset)
+    assert str(parameters.data.train[0].store) == "work/store"
+    assert parameters.architecture.max_sequence_length() == parameters.data.sequence_length
+
+
+def test_the_presets_are_there() -> None:
+    assert {"bert_small.json", "bert_base.json", "bert_large.json", "tiny_bert.json"} <= {
+        path.name for path in PRESETS.iterdir()
+    }
+
+
+# -------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ('architecture.hidden_size="768"', 'architecture.hidden_size: expected an integer, got "768"'),
+        ("architecture.hidden_size=768.0", "architecture.hidden_size: expected an integer, got 768.0"),
+        ("architecture.hidden_size=true", "architecture.hidden_size: expected an integer, got true"),
+        ("architecture.hiden_size=3", 'architecture.hiden_size: unknown key; did you mean "hidden_size"'),
+        ("architecture.type=bart", 'architecture.type: architecture bart: not installed; did you mean "bert"?'),
+        ("architecture={}", 'architecture.type: missing; known: "bert"'),
+        ("architecture=bert", 'architecture: expected an object with a "type", got "bert"'),
+        ("objective.mlm_probability=1.5", "objective.mlm_probability: expected less than 1, got 1.5"),
+        ("objective.next_sentence=true", 'objective: next_sentence true and layout "pairs" go together'),
+        ("optimizer.learning_rate=fast", 'optimizer.learning_rate: expected a number, got "fast"'),
+        (
+            "trackers.0.type=tensorbord",
+            'trackers.0.type: tracker tensorbord: not installed; did you mean "tensorboard"',
+        ),
+        ("trackers=3", "trackers: expected a list, got 3"),
+        ("max_step=3", 'max_step: unknown key; did you mean "max_steps"'),
+        ("precision=fp16", 'precision: expected "fp32" or "bf16", got "fp16"'),
+        ("seed=-1", "seed: expected greater than or equal to 0, got -1"),
+        ("checkpoint.keep=1", "checkpoint.keep: expected greater than or equal to 2, got 1"),
+        ("data.train=[]", "data.train: "),
+        ("data.train.0=7", "data.train.0: expected an object, got 7"),
+        ("data.train.1.wait=7", 'data.train.1.wait: unknown key; did you mean "weight"'),
+        ("data.sequence_length=1024", "data.sequence_length: expected at most 512"),
+        ("epochs=2", "expected exactly one of max_steps, max_tokens, epochs, got max_steps and epochs"),
+        ("max_steps=null", "expected exactly one of max_steps, max_tokens, epochs, got none"),
+        ("parallel.zero_stage=1", 'parallel: zero_stage 1 needs engine "deepspeed", got "ddp"'),
+        ("parallel.engine=deepspeed", 'parallel: engine "deepspeed" needs zero_stage'),
+        ("batch_size=64", 'batch_size: expected the rows of each node, got 64; write {"-1": 64}'),
+    ],
+)
+def test_a_wrong_value_is_refused_with_place_expectation_and_nearest_name(file: Path, override: str, said: str) -> None:
+    message = refusal(file, override)
+    assert message.startswith(f"base.json: {said}")
+    assert len([line for line in message.splitlines() if line.startswith("base.json: ")]) == 1, "one problem, one line"
+
+
+@pytest.mark.parametrize(
+    ("table", "mended"),
+    [
+        ('{"0": 100, "2": 56}', '{"0": 100, "1": 56}'),
+        ('{"-1": 100, "0": 56}', '{"0": 100, "1": 56}'),
+        ('{"0": 256, "1": 0}', '{"0": 256, "1": 1}'),
+        ('{"1": 256}', '{"-1": 256}'),
+        ("{}", '{"-1": 256}'),
+    ],
+)
+def test_a_batch_table_that_fits_no_world_is_answered_with_one_that_does(file: Path, table: str, mended: str) -> None:
+    message = refusal(file, f"batch_size={table}")
+    assert message.startswith("base.json: batch_size: expected") and message.endswith(f"for example {mended}")
+    Parameters.load(file, [f"batch_size={mended}"])
+
+
+def test_evaluation_needs_a_store(file: Path) -> None:
+    assert "evaluation: there is nothing to evaluate on" in refusal(file, "data.validation=[]", "evaluation.steps=3")
+
+
+def test_every_problem_is_told_at_once(file: Path) -> None:
+    message = refusal(file, "architecture.hidden_size=a", "schedule.type=x", "seed=b", "optimizer.eps=-1", "dat=1")
+    places = [line.split(": ")[1] for line in message.splitlines() if line.startswith("base.json")]
+    assert sorted(places) == ["architecture.hidden_size", "dat", "optimizer.eps", "schedule.type", "seed"]
+
+
+def test_a_missing_key_is_named(file: Path) -> None:
+    raw = {key: value for key, value in BASE.items() if key != "optimizer"}
+    with pytest.raises(UserError, match=r"x\.json: optimizer: missing"):
+        Parameters.from_dict(raw, source="x.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"seed": 1, "data": {}, "seed": 2}', 'the key "seed" is given twice, as 1 and as 2'),
+        ('{"seed": NaN}', "expected a number, got NaN"),
+        ('{"seed": 1,}', r"p\.json:1:\d+: no valid JSON"),
+        ("[1]", r"expected a JSON object, got \[1\]"),
+        ("\udcff", "cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_clean_json_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "p.json"
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UserError, match=said):
+        read_json(file)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere\.json: no such file"):
+        Parameters.load(tmp_path / "nowhere.json")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "data.validation.0=hf_" + "a" * 34,
+        "x=AKIA" + "A" * 16,
+        "trackers.0.api_key=secret-of-mine",
+        "trackers.0.token=abc",
+        "note=sk-" + "b" * 30,
+    ],
+)
+def test_a_secret_is_refused_and_never_printed(file: Path, override: str) -> None:
+    message = refusal(file, override)
+    key, value = override.split("=")
+    assert f"{key}: looks like a secret" in message and value not in message
+
+
+def test_keys_about_tokens_of_text_are_no_secrets(file: Path) -> None:
+    assert Parameters.load(file, ["max_steps=null", "max_tokens=1000"]).max_tokens == 1000
+
+
+# -------------------------------------------------------------------------------------------------- overrides, origins
+
+
+def test_overrides_are_json_where_they_parse_and_strings_else(file: Path) -> None:
+    raw = with_overrides(read_json(file), ["a.b=1e-4", "c=[1, 2]", "d=hello world", "data.train.0=x=y", 'e="3"'])
+    assert raw["a"] == {"b": 1e-4} and raw["c"] == [1, 2] and raw["d"] == "hello world" and raw["e"] == "3"
+    assert raw["data"]["train"][0] == "x=y"
+    assert read_json(file) == BASE, "the file's own object is left alone"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("seed", "expected KEY.KEY=VALUE"),
+        ("a..b=1", "expected KEY.KEY=VALUE"),
+        ("data.train.9=x", "data.train is a list: expected an index below 2, got 9"),
+        ("max_steps.x=1", "max_steps is 100, which has no keys"),
+    ],
+)
+def test_an_override_that_leads_nowhere_is_refused(file: Path, override: str, said: str) -> None:
+    assert said in refusal(file, override)
+
+
+def test_each_value_knows_its_origin(file: Path) -> None:
+    overrides = ["schedule.warmup_steps=10", "checkpoint.keep=5"]
+    origin = origins(Parameters.load(file, overrides).dump(), read_json(file), overrides)
+    assert origin["schedule.warmup_steps"] == origin["checkpoint.keep"] == "command line"
+    assert origin["architecture.hidden_size"] == origin["optimizer.betas.1"] == "file"
+    assert origin["data.train.0.store"] == "file", "given as a plain string"
+    assert origin["architecture.num_hidden_layers"] == origin["checkpoint.save_steps"] == origin["seed"] == "default"
+
+
+# -------------------------------------------------------------------------------------------------- length, resuming
+
+
+def test_the_length_comes_from_steps_tokens_or_epochs(file: Path) -> None:
+    size = {"rows": 1000, "tokens": 100_000, "global_rows": 256}
+    assert resolve_steps(Parameters.load(file), **size) == 100
+    assert resolve_steps(Parameters.load(file, ["max_steps=null", "epochs=2.5"]), **size) == 10  # 2500 rows
+    assert resolve_steps(Parameters.load(file, ["max_steps=null", "max_tokens=51201"]), **size) == 3  # 25,600 a step
+    with pytest.raises(UserError, match="no row to train on"):
+        resolve_steps(Parameters.load(file, ["max_steps=null", "epochs=1"]), rows=0, tokens=0, global_rows=1)
+
+
+def test_differences_are_key_paths(file: Path) -> None:
+    old = Parameters.load(file)
+    new = Parameters.load(file, ["max_steps=200", "optimizer.learning_rate=0.5", 'data.train=["work/a"]'])
+    assert differences(old, old) == []
+    expected = ["data.train.1.store", "data.train.1.weight", "max_steps", "optimizer.learning_rate"]
+    assert differences(old, new) == differences(old.dump(), new) == expected
+
+
+def test_length_logging_saving_and_evaluation_may_change_on_resume(file: Path) -> None:
+    free = ["max_steps=9", "logging_steps=1", "checkpoint.keep=9", "trackers=[]", "evaluation.steps=3", "max_minutes=1"]
+    changed = differences(Parameters.load(file), Parameters.load(file, free))
+    assert len(changed) >= 6
+    assert all(any(path == key or path.startswith(f"{key}.") for key in RESUME_MAY_CHANGE) for path in changed)
+    assert not {"seed", "optimizer", "objective", "precision", "data", "data.train"} & RESUME_MAY_CHANGE
+
+
+# -------------------------------------------------------------------------------------------------- schema
+
+
+def test_the_schema_has_every_installed_component_as_a_choice_by_type() -> None:
+    schema = json_schema(registry())
+    assert set(schema["properties"]) == set(Parameters.model_fields)
+    assert {"data", "architecture", "objective", "optimizer", "schedule", "batch_size"} == set(schema["required"])
+    assert schema["additionalProperties"] is False
+    choices = schema["properties"]["schedule"]["discriminator"]["mapping"]
+    assert set(choices) == set(registry().names("schedules"))
+    linear = schema["$defs"][choices["linear"].removeprefix("#/$defs/")]
+    assert linear["properties"]["type"]["const"] == "linear" and "warmup_steps" in linear["properties"]
+    assert linear["additionalProperties"] is False and "type" in linear["required"]
+    assert json.dumps(schema)

@@ -1,0 +1,354 @@
+"""Finding, loading, blocking, recording plugins, and what is said when one is wrong."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from terakoya import plugins
+from terakoya.errors import UserError
+from terakoya.plugins import PluginError, load
+
+SCHEDULE = """
+from terakoya import hookimpl
+from terakoya.components import Schedule
+
+class Mine(Schedule):
+    speed: int = 1
+
+@hookimpl
+def register_schedules():
+    return {"NAME": Mine}
+"""
+
+Write = Callable[[str, str], str]
+Install = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test loads plugins as a new process would."""
+    monkeypatch.setattr(plugins, "_current", None)
+    monkeypatch.setattr(plugins, "_loaded", {})
+    for variable in (plugins.PLUGINS_VARIABLE, plugins.WITHOUT_VARIABLE, plugins.TRACE_VARIABLE):
+        monkeypatch.setenv(variable, "")
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a plugin file and returns its path."""
+
+    def write(name: str, source: str) -> str:
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(textwrap.dedent(source), encoding="utf-8")
+        return str(file)
+
+    return write
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Installs a distribution: its files and its entry point of the group `terakoya`."""
+
+    def install(name: str, files: Mapping[str, str], *, entry: str, version: str = "1.2") -> None:
+        site = tmp_path / f"site-{name}"
+        info = site / f"{name}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(f"[terakoya]\n{name}_entry = {entry}\n")
+        for path, source in files.items():
+            (site / path).parent.mkdir(parents=True, exist_ok=True)
+            (site / path).write_text(textwrap.dedent(source))
+        monkeypatch.syspath_prepend(str(site))
+
+    return install
+
+
+def schedule(name: str) -> str:
+    return SCHEDULE.replace("NAME", name)
+
+
+# -------------------------------------------------------------------------------------------------- finding
+
+
+def test_the_bundled_set_is_found_and_every_module_is_one_plugin() -> None:
+    registry = load()
+    offers = {(offer.kind, offer.name): offer for offer in registry.components()}
+    assert offers["architectures", "bert"].module == "terakoya_plugins.architectures.bert"
+    assert offers["architectures", "bert"].distribution == "terakoya"
+    names = [plugin.name for plugin in registry.plugins]
+    assert len(names) == len(set(names))
+    assert not any(word.startswith("_") for name in names for word in name.split("."))
+    assert registry.broken == []
+
+
+def test_a_file_is_a_plugin_and_child_processes_inherit_it(write: Write, tmp_path: Path) -> None:
+    file = write("mine.py", schedule("mine"))
+    registry = load([file])
+    assert registry.component("schedules", "mine")(speed=3).speed == 3
+    program = "from terakoya.plugins import registry; print(registry().names('schedules'))"
+    child = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True, env=os.environ
+    )
+    assert "'mine'" in child.stdout
+
+
+def test_a_relative_path_is_inherited_by_children_elsewhere(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write("mine.py", schedule("mine"))
+    monkeypatch.chdir(tmp_path)
+    load(["mine.py"])
+    assert os.environ[plugins.PLUGINS_VARIABLE] == str(Path(file).resolve())
+
+
+def test_a_package_is_every_module_in_it_but_those_with_an_underscore(write: Write, tmp_path: Path) -> None:
+    write("pack/__init__.py", "")
+    write("pack/one.py", schedule("one"))
+    write("pack/deep/__init__.py", schedule("deep"))
+    write("pack/deep/two.py", schedule("two"))
+    write("pack/_hidden.py", schedule("hidden"))
+    write("pack/plain.py", "VALUE = 1")
+    registry = load([str(tmp_path / "pack")])
+    assert {"one", "two", "deep"} <= set(registry.names("schedules"))
+    assert "hidden" not in registry.names("schedules")
+    assert [plugin.name for plugin in registry.plugins][-3:] == ["pack.deep", "pack.deep.two", "pack.one"]
+
+
+def test_a_module_of_the_working_directory_is_found_by_name(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("here_now_plugin.py", schedule("here"))
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    assert "here" in load(["here_now_plugin"]).names("schedules")
+    assert sys.path == before
+
+
+def test_an_installed_module_and_an_installed_package_are_found_with_their_distribution(install: Install) -> None:
+    install("acme", {"acme_module.py": schedule("acme")}, entry="acme_module")
+    install(
+        "beta", {"beta_pack/__init__.py": "", "beta_pack/one.py": schedule("beta")}, entry="beta_pack", version="7.0"
+    )
+    offers = {offer.name: offer for offer in load().components()}
+    assert (offers["acme"].distribution, offers["acme"].version) == ("acme", "1.2")
+    assert (offers["beta"].distribution, offers["beta"].version, offers["beta"].module) == (
+        "beta",
+        "7.0",
+        "beta_pack.one",
+    )
+
+
+def test_loading_the_same_again_is_free(write: Write) -> None:
+    file = write("mine.py", schedule("mine"))
+    first = load([file])
+    assert load([file]) is first
+    assert load() is first, "what the environment names is loaded too"
+    assert plugins.registry() is first
+
+
+# -------------------------------------------------------------------------------------------------- blocking
+
+
+@pytest.mark.parametrize("name", ["acme", "acme_entry", "acme_module", "third-party"])
+def test_without_leaves_out_by_distribution_entry_point_module_or_all_foreign(install: Install, name: str) -> None:
+    install("acme", {"acme_module.py": "raise RuntimeError('imported')"}, entry="acme_module")
+    registry = load(without=[name])
+    assert registry.broken == [], "what is left out is not even imported"
+    assert registry.blocked == ["acme_module"]
+    assert "bert" in registry.names("architectures")
+
+
+def test_without_takes_a_bundled_plugins_last_word_and_is_inherited() -> None:
+    registry = load(without=["tensorboard"])
+    assert registry.names("trackers") == []
+    assert os.environ[plugins.WITHOUT_VARIABLE] == "tensorboard"
+    with pytest.raises(UserError, match=r"left out by --without and might offer it: terakoya_plugins\.trackers"):
+        registry.component("trackers", "tensorboard")
+
+
+def test_a_name_that_blocks_nothing_is_an_error() -> None:
+    with pytest.raises(UserError, match='--without tensorbord: there is no such plugin; did you mean "tensorboard"'):
+        load(without=["tensorbord"])
+
+
+# -------------------------------------------------------------------------------------------------- what is wrong
+
+
+def test_a_name_offered_twice_names_both_modules(write: Write) -> None:
+    with pytest.raises(UserError) as caught:
+        load([write("mine.py", schedule("linear"))])
+    assert 'schedule "linear" is offered twice' in str(caught.value)
+    assert "terakoya_plugins.schedules.linear (terakoya)" in str(caught.value)
+    assert "by mine (--plugin" in str(caught.value)
+
+
+def test_a_broken_installed_plugin_is_reported_skipped_and_named_when_missed(
+    install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("acme", {"acme_broken.py": "import no_such_thing"}, entry="acme_broken")
+    with caplog.at_level(logging.WARNING, logger="terakoya"):
+        registry = load()
+    told = "plugin acme_broken (acme 1.2): ModuleNotFoundError: No module named 'no_such_thing'"
+    assert told in caplog.text
+    assert "bert" in registry.names("architectures")
+    with pytest.raises(UserError) as caught:
+        registry.component("architectures", "electra")
+    assert "architecture electra: not installed" in str(caught.value)
+    assert "terakoya" in str(caught.value) and "offers:" in str(caught.value)
+    assert f"could not be loaded and might offer it: {told}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import no_such_thing", "ModuleNotFoundError: No module named 'no_such_thing'"),
+        ("x = 1 / 0", "ZeroDivisionError: division by zero"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        (schedule("a").replace("return {", "return 1 / 0, {"), "ZeroDivisionError"),
+    ],
+)
+def test_a_broken_plugin_that_was_asked_for_stops_the_start_with_its_place(
+    write: Write, source: str, said: str
+) -> None:
+    file = write("bad.py", source)
+    with pytest.raises(PluginError) as caught:
+        load([file])
+    assert said in str(caught.value)
+    assert "bad" in caught.value.plugin
+    if "import no" not in source:
+        assert f"{file}:" in str(caught.value)
+
+
+def test_an_installed_plugin_whose_hook_fails_is_skipped_too(install: Install) -> None:
+    source = schedule("a").replace("return {", "return 1 / 0, {")
+    install("acme", {"acme_late.py": source}, entry="acme_late")
+    registry = load()
+    assert [str(broken)[:50] for broken in registry.broken] == ["plugin acme_late (acme 1.2): register_schedules: Z"]
+    assert "linear" in registry.names("schedules")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("register_schedules", "register_schedule", 'no hook register_schedule; did you mean "register_schedules"'),
+        ("@hookimpl\n", "", "register_schedules is not marked with @hookimpl"),
+        ("register_schedules()", "register_schedules(model)", "Argument.*model.*hookspecs"),
+        ('{"mine": Mine}', '["mine"]', "expected a mapping of name to class, got list"),
+        ("Mine}", "Mine()}", "expected a subclass of Schedule"),
+        ("Mine}", "dict}", "expected a subclass of Schedule, got <class 'dict'>"),
+    ],
+)
+def test_a_hook_used_wrongly_is_an_error(write: Write, old: str, new: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        load([write("wrong.py", schedule("mine").replace(old, new))])
+
+
+def test_a_misspelt_hook_of_an_installed_plugin_is_an_error_too(install: Install) -> None:
+    source = "from terakoya import hookimpl\n@hookimpl\ndef step_finish(run): pass"
+    install("acme", {"acme_misspelt.py": source}, entry="acme_misspelt")
+    with pytest.raises(UserError, match=r'no hook step_finish; did you mean "step_finished".*--without acme_misspelt'):
+        load()
+
+
+def test_a_plugin_without_hooks_is_an_error_where_asked_for_and_reported_where_installed(
+    write: Write, install: Install
+) -> None:
+    install("acme", {"acme_empty.py": "VALUE = 1"}, entry="acme_empty")
+    assert "has no hook" in str(load().broken[0])
+    with pytest.raises(UserError, match=r"--plugin .*empty\.py: has no hook"):
+        load([write("empty.py", "VALUE = 1")])
+
+
+def test_a_missing_file_and_two_files_of_one_name_are_errors(write: Write, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not found"):
+        load([str(tmp_path / "nowhere.py")])
+    with pytest.raises(UserError, match="two plugins are called mine"):
+        load([write("a/mine.py", schedule("a")), write("b/mine.py", schedule("b"))])
+
+
+def test_an_unknown_component_lists_the_nearest_and_who_offers_what() -> None:
+    with pytest.raises(
+        UserError, match=r'schedule lineer: not installed; did you mean "linear".*\n  terakoya .* offers:'
+    ):
+        load().component("schedules", "lineer")
+
+
+# -------------------------------------------------------------------------------------------------- events
+
+EVENT = "from terakoya import hookimpl\n@hookimpl\ndef "
+
+
+def test_an_exception_in_an_event_names_plugin_and_place_and_can_be_pickled(write: Write) -> None:
+    file = write("clumsy.py", EVENT + "run_started(run):\n    run.nothing")
+    with pytest.raises(PluginError) as caught:
+        load([file]).hook.run_started(object())  # type: ignore[arg-type]
+    assert caught.value.plugin == "clumsy"
+    assert "AttributeError" in str(caught.value) and f"{file}:4" in str(caught.value)
+    assert isinstance(caught.value.__cause__, AttributeError)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.plugin, str(again)) == ("clumsy", str(caught.value))
+
+
+def test_numbers_of_evaluate_are_merged_and_a_name_offered_twice_is_an_error(write: Write) -> None:
+    one = write("one.py", EVENT + "evaluate(run):\n    return {'a': run}")
+    two = write("two.py", EVENT + "evaluate():\n    return {'b': 2.0}")
+    run: Any = 1.0
+    assert load([one, two]).hook.evaluate(run) == {"a": 1.0, "b": 2.0}
+    three = write("three.py", EVENT + "evaluate(run):\n    return {'a': 3.0}")
+    with pytest.raises(UserError, match='evaluate: "a" is offered twice, by one and by three'):
+        load([three]).hook.evaluate(run)
+    with pytest.raises(PluginError, match="plugin four: evaluate: expected a mapping"):
+        load([write("four.py", EVENT + "evaluate(run):\n    return 3.0")], without=["three"]).hook.evaluate(run)
+
+
+def test_an_event_that_nobody_hears_costs_next_to_nothing() -> None:
+    step_finished: Any = load().hook.step_finished
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(1000):
+            step_finished(None, None)
+        times.append((time.perf_counter() - start) / 1000)
+    assert min(times) < 5e-6
+
+
+def test_tracing_logs_every_call(
+    write: Write, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(plugins.TRACE_VARIABLE, "1")
+    hook: Any = load([write("quiet.py", EVENT + "step_finished(report):\n    pass")]).hook
+    with caplog.at_level(logging.INFO, logger="terakoya"):
+        hook.step_finished(run=1, report=77)
+    assert "step_finished" in caplog.text and "77" in caplog.text
+
+
+# -------------------------------------------------------------------------------------------------- records
+
+
+def test_a_record_names_missing_and_changed_plugins(write: Write) -> None:
+    mine, other = write("mine.py", schedule("mine")), write("other.py", EVENT + "run_started(run):\n    pass")
+    record = load([mine, other]).record()
+    entry = next(each for each in record if each["name"] == "mine")
+    assert entry["components"] == ["schedules/mine"] and len(entry["sha256"]) == 64
+    assert load().check_record(record) == ([], [])
+
+    os.environ[plugins.PLUGINS_VARIABLE] = ""
+    plugins._loaded.clear()
+    Path(mine).write_text(schedule("mine") + "# edited\n")
+    check = load([mine]).check_record(record)
+    assert check.missing == ["plugin other (--plugin: events only) is missing"]
+    assert check.changed == ["plugin mine (--plugin: schedules/mine) has changed (same version)"]
+    older = [{**entry, "version": "1"}]
+    assert "(1 -> None)" in load().check_record(older).changed[0]
