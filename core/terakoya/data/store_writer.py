@@ -35,9 +35,26 @@ from terakoya.errors import UserError
 logger = logging.getLogger("terakoya")
 
 LOCK = ".lock"
-_WEIGHTS = shutil.ignore_patterns(
-    "*.safetensors", "pytorch_model*.bin", "tf_model*", "flax_model*", "*.ckpt", "*.pt", "*.pth", "*.gguf", ".git"
+_NOT_TOKENIZER = (
+    "*.safetensors",
+    "pytorch_model*.bin",
+    "tf_model*",
+    "flax_model*",
+    "*.ckpt",
+    "*.pt",
+    "*.pth",
+    "*.gguf",
 )
+"""Weights, which may lie beside a tokenizer and are not copied with it."""
+    "pytorch_model*.bin",
+    "tf_model*",
+    "flax_model*",
+    "*.ckpt",
+    "*.pt",
+    "*.pth",
+    "*.gguf",
+)
+"""Weights, which may lie beside a tokenizer and are not copied with it."""
 _PART_TOKENS = 1 << 22
 
 
@@ -212,11 +229,14 @@ def _copy_tokenizer(source: Path, folder: Path) -> None:
     for old in (draft, target):
         if old.exists():
             shutil.rmtree(old)
-    shutil.copytree(source, draft, ignore=_WEIGHTS)
-    for file in draft.rglob("*"):
-        if file.is_file():
-            with file.open("rb") as stream:
-                os.fsync(stream.fileno())
+    for file in sorted(source.rglob("*")):
+        hidden = any(name.startswith(".") for name in file.relative_to(source).parts)
+        if file.is_file() and not hidden and not any(file.match(pattern) for pattern in _NOT_TOKENIZER):
+            copy = draft / file.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            with committed(copy) as out, file.open("rb") as stream:
+                while chunk := stream.read(1 << 20):
+                    out.write(chunk)
     draft.rename(target)
     sync_folder(folder)
 

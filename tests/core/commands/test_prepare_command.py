@@ -1,0 +1,99 @@
+"""`terakoya prepare` and `terakoya store`, as typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from terakoya.commands.prepare import parse_max_rejects
+from terakoya.commands.store import count, info, verify
+from terakoya.errors import UserError
+
+DOUBLE = Path(__file__).parents[1] / "data"
+PLUGIN = """
+from terakoya import hookimpl
+from word_tokenizer import WordTokenizer
+
+class FileTokenizer(WordTokenizer):
+    pass
+
+@hookimpl
+def register_tokenizers():
+    return {"words": FileTokenizer}
+"""
+
+
+def terakoya(*arguments: object) -> subprocess.CompletedProcess[str]:
+    code = "from terakoya.commands.main import main; main()"
+    environment = {**os.environ, "PYTHONPATH": str(DOUBLE), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "plugin_words.py").write_text(PLUGIN)
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "size.txt").write_text("1000")
+    (tmp_path / "tokenizer" / "model.safetensors").write_text("weights")
+    rows = [json.dumps({"body": f"word{n} [MASK] and more\nsecond line"}) for n in range(99)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*rows, "{"]))
+    return tmp_path
+
+
+def test_prepare_with_a_plugin_in_two_processes_then_look_at_the_store(folder: Path) -> None:
+    store = folder / "store"
+    prepare = ["--plugin", folder / "plugin_words.py", "prepare", folder / "a.jsonl", "--out", store]
+    prepare += ["--tokenizer", folder / "tokenizer", "--field", "body", "--unit", "line", "--append-eos"]
+    failed = terakoya(*prepare, "--processes", 2, "--max-rejects", "0")
+    assert failed.returncode == 2 and "Traceback" not in failed.stderr
+    assert "expected at most 0 rejected documents (--max-rejects 0), got 1 of 100 documents" in failed.stderr
+    done = terakoya(*prepare, "--processes", 2, "--max-rejects", "1%")
+    assert done.returncode == 0, done.stderr
+    assert "99 documents, 198 sequences" in done.stdout and "1 documents rejected" in done.stdout
+    assert "disk needed" in done.stderr and "[MASK] 99 times" in done.stderr
+    again = terakoya(*prepare)
+    assert again.returncode == 0 and "nothing to do" in again.stderr
+
+    facts = info(store)
+    assert facts.eos == 5 and facts.unit == "line" and facts.options["field"] == "body"
+    assert not (store / "tokenizer" / "model.safetensors").exists()
+    assert count(store) == (99, 198, facts.tokens)
+    shown = terakoya("store", "info", store)
+    assert f"{facts.tokens:,} uint16" in shown.stdout and "literal [MASK]" in shown.stdout
+    assert json.loads(terakoya("store", "info", store, "--json").stdout)["tokens"] == facts.tokens
+    assert terakoya("store", "count", store).stdout.split() == [
+        "documents", "99", "sequences", "198", "tokens", str(facts.tokens),
+    ]  # fmt: skip
+    assert verify(store) == [] and "sound" in terakoya("store", "verify", store).stdout
+
+    content = bytearray((store / "tokens.bin").read_bytes())
+    content[1] = 0xFF
+    (store / "tokens.bin").write_bytes(content)
+    damaged = terakoya("store", "verify", store)
+    assert damaged.returncode == 1 and "content changed" in damaged.stdout
+
+
+def test_an_unknown_tokenizer_folder_is_explained(folder: Path) -> None:
+    (folder / "tokenizer" / "size.txt").unlink()
+    failed = terakoya("prepare", folder / "a.jsonl", "--tokenizer", folder / "tokenizer", "--out", folder / "out")
+    assert failed.returncode == 2
+    assert "got a folder with model.safetensors that none of them reads" in failed.stderr
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize(("text", "value"), [("0", 0), ("100", 100), ("0.05", 0.05), ("5%", 0.05), ("1.0", 1.0)])
+def test_max_rejects_is_a_count_or_a_share(text: str, value: int | float) -> None:
+    parsed = parse_max_rejects(text)
+    assert parsed == value and type(parsed) is type(value)
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "101%", "many", "nan"])
+def test_other_limits_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match="--max-rejects: expected a count"):
+        parse_max_rejects(text)
