@@ -1,0 +1,81 @@
+"""Real lines of text, tokenised once: what both sides of a comparison train on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from terakoya.data.store import TokenStore
+from terakoya.data.store_writer import write_store
+from terakoya.data.vocab import Vocabulary
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines as ids without special tokens.
+
+    Attributes:
+        ids: each line's ids, cut so that [CLS] line [SEP] fits the sequence length.
+        word_starts: beside them, True where a word starts.
+    """
+
+    ids: list[np.ndarray]
+    word_starts: list[np.ndarray]
+    vocabulary: Vocabulary
+    tokenizer: PreTrainedTokenizerBase
+    tokenizer_folder: Path
+
+    def framed(self) -> list[list[int]]:
+        """Every line as [CLS] line [SEP]."""
+        return [[self.vocabulary.cls, *line.tolist(), self.vocabulary.sep] for line in self.ids]
+
+    def store(self, folder: Path) -> TokenStore:
+        """A token store in which each line is a document of its own."""
+        return write_store(
+            folder,
+            ([line] for line in self.ids),
+            vocabulary=self.vocabulary,
+            unit="document",
+            word_starts=([words] for words in self.word_starts),
+            tokenizer_folder=self.tokenizer_folder,
+        )
+
+
+def read(corpus: Path, tokenizer_folder: Path, *, count: int, sequence_length: int, whole: bool = False) -> Lines:
+    """`count` lines (or with `whole` documents) of the jsonl[.gz] or text file `corpus`, drawn with a fixed seed."""
+    content = gzip.decompress(corpus.read_bytes()) if corpus.suffix == ".gz" else corpus.read_bytes()
+    texts = content.decode().split("\n")
+    if ".jsonl" in corpus.name:
+        texts = [json.loads(text)["text"] for text in texts if text]
+    if not whole:
+        texts = [line for text in texts for line in text.splitlines()]
+    texts = [text.strip() for text in texts if text.strip()]
+    drawn = random.Random(0).sample(texts, min(count, len(texts)))
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True)
+    is_piece = np.zeros(len(tokenizer), dtype=bool)
+    named = tokenizer.get_vocab()
+    is_piece[[number for token, number in named.items() if token.startswith("##")]] = True
+    ids = [
+        np.asarray(
+            tokenizer(text, add_special_tokens=False, truncation=True, max_length=sequence_length - 2)["input_ids"]
+        )
+        for text in drawn
+    ]
+    ids = [line for line in ids if len(line)]
+    special = {*tokenizer.all_special_ids, *(number for token, number in named.items() if token.startswith("[unused"))}
+    vocabulary = Vocabulary(
+        size=len(tokenizer),
+        pad=tokenizer.pad_token_id,
+        unk=tokenizer.unk_token_id,
+        cls=tokenizer.cls_token_id,
+        sep=tokenizer.sep_token_id,
+        mask=tokenizer.mask_token_id,
+        special=tuple(sorted(special)),
+    )
+    return Lines(ids, [~is_piece[line] for line in ids], vocabulary, tokenizer, tokenizer_folder)
