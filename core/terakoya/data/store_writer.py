@@ -46,15 +46,6 @@ _NOT_TOKENIZER = (
     "*.gguf",
 )
 """Weights, which may lie beside a tokenizer and are not copied with it."""
-    "pytorch_model*.bin",
-    "tf_model*",
-    "flax_model*",
-    "*.ckpt",
-    "*.pt",
-    "*.pth",
-    "*.gguf",
-)
-"""Weights, which may lie beside a tokenizer and are not copied with it."""
 _PART_TOKENS = 1 << 22
 
 
