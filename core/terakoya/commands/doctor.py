@@ -11,7 +11,10 @@ import typer
 
 
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False) -> None:
-    """Check versions, GPU, memory, disk, ports, build locks. Exits with 1 if anything is an error."""
+    """Examine machine and installation.
+
+    Versions, GPU, memory, disk, ports, build locks, text and more. Exits with 1 if anything is an error.
+    """
     from terakoya.doctor import diagnose
     from terakoya.log import console
 

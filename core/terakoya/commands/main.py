@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -12,10 +10,29 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from terakoya import __version__
+from terakoya import __version__, log
+from terakoya.commands import (
+    demo,
+    doctor,
+    export,
+    parameters,
+    plugins,
+    prepare,
+    run,
+    store,
+    tokenizer,
+    train,
+    try_model,
+)
 from terakoya.errors import UserError
 
 DEBUG_VARIABLE = "TERAKOYA_DEBUG"
+
+
+VERBS = (
+    "demo", "run", "tokenizer", "prepare", "store", "train", "export", "try", "plugins", "parameters", "doctor"
+)  # fmt: skip
+"""In the order of use."""
 
 
 class InOrder(TyperGroup):
@@ -23,7 +40,7 @@ class InOrder(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The verbs, as `VERBS` has them."""
-        return [verb for verb in VERBS if verb in self.commands]
+        return sorted(self.commands, key=VERBS.index)
 
 
 app = typer.Typer(
@@ -37,28 +54,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-VERBS = {
-    "demo": "demo",
-    "run": "run",
-    "tokenizer": "tokenizer",
-    "prepare": "prepare",
-    "store": "store",
-    "train": "train",
-    "export": "export",
-    "try": "try_model",
-    "plugins": "plugins",
-    "parameters": "parameters",
-    "doctor": "doctor",
-}
-"""Each verb, in the order of use, and the module of `terakoya.commands` that holds it as `command` or as `app`."""
-
-for verb, module_name in VERBS.items():
-    if importlib.util.find_spec(f"terakoya.commands.{module_name}"):
-        module = importlib.import_module(f"terakoya.commands.{module_name}")
-        if hasattr(module, "app"):
-            app.add_typer(module.app, name=verb)
-        else:
-            app.command(verb)(module.command)
+app.command("demo")(demo.command)
+app.command("run")(run.command)
+app.add_typer(tokenizer.app, name="tokenizer")
+app.command("prepare")(prepare.command)
+app.add_typer(store.app, name="store")
+app.command("train")(train.command)
+app.command("export")(export.command)
+app.command("try")(try_model.command)
+app.add_typer(plugins.app, name="plugins")
+app.add_typer(parameters.app, name="parameters")
+app.command("doctor")(doctor.command)
 
 
 def _version(value: bool) -> None:
@@ -84,26 +90,22 @@ def options(
     ] = False,
 ) -> None:
     """What comes before the verb: which plugins are loaded."""
-    from terakoya import log
-
     log.configure()
     if trace_plugins:
         os.environ["TERAKOYA_TRACE_PLUGINS"] = "1"
     if plugin or without:
-        from terakoya import plugins
+        from terakoya.plugins import load
 
-        plugins.load(plugin or (), without or ())
+        load(plugin or (), without or ())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits: 0, or 2 after an error that the user can mend, printed without a traceback."""
     try:
-        app(list(arguments) if arguments is not None else None)
+        app(list(arguments) if arguments is not None else None, prog_name="terakoya")
     except UserError as error:
         if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0"):
             raise
-        from terakoya.log import error_console
-
-        error_console().print("[bold red]error:[/bold red]", end=" ")
-        error_console().print(str(error), markup=False, soft_wrap=True)
+        log.error_console().print("[bold red]error:[/bold red]", end=" ")
+        log.error_console().print(str(error), markup=False, soft_wrap=True)
         sys.exit(2)

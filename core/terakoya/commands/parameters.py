@@ -8,12 +8,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Look at parameter files.", no_args_is_help=True)
-
-
-@app.callback()
-def group() -> None:
-    """Look at parameter files."""
+app = typer.Typer(help="Look at parameter files.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("show")
@@ -24,7 +19,10 @@ def show(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the complete JSON instead.")] = False,
 ) -> None:
-    """Every value that FILE stands for, and where it came from: default, file or command line."""
+    """Show every value and its origin.
+
+    The origin is default, file or command line.
+    """
     from rich.table import Table
 
     from terakoya.log import console
@@ -46,7 +44,10 @@ def show(
 
 @app.command("schema")
 def schema() -> None:
-    """The JSON Schema of parameter files, with every installed component."""
+    """Print the JSON Schema of parameter files.
+
+    Every installed component is one choice of its key, told by its `type`.
+    """
     from terakoya.parameter_schema import json_schema
     from terakoya.plugins import registry
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import typer
 
-app = typer.Typer(help="What is installed and where it came from.", no_args_is_help=True)
-
-
-@app.callback()
-def group() -> None:
-    """What is installed and where it came from."""
+app = typer.Typer(help="What is installed and where it came from.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("list")
 def list_plugins() -> None:
-    """Every component with its kind and origin, who listens to events, and plugins that do not load."""
+    """List every component and its origin.
+
+    Below: who listens to events, what was left out, and plugins that do not load with their errors.
+    """
     from rich.table import Table
 
     from terakoya.log import console

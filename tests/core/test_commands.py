@@ -1,0 +1,160 @@
+"""The command line: quick, in order, honest about errors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from terakoya import plugins
+from terakoya.commands.main import VERBS, main
+
+PRESET = str(Path(__file__).resolve().parents[2] / "parameters" / "tiny_bert.json")
+PLUGIN = """
+from terakoya import hookimpl
+from terakoya.components import Schedule
+
+class Mine(Schedule):
+    pass
+
+@hookimpl
+def register_schedules():
+    return {"mine": Mine}
+
+@hookimpl
+def run_started(run):
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "_current", None)
+    monkeypatch.setattr(plugins, "_loaded", {})
+    for variable in (plugins.PLUGINS_VARIABLE, plugins.WITHOUT_VARIABLE, plugins.TRACE_VARIABLE, "TERAKOYA_DEBUG"):
+        monkeypatch.setenv(variable, "")
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> str:
+    file = tmp_path / "mine.py"
+    file.write_text(PLUGIN, encoding="utf-8")
+    return str(file)
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Runs the command line here; returns its exit code and what it wrote to both outputs."""
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    out, err = capsys.readouterr()
+    return int(caught.value.code or 0), out, err
+
+
+def test_help_lists_every_verb_in_the_order_of_use(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "--help")
+    listed = [line.split()[0] for line in out.partition("Commands:\n")[2].splitlines() if line.strip()]
+    assert code == 0 and tuple(listed) == VERBS
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_its_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, verb, "--help")
+    assert code == 0 and f"Usage: terakoya {verb} " in out
+
+
+def test_help_answers_at_once() -> None:
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "terakoya", "--help"], capture_output=True, check=True)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.4
+
+
+def test_the_version_is_printed_by_module_and_by_script() -> None:
+    for start in ([sys.executable, "-m", "terakoya"], [str(Path(sys.executable).parent / "terakoya")]):
+        told = subprocess.run([*start, "--version"], capture_output=True, text=True, check=True).stdout
+        assert told.startswith("terakoya 0.")
+
+
+def test_a_users_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    start = [sys.executable, "-m", "terakoya", "parameters", "show", str(tmp_path / "nowhere.json")]
+    done = subprocess.run(start, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == f"error: {tmp_path}/nowhere.json: no such file\n"
+
+
+def test_the_traceback_is_shown_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERAKOYA_DEBUG", "1")
+    start = [sys.executable, "-m", "terakoya", "parameters", "show", str(tmp_path / "nowhere.json")]
+    done = subprocess.run(start, capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" in done.stderr and "UserError" in done.stderr
+
+
+def test_an_unknown_verb_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "trian")
+    assert code == 2 and "trian" in err
+
+
+def test_plugins_list_shows_components_events_and_origins(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "--plugin", plugin, "--without", "tensorboard", "plugins", "list")
+    assert code == 0
+    rows = [line.split() for line in out.splitlines()]
+    assert ["architecture", "bert", "terakoya_plugins.architectures.bert", "terakoya", "0.1.0"] in rows
+    assert ["schedule", "mine", "mine", "--plugin", plugin, "-"] in rows
+    assert ["run_started", "mine"] in rows
+    assert ["left", "out:", "terakoya_plugins.trackers.tensorboard"] in rows
+    assert not any(row[:2] == ["tracker", "tensorboard"] for row in rows)
+
+
+def test_plugins_list_shows_what_does_not_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    info = tmp_path / "acme-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[terakoya]\nacme = acme_shown_broken\n")
+    (tmp_path / "acme_shown_broken.py").write_text("import no_such_thing")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code, out, _ = call(capsys, "plugins", "list")
+    assert code == 0
+    assert "does not load: plugin acme_shown_broken (acme 1.2): ModuleNotFoundError: No module named" in out
+
+
+def test_a_plugin_that_does_not_load_stops_every_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "--plugin", str(tmp_path / "none.py"), "parameters", "schema")
+    assert code == 2 and "none.py" in err and "not found" in err
+
+
+def test_trace_plugins_reaches_child_processes(
+    plugin: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, _, err = call(capsys, "--trace-plugins", "--plugin", plugin, "plugins", "list")
+    assert "register_schedules" in err
+    assert plugins.os.environ[plugins.TRACE_VARIABLE] == "1"
+
+
+def test_parameters_show_tells_values_and_origins(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "parameters", "show", PRESET, "--set", "schedule.warmup_steps=7")
+    rows = [line.split() for line in out.splitlines()]
+    assert code == 0
+    assert ["schedule.warmup_steps", "7", "command", "line"] in rows
+    assert ["architecture.hidden_size", "256", "file"] in rows
+    assert ["architecture.type_vocab_size", "2", "default"] in rows
+
+
+def test_parameters_show_json_is_a_parameter_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = call(capsys, "parameters", "show", PRESET, "--json", "--set", "seed=7")
+    (tmp_path / "complete.json").write_text(out)
+    code, again, _ = call(capsys, "parameters", "show", str(tmp_path / "complete.json"), "--json")
+    assert code == 0 and again == out and json.loads(out)["seed"] == 7
+
+
+def test_parameters_schema_knows_a_new_plugin(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "--plugin", plugin, "parameters", "schema")
+    assert code == 0
+    assert set(json.loads(out)["properties"]["schedule"]["discriminator"]["mapping"]) == {"linear", "constant", "mine"}
