@@ -1,6 +1,6 @@
 """Rows: fixed-length training examples cut from a token store, each with a key that decides all its draws.
 
-Letters: B rows, T tokens of a row, S segments of all rows (adjacent tokens of the store with what frames them).
+Letters: B rows, T tokens of a row.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from terakoya.data.framing import Segments, frame
 from terakoya.data.keys import hash_u64, permute, row_keys
 from terakoya.data.packing import Plan, stored_plan
 from terakoya.data.pairs import PairPlan, plan_pairs, truncate
@@ -69,23 +70,6 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-
-@dataclass(frozen=True)
-class _Segments:
-    """Adjacent tokens of the store and what frames them, in row order; every array (S,) int64.
-
-    `lead` is 1 where [CLS] comes before the tokens, `trail` how many [SEP] come after them. `document` is the
-    document's number in the row, `type` the token type.
-    """
-
-    row: np.ndarray
-    start: np.ndarray
-    length: np.ndarray
-    lead: np.ndarray
-    trail: np.ndarray
-    document: np.ndarray
-    type: np.ndarray | None = None
 
 
 class RowSource:
@@ -169,12 +153,12 @@ class RowSource:
         """One row of [CLS] [SEP] and nothing to learn: what an empty slot of a micro-step runs through the model."""
         zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
         paired = self.layout.kind == "pairs"
-        segments = _Segments(zero, zero, zero, one, one, zero, zero if paired else None)
+        segments = Segments(zero, zero, zero, one, one, zero, zero if paired else None)
         return self._assemble(segments, np.zeros(1, np.uint64), np.full(1, -100, np.int8) if paired else None)
 
     # ------------------------------------------------------------------------------------------- what a row holds
 
-    def _plan_segments(self, rows: np.ndarray) -> _Segments:
+    def _plan_segments(self, rows: np.ndarray) -> Segments:
         """The pieces of plan rows, each a document of its own framed by [CLS] and [SEP]."""
         assert self._plan is not None
         first = self._plan.rows[rows]
@@ -182,11 +166,11 @@ class RowSource:
         row, ordinal = _ranges(counts)
         pieces = first[row] + ordinal
         ones = np.ones(len(row), np.int64)
-        return _Segments(
+        return Segments(
             row, self._plan.starts[pieces], self._plan.lengths[pieces].astype(np.int64), ones, ones, ordinal
         )
 
-    def _stream_segments(self, rows: np.ndarray) -> _Segments:
+    def _stream_segments(self, rows: np.ndarray) -> Segments:
         """Rows of the stream in which each document is followed by one separator."""
         body = self.sequence_length - 2
         begin = rows * body
@@ -201,7 +185,7 @@ class RowSource:
         length = np.maximum(text_stop - start - skipped, 0)
         trail = separators * (stop <= end[row])
         is_last = np.append(row[1:] != row[:-1], True)
-        return _Segments(
+        return Segments(
             row,
             self._spans.document_start(document) + skipped,
             length,
@@ -210,11 +194,11 @@ class RowSource:
             np.zeros(len(row), np.int64),
         )
 
-    def _pair_segments(self, plan: PairPlan, rows: np.ndarray, keys: np.ndarray) -> _Segments:
+    def _pair_segments(self, plan: PairPlan, rows: np.ndarray, keys: np.ndarray) -> Segments:
         """[CLS] A [SEP] B [SEP], cut down to the sequence length."""
         starts, lengths = truncate(plan.starts[rows], plan.lengths[rows], self.sequence_length - 3, keys)
         side = np.tile(np.arange(2), len(rows))
-        return _Segments(
+        return Segments(
             np.repeat(np.arange(len(rows)), 2),
             starts.ravel(),
             lengths.ravel(),
@@ -224,57 +208,28 @@ class RowSource:
             side,
         )
 
-    def _assemble(self, segments: _Segments, keys: np.ndarray, next_sentence: np.ndarray | None) -> Rows:
-        """The arrays of a batch: one gather from the store, then frames and padding written over it."""
-        batch = len(keys)
-        sizes = segments.lead + segments.length + segments.trail
-        used = np.bincount(segments.row, weights=sizes, minlength=batch).astype(np.int64)
+    def _assemble(self, segments: Segments, keys: np.ndarray, next_sentence: np.ndarray | None) -> Rows:
+        """The arrays of a batch, as wide as the layout wants them."""
         width = self.sequence_length
         if self.layout.kind in ("lines", "pairs"):
-            width = min(width, -(-int(used.max()) // 8) * 8)
-        # Each row's segments, then one more that is its padding.
-        place = np.arange(len(sizes)) + segments.row
-        padding = np.cumsum(np.bincount(segments.row, minlength=batch) + 1) - 1
-        total = np.empty(len(sizes) + batch, np.int64)
-        total[place], total[padding] = sizes, width - used
-        begin = np.cumsum(total) - total
-        row_begin = np.arange(batch) * width
-
-        def spread(of_segments: np.ndarray, of_padding: int) -> np.ndarray:
-            each = np.full(len(total), of_padding, np.int32)
-            each[place] = of_segments
-            return np.repeat(each, total)
-
-        here = np.arange(batch * width)
-        shift = np.zeros(len(total), np.int64)
-        shift[place] = segments.start - segments.lead - begin[place]
-        source = here + np.repeat(shift, total)
-        document_ids = spread(segments.document, -1)
-        is_padding = document_ids < 0
-        tokens = np.take(self._tokens, source, mode="clip").astype(np.int32)
-        tokens[is_padding] = self._id("pad")
-        leads = begin[place][segments.lead > 0]
-        first_trail = begin[place] + segments.lead + segments.length
-        trails = np.concatenate([first_trail[segments.trail > 0], first_trail[segments.trail > 1] + 1])
-        tokens[leads] = self._id("cls")
-        tokens[trails] = self._id("sep")
-        restarts = begin[place] if self.layout.kind in ("packed", "lines") else row_begin[segments.row]
-        position_ids = here.astype(np.int32) - spread(restarts, 0)
-        position_ids[is_padding] = 0
-        words = None
-        if self._words is not None:
-            byte = np.take(self._words, source >> 3, mode="clip")
-            words = (byte >> (source & 7).astype(np.uint8) & np.uint8(1)).astype(bool)
-            words[is_padding] = words[leads] = words[trails] = False
-            words = words.reshape(batch, width)
-        types = None if segments.type is None else spread(segments.type, 0).reshape(batch, width)
+            width = min(width, -(-int(segments.used(len(keys)).max()) // 8) * 8)
+        framed = frame(
+            segments,
+            (len(keys), width),
+            self._tokens,
+            self._words,
+            pad=self._id("pad"),
+            cls=self._id("cls"),
+            sep=self._id("sep"),
+            restart=self.layout.kind in ("packed", "lines"),
+        )
         return Rows(
-            tokens.reshape(batch, width),
-            document_ids.reshape(batch, width),
-            position_ids.reshape(batch, width),
-            words,
+            framed.tokens,
+            framed.document_ids,
+            framed.position_ids,
+            framed.word_starts,
             keys,
-            types,
+            framed.token_type_ids,
             next_sentence,
         )
 

@@ -72,9 +72,16 @@ def test_permutation_is_a_bijection(n: int, key: int) -> None:
     assert permute(np.array([n - 1]), n, key)[0] == images[-1]
 
 
+def test_small_permutations_are_bijections() -> None:
+    """Small ranges walk often: the rectangle has cells to spare."""
+    for n in range(1, 60):
+        for key in range(20):
+            assert np.array_equal(np.sort(permute(np.arange(n), n, key)), np.arange(n)), (n, key)
+
+
 def test_permutations_are_fair() -> None:
-    orders = Counter(tuple(permute(np.arange(4), 4, key).tolist()) for key in range(4800))
-    assert len(orders) == 24 and min(orders.values()) > 130 and max(orders.values()) < 270
+    orders = Counter(tuple(permute(np.arange(4), 4, key).tolist()) for key in range(2400))
+    assert len(orders) == 24 and min(orders.values()) > 60 and max(orders.values()) < 150
 
 
 def test_permutation_of_a_huge_range_needs_no_memory() -> None:
