@@ -9,7 +9,6 @@ from __future__ import annotations
 import glob
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,15 +16,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from terakoya.components import Tokenizer
 from terakoya.data.corpus import Corpus
 from terakoya.data.hold_out import hold_out
+from terakoya.data.store import TokenStore
 from terakoya.errors import UserError
 from terakoya.export import export, find_checkpoint
 from terakoya.parameter_files import explain, read_json
 from terakoya.parameters import Parameters
-from terakoya.plugins import registry
 from terakoya.stages import Stage, StageResult, content_digest, run_stages
+from terakoya.tokenizer import make_tokenizer, train_tokenizer
 
 
 def _as_list(value: Any) -> Any:
@@ -124,7 +123,7 @@ class _Plan:
     def check(self) -> None:
         """Finds wrong settings of any stage before the first one starts."""
         if self.pipeline.tokenizer is not None:
-            self._tokenizer_kind()
+            make_tokenizer(self.pipeline.tokenizer, source="pipeline: tokenizer")
         self._parameters()
 
     def stages(self) -> Sequence[Stage]:
@@ -196,22 +195,11 @@ class _Plan:
         }
 
     def _tokenizer(self) -> Mapping[str, Any]:
-        out = self.pipeline.tokenizer_folder
-        draft = out.with_name(f".{out.name}.partial")
-        shutil.rmtree(draft, ignore_errors=True)
-        facts = self._tokenizer_kind().train(self.whole, draft, processes=self.pipeline.workers)
-        draft.rename(out)
-        return facts
-
-    def _tokenizer_kind(self) -> Tokenizer:
-        """The tokenizer's type with its settings. UserError for a type or a setting that there is not."""
-        settings = dict(self.pipeline.tokenizer or {})
-        kind = registry().component("tokenizers", settings.pop("type"))
-        try:
-            tokenizer: Tokenizer = kind.model_validate(settings, strict=True)
-        except ValidationError as error:
-            raise UserError("\n".join(f"pipeline: {line}" for line in explain(error, kind, "tokenizer"))) from None
-        return tokenizer
+        pipeline = self.pipeline
+        assert pipeline.tokenizer is not None
+        return train_tokenizer(
+            self.whole, pipeline.tokenizer_folder, settings=pipeline.tokenizer, processes=pipeline.workers
+        )
 
     def _store_from(self, part: str) -> Mapping[str, Any]:
         pipeline = self.pipeline
@@ -259,7 +247,7 @@ class _Plan:
         stores = [self.pipeline.store, self.pipeline.validation_store]
         return {
             "parameters": self._parameters(),
-            "stores": [content_digest(store) for store in stores if store is not None],
+            "stores": [TokenStore.open(store).fingerprint for store in stores if store is not None],
         }
 
     def _train(self) -> Mapping[str, Any]:

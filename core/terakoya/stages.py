@@ -82,6 +82,8 @@ def _run(stage: Stage, later: Sequence[Stage], redo: bool) -> StageResult:
             _move_aside(stage)
         elif complaint is not None and not stage.resumes:
             raise UserError(f"{stage.out}: {complaint}; {_remedy(stage)}")
+        elif complaint is not None:
+            logger.info("%s: %s %s", stage.name, stage.out, complaint)
     for other in later:
         if other.out.exists() and not other.resumes and not redo:
             raise UserError(f"{other.out}: would be out of date once {stage.out} is made; {_remedy(other)}")

@@ -1,0 +1,100 @@
+"""The demo: it tells what it did, leaves a model that Transformers loads, and may be started twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from terakoya.commands.demo import demo
+from terakoya.commands.run import run
+from terakoya.data.corpus import Corpus, Document
+from terakoya.demo.demo import SENTENCE, Demo, told
+from terakoya.errors import UserError
+from terakoya.pipeline import read_pipeline, run_pipeline
+from terakoya.stages import StageResult
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Demo, list[StageResult]]:
+    """A demo of four steps and what became of its stages."""
+    files = Demo(tmp_path_factory.mktemp("demo") / "out")
+    return files, list(run_pipeline(files.write(max_steps=4)))
+
+
+def test_the_bundled_corpus_is_prose_in_many_documents() -> None:
+    corpus = Corpus([Path(__file__).resolve().parents[2] / "core" / "terakoya" / "demo" / "corpus.txt"])
+    texts = [read.text for block in corpus.blocks() for read in corpus.read(block) if isinstance(read, Document)]
+    assert len(texts) >= 200
+    assert len(set(texts)) == len(texts)
+    assert corpus.total_bytes >= 60_000
+    sentences = [sentence for text in texts for sentence in text.replace("\n", "").split("。") if sentence]
+    assert len(set(sentences)) >= 0.99 * len(sentences)  # written, not filled into templates
+    assert sum("東京" in text and "首都" in text for text in texts) >= 1  # what the example asks for can be learnt
+
+
+def test_every_stage_is_made_and_told_in_order(finished: tuple[Demo, list[StageResult]]) -> None:
+    files, results = finished
+    assert [result.name for result in results] == ["tokenizer", "prepare", "prepare validation", "train", "export"]
+    assert not any(result.skipped for result in results)
+    lines = list(told(files, results))
+    assert [line[:2] for line in lines[:5]] == ["1.", "2.", "3.", "4.", "5."]
+    text = "\n".join(lines)
+    before, after = files.validations()[0], files.validations()[-1]
+    assert (before["step"], after["step"]) == (0, 4)
+    assert f"Validation loss {before['loss']:.3f} -> {after['loss']:.3f}" in text
+    assert SENTENCE in text
+    assert f'AutoModelForMaskedLM.from_pretrained("{files.model}")' in text
+
+
+def test_the_held_out_documents_are_not_trained_on(finished: tuple[Demo, list[StageResult]]) -> None:
+    _, results = finished
+    facts = {result.name: result.facts for result in results}
+    assert facts["prepare validation"]["documents"] == 20
+    assert facts["prepare"]["documents"] >= 180
+
+
+def test_plain_transformers_loads_the_model(finished: tuple[Demo, list[StageResult]]) -> None:
+    files, _ = finished
+    model = AutoModelForMaskedLM.from_pretrained(files.model, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(files.model, local_files_only=True)
+    assert type(model).__name__ == "BertForMaskedLM"
+    assert type(tokenizer).__name__ == "BertJapaneseTokenizer"
+    assert model.config.vocab_size == len(tokenizer)
+    assert tokenizer.mask_token_id in tokenizer(SENTENCE)["input_ids"]
+
+
+def test_a_second_demo_makes_nothing(
+    finished: tuple[Demo, list[StageResult]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    files, _ = finished
+    record = (files.folder / "run" / "metrics.jsonl").read_bytes()
+    assert demo(files.folder, max_steps=4) == files.model
+    assert (files.folder / "run" / "metrics.jsonl").read_bytes() == record
+    assert "was there already" in capsys.readouterr().out
+
+
+def test_the_pipeline_it_leaves_can_be_run_and_changed(finished: tuple[Demo, list[StageResult]]) -> None:
+    files, _ = finished
+    assert all(result.skipped for result in run(read_pipeline(files.pipeline_file)))
+    changed = json.loads(files.pipeline_file.read_text(encoding="utf-8"))
+    changed["tokenizer"]["vocab_size"] = 3000
+    other = files.folder / "changed.json"
+    other.write_text(json.dumps(changed), encoding="utf-8")
+    with pytest.raises(UserError, match=r"tokenizer\.vocab_size: 4000 -> 3000"):
+        run(read_pipeline(other))
+
+
+def test_other_settings_start_afresh_and_leave_other_files_alone(tmp_path: Path) -> None:
+    files = Demo(tmp_path / "out")
+    files.write(max_steps=4)
+    mine, run_folder = files.folder / "notes.txt", files.folder / "run"
+    mine.write_text("mine")
+    run_folder.mkdir()
+    files.write(max_steps=4)
+    assert run_folder.exists()
+    files.write(max_steps=6)
+    assert not run_folder.exists()
+    assert mine.read_text() == "mine"
