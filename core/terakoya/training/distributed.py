@@ -196,6 +196,18 @@ def autocast_forward(module: nn.Module, device: torch.device, precision: str) ->
     module.forward = cast  # type: ignore[method-assign]
 
 
+def sum_gradients(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """DDP's reduction as a plain sum: losses are already shares of a global mean.
+
+    DDP's own divides by the number of ranks, by a product before its buckets and the gradients share memory and by a
+    quotient after: for three ranks these round differently, and a resumed run would leave the straight one's path.
+    """
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    assert work is not None
+    future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+    return future
+
+
 class DDPEngine:
     """torch DistributedDataParallel, or the bare module where there is one process."""
 
@@ -222,15 +234,15 @@ class DDPEngine:
                 gradient_as_bucket_view=True,
                 **{BUFFERS_OPTION: False},
             )
+            self.wrapped.register_comm_hook(None, lambda _, bucket: sum_gradients(bucket))
         self.fused = bool(optimizer.defaults.get("fused"))
 
     def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
-        """See `Engine`. DDP divides by the number of ranks, which the loss is multiplied with beforehand."""
+        """See `Engine`."""
         alone = self.wrapped is self.module
         with contextlib.nullcontext() if last or alone else self.wrapped.no_sync():  # type: ignore[operator]
             sums = self.wrapped(batch)
-            loss = weigh(sums)
-            (loss if alone else loss * self.connection.world_size).backward()
+            weigh(sums).backward()
         return {name: value.detach() for name, value in sums.items()}
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -278,7 +290,7 @@ class DDPEngine:
                 continue
             on_device = self.fused or parameter.device.type == "cpu"
             self.optimizer.state[parameter] = {
-                state: values(key).to(parameter.device if state != "step" or on_device else "cpu")
+                state: values(key).to(parameter.device if state != "step" or on_device else "cpu", copy=True)
                 for state, key in states.items()
             }
 

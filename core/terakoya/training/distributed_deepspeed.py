@@ -144,8 +144,8 @@ class DeepSpeedEngine:
                 world_size=connection.world_size,
             )
         )
-        place = connection.topology.places[connection.rank]
-        with _environment(connection.rank, connection.world_size, place.local_rank):
+        self.local_rank = connection.topology.places[connection.rank].local_rank
+        with _environment(connection.rank, connection.world_size, self.local_rank):
             self.wrapped, _ = accelerator.prepare(self.module, self.optimizer)
         self.zero = self.wrapped.optimizer
         self.pieces = self._find_pieces()
@@ -180,14 +180,15 @@ class DeepSpeedEngine:
 
     def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
         """See `Engine`. DeepSpeed divides by the number of ranks, which the loss is multiplied with beforehand."""
-        self.wrapped.set_gradient_accumulation_boundary(last)
-        sums = self.wrapped(batch)
-        self.wrapped.backward(weigh(sums) * self.connection.world_size, scale_wrt_gas=False)
+        with _local_rank(self.local_rank):
+            self.wrapped.set_gradient_accumulation_boundary(last)
+            sums = self.wrapped(batch)
+            self.wrapped.backward(weigh(sums) * self.connection.world_size, scale_wrt_gas=False)
         return {name: value.detach() for name, value in sums.items()}
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """See `Engine`. In stage 3 weights travel in it: as many calls on every rank."""
-        with torch.no_grad():
+        with torch.no_grad(), _local_rank(self.local_rank):
             return self.wrapped(batch)
 
     def step(self, learning_rate: float) -> Tensor:
@@ -202,7 +203,8 @@ class DeepSpeedEngine:
             else:
                 self.wrapped.zero_grad()
             return norm
-        self.wrapped.step()
+        with _local_rank(self.local_rank):
+            self.wrapped.step()
         total = float("nan") if self.zero.overflow else self.wrapped.get_global_grad_norm()
         return torch.as_tensor(total, dtype=torch.float32, device=self.connection.device)
 
@@ -229,11 +231,10 @@ class DeepSpeedEngine:
         """While open, `value` is whole, whatever the stage; with `write`, rank 0's is spread when it closes."""
         if not hasattr(value, "ds_id"):
             return contextlib.nullcontext()
-        from deepspeed.zero import GatheredParameters
+        import deepspeed
 
-        gathered: contextlib.AbstractContextManager[Any] = GatheredParameters(
-            [value], modifier_rank=0 if write else None
-        )
+        gathered: contextlib.AbstractContextManager[Any]
+        gathered = deepspeed.zero.GatheredParameters([value], modifier_rank=0 if write else None)
         return gathered
 
     def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
@@ -308,6 +309,19 @@ def _environment(rank: int, world_size: int, local_rank: int) -> Iterator[None]:
         for name, value in before.items():
             if os.environ.get(name) != value:
                 os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _local_rank(local_rank: int) -> Iterator[None]:
+    """While open, the one variable that DeepSpeed also reads in a step is set."""
+    if "LOCAL_RANK" in os.environ:
+        yield
+        return
+    os.environ["LOCAL_RANK"] = str(local_rank)
+    try:
+        yield
+    finally:
+        del os.environ["LOCAL_RANK"]
 
 
 def _free_port() -> int:

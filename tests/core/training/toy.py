@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import multiprocessing.process
 import os
 import random
-import subprocess
+import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,44 +70,92 @@ def without_dropout(architecture: Mapping[str, Any]) -> dict[str, Any]:
     return {**architecture, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-def start(
-    file: Path, out: Path, *arguments: str, nodes: Sequence[int] = (1,), environment: Mapping[str, str] | None = None
-) -> list[subprocess.Popen[str]]:
-    """Starts `terakoya train FILE --out OUT ARGUMENTS` with `nodes[i]` processes on pretended node i."""
-    import socket
+@dataclass
+class Process:
+    """One started process and the file it prints to."""
 
+    process: multiprocessing.process.BaseProcess
+    output: Path
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def running(self) -> bool:
+        return self.process.is_alive()
+
+
+def start(
+    file: Path,
+    out: Path,
+    *arguments: str,
+    nodes: Sequence[int] = (1,),
+    environment: Mapping[str, str] | None = None,
+    plugins: Sequence[Path] = (),
+) -> list[Process]:
+    """Starts `terakoya train FILE --out OUT ARGUMENTS` with `nodes[i]` processes on pretended node i."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     places = [(node, local) for node, count in enumerate(nodes) for local in range(count)]
-    common = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(environment or {})}
+    common = dict(environment or {})
     if len(places) > 1:
         common |= {"WORLD_SIZE": str(len(places)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    options = [text for plugin in plugins for text in ("--plugin", str(plugin))]
+    command = [*options, "train", str(file), "--out", str(out), *arguments]
     started = []
     for rank, (node, local) in enumerate(places):
         mine = {"RANK": str(rank), "LOCAL_RANK": str(local), "GROUP_RANK": str(node)} if len(places) > 1 else {}
-        command = [sys.executable, "-m", "terakoya", "train", str(file), "--out", str(out), *arguments]
-        started.append(
-            subprocess.Popen(
-                command, env={**common, **mine}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
-        )
+        output = file.parent / f"{out.name}.{rank}.{port}.txt"
+        process = FORKSERVER.Process(target=_command_line, args=(command, {**common, **mine}, output))
+        process.start()
+        started.append(Process(process, output))
     return started
 
 
-def finish(started: Sequence[subprocess.Popen[str]], *, code: int | None = 0, seconds: float = 120.0) -> str:
+FORKSERVER = multiprocessing.get_context("forkserver")
+FORKSERVER.set_forkserver_preload(["terakoya.training.setup", "torch.utils.tensorboard", "transformers.models.bert"])
+
+
+def _command_line(arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> None:
+    """The command line in a forked process: a process of its own, without the seconds that its imports take."""
+    from terakoya.commands.main import main
+
+    os.environ.update(environment)
+    handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+    main(arguments)
+
+
+def finish(started: Sequence[Process], *, code: int | None = 0, seconds: float = 120.0) -> str:
     """Waits for all; returns what rank 0 printed. Fails if an exit code is not `code` (None: any)."""
-    outputs = [process.communicate(timeout=seconds)[0] for process in started]
-    codes = [process.returncode for process in started]
-    assert code is None or codes == [code] * len(codes), f"exit codes {codes}\n" + "\n---\n".join(outputs)
-    return outputs[0]
+    for each in started:
+        each.process.join(seconds)
+    codes = [each.process.exitcode for each in started]
+    printed = [each.output.read_text() if each.output.exists() else "" for each in started]
+    for each in started:
+        if each.running():
+            each.process.kill()
+    assert code is None or codes == [code] * len(codes), f"exit codes {codes}\n" + "\n---\n".join(printed)
+    return printed[0]
 
 
-def train(settings: Mapping[str, Any], out: Path, *arguments: str, nodes: Sequence[int] = (1,), code: int = 0) -> str:
+def train(
+    settings: Mapping[str, Any],
+    out: Path,
+    *arguments: str,
+    nodes: Sequence[int] = (1,),
+    code: int = 0,
+    plugins: Sequence[Path] = (),
+    environment: Mapping[str, str] | None = None,
+) -> str:
     """Runs to the end and returns what rank 0 printed."""
     file = out.parent / f"{out.name}.json"
     file.write_text(json.dumps(settings))
-    return finish(start(file, out, *arguments, nodes=nodes), code=code)
+    return finish(start(file, out, *arguments, nodes=nodes, plugins=plugins, environment=environment), code=code)
 
 
 def records(out: Path, kind: str = "step") -> dict[int, dict[str, Any]]:

@@ -1,0 +1,91 @@
+"""One process of a world that runs several jobs one after another, so that DeepSpeed is imported once.
+
+Called as `deepspeed_worker.py JOBS.json`, each job an object:
+
+    out         the run's folder
+    settings    the parameter JSON
+    start_from  a checkpoint to go on from, or null
+    poison      take one step whose gradient is not a number, then one that is, and write what became of the weights
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from terakoya.parameters import Parameters
+from terakoya.plugins import registry
+from terakoya.training import distributed_deepspeed, setup
+from terakoya.training.batches import to_device
+from terakoya.training.distributed import Connection, connect
+from terakoya.training.record import Record
+from terakoya.training.trainer import Trainer
+from terakoya.training.world import Launched
+
+
+def run(job: dict[str, Any], connection: Connection) -> None:
+    """Trains one job to its end."""
+    out = Path(job["out"])
+    parameters = Parameters.from_dict(job["settings"], source=out.name)
+    if connection.is_main:
+        (out / "checkpoints").mkdir(parents=True)
+        if job.get("start_from"):
+            source = Path(job["start_from"])
+            shutil.copytree(source, out / "checkpoints" / source.name)
+    connection.barrier()
+    record = Record(out, [], parameters.dump(), active=connection.is_main)
+    trainer = setup.build(parameters, out, setup.Stores.open(parameters), connection, record, registry())
+    trainer.run.facts["start"] = time.perf_counter()
+    setup.resume(trainer, frozenset({"parallel"}))
+    if job.get("poison"):
+        poison(trainer, out)
+    else:
+        trainer.train()
+    record.close()
+
+
+def poison(trainer: Trainer, out: Path) -> None:
+    """Writes `poison.json`: norms and whether weights and optimizer stayed, of a bad step and of a good one."""
+    engine, run = trainer.engine, trainer.run
+
+    def values() -> dict[str, torch.Tensor]:
+        return {name: value.clone() for part in (engine.parameters(), engine.optimizer_state()) for name, value in part}
+
+    found = []
+    for factor in (float("nan"), float("inf"), 1.0):
+        batch = to_device(trainer.batches.collate(0, 2), run.device, flash=False)
+        before = values()
+        for micro in range(2):
+            # one process of the world meets the bad number, in the first of two micro-steps
+            bad = factor if micro == 0 and run.rank == run.world_size - 1 else 1.0
+            engine.micro_step(batch, lambda sums, bad=bad: sums["mlm_loss"] * (0.001 * bad), last=micro == 1)
+        norm = float(engine.step(0.01))
+        after = values()
+        stayed = before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+        found.append({"finite": norm - norm == 0.0, "stayed": stayed})
+    if run.rank == 0:
+        (out / "poison.json").write_text(json.dumps(found))
+
+
+def main() -> None:
+    """Runs the jobs of the file named on the command line."""
+    distributed_deepspeed.PERSISTENCE_THRESHOLD = 0  # toy parameters too are cut up
+    before = dict(os.environ)
+    connection = connect(Launched.read(), deepspeed=True, timeout_seconds=60)
+    for job in json.loads(Path(sys.argv[1]).read_text()):
+        t = time.time()
+        run(job, connection)
+        print("TIME", job["out"].split("/")[-1], time.time() - t, time.process_time(), flush=True)
+    assert dict(os.environ) == before, "variables were left behind"
+    connection.close(failed=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""DeepSpeed's stages train what one process trains, and their checkpoints are everybody's.
+
+One pair of processes runs every job: rank 0 has 5 rows of each step, rank 1 has 2, in micro-steps of 2, so that rank 1
+runs two empty ones. The model's sizes are odd, so that nothing divides by two.
+"""
+
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toy
+from safetensors.torch import load_file
+
+from terakoya.components import Optimizer
+from terakoya.errors import UserError
+from terakoya.parameters import Parameters
+from terakoya.training.setup import train_here
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
+
+STAGES = (0, 1, 2, 3)
+LAST, MIDDLE = 6, 3
+WORKER = Path(__file__).with_name("deepspeed_worker.py")
+
+
+def settings(store: Path, validation: Path, stage: int | None, rows: dict[str, int], **changes: Any) -> dict[str, Any]:
+    """The parameter JSON; `stage` None is without DeepSpeed."""
+    base = toy.parameters(store, validation, batch_size=rows, micro_batch_size=2, max_steps=LAST)
+    shape = {"hidden_size": 15, "num_attention_heads": 3, "intermediate_size": 33}
+    return {
+        **base,
+        "architecture": toy.without_dropout({**base["architecture"], **shape}),
+        # with a large eps the update is nearly proportional to the gradient, so that errors show as they are
+        "optimizer": {"type": "adamw", "learning_rate": 0.1, "eps": 1.0, "weight_decay": 0.1},
+        "checkpoint": {"save_steps": MIDDLE},
+        "evaluation": {"steps": MIDDLE, "batches": 2},
+        **({} if stage is None else {"parallel": {"engine": "deepspeed", "zero_stage": stage}}),
+        **changes,
+    }
+
+
+UNCORRECTED = {"type": "adamw", "learning_rate": 0.01, "bias_correction": False}
+
+
+def start(jobs: Sequence[dict[str, Any]], folder: Path, processes: int) -> list[subprocess.Popen[str]]:
+    """Starts a world that runs `jobs`; a single process gets no launcher's variables."""
+    folder.mkdir(exist_ok=True)
+    file = folder / f"jobs{processes}.json"
+    file.write_text(json.dumps(jobs))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = []
+    for rank in range(processes):
+        launched = {
+            "RANK": str(rank), "LOCAL_RANK": "0", "GROUP_RANK": str(rank), "WORLD_SIZE": str(processes),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        }  # fmt: skip
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **(launched if processes > 1 else {})}
+        command = [sys.executable, str(WORKER), str(file)]
+        started.append(
+            subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        )
+    return started
+
+
+def checkpoint(out: Path, step: int) -> Path:
+    return out / f"checkpoints/step-{step:08d}"
+
+
+def state(out: Path, kind: str, step: int = LAST) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint(out, step) / f"state/{kind}-00000.safetensors")
+
+
+def here(out: Path, parameters: dict[str, Any], start_from: Path | None = None) -> None:
+    """Trains in this process without DeepSpeed."""
+    if start_from is not None:
+        shutil.copytree(start_from, out / "checkpoints" / start_from.name)
+    train_here(Parameters.from_dict(parameters, source="test"), out, allow_change=frozenset({"parallel"}))
+
+
+@pytest.fixture(scope="module")
+def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of all runs, and what the processes printed."""
+    base = tmp_path_factory.mktemp("deepspeed")
+    one, two = {"-1": 7}, {"0": 5, "1": 2}
+
+    def job(name: str, stage: int, rows: dict[str, int] = two, **changes: Any) -> dict[str, Any]:
+        extra = {key: changes.pop(key) for key in ("start_from", "poison") if key in changes}
+        out = str(base / name)
+        return {"out": out, "settings": settings(store, validation_store, stage, rows, **changes), **extra}
+
+    def from_step(name: str) -> str:
+        return str(checkpoint(base / name, MIDDLE))
+
+    plain = settings(store, validation_store, None, one)
+    here(base / "plain", plain)
+    here(base / "plain_bf16", {**plain, "precision": "bf16"})
+    here(base / "plain_uncorrected", {**plain, "optimizer": UNCORRECTED})
+    jobs = []
+    for stage in STAGES:
+        jobs.append(job(f"stage{stage}", stage))
+        jobs.append(job(f"resumed{stage}", stage, start_from=from_step(f"stage{stage}")))
+        jobs.append(job(f"poison{stage}", stage, start_from=from_step(f"stage{stage}"), poison=True))
+        jobs.append(job(f"from_plain{stage}", stage, start_from=from_step("plain")))
+        jobs.append(job(f"bf16_{stage}", stage, precision="bf16", max_steps=MIDDLE, evaluation=None))
+    for stage in (1, 3):
+        jobs.append(job(f"uncorrected{stage}", stage, optimizer=UNCORRECTED))
+        jobs.append(
+            job(
+                f"uncorrected_resumed{stage}", stage,
+                optimizer=UNCORRECTED, start_from=from_step(f"uncorrected{stage}"),
+            )
+        )  # fmt: skip
+    alone = [job("alone2", 2, one, start_from=from_step("plain")), job("alone3", 3, one)]
+    started = [*start(jobs, base / "pair", 2), *start(alone, base / "single", 1)]
+    said = [process.communicate(timeout=240)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], "\n---\n".join(said)
+    for stage in STAGES:
+        here(base / f"to_plain{stage}", plain, checkpoint(base / f"stage{stage}", MIDDLE))
+    print("".join(said))
+    return base, "".join(said)
+
+
+def assert_close(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], tolerance: float) -> None:
+    """Each tensor's error relative to the tensor's own norm."""
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert value.shape == second[name].shape, name
+        error = (value.double() - second[name].double()).norm() / value.double().norm().clamp(min=1e-6)
+        assert error <= tolerance, f"{name}: {error:.1e}"
+
+
+def assert_same_losses(first: Path, second: Path, tolerance: float, *, after: int = 0) -> None:
+    mine, theirs = toy.losses(first), toy.losses(second)
+    steps = [step for step in theirs if step > after]
+    assert steps and steps[-1] in mine
+    for step in steps:
+        assert mine[step] == pytest.approx(theirs[step], rel=tolerance, abs=0.0), step
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_trains_what_one_process_trains(runs: tuple[Path, str], stage: int) -> None:
+    base, _ = runs
+    assert_same_losses(base / "plain", base / f"stage{stage}", 1e-6)
+    assert_close(state(base / "plain", "model", MIDDLE), state(base / f"stage{stage}", "model", MIDDLE), 1e-6)
+    assert_close(state(base / "plain", "model"), state(base / f"stage{stage}", "model"), 1e-6)
+    # moments are averages of gradients; the largest of them say how exact gradients are
+    assert_close(state(base / "plain", "optimizer"), state(base / f"stage{stage}", "optimizer"), 1e-5)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_validation_is_the_same(runs: tuple[Path, str], stage: int) -> None:
+    base, _ = runs
+    plain, mine = (toy.records(base / name, "validation") for name in ("plain", f"stage{stage}"))
+    assert plain.keys() == mine.keys() == {0, MIDDLE, LAST}
+    for step in plain:
+        for value in ("loss", "masked_accuracy"):
+            assert mine[step][value] == pytest.approx(plain[step][value], rel=1e-5)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_resumed_in_the_same_world_is_bit_identical(runs: tuple[Path, str], stage: int) -> None:
+    base, _ = runs
+    straight, resumed = base / f"stage{stage}", base / f"resumed{stage}"
+    assert set(toy.losses(resumed)) == set(range(MIDDLE + 1, LAST + 1))
+    assert_same_losses(straight, resumed, 0.0)
+    for kind in ("model", "optimizer"):
+        assert_close(state(straight, kind), state(resumed, kind), 0.0)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_without_bias_correction_the_step_count_is_kept(runs: tuple[Path, str], stage: int) -> None:
+    base, _ = runs
+    resumed = base / f"uncorrected_resumed{stage}"
+    assert_same_losses(base / "plain_uncorrected", base / f"uncorrected{stage}", 1e-5)
+    assert_same_losses(base / f"uncorrected{stage}", resumed, 0.0)
+    assert_close(state(base / f"uncorrected{stage}", "model"), state(resumed, "model"), 0.0)
+    steps = {float(value) for name, value in state(resumed, "optimizer").items() if name.endswith("/step")}
+    assert steps == {1e8}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_checkpoints_travel_between_engines(runs: tuple[Path, str], stage: int) -> None:
+    """From one process without DeepSpeed to a stage on two, and back."""
+    base, _ = runs
+    for name in (f"from_plain{stage}", f"to_plain{stage}"):
+        assert set(toy.losses(base / name)) == set(range(MIDDLE + 1, LAST + 1))
+        assert_same_losses(base / "plain", base / name, 1e-5)
+        assert_close(state(base / "plain", "model"), state(base / name, "model"), 1e-5)
+
+
+def test_one_process_without_a_launcher(runs: tuple[Path, str]) -> None:
+    base, _ = runs
+    for name in ("alone2", "alone3"):
+        assert_same_losses(base / "plain", base / name, 1e-5)
+        assert_close(state(base / "plain", "model"), state(base / name, "model"), 1e-6)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_bf16_is_autocast_over_fp32_weights(runs: tuple[Path, str], stage: int) -> None:
+    base, _ = runs
+    mine = toy.losses(base / f"bf16_{stage}")
+    for step, values in mine.items():
+        assert values == pytest.approx(toy.losses(base / "plain_bf16")[step], rel=1e-2)
+    weights = state(base / f"bf16_{stage}", "model", MIDDLE)
+    assert {value.dtype for value in weights.values()} == {torch.float32}
+    assert_close(state(base / "plain_bf16", "model", MIDDLE), weights, 1e-2)
+    fp32 = toy.losses(base / f"stage{stage}")
+    assert any(abs(mine[step][0] - fp32[step][0]) > 1e-5 for step in mine), "computed in fp32"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_step_that_is_not_finite_touches_nothing(runs: tuple[Path, str], stage: int) -> None:
+    base, _ = runs
+    bad = {"finite": False, "stayed": True}
+    assert json.loads((base / f"poison{stage}/poison.json").read_text()) == [
+        bad,
+        bad,
+        {"finite": True, "stayed": False},
+    ]
+
+
+def test_deepspeed_says_nothing(runs: tuple[Path, str]) -> None:
+    _, said = runs
+    assert "DeepSpeed" not in said and "Warning" not in said and "[INFO]" not in said, said
+
+
+def test_an_optimizer_that_needs_whole_parameters_is_refused() -> None:
+    from terakoya.training.distributed_deepspeed import DeepSpeedEngine
+
+    class Whole(Optimizer):
+        elementwise = False
+
+    with pytest.raises(UserError, match=r"zero_stage 1: optimizer Whole looks at whole parameters"):
+        DeepSpeedEngine(
+            None, torch.nn.Linear(2, 2), Whole(),  # type: ignore[arg-type]
+            zero_stage=1, precision="fp32", max_grad_norm=1.0, micro_steps=1, micro_batch_size=1,
+        )  # fmt: skip
+
+
+def test_deepspeed_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from terakoya.training.distributed_deepspeed import accelerator
+    from terakoya.training.world import Launched
+
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    before = dict(os.environ)
+    with pytest.raises(UserError, match=r"pip install .terakoya\[deepspeed\]"):
+        accelerator(Launched(0, 1, 0, 0, None), [])
+    assert dict(os.environ) == before
