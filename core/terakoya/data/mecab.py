@@ -130,7 +130,9 @@ class MecabWords:
         self.parse: Callable[[str], str] = self._parser()
 
     def lines(self, text: str) -> list[str]:
-        """The lines of `text`, normalised (NFKC) unless that is switched off."""
+        """The lines of `text`, each up to its first NUL, normalised (NFKC) unless that is switched off."""
+        if "\0" in text:  # where Transformers stops reading
+            text = "\n".join(line.partition("\0")[0] for line in text.split("\n"))
         if not self._normalize or text.isascii() or unicodedata.is_normalized("NFKC", text):
             return text.split("\n")
         for character, replacement in _COMPATIBILITY:
@@ -172,7 +174,7 @@ class MecabWords:
         """
         pieces = [line[start : start + SAFE_CHARACTERS] for start in range(0, len(line), SAFE_CHARACTERS)]
         cost = highest = 0
-        cost_tagger = self._tagger('-F "%pc " -U "%pc " -B "" -E ""')
+        cost_tagger = self._tagger('-O "" -F "%pc " -U "%pc " -B "" -E ""')
         for piece in pieces:
             costs = [int(word) for word in cost_tagger.parse(piece).split()]
             highest = max(highest, cost + max(costs, default=0))

@@ -1,0 +1,96 @@
+"""Counting words: exact, the same for any number of processes, bounded with a stated error."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from terakoya.data.corpus import Corpus
+from terakoya.data.word_counts import count_words
+from terakoya.errors import UserError
+
+
+def by_spaces() -> Callable[[str], Iterable[str]]:
+    return str.split
+
+
+def dying() -> Callable[[str], Iterable[str]]:
+    return lambda text: os._exit(9)
+
+
+def zipf_corpus(file: Path, *, documents: int, seed: int = 0) -> tuple[Corpus, Counter[str]]:
+    """A corpus with few frequent and very many rare words, and its true counts."""
+    draw = random.Random(seed)
+    truth: Counter[str] = Counter()
+    with gzip.open(file, "wt", encoding="utf-8") as out:
+        for _ in range(documents):
+            words = [f"語{int(draw.paretovariate(0.5))}" for _ in range(100)]
+            truth.update(words)
+            out.write(json.dumps({"text": " ".join(words)}, ensure_ascii=False) + "\n")
+    return Corpus([file]), truth
+
+
+def test_counts_are_exact_and_the_same_for_any_number_of_processes(tmp_path: Path) -> None:
+    corpus, truth = zipf_corpus(tmp_path / "a.jsonl.gz", documents=300)
+    one, two = (count_words(corpus, by_spaces, processes=processes) for processes in (1, 2))
+    assert one.counts == dict(truth) and one.error == 0
+    assert one == two
+    assert list(one.counts) == list(two.counts)
+    assert one.words == sum(truth.values()) and one.documents == 300
+
+
+@pytest.mark.parametrize("max_words", [10, 300, 3000])
+def test_pruned_counts_keep_their_promise(tmp_path: Path, max_words: int) -> None:
+    corpus, truth = zipf_corpus(tmp_path / "a.jsonl.gz", documents=800)
+    table = count_words(corpus, by_spaces, max_words=max_words)
+    assert table.error > 0 and len(table.counts) <= max_words
+    for word, count in truth.items():
+        kept = table.counts.get(word, 0)
+        assert count - table.error <= kept <= count
+    assert table.words == sum(truth.values())
+
+
+def test_pruning_does_not_depend_on_processes(tmp_path: Path) -> None:
+    corpus, _ = zipf_corpus(tmp_path / "a.jsonl.gz", documents=400)
+    one, two = (count_words(corpus, by_spaces, processes=processes, max_words=400) for processes in (1, 2))
+    assert one == two and one.error > 0
+
+
+def test_a_sample_is_about_as_large_as_asked_and_spread(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    lines = [json.dumps({"text": f"part{number // 1000} " + "word " * 200}) for number in range(8000)]
+    file.write_text("\n".join(lines))
+    corpus = Corpus([file])
+    table = count_words(corpus, by_spaces, sample_bytes=1_000_000)
+    assert 700_000 <= table.text_bytes <= 1_100_000
+    assert {f"part{number}" for number in range(8)} <= set(table.counts)
+    assert table == count_words(corpus, by_spaces, processes=2, sample_bytes=1_000_000)
+
+
+def test_progress_and_rejects(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "a b"}\nnot json\n{"other": 1}\n{"text": "b"}\n')
+    calls: list[tuple[int, int]] = []
+    table = count_words(Corpus([file]), by_spaces, progress=lambda done, total: calls.append((done, total)))
+    assert table.counts == {"a": 1, "b": 2}
+    assert table.rejected == {"bad JSON": 1, "missing field": 1} and table.documents == 2
+    assert calls[-1] == (file.stat().st_size, file.stat().st_size)
+
+
+def test_a_dead_process_is_told(tmp_path: Path) -> None:
+    corpus, _ = zipf_corpus(tmp_path / "a.jsonl.gz", documents=10)
+    with pytest.raises(UserError, match="one of 2 processes died"):
+        count_words(corpus, dying, processes=2)
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    corpus, _ = zipf_corpus(tmp_path / "a.jsonl.gz", documents=1)
+    with pytest.raises(UserError, match="at least 1"):
+        count_words(corpus, by_spaces, max_words=0)

@@ -1,0 +1,82 @@
+"""WordPiece: the field's cuts and, up to ties, the field's vocabulary."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import BertWordPieceTokenizer
+from transformers.models.bert_japanese.tokenization_bert_japanese import WordpieceTokenizer
+
+from terakoya.data.wordpiece import WordPiece, bert_words, train_wordpiece
+from terakoya.errors import UserError
+
+PIECES = ["[UNK]", "a", "ab", "##a", "##b", "##ba", "東", "##京", "##", "abc", "##c"]
+VOCABULARY = {piece: id for id, piece in enumerate(PIECES)}
+
+
+@settings(max_examples=50, deadline=None)
+@given(word=st.text(st.sampled_from("abc東京# \u3000"), max_size=12) | st.just("ab" * 50) | st.just("ab" * 51))
+def test_cuts_as_transformers_does(word: str) -> None:
+    slow = WordpieceTokenizer(VOCABULARY, "[UNK]")
+    assert WordPiece(VOCABULARY, 0).ids(word) == [VOCABULARY[piece] for piece in slow.tokenize(word)]
+
+
+def without_ties(seed: int) -> Counter[str]:
+    """Word counts in which the pairs merged first all occur differently often."""
+    draw = random.Random(seed)
+    return Counter(
+        {"".join(draw.choices("かがきぎ読c", k=draw.randint(1, 6))): draw.randint(1, 3000) for _ in range(500)}
+    )
+
+
+def field_vocabulary(counts: Counter[str], **options: int) -> list[str]:
+    """The same from `tokenizers`, which takes running text only."""
+    tokenizer = BertWordPieceTokenizer(handle_chinese_chars=False, strip_accents=False, lowercase=False)
+    lines = (f"{word} " * count for word, count in counts.items())
+    tokenizer.train_from_iterator(lines, special_tokens=["[UNK]"], show_progress=False, **options)
+    ids = tokenizer.get_vocab()
+    return sorted(ids, key=lambda piece: ids[piece])
+
+
+@pytest.mark.parametrize(
+    ("seed", "vocab_size", "min_frequency", "limit_alphabet"), [(0, 60, 2, 100), (1, 50, 2, 4), (2, 400, 20000, 100)]
+)
+def test_learns_the_fields_vocabulary(seed: int, vocab_size: int, min_frequency: int, limit_alphabet: int) -> None:
+    counts = without_ties(seed)
+    options = {"vocab_size": vocab_size, "min_frequency": min_frequency, "limit_alphabet": limit_alphabet}
+    ours = train_wordpiece(bert_words(counts), special_tokens=["[UNK]"], **options)
+    field = field_vocabulary(counts, **options)
+    assert len(ours) == len(field)
+    # Merges in the same order; only the order of the ## characters is the hash table's there.
+    assert [piece for piece in ours if len(piece.removeprefix("##")) > 1] == [
+        piece for piece in field if len(piece.removeprefix("##")) > 1
+    ]
+    assert set(ours) == set(field)
+
+
+def test_words_in_another_order_give_the_same_vocabulary() -> None:
+    counts = {
+        "".join(letters): 2 for letters in zip("あいうえおかきく", "たちつてとなにぬ", "はひふへほまみむ", strict=True)
+    }
+    options = {"vocab_size": 45, "min_frequency": 2, "limit_alphabet": 100, "special_tokens": ["[UNK]"]}
+    backwards = dict(reversed(counts.items()))
+    assert train_wordpiece(counts, **options) == train_wordpiece(backwards, **options)
+
+
+def test_words_are_split_as_in_the_fields_training() -> None:
+    words = bert_words({"がっこう": 2, "a-b": 1, "a\u200bb": 1, "c d": 3, "。": 5, "\u0000": 1})
+    assert words == {"がっこう": 2, "a": 1, "-": 1, "b": 1, "ab": 1, "c": 3, "d": 3, "。": 5}
+
+
+def test_alphabet_is_limited_to_the_most_frequent() -> None:
+    options = {"vocab_size": 100, "min_frequency": 100, "limit_alphabet": 2, "special_tokens": []}
+    assert train_wordpiece({"b": 3, "a": 2, "dc": 2, "e": 1}, **options) == ["a", "b"]
+
+
+def test_too_small_a_vocabulary_is_refused() -> None:
+    with pytest.raises(UserError, match="expected at least 6"):
+        train_wordpiece({"abc": 2}, vocab_size=5, min_frequency=2, limit_alphabet=10, special_tokens=["[UNK]"])
