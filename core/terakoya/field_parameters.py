@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat
 from terakoya.errors import UserError, nearest
 from terakoya.parameter_files import explain, read_json, shown
 
+
 def _hyphenated(name: str) -> str:
     return name if name.startswith("pretrained_") else name.replace("_", "-")
 
