@@ -72,11 +72,12 @@ def run(folder, out, processes, block_bytes=1500):
 """
 
 
-def start(code: str, *arguments: object, delay: float = 0.0) -> subprocess.Popen[str]:
+def start(code: str, *arguments: object, delay: float = 0.0, worker_delay: float = 0.0) -> subprocess.Popen[str]:
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(__file__).parent),
         "WORD_TOKENIZER_DELAY": str(delay),
+        "WORD_TOKENIZER_WORKER_DELAY": str(worker_delay),
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-c", SCRIPT + code, *map(str, arguments)]
@@ -210,18 +211,24 @@ def test_killed_in_the_middle_and_restarted_keeps_finished_parts(
     assert "parts were there already" in caplog.text
 
 
-def test_interrupting_ends_at_once_and_says_that_work_is_kept(
-    corpus: Corpus, tokenizer_folder: Path, tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_their_parent_at_once(
+    corpus: Corpus, tokenizer_folder: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    process = start(RUN, tmp_path, tmp_path / "out", 2, delay=30.0)
-    time.sleep(3)
+    process = start(RUN, tmp_path, tmp_path / "out", 2, worker_delay=60.0)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "out" / ".parts" / "inputs.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(2.5)  # for the workers to be in the middle of a block
     children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 2
     began = time.monotonic()
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
-    assert time.monotonic() - began < 10
-    assert "KeyboardInterrupt" in errors and "finished parts are kept" in errors
-    assert not psutil.wait_procs(children, timeout=20)[1]
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert not psutil.wait_procs(children, timeout=30)[1]
+    assert time.monotonic() - began < 15
+    if number == signal.SIGINT:
+        assert "KeyboardInterrupt" in errors and "finished parts are kept" in errors
 
 
 def test_a_dead_worker_is_explained(tokenizer_folder: Path, tmp_path: Path) -> None:
@@ -369,6 +376,19 @@ def test_disk_need_is_told_and_a_small_disk_refused(
     assert told is not None
     estimate = int(str(told[0]).replace(",", ""))  # type: ignore[index]
     assert 0.7 < estimate / facts.tokens < 1.4
+
+
+def test_a_file_that_changes_meanwhile_is_noticed(tokenizer_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("\n\n".join(f"text {n}" for n in range(500)))
+
+    def meddle(done: int, total: int) -> None:
+        with file.open("a") as stream:
+            stream.write("more\n")
+
+    with pytest.raises(UserError, match="changed while it was read"):
+        prepare(Corpus([file]), WordTokenizer(), tokenizer_folder, tmp_path / "out", progress=meddle)
+    assert not (tmp_path / "out" / "store.json").exists()
 
 
 def test_two_at_once_are_refused(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:

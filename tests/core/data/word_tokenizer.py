@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 import zlib
@@ -48,6 +49,8 @@ class WordEncoder:
 
     def encode(self, documents: Sequence[str]) -> Encoded:
         time.sleep(float(os.environ.get("WORD_TOKENIZER_DELAY", "0")))
+        if multiprocessing.parent_process() is not None:
+            time.sleep(float(os.environ.get("WORD_TOKENIZER_WORKER_DELAY", "0")))
         if any("die!" in document for document in documents):
             os._exit(9)
         ids: list[int] = []
