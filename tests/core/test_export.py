@@ -1,0 +1,100 @@
+"""What is exported is Transformers: plain classes load it offline and give our numbers."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import toy
+from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, BertForMaskedLM
+
+from terakoya import attention
+from terakoya.data.vocab import Vocabulary
+from terakoya.errors import UserError
+from terakoya.export import build_models, export, find_checkpoint
+from terakoya.parameters import Parameters
+from terakoya.training import checkpoint
+from terakoya.training.setup import train_here
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three steps."""
+    root = tmp_path_factory.mktemp("export")
+    store = toy.make_store(root / "train", documents=60, seed=1)
+    settings = toy.parameters(store, max_steps=3, checkpoint={"save_steps": 2})
+    train_here(Parameters.from_dict(settings, source="test"), root / "run")
+    return root / "run"
+
+
+def test_an_export_gives_our_logits(trained: Path, tmp_path: Path) -> None:
+    done = export(trained, tmp_path / "model")
+    assert done.step == 3 and done.models == {"": "BertForMaskedLM"}
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "model", local_files_only=True).eval()
+    assert type(model) is BertForMaskedLM
+    manifest = checkpoint.read_manifest(done.checkpoint)
+    parameters = Parameters.from_dict(manifest["parameters"], source="test")
+    module = parameters.objective.build(
+        parameters.architecture, Vocabulary.model_validate(manifest["vocabulary"])
+    ).eval()
+    checkpoint.load_module(done.checkpoint, module)
+    attention.use(module, "sdpa")
+    ids = torch.randint(6, 200, (2, 20))
+    batch = {
+        "input_ids": ids, "document_ids": torch.zeros(2, 20, dtype=torch.int64),
+        "position_ids": torch.arange(20).expand(2, 20),
+    }  # fmt: skip
+    with torch.no_grad():
+        ours = parameters.architecture.logits(module.model, parameters.architecture.hidden(module.model, batch))
+        theirs = model(ids, attention_mask=torch.ones_like(ids)).logits
+    assert (ours - theirs).abs().max() < 1e-5
+    assert "terakoya" not in (tmp_path / "model/config.json").read_text()
+    assert (tmp_path / "model/size.txt").is_file(), "the tokenizer's files lie beside the model"
+
+
+def test_a_checkpoints_own_model_is_the_export(trained: Path, tmp_path: Path) -> None:
+    export(trained / "checkpoints/step-00000002", tmp_path / "model")
+    exported = AutoModelForMaskedLM.from_pretrained(tmp_path / "model", local_files_only=True).state_dict()
+    own = AutoModelForMaskedLM.from_pretrained(trained / "checkpoints/step-00000002/model", local_files_only=True)
+    assert all(torch.equal(value, exported[name]) for name, value in own.state_dict().items())
+
+
+def test_with_next_sentence_the_pretraining_class_loads_it(tmp_path: Path) -> None:
+    store = toy.make_store(tmp_path / "lines", documents=40, seed=3, unit="line")
+    objective = {"type": "masked_lm", "layout": "pairs", "next_sentence": True}
+    settings = toy.parameters(store, store, objective=objective, max_steps=2)
+    train_here(Parameters.from_dict(settings, source="test"), tmp_path / "run")
+    validation = toy.records(tmp_path / "run", "validation")[2]
+    assert {"mlm_loss", "nsp_loss", "masked_accuracy", "nsp_accuracy"} <= validation.keys()
+    assert abs(validation["loss"] - validation["mlm_loss"] - validation["nsp_loss"]) < 1e-9
+    export(tmp_path / "run", tmp_path / "model")
+    model = AutoModelForPreTraining.from_pretrained(tmp_path / "model", local_files_only=True)
+    folder = find_checkpoint(tmp_path / "run")
+    ours = build_models(folder, checkpoint.read_manifest(folder))[""].state_dict()
+    assert all(torch.equal(value, ours[name]) for name, value in model.state_dict().items())
+    assert any("seq_relationship" in name for name in ours)
+
+
+@pytest.mark.parametrize("layout", ["lines", "stream", "packed"])
+def test_every_layout_trains(layout: str, tmp_path: Path) -> None:
+    store = toy.make_store(tmp_path / "store", documents=40, seed=3, unit="line" if layout == "lines" else "document")
+    settings = toy.parameters(store, objective={"type": "masked_lm", "layout": layout}, max_steps=30, logging_steps=10)
+    train_here(Parameters.from_dict(settings, source="test"), tmp_path / "run")
+    course = [line["loss"] for _, line in sorted(toy.records(tmp_path / "run").items())]
+    assert course[-1] < course[0] - 0.5
+
+
+def test_what_cannot_be_exported_is_refused(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="found no checkpoint"):
+        export(tmp_path, tmp_path / "model")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/file").write_text("")
+    with pytest.raises(UserError, match="is there already"):
+        export(trained, tmp_path / "there")
+    with pytest.raises(UserError, match="exporter onnx: not installed"):
+        export(trained, tmp_path / "model", format="onnx")
+    weights = next((find_checkpoint(trained) / "state").glob("model-*"))
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1])
+    with pytest.raises(UserError, match="damaged: state/model-00000.safetensors"):
+        export(trained, tmp_path / "model")
+    weights.write_bytes(content)

@@ -1,0 +1,120 @@
+"""Nothing goes wrong in silence: each of these ends with a message that says what to do."""
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+import toy
+
+from terakoya.errors import UserError
+from terakoya.parameters import Parameters
+from terakoya.training.setup import train_here
+
+FAULTS = [Path(__file__).with_name("faults.py")]
+
+
+def run(settings: dict[str, object], out: Path, **options: object) -> None:
+    train_here(Parameters.from_dict(settings, source="test"), out, **options)  # type: ignore[arg-type]
+
+
+def test_a_gradient_that_is_no_number_ends_the_run_before_it_is_saved(store: Path, tmp_path: Path) -> None:
+    settings = toy.parameters(store, logging_steps=4, checkpoint={"save_steps": 4})
+    said = toy.train(settings, tmp_path / "run", plugins=FAULTS, environment={"FAULT": "nan:5"}, code=2)
+    assert "step 8: gradients were not finite in 3 step(s)" in said
+    assert [folder.name for folder in (tmp_path / "run/checkpoints").iterdir()] == ["step-00000004"]
+    assert toy.records(tmp_path / "run", "error")[8]["text"].startswith("UserError: step 8")
+
+
+def test_an_event_that_fails_on_one_rank_stops_all_and_is_named(store: Path, tmp_path: Path) -> None:
+    settings = toy.parameters(store, batch_size={"0": 8, "1": 8})
+    said = toy.train(
+        settings, tmp_path / "run", nodes=(1, 1), plugins=FAULTS, code=2,
+        environment={"FAULT": "raise:3", "FAULT_RANK": "1"},
+    )  # fmt: skip
+    assert "failed on 1 of 2 processes; rank 1 on" in said
+    assert "the plugin gave up" in said and "faults" in said
+    assert max(toy.records(tmp_path / "run")) == 3
+
+
+def test_the_world_that_came_up_is_compared_with_the_table_first(store: Path, tmp_path: Path) -> None:
+    said = toy.train(toy.parameters(store), tmp_path / "run", nodes=(1, 1), code=2)
+    assert "the table is for 1 node, but there are 2 processes on 2 nodes" in said
+    assert '{"0": 8, "1": 8}' in said
+    said = toy.train(toy.parameters(store), tmp_path / "run", "--processes", "3", nodes=(2,), code=2)
+    assert "--processes 3, but torchrun started 2" in said
+
+
+def hold(folder: str, ready: object, leave: object) -> None:
+    from terakoya.training.setup import _lock
+
+    _lock(Path(folder) / "run.lock")
+    ready.set()  # type: ignore[attr-defined]
+    leave.wait(30)  # type: ignore[attr-defined]
+
+
+def test_two_runs_never_share_a_folder(store: Path, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    ready, leave = context.Event(), context.Event()
+    holder = context.Process(target=hold, args=(str(tmp_path), ready, leave))
+    holder.start()
+    assert ready.wait(60)
+    with pytest.raises(UserError, match=rf"is in use by pid {holder.pid} on "):
+        run(toy.parameters(store, max_steps=1), tmp_path)
+    leave.set()
+    holder.join(30)
+    run(toy.parameters(store, max_steps=1), tmp_path)  # a lock whose holder is gone holds nobody back
+
+
+def test_resuming_with_other_parameters_is_refused_unless_allowed(store: Path, tmp_path: Path) -> None:
+    settings = toy.parameters(store, max_steps=2)
+    run(settings, tmp_path)
+    changed = {**settings, "max_steps": 3, "optimizer": {"type": "adamw", "learning_rate": 0.001}}
+    with pytest.raises(
+        UserError, match=r"other values of optimizer.learning_rate;.*--allow-change optimizer.learning_rate"
+    ):
+        run(changed, tmp_path)
+    run(changed, tmp_path, allow_change=frozenset({"optimizer.learning_rate"}))
+    assert sorted(toy.records(tmp_path)) == [1, 2, 3]
+    with pytest.raises(UserError, match="keep the global batch"):
+        run({**changed, "max_steps": 4, "batch_size": {"-1": 8}}, tmp_path)
+
+
+def test_another_store_under_the_same_name_is_refused(store: Path, validation_store: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "store"
+    moved.symlink_to(store)
+    settings = toy.parameters(moved, max_steps=1)
+    run(settings, tmp_path / "run")
+    moved.unlink()
+    moved.symlink_to(validation_store)
+    with pytest.raises(UserError, match="not the ones this run was started with"):
+        run({**settings, "max_steps": 2}, tmp_path / "run")
+
+
+def test_a_missing_plugin_is_named_on_resume(store: Path, tmp_path: Path) -> None:
+    settings = toy.parameters(store, max_steps=1)
+    toy.train(settings, tmp_path / "run", plugins=FAULTS)
+    said = toy.train({**settings, "max_steps": 2}, tmp_path / "run", code=2)
+    assert "plugin faults" in said and "is missing" in said
+
+
+def test_rows_longer_than_the_positions_are_refused(store: Path, tmp_path: Path) -> None:
+    settings = toy.parameters(store)
+    settings["data"]["sequence_length"] = 64
+    with pytest.raises(UserError, match="sequence_length"):
+        run(settings, tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_fails_at_once(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file"):
+        run(toy.parameters(store), tmp_path / "file" / "run")
+
+
+def test_a_dry_run_takes_a_step_and_writes_nothing(store: Path, tmp_path: Path) -> None:
+    before = sorted(tmp_path.iterdir())
+    file = tmp_path.parent / "dry.json"
+    file.write_text(json.dumps(toy.parameters(store)))
+    said = toy.finish(toy.start(file, tmp_path / "run", "--dry-run"))
+    assert "one step: loss 5." in said and "GB are free" in said
+    assert sorted(tmp_path.iterdir()) == before
