@@ -28,14 +28,14 @@ from terakoya.training.setup import train_here
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 
 STAGES = (0, 1, 2, 3)
-LAST, MIDDLE = 6, 3
+LAST, MIDDLE = 4, 2
 WORKER = Path(__file__).with_name("deepspeed_worker.py")
 
 
 def settings(store: Path, validation: Path, stage: int | None, rows: dict[str, int], **changes: Any) -> dict[str, Any]:
     """The parameter JSON; `stage` None is without DeepSpeed."""
     base = toy.parameters(store, validation, batch_size=rows, micro_batch_size=2, max_steps=LAST)
-    shape = {"hidden_size": 15, "num_attention_heads": 3, "intermediate_size": 33}
+    shape = {"hidden_size": 15, "num_attention_heads": 3, "intermediate_size": 33, "num_hidden_layers": 1}
     return {
         **base,
         "architecture": toy.without_dropout({**base["architecture"], **shape}),
@@ -121,13 +121,12 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
                 optimizer=UNCORRECTED, start_from=from_step(f"uncorrected{stage}"),
             )
         )  # fmt: skip
-    alone = [job("alone2", 2, one, start_from=from_step("plain")), job("alone3", 3, one)]
+    alone = [job("alone3", 3, one, start_from=from_step("plain"))]
     started = [*start(jobs, base / "pair", 2), *start(alone, base / "single", 1)]
     said = [process.communicate(timeout=240)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0, 0], "\n---\n".join(said)
     for stage in STAGES:
         here(base / f"to_plain{stage}", plain, checkpoint(base / f"stage{stage}", MIDDLE))
-    print("".join(said))
     return base, "".join(said)
 
 
@@ -201,9 +200,8 @@ def test_checkpoints_travel_between_engines(runs: tuple[Path, str], stage: int) 
 
 def test_one_process_without_a_launcher(runs: tuple[Path, str]) -> None:
     base, _ = runs
-    for name in ("alone2", "alone3"):
-        assert_same_losses(base / "plain", base / name, 1e-5)
-        assert_close(state(base / "plain", "model"), state(base / name, "model"), 1e-6)
+    assert_same_losses(base / "plain", base / "alone3", 1e-5)
+    assert_close(state(base / "plain", "model"), state(base / "alone3", "model"), 1e-6)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -230,9 +228,10 @@ def test_a_step_that_is_not_finite_touches_nothing(runs: tuple[Path, str], stage
     ]
 
 
-def test_deepspeed_says_nothing(runs: tuple[Path, str]) -> None:
+def test_deepspeed_says_nothing_but_what_it_skipped(runs: tuple[Path, str]) -> None:
     _, said = runs
-    assert "DeepSpeed" not in said and "Warning" not in said and "[INFO]" not in said, said
+    lines = [line for line in said.splitlines() if "[WARNING]" in line or "[INFO]" in line or "Warning:" in line]
+    assert all("OVERFLOW! Skipping step" in line for line in lines), said
 
 
 def test_an_optimizer_that_needs_whole_parameters_is_refused() -> None:
