@@ -26,9 +26,14 @@ check: $(VENV)/.dev
 nightly: $(VENV)/.dev
 	$(PYTEST) -m nightly --timeout=7200
 
-# The comparisons whose figures the README gives; each also runs alone.
+# The comparisons whose figures the README gives; each also runs alone, --help says what it takes.
 bench: $(VENV)/.dev
-	set -e; for each in tools/bench/bench_*.py; do echo "== $$each"; OMP_NUM_THREADS=1 $(VENV)/bin/python $$each; done
+	@test -n "$(CORPUS)" && test -n "$(TOKENIZER)" || \
+	  { echo "make bench CORPUS=text.jsonl.gz TOKENIZER=folder   (a folder that terakoya tokenizer train made)"; exit 2; }
+	$(VENV)/bin/python tools/bench/encode.py $(CORPUS) --tokenizer $(TOKENIZER)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python tools/bench/masking.py --corpus $(CORPUS) --tokenizer $(TOKENIZER)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python tools/bench/training.py --corpus $(CORPUS) --tokenizer $(TOKENIZER)
+	$(VENV)/bin/python tools/bench/vocabulary.py $(CORPUS)
 
 # Stamps: made when an installation has succeeded, so that a second run installs nothing.
 $(VENV)/.base: pyproject.toml
