@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import copy
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from step_clock import Clock
 from transformers import (
+    AutoTokenizer,
     DataCollatorForLanguageModeling,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     PrinterCallback,
     Trainer,
     TrainerCallback,
     TrainingArguments,
 )
+from turns import Step, Turn
 
-Step = tuple[int, float, float]
-"""Real tokens, wall seconds, CPU seconds of one optimizer step."""
+from terakoya.data.vocab import Vocabulary
+from terakoya.parameters import Parameters
+from terakoya.training.setup import build_module
 
 
 class Sequences(torch.utils.data.Dataset):
@@ -43,32 +46,38 @@ def blocks(sequences: Sequence[Sequence[int]], length: int) -> list[list[int]]:
     return [joined[start : start + length] for start in range(0, len(joined) - length + 1, length)]
 
 
-class _Clock(TrainerCallback):
-    def __init__(self, now: Callable[[], None]) -> None:
-        self.now = now
-        self.ended: list[tuple[float, float]] = []
+class _ClockCallback(TrainerCallback):
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.now()
-        self.ended.append((time.perf_counter(), time.process_time()))
+        self.clock.step_ended()
+
+
+def model_of(raw: Mapping[str, Any], vocabulary: Vocabulary) -> PreTrainedModel:
+    """The model that our run with the parameters `raw` starts from: its very weights."""
+    model: PreTrainedModel = build_module(Parameters.from_dict(raw, source="bench"), vocabulary).model
+    return copy.deepcopy(model)
 
 
 def train(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    raw: Mapping[str, Any],
+    vocabulary: Vocabulary,
+    tokenizer_folder: Path,
     sequences: Sequence[Sequence[int]],
     *,
-    batch_size: int,
     steps: int,
-    seed: int,
-    now: Callable[[], None] = lambda: None,
+    warm_up: int = 1,
     **arguments: Any,
-) -> list[Step]:
-    """Trains a copy of `model` for 1 + `steps` steps with masks of 15 % and dynamic padding.
+) -> Turn:
+    """Trains the model of `raw` on `sequences` for `warm_up` + `steps` steps: 15 % masked, padded to the longest.
 
-    `now` is called before a time is taken (a GPU waits for its kernels there); `arguments` are `TrainingArguments`.
-    Returns the steps but the first, which warms up.
+    `arguments` are `TrainingArguments` beside the batch size; with use_cpu and all else left alone, its defaults.
     """
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True)
     masking = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15)
     tokens: list[int] = []
 
@@ -77,23 +86,22 @@ def train(
         tokens.append(int(batch["attention_mask"].sum()))
         return batch
 
-    clock = _Clock(now)
+    clock = Clock(warm_up=warm_up, steps=steps)
     with tempfile.TemporaryDirectory() as folder:
         settings = TrainingArguments(
-            folder, per_device_train_batch_size=batch_size, max_steps=steps + 1, save_strategy="no", report_to="none",
-            disable_tqdm=True, seed=seed, **arguments,
-        )  # fmt: skip
+            folder,
+            per_device_train_batch_size=raw["batch_size"]["-1"],
+            max_steps=warm_up + steps,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            seed=seed,
+            **arguments,
+        )
         trainer = Trainer(
-            copy.deepcopy(model), settings, collate, Sequences(sequences), processing_class=tokenizer, callbacks=[clock]
+            model_of(raw, vocabulary), settings, collate, Sequences(sequences), callbacks=[_ClockCallback(clock)]
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    return differences(clock.ended, tokens)
-
-
-def differences(ended: Sequence[tuple[float, float]], tokens: Sequence[int]) -> list[Step]:
-    """Each step but the first, from the times at which steps ended and the tokens of each."""
-    return [
-        (tokens[number], after[0] - before[0], after[1] - before[1])
-        for number, (before, after) in enumerate(pairwise(ended), start=1)
-    ]
+    timed = zip(tokens[warm_up : warm_up + steps], clock.differences(), strict=True)
+    return Turn([Step(count, *seconds) for count, seconds in timed], {})

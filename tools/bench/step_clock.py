@@ -5,16 +5,50 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import torch
+
 from terakoya import hookimpl
 
 if TYPE_CHECKING:
     from terakoya.training.run import Run, StepReport
 
-ended: list[tuple[int, float, float]] = []
-"""Tokens, seconds of wall time and seconds of CPU time (all threads of the process) at the end of each step."""
+
+class Clock:
+    """When steps ended. A GPU's kernels are waited for at the first and the last timed moment only."""
+
+    def __init__(self, *, warm_up: int, steps: int) -> None:
+        self.warm_up, self.last = warm_up, warm_up + steps
+        self.ended: list[tuple[float, float]] = []
+
+    def step_ended(self) -> None:
+        """Notes wall time and CPU time."""
+        if torch.cuda.is_available() and len(self.ended) + 1 in (self.warm_up, self.last):
+            torch.cuda.synchronize()
+        self.ended.append((time.perf_counter(), time.process_time()))
+
+    def differences(self) -> list[tuple[float, float]]:
+        """Wall and CPU seconds of each step after the warm-up."""
+        return [
+            (self.ended[number][0] - self.ended[number - 1][0], self.ended[number][1] - self.ended[number - 1][1])
+            for number in range(self.warm_up, self.last)
+        ]
+
+
+clock = Clock(warm_up=1, steps=1)
+"""The clock of the run to come."""
+tokens: list[int] = []
+"""Real tokens of each step."""
+
+
+def start(*, warm_up: int, steps: int) -> None:
+    """Sets a new clock."""
+    global clock
+    clock = Clock(warm_up=warm_up, steps=steps)
+    tokens.clear()
 
 
 @hookimpl
 def step_finished(run: Run, report: StepReport) -> None:
     """Notes the step."""
-    ended.append((report.tokens, time.perf_counter(), time.process_time()))
+    tokens.append(report.tokens)
+    clock.step_ended()

@@ -11,34 +11,36 @@ from __future__ import annotations
 
 import argparse
 import copy
-import logging
 import os
-import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import lines
 import numpy as np
+import ours
 import peer
 import torch
 import transformers
+import turns
 from torch.nn.utils.rnn import pad_sequence
 from transformers import BertForMaskedLM
 
-from terakoya import attention, plugins
+from terakoya import attention
 from terakoya.components import Batch
 from terakoya.data.rows import RowSource
 from terakoya.data.store import TokenStore
 from terakoya.data.vocab import Vocabulary
 from terakoya.parameters import Parameters
-from terakoya.training.setup import build_module, train_here
+from terakoya.training.setup import build_module
 
-GOALS = {"Trainer, lines": 8.0, "Trainer, blocks": 2.8}
+OURS = "terakoya, packed rows"
+GOALS = {"Trainer, padded lines": 8.0, "Trainer, joined blocks": 2.8}
 LOSS_GOAL = 1e-5
 
 
@@ -47,43 +49,46 @@ def main() -> int:
     arguments = _arguments()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    logging.getLogger("terakoya").setLevel(logging.WARNING)
     data = lines.read(
         arguments.corpus, arguments.tokenizer, count=arguments.lines, sequence_length=arguments.sequence_length
     )
     framed = data.framed()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        store = data.store(folder / "store")
-        ours = run_parameters(store, arguments)
-        lengths = np.array([len(line) for line in framed])
-        print(
-            f"{len(framed)} lines of {arguments.corpus.name}, {lengths.mean():.1f} tokens on average, median "
-            f"{np.median(lengths):.0f}; torch {torch.__version__}, transformers {transformers.__version__}, one thread"
-        )
-        module = build_module(ours, data.vocabulary)
-        difference = same_losses(ours, module, store)
-        blocks = peer.blocks(framed, arguments.sequence_length)
-        contestants: dict[str, Callable[[int], list[peer.Step]]] = {}
-
-        def hf(sequences: Sequence[Sequence[int]], **more: str) -> Callable[[int], list[peer.Step]]:
-            return lambda seed: peer.train(
-                module.model, data.tokenizer, sequences, batch_size=arguments.batch_size, steps=arguments.peer_steps,
-                seed=seed, use_cpu=True, **more,
-            )  # fmt: skip
-
-        contestants["Trainer, lines"] = hf(framed)
-        contestants["Trainer, blocks"] = hf(blocks)
+    lengths = np.array([len(line) for line in framed])
+    print(
+        f"{len(framed)} lines of {arguments.corpus.name}, {lengths.mean():.1f} tokens on average, median "
+        f"{np.median(lengths):.0f}; torch {torch.__version__}, transformers {transformers.__version__}, one thread"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        store = data.store(Path(folder) / "store")
+        raw = parameters(store, arguments)
+        difference = same_losses(Parameters.from_dict(raw, source="training.py"), store)
+        hf = partial(
+            peer.train, raw=raw, vocabulary=data.vocabulary, tokenizer_folder=arguments.tokenizer,
+            steps=arguments.peer_steps, use_cpu=True,
+        )  # fmt: skip
+        contestants: dict[str, turns.Contestant] = {
+            "Trainer, padded lines": partial(hf, sequences=framed),
+            "Trainer, joined blocks": partial(hf, sequences=peer.blocks(framed, arguments.sequence_length)),
+        }
         if arguments.length_grouped:
-            contestants["Trainer, lines grouped by length"] = hf(framed, train_sampling_strategy="group_by_length")
-        contestants["terakoya, packed"] = lambda seed: train_ours(ours, folder / f"run-{seed}")
-        rates = interleave(contestants, arguments.rounds)
-    return verdict(rates, difference)
+            contestants["Trainer, lines grouped by length"] = partial(
+                hf, sequences=framed, train_sampling_strategy="group_by_length"
+            )
+        contestants[OURS] = partial(ours.train, raw=raw, steps=arguments.steps)
+        results: dict[str, list[turns.Turn]] = {name: [] for name in contestants}
+        for number, name, turn in turns.interleave(contestants, arguments.rounds):
+            results[name].append(turn)
+            print(
+                f"round {number + 1}  {name:33} {len(turn.steps)} steps, {sum(step.tokens for step in turn.steps):6,} "
+                f"tokens: {turn.rate('cpu'):7,.0f} per CPU second, {turn.rate('wall'):7,.0f} per second of wall time",
+                flush=True,
+            )
+    return verdict(results, difference)
 
 
-def run_parameters(store: TokenStore, arguments: argparse.Namespace) -> Parameters:
+def parameters(store: TokenStore, arguments: argparse.Namespace) -> dict[str, Any]:
     """Our run: the peer's model, batch size and optimizer settings."""
-    raw = {
+    return {
         "data": {"train": [{"store": str(store.folder)}], "sequence_length": arguments.sequence_length},
         "architecture": {
             "type": "bert", "hidden_size": arguments.hidden_size, "num_hidden_layers": arguments.layers,
@@ -94,22 +99,12 @@ def run_parameters(store: TokenStore, arguments: argparse.Namespace) -> Paramete
         "optimizer": {"type": "adamw", "learning_rate": 5e-5, "weight_decay": 0.0},
         "schedule": {"type": "linear", "warmup_steps": 0},
         "batch_size": {"-1": arguments.batch_size},
-        "max_steps": arguments.steps + 1,
+        "max_steps": arguments.steps,
         "checkpoint": {"model": "never"},
     }  # fmt: skip
-    return Parameters.from_dict(raw, source="training.py")
 
 
-def train_ours(parameters: Parameters, folder: Path) -> list[peer.Step]:
-    """Trains in `folder` as `terakoya train` does. Returns the steps but the first, timed by a plugin."""
-    registry = plugins.load([str(Path(__file__).with_name("step_clock.py"))])
-    clock = next(each.module for each in registry.plugins if hasattr(each.module, "ended"))
-    clock.ended.clear()
-    train_here(parameters, folder)
-    return peer.differences([each[1:] for each in clock.ended], [each[0] for each in clock.ended])
-
-
-def same_losses(parameters: Parameters, module: torch.nn.Module, store: TokenStore) -> float:
+def same_losses(parameters: Parameters, store: TokenStore) -> float:
     """The difference of the mean loss of masked tokens: packed through ours, padded through `BertForMaskedLM`.
 
     Same weights, sequences and masks. Prints both losses and how far the gradients are apart.
@@ -120,6 +115,7 @@ def same_losses(parameters: Parameters, module: torch.nn.Module, store: TokenSto
         store, objective.row_layout(), sequence_length=parameters.data.sequence_length, seed=parameters.seed
     )
     batch = objective.collate(source.load(0, np.arange(parameters.batch_size["-1"])), vocabulary)
+    module = build_module(parameters, vocabulary)
     theirs: BertForMaskedLM = BertForMaskedLM(copy.deepcopy(module.model.config))
     theirs.load_state_dict(module.model.state_dict())
     attention.use(module, "sdpa")
@@ -130,12 +126,10 @@ def same_losses(parameters: Parameters, module: torch.nn.Module, store: TokenSto
     their_loss = theirs(input_ids=input_ids, attention_mask=mask, labels=labels).loss
     their_loss.backward()
     apart = max(
-        float((ours.grad - peers.grad).norm() / peers.grad.norm())
-        for ours, peers in zip(module.model.parameters(), theirs.parameters(), strict=True)
+        float((mine.grad - peers.grad).norm() / peers.grad.norm())
+        for mine, peers in zip(module.model.parameters(), theirs.parameters(), strict=True)
         if peers.grad.norm() > 1e-7  # the key's bias has a gradient of zero but for rounding
     )
-    module.zero_grad()
-    attention.release(module.model)
     our_loss, their_loss = our_loss.item(), their_loss.item()
     difference = abs(our_loss - their_loss)
     print(
@@ -165,32 +159,21 @@ def unpacked(batch: Batch, vocabulary: Vocabulary) -> tuple[torch.Tensor, torch.
     return padded, mask, pad_sequence([label for _, label in pieces], batch_first=True, padding_value=-100)
 
 
-def interleave(contestants: dict[str, Callable[[int], list[peer.Step]]], rounds: int) -> dict[str, list[float]]:
-    """Each contestant in turn, `rounds` times. Prints and returns its rate in each round, tokens per CPU second."""
-    rates: dict[str, list[float]] = {name: [] for name in contestants}
-    for number in range(rounds):
-        for name, run in contestants.items():
-            steps = run(number)
-            tokens, wall, cpu = (sum(step[index] for step in steps) for index in range(3))
-            rates[name].append(tokens / cpu)
-            print(
-                f"round {number + 1}  {name:34} {len(steps)} steps, {tokens:6,} tokens: "
-                f"{tokens / cpu:8,.0f} tokens per CPU second, {tokens / wall:8,.0f} per second of wall time",
-                flush=True,
-            )
-    return rates
-
-
-def verdict(rates: dict[str, list[float]], difference: float) -> int:
-    """Prints the ratios of medians. Returns 1 if a goal was missed, else 0."""
-    medians = {name: statistics.median(values) for name, values in rates.items()}
-    ours = medians.pop("terakoya, packed")
-    print(f"\nterakoya, packed: {ours:,.0f} tokens/s")
+def verdict(results: dict[str, list[turns.Turn]], difference: float) -> int:
+    """Prints the ratios of medians over rounds. Returns 1 if a goal was missed, else 0."""
+    medians = {name: turns.median(each, "cpu") for name, each in results.items()}
+    rate = medians.pop(OURS)
+    print(f"\n{OURS}: {rate:,.0f} tokens per CPU second")
     failed = difference > LOSS_GOAL
-    for name, rate in medians.items():
+    for name, theirs in medians.items():
         goal = GOALS.get(name)
-        failed |= goal is not None and ours / rate < goal
-        print(f"{name}: {rate:,.0f} tokens/s, ours {ours / rate:.2f} x" + (f" (goal {goal} x)" if goal else ""))
+        failed |= goal is not None and rate / theirs < goal
+        wall = turns.median(results[OURS], "wall") / turns.median(results[name], "wall")
+        print(
+            f"{name}: {theirs:,.0f}; ours {rate / theirs:.2f} x"
+            + (f" (goal {goal} x)" if goal else "")
+            + f", by wall time {wall:.2f} x"
+        )
     print(f"losses differ by {difference:.1e} (goal {LOSS_GOAL})")
     return int(failed)
 
