@@ -30,7 +30,12 @@ def register_tokenizers():
 
 def terakoya(*arguments: object) -> subprocess.CompletedProcess[str]:
     code = "from terakoya.commands.main import main; main()"
-    environment = {**os.environ, "PYTHONPATH": str(DOUBLE), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(DOUBLE), os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "200",
+    }
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
