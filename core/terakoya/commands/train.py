@@ -22,6 +22,9 @@ def read_parameters(
     model_type: str | None = None,
     data: Sequence[Path] = (),
     validation: Sequence[Path] = (),
+    whole_word_mask: bool = False,
+    fp16_type: int | None = None,
+    processes: int = 1,
 ) -> Parameters:
     """The parameters in `file`, or with `model_type` those of a named entry of the field's original parameter.json.
 
@@ -32,14 +35,19 @@ def read_parameters(
     from terakoya.parameters import Parameters
 
     if model_type is None:
-        if data or validation:
-            raise UserError("--data and --validation go with --model-type; else the parameter file names the stores")
+        if data or validation or whole_word_mask or fp16_type is not None:
+            raise UserError(
+                "--data, --validation, --do_whole_word_mask and --fp16_type go with --model-type; "
+                "else the parameter file says it all"
+            )
         return Parameters.load(file, overrides)
     if not data:
         raise UserError("--model-type: the original parameter.json names no data; add --data STORE")
-    return Parameters.from_dict(
-        read_field_parameters(file, model_type, data, validation), source=str(file), overrides=overrides
-    )
+    raw = read_field_parameters(
+        file, model_type, data, validation,
+        whole_word_mask=whole_word_mask, fp16_type=fp16_type, processes_per_node=processes,
+    )  # fmt: skip
+    return Parameters.from_dict(raw, source=str(file), overrides=overrides)
 
 
 def train(
@@ -68,13 +76,18 @@ def train(
 
 
 def command(
-    context: typer.Context,
     parameters: Annotated[Path, typer.Argument(help="The parameter JSON.", metavar="PARAMETERS.json")],
     out: Annotated[Path, typer.Option(help="The run's folder; training continues if it holds a checkpoint.")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY.PATH=VALUE, over the file's.")] = None,
     model_type: Annotated[str | None, typer.Option(help="An entry of the field's original parameter.json.")] = None,
     data: Annotated[list[Path] | None, typer.Option(help="With --model-type: the store(s) to train on.")] = None,
     validation: Annotated[list[Path] | None, typer.Option(help="With --model-type: held-out store(s).")] = None,
+    whole_word_mask: Annotated[
+        bool, typer.Option("--do_whole_word_mask", "--do-whole-word-mask", help="With --model-type: mask whole words.")
+    ] = False,
+    fp16_type: Annotated[
+        int | None, typer.Option("--fp16_type", "--fp16-type", help="With --model-type: as the original's flag.")
+    ] = None,
     processes: Annotated[
         int | None, typer.Option(min=1, help="Processes on this machine; default: one a GPU. Checked under a launcher.")
     ] = None,
@@ -92,8 +105,9 @@ def command(
     from terakoya.training.world import Launched
 
     loaded = read_parameters(
-        parameters, overrides=set_ or (), model_type=model_type, data=data or (), validation=validation or ()
-    )
+        parameters, overrides=set_ or (), model_type=model_type, data=data or (), validation=validation or (),
+        whole_word_mask=whole_word_mask, fp16_type=fp16_type, processes=processes or 1,
+    )  # fmt: skip
     launched = Launched.read(node_rank=node_rank)
     if launched.launcher is None:
         wanted = processes or _visible_gpus()

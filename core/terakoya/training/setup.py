@@ -27,6 +27,7 @@ from terakoya.data.rows import RowSource
 from terakoya.data.store import TokenStore
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
+from terakoya.parameter_files import leaves
 from terakoya.parameters import RESUME_MAY_CHANGE, Parameters, differences, resolve_steps
 from terakoya.plugins import Registry, registry
 from terakoya.training import checkpoint
@@ -279,8 +280,9 @@ def _refuse_changes(
 ) -> None:
     before, now = manifest["parameters"], parameters.dump()
     changed = differences(before, now)
+    old, new = dict(leaves(before)), dict(leaves(now))
     for key in changed:
-        record.say(f"parameter {key}: was {_at(before, key)!r}, is {_at(now, key)!r}")
+        record.say(f"parameter {key}: was {old.get(key)!r}, is {new.get(key)!r}")
     allowed = RESUME_MAY_CHANGE | allow_change
     refused = [key for key in changed if not any(key == each or key.startswith(f"{each}.") for each in allowed)]
     if refused:
@@ -290,12 +292,6 @@ def _refuse_changes(
         )
     if "data" not in allow_change and sorted(manifest["stores"].values()) != sorted(facts["stores"].values()):
         raise UserError("the token stores are not the ones this run was started with; go on with --allow-change data")
-
-
-def _at(tree: Any, key: str) -> Any:
-    for part in key.split("."):
-        tree = tree.get(part) if isinstance(tree, Mapping) else None
-    return tree
 
 
 def _facts(

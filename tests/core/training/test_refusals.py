@@ -1,7 +1,6 @@
 """Nothing goes wrong in silence: each of these ends with a message that says what to do."""
 
 import json
-import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -54,7 +53,7 @@ def hold(folder: str, ready: object, leave: object) -> None:
 
 
 def test_two_runs_never_share_a_folder(store: Path, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = toy.FORKSERVER
     ready, leave = context.Event(), context.Event()
     holder = context.Process(target=hold, args=(str(tmp_path), ready, leave))
     holder.start()
