@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -40,4 +41,6 @@ def command(
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete what a former demo made there first.")] = False,
 ) -> None:
     """Tokenizer to finished model on the bundled corpus, in a few minutes on two CPU cores."""
+    # A model so small gains little from a second thread, and loses everything when something else needs the cores.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     demo(out, max_steps=max_steps, fresh=fresh)

@@ -19,7 +19,7 @@ from terakoya.stages import StageResult
 
 SENTENCE = "東京は日本の[MASK]です。"
 HELD_OUT = 20  # documents
-MAX_STEPS = 400
+MAX_STEPS = 500
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Demo:
         return self.folder / "model"
 
     def pipeline(self, *, max_steps: int = MAX_STEPS) -> dict[str, Any]:
-        """The pipeline's JSON: a 4,000-word vocabulary and a BERT of 4 layers of 128."""
+        """The pipeline's JSON: a vocabulary of 4,000 and a BERT of 2 layers of 128."""
         return {
             "corpus": [str(self.corpus)],
             "hold_out": HELD_OUT,
@@ -62,16 +62,17 @@ class Demo:
                 "architecture": {
                     "type": "bert",
                     "hidden_size": 128,
-                    "num_hidden_layers": 4,
+                    "num_hidden_layers": 2,
                     "num_attention_heads": 4,
                     "intermediate_size": 512,
                     "max_position_embeddings": 128,
                 },
                 "objective": {"type": "masked_lm", "layout": "packed", "whole_word_mask": True},
-                "optimizer": {"type": "adamw", "learning_rate": 1e-3},
+                "optimizer": {"type": "adamw", "learning_rate": 2e-3},
                 "schedule": {"type": "linear", "warmup_steps": max(1, max_steps // 10)},
-                "batch_size": {"-1": 32},
+                "batch_size": {"-1": 16},
                 "max_steps": max_steps,
+                "logging_steps": 50,
                 "precision": "fp32",
                 "checkpoint": {"save_steps": max(1, max_steps // 2)},
                 "evaluation": {"steps": max(1, max_steps // 4)},
@@ -130,6 +131,7 @@ def told(demo: Demo, results: list[StageResult]) -> Iterator[str]:
     )
     guesses = fill_mask(demo.model, SENTENCE, top=5)[0]
     yield f"{SENTENCE}  " + "  ".join(f"{guess.word} {guess.probability:.1%}" for guess in guesses)
+    yield "(So little text teaches which particles are frequent, hardly more. A real corpus teaches the rest.)"
     yield ""
     yield f"The model lies in {demo.model}. In Transformers:"
     yield f'  model = AutoModelForMaskedLM.from_pretrained("{demo.model}")'
