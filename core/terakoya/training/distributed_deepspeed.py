@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import socket
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +22,7 @@ from torch import Tensor, nn
 from terakoya.components import Optimizer
 from terakoya.errors import UserError
 from terakoya.training.distributed import Connection, Weigh, autocast_forward, named_values
+from terakoya.training.launcher_variables import local_rank_variable, variables
 from terakoya.training.world import Launched
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def accelerator(launched: Launched, handlers: Sequence[Any]) -> Accelerator:
     Raises:
         UserError: DeepSpeed is not installed.
     """
-    with _environment(launched.rank, launched.world_size, launched.local_rank):
+    with variables(launched.rank, launched.world_size, launched.local_rank):
         _quiet_deepspeed()
         from accelerate import Accelerator
         from accelerate.utils import DeepSpeedPlugin
@@ -145,7 +144,7 @@ class DeepSpeedEngine:
             )
         )
         self.local_rank = connection.topology.places[connection.rank].local_rank
-        with _environment(connection.rank, connection.world_size, self.local_rank):
+        with variables(connection.rank, connection.world_size, self.local_rank):
             self.wrapped, _ = accelerator.prepare(self.module, self.optimizer)
         self.zero = self.wrapped.optimizer
         self.pieces = self._find_pieces()
@@ -180,7 +179,7 @@ class DeepSpeedEngine:
 
     def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
         """See `Engine`. DeepSpeed divides by the number of ranks, which the loss is multiplied with beforehand."""
-        with _local_rank(self.local_rank):
+        with local_rank_variable(self.local_rank):
             self.wrapped.set_gradient_accumulation_boundary(last)
             sums = self.wrapped(batch)
             self.wrapped.backward(weigh(sums) * self.connection.world_size, scale_wrt_gas=False)
@@ -188,7 +187,7 @@ class DeepSpeedEngine:
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """See `Engine`. In stage 3 weights travel in it: as many calls on every rank."""
-        with torch.no_grad(), _local_rank(self.local_rank):
+        with torch.no_grad(), local_rank_variable(self.local_rank):
             return self.wrapped(batch)
 
     def step(self, learning_rate: float) -> Tensor:
@@ -203,7 +202,7 @@ class DeepSpeedEngine:
             else:
                 self.wrapped.zero_grad()
             return norm
-        with _local_rank(self.local_rank):
+        with local_rank_variable(self.local_rank):
             self.wrapped.step()
         total = float("nan") if self.zero.overflow else self.wrapped.get_global_grad_norm()
         return torch.as_tensor(total, dtype=torch.float32, device=self.connection.device)
@@ -260,17 +259,20 @@ class DeepSpeedEngine:
             UserError: parameters that lie in one flat tensor have taken different numbers of steps.
         """
         keys: defaultdict[str, list[str]] = defaultdict(list)
-        for name in sorted(names):
-            parameter, _, key = name.rpartition("/")
-            keys[parameter].append(key)
+        for each in sorted(names):
+            owner, _, key = each.rpartition("/")
+            keys[owner].append(key)
         self.optimizer.state.clear()
-        for name in self.trainable:
+        for name, parameter in self.trainable.items():
             piece = self.pieces[name]
+            shape = getattr(parameter, "ds_shape", parameter.shape)
             state = self.optimizer.state[piece.flat] if keys[name] else {}
             for key in keys[name]:
                 value = values(f"{name}/{key}")
-                if value.ndim == 0:
-                    if state.setdefault(key, value.to(self._scalar_device(piece.flat), copy=True)) != value:
+                if key == "step" or value.shape != shape:
+                    # a step count lies beside the values if the optimizer's kernels are fused, else on the host
+                    device = piece.flat.device if self.fused or value.ndim else "cpu"
+                    if not torch.equal(state.setdefault(key, value.to(device, copy=True)).cpu(), value):
                         raise UserError(
                             f"{name}: its optimizer state {key} is {value:g} but others have {state[key]:g}; "
                             'ZeRO keeps one for many parameters: resume with engine "ddp"'
@@ -280,55 +282,11 @@ class DeepSpeedEngine:
                     state[key] = torch.zeros_like(piece.flat, requires_grad=False)
                 _put(piece, state[key], value)
 
-    def _scalar_device(self, flat: Tensor) -> torch.device:
-        """Where the optimizer wants a step count: beside the values if its kernels are fused, else on the host."""
-        return flat.device if self.fused else torch.device("cpu")
-
 
 def _put(piece: Piece, flat: Tensor, whole: Tensor) -> None:
     """Writes this process's part of `whole` into `flat`, which is laid out like `piece.flat`."""
     part = whole.flatten().narrow(0, piece.start, piece.size)
     flat.view(-1).narrow(0, piece.at, piece.size).copy_(part)
-
-
-@contextlib.contextmanager
-def _environment(rank: int, world_size: int, local_rank: int) -> Iterator[None]:
-    """While open, the variables DeepSpeed and accelerate read are set; what they set is forgotten afterwards."""
-    before = dict(os.environ)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_rank))
-    os.environ.pop("ACCELERATE_USE_CPU", None)
-    if not torch.cuda.is_available():
-        os.environ["DS_ACCELERATOR"] = "cpu"
-    if world_size == 1:
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
-    try:
-        yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        for name, value in before.items():
-            if os.environ.get(name) != value:
-                os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _local_rank(local_rank: int) -> Iterator[None]:
-    """While open, the one variable that DeepSpeed also reads in a step is set."""
-    if "LOCAL_RANK" in os.environ:
-        yield
-        return
-    os.environ["LOCAL_RANK"] = str(local_rank)
-    try:
-        yield
-    finally:
-        del os.environ["LOCAL_RANK"]
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _quiet_deepspeed() -> None:
