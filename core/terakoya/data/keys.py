@@ -18,7 +18,6 @@ GOLDEN = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
 _ALL = (1 << 64) - 1
-_ROUNDS = 8
 
 Part = int | str
 
@@ -108,12 +107,12 @@ def permute(index: np.ndarray, n: int, key: int) -> np.ndarray:
     """Where the permutation of range(n) named by `key` sends `index` (any shape, values in [0, n)), int64.
 
     A Feistel network over the smallest near-square rectangle of at least n cells; an image outside [0, n) is walked
-    along its cycle until it is inside. O(1) memory and time a position.
+    along its cycle until it is inside. O(1) memory and time a position; n is below 2**64.
     """
     assert n > 0, "a permutation of nothing"
     rows = int(np.ceil(np.sqrt(n)))
     columns = -(-n // rows)
-    round_keys = [hash_u64(key, "permute", number) for number in range(_ROUNDS)]
+    round_keys = _round_keys(key, 6 if n >= 256 else 16)  # small halves mix slowly
     flat = np.ravel(index).astype(np.uint64)
     assert not len(flat) or int(flat.max()) < n, f"an index outside [0, {n})"
     flat = _feistel(flat, rows, columns, round_keys)
@@ -125,15 +124,29 @@ def permute(index: np.ndarray, n: int, key: int) -> np.ndarray:
     return flat.astype(np.int64).reshape(np.shape(index))
 
 
-def _feistel(flat: np.ndarray, rows: int, columns: int, round_keys: list[int]) -> np.ndarray:
+@lru_cache(maxsize=64)
+def _round_keys(key: int, rounds: int) -> tuple[np.uint64, ...]:
+    """The keys of the rounds of the permutation named by `key`."""
+    return tuple(np.uint64(hash_u64(key, "permute", number)) for number in range(rounds))
+
+
+def _feistel(flat: np.ndarray, rows: int, columns: int, round_keys: tuple[np.uint64, ...]) -> np.ndarray:
     """A bijection of [0, rows * columns): each half is shifted in turn by a hash of the other."""
-    left, right = np.divmod(flat, np.uint64(columns))
+    halves = [flat // np.uint64(columns), flat % np.uint64(columns)]
+    limits = [np.uint64(rows), np.uint64(columns)]
     for number, key in enumerate(round_keys):
-        if number % 2 == 0:
-            left = (left + numbers(np.array([key], np.uint64), right) % np.uint64(rows)) % np.uint64(rows)
-        else:
-            right = (right + numbers(np.array([key], np.uint64), left) % np.uint64(columns)) % np.uint64(columns)
-    return left * np.uint64(columns) + right
+        shifted, other = number % 2, 1 - number % 2
+        shift = halves[other] * np.uint64(GOLDEN)
+        shift += key
+        shift ^= shift >> np.uint64(29)
+        shift *= np.uint64(_FIRST)
+        shift >>= np.uint64(32)
+        shift *= limits[shifted]
+        shift >>= np.uint64(32)
+        shift += halves[shifted]
+        shift %= limits[shifted]
+        halves[shifted] = shift
+    return halves[0] * limits[1] + halves[1]
 
 
 def _mix(state: np.ndarray) -> np.ndarray:

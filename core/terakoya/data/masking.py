@@ -74,7 +74,7 @@ def mask(
     stream = streams(keys, "mask")
     starts, bounds = words(word_starts, maskable)
     row = starts // width  # not divmod: division by one number alone is vectorised
-    drawn = numbers(stream[row], starts - row * width)
+    drawn = numbers(stream.take(row), starts - row * width)
     if budgeted:
         budgets = np.maximum(1, _round(probability * np.count_nonzero(maskable, axis=1)))
         chosen = _within_budget(row, drawn, bounds, budgets, probability)
@@ -82,7 +82,8 @@ def mask(
         chosen = np.flatnonzero(chance(drawn, probability))
     lengths = bounds[chosen + 1] - bounds[chosen]
     owners = np.repeat(starts[chosen], lengths)
-    positions = np.arange(len(owners)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + owners
+    positions = np.arange(len(owners))
+    positions += np.repeat(starts[chosen] - lengths.cumsum() + lengths, lengths)
 
     input_ids = tokens.astype(np.int64)
     flat = input_ids.reshape(-1)
@@ -93,13 +94,14 @@ def mask(
 
     row = positions // width
     column = positions - row * width + (1 << _POSITION_BITS)  # beyond the draws that chose
-    fresh = numbers(stream[row], column)
+    fresh = numbers(stream.take(row), column)
     decision = numbers(stream[row], column - positions + owners) if per_word else fresh
-    becomes_mask = chance(decision, replace[0])
-    becomes_random = chance(decision, sum(replace)) & ~becomes_mask
-    flat[positions[becomes_mask]] = vocabulary.mask
-    lower = fresh[becomes_random] << np.uint64(32)  # the upper half has decided
-    flat[positions[becomes_random]] = vocabulary.ordinary[below(lower, max(1, len(vocabulary.ordinary)))]
+    replacements = labels[: len(positions)].copy()
+    if replace[1] > 0:
+        random = vocabulary.ordinary.take(below(fresh << np.uint64(32), len(vocabulary.ordinary)))  # the lower half
+        np.copyto(replacements, random, where=chance(decision, sum(replace)))
+    replacements[chance(decision, replace[0])] = vocabulary.mask
+    flat[positions] = replacements
     return Masked(input_ids, padded, labels, len(positions))
 
 
@@ -119,7 +121,7 @@ def words(word_starts: np.ndarray | None, maskable: np.ndarray) -> tuple[np.ndar
     starts = np.flatnonzero(begins).astype(np.int32)
     before = np.cumsum(maskable, dtype=np.int32)  # with the place itself
     bounds = np.empty(len(starts) + 1, np.int32)
-    np.subtract(before[starts], 1, out=bounds[:-1])
+    np.subtract(before.take(starts), 1, out=bounds[:-1])
     bounds[-1] = before[-1]
     return starts, bounds
 
@@ -134,12 +136,13 @@ def _within_budget(
     """
     margin = 3.5 * (1.5 * probability * len(budgets) / max(1, len(row))) ** 0.5
     early = np.flatnonzero(chance(drawn, probability + margin))
-    chosen, unfilled = _greedy(row[early], drawn[early], bounds[early + 1] - bounds[early], budgets)
+    lengths = bounds[1:] - bounds[:-1]
+    chosen, unfilled = _greedy(row.take(early), drawn.take(early), lengths.take(early), budgets)
     chosen = early[chosen]
     if unfilled.any() and len(early) < len(row):
         chosen = chosen[~unfilled[row[chosen]]]
         again = np.flatnonzero(unfilled[row])
-        more, _ = _greedy(row[again], drawn[again], bounds[again + 1] - bounds[again], budgets)
+        more, _ = _greedy(row[again], drawn[again], lengths[again], budgets)
         chosen = np.concatenate([chosen, again[more]])
     chosen.sort()
     return chosen
@@ -157,26 +160,35 @@ def _greedy(
     if width == 0:
         return np.empty(0, np.int64), np.ones(len(budgets), bool)
     first = np.cumsum(counts) - counts
-    number = np.arange(len(row)) - first[row]
+    number = np.arange(len(row))
+    number -= first.take(row)
     low = np.uint64((1 << _POSITION_BITS) - 1)
     order_keys = np.full(len(budgets) * width, ~np.uint64(0))
     order_keys[row * width + number] = drawn & ~low | number.view(np.uint64)
-    ordered = np.sort(order_keys.reshape(len(budgets), width), axis=1)
-    index = (ordered & low).view(np.int64) + first[:, None]
-    missing = np.arange(width) >= counts[:, None]
-    index[missing] = 0
-    sizes = lengths[index]
-    sizes[missing] = 1 << _POSITION_BITS  # fits nowhere
-    taken = np.cumsum(sizes, axis=1) <= budgets[:, None]
-    left = budgets - np.sum(sizes, axis=1, where=taken)
-    behind = np.flatnonzero(left)
-    while len(behind):  # after the first word that overshot: the next that fits, one a row and turn
-        fits = (sizes[behind] <= left[behind, None]) & ~taken[behind]
-        found = fits.any(axis=1)
-        behind, at = behind[found], fits.argmax(axis=1)[found]
-        taken[behind, at] = True
-        left[behind] -= sizes[behind, at]
-        behind = behind[left[behind] > 0]
+    ordered = order_keys.reshape(len(budgets), width)
+    ordered.sort(axis=1)
+    ordered &= low
+    index = ordered.view(np.int64)
+    index += first[:, None]
+    sizes = lengths.take(index, mode="clip")
+    sizes[np.arange(width) >= counts[:, None]] = 1 << _POSITION_BITS  # not there: fits nowhere
+    total = sizes.cumsum(axis=1)
+    taken = total <= budgets[:, None]
+    until = np.count_nonzero(taken, axis=1)
+    left = budgets.copy()
+    some = np.flatnonzero(until)
+    left[some] -= total[some, until[some] - 1]
+    for behind in np.flatnonzero(left).tolist():  # past the word that overshot, whatever still fits
+        room, at = int(left[behind]), int(until[behind]) + 1
+        while room and at < counts[behind]:
+            for place, size in enumerate(sizes[behind, at : at + 16].tolist(), at):
+                if size <= room:
+                    taken[behind, place] = True
+                    room -= size
+                    if not room:
+                        break
+            at += 16
+        left[behind] = room
     return index[taken], left > 0
 
 
