@@ -103,7 +103,7 @@ class MecabWordPiece(Tokenizer):
         if record.is_file():
             content = json.loads(record.read_text(encoding="utf-8"))
             if content.get("type") == NAME:
-                settings = content["settings"]
+                settings = {name: value for name, value in content["settings"].items() if name in cls.model_fields}
         settings.setdefault("vocab_size", len(read_vocabulary(folder / "vocab.txt")))
         arguments = _mecab_arguments(config)
         dictionary = arguments.get("mecab_dic", "unidic_lite")

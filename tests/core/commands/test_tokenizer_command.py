@@ -1,0 +1,106 @@
+"""`terakoya tokenizer train`: flags, settings files, errors, a folder that is complete or not there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from terakoya.commands.main import main
+from terakoya.commands.tokenizer import train_tokenizer
+from terakoya.data.corpus import Corpus
+from terakoya.errors import UserError
+from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece
+
+TEXT = "庭の池に、赤い魚と白い魚がいる。\n\n魚は池の底で休む。\n" * 5
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    file = tmp_path / "corpus.txt"
+    file.write_text(TEXT, encoding="utf-8")
+    return file
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((folder / "terakoya.json").read_text())
+    return record["settings"]
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as leave:
+        main([str(each) for each in ("tokenizer", "train", *arguments)])
+    return int(leave.value.code or 0)
+
+
+def test_flags_win_over_set_and_set_over_the_file(corpus: Path, tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text('{"type": "mecab_wordpiece", "vocab_size": 70, "min_frequency": 3, "num_unused_tokens": 4}')
+    out = tmp_path / "out"
+    options = ["--set", "min_frequency=4", "--set", "vocab_size=60", "--vocab-size", 55, "--do-lower-case"]
+    assert run(corpus, "--out", out, "--settings", file, *options, "--dictionary", "ipadic", "--processes", 1) == 0
+    settings = settings_of(out)
+    assert (settings["vocab_size"], settings["min_frequency"], settings["num_unused_tokens"]) == (55, 4, 4)
+    assert settings["do_lower_case"] is True and settings["dictionary"] == "ipadic"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "--type: expected"),
+        (["--type", "mecab_wordpeice"], 'did you mean "mecab_wordpiece"'),
+        (["--type", "mecab_wordpiece", "--set", "vocab_sise=5"], 'did you mean "vocab_size"'),
+        (["--type", "mecab_wordpiece", "--set", "vocab_size=many"], "vocab_size: expected an integer"),
+        (["--type", "mecab_wordpiece", "--dictionary", "ipadik"], 'did you mean "ipadic"'),
+    ],
+)
+def test_mistakes_are_told_and_leave_nothing(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert run(corpus, "--out", tmp_path / "out", "--processes", 1, *options) == 2
+    assert message in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["corpus.txt"]
+
+
+def test_a_full_folder_is_not_touched(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine").write_text("keep")
+    with pytest.raises(UserError, match="expected a new or empty folder"):
+        train_tokenizer([corpus], out, type="mecab_wordpiece", processes=1)
+    assert (out / "mine").read_text() == "keep"
+
+
+def test_a_failure_half_way_leaves_no_folder(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(
+        self: MecabWordPiece,
+        corpus: Corpus,
+        folder: Path,
+        *,
+        processes: int = 1,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Mapping[str, Any]:
+        (folder / "vocab.txt").write_text("half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(MecabWordPiece, "train", fail)
+    with pytest.raises(OSError, match="disk full"):
+        train_tokenizer([corpus], tmp_path / "out", type="mecab_wordpiece", processes=1)
+    assert [file.name for file in tmp_path.iterdir()] == ["corpus.txt"]
+
+
+def test_as_a_function(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    facts = train_tokenizer(
+        [corpus],
+        tmp_path / "out",
+        type="mecab_wordpiece",
+        settings={"vocab_size": 60},
+        documents="line",
+        processes=1,
+    )
+    assert facts["documents"] == 10
+    assert MecabWordPiece.from_folder(tmp_path / "out") is not None
