@@ -134,6 +134,7 @@ def told(demo: Demo, results: list[StageResult]) -> Iterator[str]:
     yield "(So little text teaches which particles are frequent, hardly more. A real corpus teaches the rest.)"
     yield ""
     yield f"The model lies in {demo.model}. In Transformers:"
+    yield "  from transformers import AutoModelForMaskedLM, AutoTokenizer"
     yield f'  model = AutoModelForMaskedLM.from_pretrained("{demo.model}")'
     yield f'  tokenizer = AutoTokenizer.from_pretrained("{demo.model}")'
     yield ""
