@@ -57,7 +57,8 @@ def arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, 
     `batch` holds `document_ids` (B, T); for the flash backend also `cu_seqlens` from `boundaries`.
     """
     if model.config._attn_implementation == PREFIX + "flash":
-        return {"cu_seqlens": batch["cu_seqlens"], "max_document_length": batch["document_ids"].shape[1]}
+        length = batch["document_ids"].shape[1]
+        return {"cu_seqlens": batch["cu_seqlens"], "max_document_length": length}
     return {"document_mask": document_mask(batch["document_ids"])}
 
 
@@ -118,15 +119,18 @@ def _flash(
     from torch.nn.attention.varlen import varlen_attn
 
     assert dropout == 0.0, "refused by `use`"
-    rows, _, length, _ = query.shape
+    rows, length = query.shape[0], query.shape[2]
 
     def flat(states: Tensor) -> Tensor:
         return states.transpose(1, 2).flatten(0, 1).contiguous()
 
-    attended = varlen_attn(
-        flat(query), flat(key), flat(value), cu_seqlens, cu_seqlens, max_document_length, max_document_length,
-        scale=scaling,
-    )  # fmt: skip
+    if scaling is not None and scaling != query.shape[-1] ** -0.5:
+        flat_query = flat(query * (scaling * query.shape[-1] ** 0.5))  # the kernel's own scale is the usual one
+    else:
+        flat_query = flat(query)
+    longest = max_document_length
+    attended = varlen_attn(flat_query, flat(key), flat(value), cu_seqlens, cu_seqlens, longest, longest)
+    assert isinstance(attended, Tensor)
     return attended.unflatten(0, (rows, length)), None
 
 

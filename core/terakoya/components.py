@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PositiveFloat
 
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
@@ -201,8 +201,11 @@ class Objective(Component):
 class Optimizer(Component):
     """An optimizer for the parameters of a module."""
 
+    learning_rate: PositiveFloat = 1e-4
+    """The peak, which the schedule's factor multiplies."""
+
     elementwise: ClassVar[bool] = True
-    """Whether each weight's update looks at that weight's own numbers alone, so that parameters may be cut up (ZeRO)."""
+    """Whether each weight's update looks at that weight's own numbers alone, so that ZeRO may cut parameters up."""
 
     def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
         """A torch optimizer over `module`'s trainable parameters, decay and no-decay in groups of their own."""

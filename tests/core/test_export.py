@@ -95,6 +95,6 @@ def test_what_cannot_be_exported_is_refused(trained: Path, tmp_path: Path) -> No
     weights = next((find_checkpoint(trained) / "state").glob("model-*"))
     content = weights.read_bytes()
     weights.write_bytes(content[:-1])
-    with pytest.raises(UserError, match="damaged: state/model-00000.safetensors"):
+    with pytest.raises(UserError, match=r"damaged: state/model-00000\.safetensors"):
         export(trained, tmp_path / "model")
     weights.write_bytes(content)

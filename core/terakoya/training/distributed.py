@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from terakoya.errors import UserError
 from terakoya.training.world import Launched, Place, Topology
-
 
 BUFFERS_OPTION = next(
     name
@@ -117,6 +117,16 @@ def connect(launched: Launched, *, deepspeed: bool = False, timeout_seconds: int
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs
 
+    if launched.launcher == "srun":
+        if "MASTER_ADDR" not in os.environ:
+            raise UserError(
+                "srun started several processes, but MASTER_ADDR is not set; before srun: "
+                "export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) MASTER_PORT=29500"
+            )
+        places = {"RANK": launched.rank, "WORLD_SIZE": launched.world_size, "LOCAL_RANK": launched.local_rank}
+        os.environ.update(
+            {name: str(value) for name, value in places.items()}, MASTER_PORT=os.environ.get("MASTER_PORT", "29500")
+        )
     cuda = torch.cuda.is_available()
     handlers = []
     if launched.world_size > 1 or deepspeed:
@@ -140,10 +150,10 @@ def connect(launched: Launched, *, deepspeed: bool = False, timeout_seconds: int
     control = (
         dist.group.WORLD if not cuda else dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
     )
-    places: list[Any] = [None] * launched.world_size
-    dist.all_gather_object(places, me, group=control)
+    reported: list[Any] = [None] * launched.world_size
+    dist.all_gather_object(reported, me, group=control)
     return Connection(
-        dist.get_rank(), launched.world_size, accelerator.device, Topology(tuple(places)), control, accelerator
+        dist.get_rank(), launched.world_size, accelerator.device, Topology(tuple(reported)), control, accelerator
     )
 
 
@@ -156,6 +166,9 @@ class Engine(Protocol):
 
     module: nn.Module
     """The root module itself, unwrapped."""
+
+    full_module: bool
+    """Whether `module` holds every weight whole in this process."""
 
     def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
         """Runs forward, and backward of `weigh(sums)`, this micro-step's share of the global loss; the `last` one of
@@ -193,7 +206,7 @@ def autocast_forward(module: nn.Module, device: torch.device, precision: str) ->
         with torch.autocast(device.type, dtype=torch.bfloat16):
             return forward(*args, **kwargs)
 
-    module.forward = cast  # type: ignore[method-assign]
+    module.forward = cast
 
 
 def sum_gradients(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -210,6 +223,8 @@ def sum_gradients(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
 
 class DDPEngine:
     """torch DistributedDataParallel, or the bare module where there is one process."""
+
+    full_module = True
 
     def __init__(
         self,
@@ -228,11 +243,12 @@ class DDPEngine:
         autocast_forward(self.module, connection.device, precision)
         self.wrapped: nn.Module = self.module
         if connection.world_size > 1:
+            buffers_stay: dict[str, Any] = {BUFFERS_OPTION: False}
             self.wrapped = DistributedDataParallel(
                 self.module,
                 device_ids=[connection.device.index] if connection.device.type == "cuda" else None,
                 gradient_as_bucket_view=True,
-                **{BUFFERS_OPTION: False},
+                **buffers_stay,
             )
             self.wrapped.register_comm_hook(None, lambda _, bucket: sum_gradients(bucket))
         self.fused = bool(optimizer.defaults.get("fused"))

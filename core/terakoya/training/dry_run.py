@@ -58,8 +58,8 @@ def dry_run(
             report = trainer.one_step()
             values = report.values or {}
             console.print(
-                f"one step: loss {values['loss']:.4f}, gradient norm {values['grad_norm']:.3f}, {report.tokens:,} tokens "
-                f"in {time.perf_counter() - start:.1f} s; nothing was written",
+                f"one step: loss {values['loss']:.4f}, gradient norm {values['grad_norm']:.3f}, "
+                f"{report.tokens:,} tokens in {time.perf_counter() - start:.1f} s; nothing was written",
                 soft_wrap=True,
             )
             record.close()

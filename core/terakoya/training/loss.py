@@ -24,17 +24,19 @@ def total_counts(batches: Sequence[Batch], names: Sequence[str]) -> np.ndarray:
     )
 
 
-def weighted(sums: Mapping[str, Tensor], terms: Mapping[str, Term], counts: Mapping[str, int]) -> Tensor:
+def weighted(
+    sums: Mapping[str, Tensor], terms: Mapping[str, Term], counts: Mapping[str, int], factor: float = 1.0
+) -> Tensor:
     """The share of the global loss that `sums` bring: sum over losses of weight x sum / global count.
 
-    A global count of 0 gives exactly 0, with a gradient of 0.
+    A global count of 0, and a `factor` of 0 (a dummy micro-batch), give exactly 0, with a gradient of 0.
     """
     loss: Tensor | None = None
     for name, term in terms.items():
         if term.weight is None:
             continue
         count = counts[term.count]
-        share = sums[name] * (term.weight / count if count else 0.0)
+        share = sums[name] * (factor * term.weight / count if count else 0.0)
         loss = share if loss is None else loss + share
     assert loss is not None, "an objective has at least one loss"
     return loss

@@ -206,6 +206,7 @@ def _engine(
     if parameters.parallel.engine == "deepspeed":
         from terakoya.training.distributed_deepspeed import DeepSpeedEngine
 
+        assert parameters.parallel.zero_stage is not None
         return DeepSpeedEngine(
             connection, module, parameters.optimizer,
             zero_stage=parameters.parallel.zero_stage, precision=parameters.precision,

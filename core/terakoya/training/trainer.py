@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from terakoya import model_folder
 from terakoya.components import Term
 from terakoya.data.keys import hash_u64
 from terakoya.data.loader import Prefetcher
@@ -104,7 +106,7 @@ class Trainer:
                 if parameters.evaluation and self.validation and self._due(parameters.evaluation.steps):
                     self._validate()
         if self.saved_step != run.step:
-            self._save(last=not asked)
+            self._save()
         if not asked and self.validation and not (parameters.evaluation and self._due(parameters.evaluation.steps)):
             self._validate()
         self.record.write("finished" if not asked else "stopped", step=run.step, reason=asked)
@@ -137,16 +139,14 @@ class Trainer:
             real = micro < len(batches.real)
             batch = batches.real[micro] if real else batches.dummy
             assert batch is not None
-            sums = self.engine.micro_step(
-                to_device(batch, run.device, flash=self.flash),
-                lambda sums, factor=1.0 if real else 0.0: weighted(sums, self.terms, counts) * factor,
-                last=micro == self.share.micro_steps - 1,
-            )
+            weigh = partial(weighted, terms=self.terms, counts=counts, factor=1.0 if real else 0.0)
+            tensors = to_device(batch, run.device, flash=self.flash)
+            sums = self.engine.micro_step(tensors, weigh, last=micro == self.share.micro_steps - 1)
             if real:
                 self.meter.add_sums(sums)
         self.meter.add_counts(counts)
-        peak: float = parameters.optimizer.learning_rate  # type: ignore[attr-defined]
-        learning_rate = peak * parameters.schedule.factor(run.step, max_steps=run.max_steps)
+        factor = parameters.schedule.factor(run.step, max_steps=run.max_steps)
+        learning_rate = parameters.optimizer.learning_rate * factor
         self.norm = self.engine.step(learning_rate)
         self.bad_steps += ~torch.isfinite(self.norm)
         run.step += 1
@@ -227,12 +227,14 @@ class Trainer:
             self.record.track(run.step, {f"validation/{key}": value for key, value in added.items()})
         self.mark += time.perf_counter() - paused
 
-    def _save(self, *, last: bool = False) -> None:
+    def _save(self) -> None:
         """Writes the checkpoint of this step; a step that is no number is never saved."""
         run, kept = self.run, self.parameters.checkpoint
+        last = run.step >= run.max_steps
         paused = time.perf_counter()
         self._refuse_nonfinite()
-        with_model = kept.model == "every" or (kept.model == "last" and last) or kept.model is None
+        model = kept.model or ("every" if self.engine.full_module else "last")
+        with_model = model == "every" or (model == "last" and last)
         self.last_checkpoint = checkpoint.save(
             run.folder / "checkpoints",
             run.step,
@@ -254,11 +256,13 @@ class Trainer:
         self.mark += time.perf_counter() - paused
 
     def _write_model(self, folder: Path) -> None:
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()
-        for name, model in self.run.objective.exports(self.engine.module).items():
-            model.save_pretrained(folder / name)
+        run = self.run
+        module = self.engine.module
+        if not self.engine.full_module:  # this process holds parts only: build the whole from what was just written
+            module = run.objective.build(run.architecture, run.vocabulary)
+            checkpoint.load_module(folder.parent, module)
+        for name, model in run.objective.exports(module).items():
+            model_folder.write(model, folder / name)
 
     def _meter_state(self) -> dict[str, Any]:
         return {"sums": self.meter.sums.tolist(), "counts": self.meter.counts, "seen": sorted(self.meter.seen)}

@@ -19,12 +19,12 @@ class HuggingFace(Exporter):
 
     def export(self, models: Mapping[str, PreTrainedModel], tokenizer_folder: Path, out: Path) -> None:
         """Writes `models` (by sub-folder, "" is `out` itself)."""
-        from terakoya import attention
+        from terakoya import attention, model_folder
 
         for name, model in models.items():
             folder = out / name
             attention.release(model)
-            model.save_pretrained(folder)
+            model_folder.write(model, folder)
             for file in sorted(tokenizer_folder.iterdir()):
                 if file.is_file() and file.name != "config.json":  # the model's own config stands
                     shutil.copyfile(file, folder / file.name)

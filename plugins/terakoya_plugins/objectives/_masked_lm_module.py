@@ -37,7 +37,7 @@ class MaskedLMModule(nn.Module):
         return sums
 
     def _score(self, loss: str, accuracy: str, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Cross entropy of `logits` (N, C) against `labels` (N,), -100 ignored, summed; while evaluating the hits too."""
+        """Cross entropy of `logits` (N, C) against `labels` (N,), -100 ignored, summed; in evaluation the hits too."""
         sums = {loss: F.cross_entropy(logits.float(), labels, ignore_index=-100, reduction="sum")}
         if not self.training:
             sums[accuracy] = (logits.argmax(-1) == labels).sum(dtype=torch.float32)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
-from terakoya.data.masking import mask
-from terakoya.data.rows import Layout, Rows
 
 from terakoya import hookimpl
 from terakoya.components import Architecture, Batch, Objective, Term
+from terakoya.data.masking import mask
+from terakoya.data.rows import Layout, Rows
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 
@@ -59,7 +59,7 @@ class MaskedLM(Objective):
         )
 
     def terms(self) -> Mapping[str, Term]:
-        """`mlm_loss` and `masked_accuracy` over masked tokens; with pairs their next-sentence counterparts over rows."""
+        """`mlm_loss` and `masked_accuracy` over masked tokens; with pairs their next-sentence likes over rows."""
         terms = {"mlm_loss": Term("masked", 1.0), "masked_accuracy": Term("masked")}
         if self.next_sentence:
             terms |= {"nsp_loss": Term("rows", 1.0), "nsp_accuracy": Term("rows")}
@@ -117,7 +117,7 @@ class MaskedLM(Objective):
 
     def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
         """One model, in the folder itself."""
-        return {"": module.model}  # type: ignore[dict-item]
+        return {"": module.model}
 
 
 @hookimpl

@@ -14,7 +14,7 @@ FAR = 1e8
 class UncorrectedAdamW(torch.optim.AdamW):
     """AdamW whose moments are used as they are: each parameter's step count starts, and stays, at `FAR`."""
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update; see `torch.optim.AdamW.step`."""
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -24,7 +24,7 @@ class UncorrectedAdamW(torch.optim.AdamW):
                         "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
                         "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
                     }
-        return super().step(closure)  # type: ignore[arg-type]
+        return super().step(closure)
 
 
 def build(

@@ -22,7 +22,6 @@ class AdamW(Optimizer):
     they are.
     """
 
-    learning_rate: PositiveFloat = 1e-4
     weight_decay: NonNegativeFloat = 0.01
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: PositiveFloat = 1e-8

@@ -143,7 +143,7 @@ def test_the_manifest_is_written_last_and_the_name_given_after_it(
     real_fsync, real_rename = os.fsync, Path.rename
 
     def fsync(handle: int) -> None:
-        events.append("sync " + os.readlink(f"/proc/self/fd/{handle}").rpartition("/checkpoints/")[2])
+        events.append("sync " + str(Path(f"/proc/self/fd/{handle}").readlink()).rpartition("/checkpoints/")[2])
         real_fsync(handle)
 
     def rename(self: Path, target: Path) -> Path:
@@ -194,5 +194,5 @@ def test_a_checkpoint_of_another_model_is_refused(save: Callable[..., Path]) -> 
     folder = save(1)
 
     other = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    with pytest.raises(UserError, match="has no tensor 1.bias|has tensors this model does not know"):
+    with pytest.raises(UserError, match=r"has no tensor 1\.bias|has tensors this model does not know"):
         checkpoint.load_module(folder, other)
