@@ -43,7 +43,7 @@ def read(folder: Path) -> Curves:
     if not file.is_file():
         raise SystemExit(f"{file}: no such file; expected the folder of a run")
     curves = Curves()
-    last_tokens, hours = 0, 0.0
+    tokens_at, hours = {0: 0}, 0.0  # real tokens that were trained on, by logged step
     lines = file.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, start=1):
         try:
@@ -56,12 +56,12 @@ def read(folder: Path) -> Curves:
         if kind == "resume":
             hours = _forget_after(curves, step, hours)
             curves.restarts.append((step, hours))
-            last_tokens = int(record.get("tokens", last_tokens))
+            tokens_at = {logged: tokens for logged, tokens in tokens_at.items() if logged <= step}
         elif kind == "step":
             rate, tokens = record.get("tokens_per_second"), record.get("tokens")
             if rate and tokens is not None:
-                hours += max(0, tokens - last_tokens) / rate / 3600
-                last_tokens = tokens
+                hours += (tokens - max(tokens_at.values())) / rate / 3600
+                tokens_at[step] = tokens
             _add(curves, record, step, hours, prefix="")
         elif kind == "validation":
             store = record.get("store")
