@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
 from terakoya.data.store import TokenStore
 from terakoya.data.store_writer import write_store
@@ -79,3 +79,22 @@ def read(corpus: Path, tokenizer_folder: Path, *, count: int, sequence_length: i
         special=tuple(sorted(special)),
     )
     return Lines(ids, [~is_piece[line] for line in ids], vocabulary, tokenizer, tokenizer_folder)
+
+
+def drawn(folder: Path, *, count: int, mean_length: int, sequence_length: int, vocabulary_size: int = 32768) -> Lines:
+    """`count` lines of random ids, their lengths spread around `mean_length`, with a tokenizer made in `folder`.
+
+    For measurements in which only shapes matter; every word is one token.
+    """
+    folder.mkdir(parents=True)
+    named = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    named += [f"t{number}" for number in range(len(named), vocabulary_size)]
+    (folder / "vocab.txt").write_text("\n".join(named) + "\n")
+    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    generator = np.random.default_rng(0)
+    lengths = np.exp(generator.normal(np.log(mean_length) - 0.32, 0.8, count))  # log-normal, of this mean
+    lengths = np.clip(np.rint(lengths), 1, sequence_length - 2).astype(np.int64)
+    ids = [generator.integers(5, vocabulary_size, length) for length in lengths]
+    vocabulary = Vocabulary(size=vocabulary_size, pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))
+    return Lines(ids, [np.ones(len(line), bool) for line in ids], vocabulary, tokenizer, folder)

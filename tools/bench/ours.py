@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ def train(_: int, raw: Mapping[str, Any], *, steps: int, warm_up: int = 1) -> Tu
     clock = next(each.module for each in registry.plugins if each.module.__file__ == str(CLOCK))
     clock.start(warm_up=warm_up, steps=steps)
     parameters = Parameters.from_dict({**raw, "max_steps": warm_up + steps}, source="bench")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, redirect_stderr(StringIO()):  # its live line
         train_here(parameters, Path(folder))
     timed = zip(clock.tokens[warm_up:], clock.clock.differences(), strict=True)
     return Turn([Step(tokens, *seconds) for tokens, seconds in timed], {})

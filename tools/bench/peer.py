@@ -46,7 +46,9 @@ def blocks(sequences: Sequence[Sequence[int]], length: int) -> list[list[int]]:
     return [joined[start : start + length] for start in range(0, len(joined) - length + 1, length)]
 
 
-class _ClockCallback(TrainerCallback):
+class ClockCallback(TrainerCallback):
+    """Tells a clock that a step ended."""
+
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
 
@@ -99,7 +101,7 @@ def train(
             **arguments,
         )
         trainer = Trainer(
-            model_of(raw, vocabulary), settings, collate, Sequences(sequences), callbacks=[_ClockCallback(clock)]
+            model_of(raw, vocabulary), settings, collate, Sequences(sequences), callbacks=[ClockCallback(clock)]
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
