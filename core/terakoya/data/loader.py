@@ -1,16 +1,16 @@
-"""From a step's number to this process's rows: who takes which rows of the global batch, and reading them ahead.
+"""One endless order of rows over several stores, and reading it ahead.
 
-Global batch k is rows [k * G, (k + 1) * G) of the blended endless sequence, whatever the processes. A node takes its
-entry of the batch table, the nodes in order; the processes of a node share its rows as evenly as they can.
+Global batch k is rows [k * G, (k + 1) * G) of it, whatever the processes; who takes which of them is decided in
+`training/world.py`.
 
-Letters: G rows of a global batch, B rows of a micro-batch, T tokens of a row.
+Letters: G rows of a global batch, T tokens of a row.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -22,58 +22,15 @@ from terakoya.errors import UserError
 T = TypeVar("T")
 
 
-def node_rows(table: Mapping[str, int], node: int) -> int:
-    """The rows of an optimizer step that node number `node` takes: `{"-1": 256}` for one node, else an entry a node.
-
-    Raises UserError for a table that is neither, and for a node that has no entry.
-    """
-    _check_table(table)
-    name = "-1" if "-1" in table else str(node)
-    if ("-1" in table and node != 0) or name not in table:
-        raise UserError(
-            f"batch_size: expected an entry for node {node}, got entries for {', '.join(table)}; "
-            "give every node's rank an entry, or start the nodes that the table names"
-        )
-    return table[name]
-
-
-def global_rows(table: Mapping[str, int]) -> int:
-    """G, the rows of a global batch: the table's sum. Raises UserError as `node_rows` does."""
-    _check_table(table)
-    return sum(table.values())
-
-
-def share(rows: int, processes: int, local_rank: int) -> tuple[int, int]:
-    """The part [start, stop) of a node's rows that its process `local_rank` takes: 100 over 3 is 34, 33 and 33."""
-    assert 0 <= local_rank < processes
-    each, more = divmod(rows, processes)
-    start = local_rank * each + min(local_rank, more)
-    return start, start + each + (local_rank < more)
-
-
-def rank_rows(table: Mapping[str, int], node: int, processes: int, local_rank: int) -> tuple[int, int]:
-    """The part [start, stop) of a global batch that one process takes. Raises UserError as `node_rows` does."""
-    rows = node_rows(table, node)
-    before = 0 if "-1" in table else sum(table[str(each)] for each in range(node))
-    start, stop = share(rows, processes, local_rank)
-    return before + start, before + stop
-
-
-def micro_batches(start: int, stop: int, micro_batch_size: int) -> list[tuple[int, int]]:
-    """The rows [start, stop) in micro-batches [start, stop) of at most `micro_batch_size` rows, in order."""
-    assert micro_batch_size > 0
-    return [(first, min(first + micro_batch_size, stop)) for first in range(start, stop, micro_batch_size)]
-
-
 class Loader:
     """The blended endless sequence of rows of several stores. No state: any row can be had at any time."""
 
-    def __init__(self, sources: Sequence[RowSource], weights: Sequence[float], *, rows_per_step: int) -> None:
-        """`weights` are the stores' shares of rows; `rows_per_step` is G.
+    def __init__(self, sources: Sequence[RowSource], weights: Sequence[float]) -> None:
+        """`weights` are the stores' shares of rows.
 
         Raises UserError for weights that are no shares, and for stores whose rows do not fit into one batch.
         """
-        assert len(sources) == len(weights) and rows_per_step > 0
+        assert len(sources) == len(weights)
         first = sources[0]
         for number, source in enumerate(sources):
             where = f"{source.store.folder}: in one blend with {first.store.folder}"
@@ -85,7 +42,6 @@ class Loader:
             assert source.store_index == number, "a source's keys name its place in the blend"
         self.sources = tuple(sources)
         self.blend = Blend(weights)
-        self.rows_per_step = rows_per_step
 
     def load(self, start: int, stop: int) -> Rows:
         """The rows [start, stop) of the endless sequence as one batch (stop - start, T)."""
@@ -101,37 +57,18 @@ class Loader:
                 places.append(of_store[chosen])
         return parts[0] if len(parts) == 1 else _merge(parts, np.concatenate(places), self.sources[0])
 
-    def rows(self, step: int, start: int, stop: int, micro_batch_size: int | None = None) -> Iterator[Rows]:
-        """The rows [start, stop) of global batch `step` in micro-batches; without a size as one (none if empty)."""
-        begin = step * self.rows_per_step
-        for first, last in micro_batches(begin + start, begin + stop, micro_batch_size or max(1, stop - start)):
-            yield self.load(first, last)
-
     def blank(self) -> Rows:
         """One row with nothing to learn, for the empty slots of a step; its counts are to be taken as 0."""
         return self.sources[0].blank()
 
-    def consumed(self, steps: int) -> list[dict[str, int | str]]:
-        """Where training stands after `steps` steps, a record for each store: rows taken, whole epochs, rows in the
-        current one."""
+    def consumed(self, rows: int) -> list[dict[str, int | str]]:
+        """Where each store stands after `rows` rows of the order: rows taken, whole epochs, rows in the current one."""
         records: list[dict[str, int | str]] = []
-        for source, taken in zip(self.sources, self.blend.taken(steps * self.rows_per_step), strict=True):
+        for source, taken in zip(self.sources, self.blend.taken(rows), strict=True):
             epoch, position = divmod(taken, len(source))
             folder = str(source.store.folder)
             records.append({"store": folder, "rows": taken, "epoch": epoch, "position": position})
         return records
-
-
-def validation_rows(source: RowSource, batches: int, batch_rows: int, start: int, stop: int) -> Iterator[Rows]:
-    """The part [start, stop) of each of the first `batches` batches of `batch_rows` rows of a store, in fixed order
-    (a source with `shuffle=False`) and always with the same keys. Ends early where the store does; then, and for an
-    empty part, a batch may be shorter or left out."""
-    assert not source.shuffle and 0 <= start <= stop <= batch_rows
-    for batch in range(min(batches, -(-len(source) // batch_rows))):
-        first = batch * batch_rows + start
-        last = min(batch * batch_rows + stop, len(source))
-        if first < last:
-            yield source.load(0, np.arange(first, last))
 
 
 class Prefetcher(Generic[T]):
@@ -193,18 +130,6 @@ class Prefetcher(Generic[T]):
             if entry[1] is not None:
                 return
             step += 1
-
-
-def _check_table(table: Mapping[str, int]) -> None:
-    """Raises UserError unless the table is {"-1": rows} or has an entry for each of nodes 0 to n - 1, rows > 0."""
-    expected = ["-1"] if "-1" in table else [str(node) for node in range(len(table))]
-    if not table or sorted(table) != sorted(expected) or any(rows < 0 for rows in table.values()):
-        raise UserError(
-            'batch_size: expected {"-1": rows} for one node, or one entry for each node rank from "0" on, rows >= 0; '
-            f"got {dict(table)}"
-        )
-    if sum(table.values()) == 0:
-        raise UserError("batch_size: expected at least one row in a step, got 0")
 
 
 def _merge(parts: Sequence[Rows], places: np.ndarray, source: RowSource) -> Rows:

@@ -105,22 +105,21 @@ class _Learner:
     """Byte-pair merges over a table of word counts."""
 
     def __init__(self, counts: Mapping[str, int], limit_alphabet: int, special_tokens: Sequence[str]) -> None:
-        ordered = sorted(counts.items())
         alphabet: Counter[str] = Counter()
-        for word, count in ordered:
+        for word, count in counts.items():
             for character in word:
                 alphabet[character] += count
         kept = sorted(alphabet, key=lambda character: (-alphabet[character], character))[:limit_alphabet]
         self.pieces = list(dict.fromkeys([*special_tokens, *sorted(kept)]))
-        inside = {character for word, _ in ordered for character in word[1:]} & set(kept)
+        inside = {character for word in counts for character in word[1:]} & set(kept)
         self.pieces += [piece for each in sorted(inside) if (piece := PREFIX + each) not in set(special_tokens)]
         self._ids = {piece: id for id, piece in enumerate(self.pieces)}
         first = {character: self._ids[character] for character in kept}
         other = {character: self._ids[PREFIX + character] for character in inside}
-        self._counts = [count for _, count in ordered]
+        self._counts = list(counts.values())
         self._words = [
             [(other if index else first)[character] for index, character in enumerate(word) if character in first]
-            for word, _ in ordered
+            for word in counts
         ]
 
     def merge(self, vocab_size: int, min_frequency: int) -> None:

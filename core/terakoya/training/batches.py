@@ -42,14 +42,14 @@ class BatchMaker:
         share = self.share
         first = step * share.global_rows
         real = [
-            self.collate(first + start, first + min(start + share.micro_batch_size, share.stop))
-            for start in range(share.start, share.stop, share.micro_batch_size)
+            self.objective.collate(self.loader.load(first + start, first + stop), self.vocabulary)
+            for start, stop in share.micro_batches()
         ]
-        return StepBatches(real, self.collate(first, first + 1) if len(real) < share.micro_steps else None)
+        return StepBatches(real, self.dummy() if len(real) < share.micro_steps else None)
 
-    def collate(self, start: int, stop: int) -> Batch:
-        """The micro-batch of rows [start, stop) of the endless global order."""
-        return self.objective.collate(self.loader.load(start, stop), self.vocabulary)
+    def dummy(self) -> Batch:
+        """One row with nothing to learn."""
+        return self.objective.collate(self.loader.blank(), self.vocabulary)
 
 
 def to_device(batch: Batch, device: torch.device, *, flash: bool) -> dict[str, Tensor]:

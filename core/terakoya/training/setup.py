@@ -147,7 +147,7 @@ def build(
         for index, store in enumerate(stores.train)
     ]
     weights = [each.weight for each in parameters.data.train]
-    loader = Loader(sources, weights, rows_per_step=share.global_rows)
+    loader = Loader(sources, weights)
     epoch_rows = sum(len(source) for source in sources)
     validation = {
         name: RowSource(
@@ -228,7 +228,7 @@ def _warm_up(engine: Engine, batches: BatchMaker, connection: Connection, *, fla
     if connection.world_size == 1 or not isinstance(engine, DDPEngine):
         return
     engine.micro_step(
-        to_device(batches.collate(0, 1), connection.device, flash=flash),
+        to_device(batches.dummy(), connection.device, flash=flash),
         lambda sums: torch.stack(list(sums.values())).sum() * 0.0,
         last=True,
     )

@@ -244,6 +244,7 @@ class Trainer:
                 **self.facts,
                 "consumed_rows": run.consumed_rows,
                 "consumed_tokens": run.consumed_tokens,
+                "positions": self.batches.loader.consumed(run.consumed_rows),
                 "meters": self.connection.gather(self._meter_state()),
             },
             write_model=self._write_model if with_model else None,

@@ -107,6 +107,11 @@ class Share:
     micro_steps: int
     global_rows: int
 
+    def micro_batches(self) -> list[tuple[int, int]]:
+        """The rows [start, stop) of each micro-batch within the global batch; at most `micro_steps` of them."""
+        cuts = range(self.start, self.stop, self.micro_batch_size)
+        return [(first, min(first + self.micro_batch_size, self.stop)) for first in cuts]
+
 
 def node_rows(batch_size: Mapping[str, int], topology: Topology) -> list[int]:
     """Rows of each node, by node rank, checked against the world that came up.

@@ -12,18 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_store import PAD, small_store
 
-from terakoya.data.loader import (
-    Loader,
-    Prefetcher,
-    global_rows,
-    micro_batches,
-    node_rows,
-    rank_rows,
-    share,
-    validation_rows,
-)
+from terakoya.data.loader import Loader, Prefetcher
 from terakoya.data.rows import Layout, Rows, RowSource
 from terakoya.errors import UserError
+from terakoya.training.world import Place, Topology, shares
 
 G = 24
 
@@ -38,7 +30,7 @@ def loader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         sources.append(
             RowSource(store, Layout(request.param), sequence_length=16, seed=7, store_index=number)  # type: ignore[arg-type]
         )
-    return Loader(sources, [2, 5, 1], rows_per_step=G)
+    return Loader(sources, [2, 5, 1])
 
 
 def row_list(batches: list[Rows]) -> list[tuple[int, ...]]:
@@ -58,7 +50,7 @@ def row_list(batches: list[Rows]) -> list[tuple[int, ...]]:
 @settings(max_examples=25, deadline=None)
 @given(
     st.integers(0, 200),
-    st.lists(st.integers(0, G), max_size=5).map(sorted),
+    st.lists(st.integers(1, G - 1), max_size=4, unique=True).map(sorted),
     st.integers(1, 4),
     st.integers(1, 9),
 )
@@ -69,27 +61,27 @@ def test_global_batch_is_the_same_rows_however_split(
     assert len(whole) == G
     nodes = np.diff([0, *cuts, G]).tolist()
     table = {str(node): rows for node, rows in enumerate(nodes)} if len(nodes) > 1 else {"-1": G}
+    places = [(node, local) for node in range(len(nodes)) for local in range(processes)]
+    topology = Topology(tuple(Place(rank, node, local, "host") for rank, (node, local) in enumerate(places)))
     split: list[tuple[int, ...]] = []
-    for node in range(len(nodes)):
-        for local_rank in range(processes):
-            start, stop = rank_rows(table, node, processes, local_rank)
-            batches = list(loader.rows(step, start, stop, size))
-            assert all(len(rows) <= size for rows in batches)
-            split += row_list(batches)
+    for share in shares(table, size, topology):
+        batches = [loader.load(step * G + start, step * G + stop) for start, stop in share.micro_batches()]
+        assert all(0 < len(rows) <= size for rows in batches)
+        split += row_list(batches)
     assert split == whole
 
 
 def test_each_store_goes_through_its_own_epochs(loader: Loader) -> None:
     """Rows of each store come in whole epochs, in the order that the store itself gives."""
     rows = 3 * G * 20
-    everything = row_list(list(loader.rows(0, 0, rows, 97)))
+    everything = row_list([loader.load(at, min(at + 97, rows)) for at in range(0, rows, 97)])
     stores, _ = loader.blend.positions(0, rows)
     for number, source in enumerate(loader.sources):
         mine = [row for row, store in zip(everything, stores.tolist(), strict=True) if store == number]
         epochs = -(-len(mine) // len(source))
         alone = [row for epoch in range(epochs) for row in row_list([source.load(epoch, np.arange(len(source)))])]
         assert mine == alone[: len(mine)]
-    consumed = loader.consumed(60)
+    consumed = loader.consumed(rows)
     assert [record["rows"] for record in consumed] == [int(np.sum(stores == each)) for each in range(3)]
     assert all(
         record["rows"] == record["epoch"] * len(source) + record["position"]  # type: ignore[operator]
@@ -108,38 +100,7 @@ def test_stores_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
             for number, store in enumerate([first, other])
         ]
         with pytest.raises(UserError, match=name):
-            Loader(sources, [1, 1], rows_per_step=4)
-
-
-def test_validation_rows_are_fixed_and_whole(tmp_path: Path) -> None:
-    store = small_store(tmp_path, [[9]] * 50)
-    source = RowSource(store, Layout("lines"), sequence_length=16, seed=7, shuffle=False)  # type: ignore[arg-type]
-    everything = row_list([source.load(0, np.arange(len(source)))])
-    assert row_list(list(validation_rows(source, 3, 8, 0, 8))) == everything[:24]
-    assert row_list(list(validation_rows(source, 100, 8, 0, 8))) == everything, "the store ends first"
-    parts = [row_list(list(validation_rows(source, 100, 8, *share(8, 3, rank)))) for rank in range(3)]
-    assert sorted(row for part in parts for row in part) == sorted(everything)
-
-
-def test_batch_tables() -> None:
-    assert [share(100, 3, rank) for rank in range(3)] == [(0, 34), (34, 67), (67, 100)]
-    table = {"0": 100, "1": 100, "2": 56}
-    assert [node_rows(table, node) for node in range(3)] == [100, 100, 56] and global_rows(table) == 256
-    assert node_rows({"-1": 256}, 0) == 256
-    assert rank_rows(table, 2, 5, 4) == (245, 256)
-    assert micro_batches(34, 67, 10) == [(34, 44), (44, 54), (54, 64), (64, 67)] and micro_batches(5, 5, 3) == []
-
-
-@pytest.mark.parametrize("table", [{}, {"1": 5}, {"-1": 5, "0": 5}, {"0": -1}, {"0": 0}, {"a": 5}, {"0": 5, "2": 5}])
-def test_bad_batch_tables_are_refused(table: dict[str, int]) -> None:
-    with pytest.raises(UserError, match="batch_size"):
-        node_rows(table, 0)
-
-
-def test_a_node_without_an_entry_is_refused() -> None:
-    for table, node in (({"-1": 256}, 1), ({"0": 5, "1": 5}, 2)):
-        with pytest.raises(UserError, match=f"node {node}"):
-            node_rows(table, node)
+            Loader(sources, [1, 1])
 
 
 def test_prefetcher_gives_items_in_order_and_reads_ahead() -> None:
