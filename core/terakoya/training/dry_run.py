@@ -59,7 +59,7 @@ def dry_run(
             values = report.values or {}
             console.print(
                 f"one step: loss {values['loss']:.4f}, gradient norm {values['grad_norm']:.3f}, "
-                f"{report.tokens:,} tokens in {time.perf_counter() - start:.1f} s; nothing was written",
+                f"{report.tokens:,} tokens in {time.perf_counter() - start:.1f} s; nothing was written to {out}",
                 soft_wrap=True,
             )
             record.close()

@@ -109,6 +109,7 @@ class Trainer:
             self._save()
         if not asked and self.validation and not (parameters.evaluation and self._due(parameters.evaluation.steps)):
             self._validate()
+        self.connection.together("an event plugin", self.event_error)
         self.record.write("finished" if not asked else "stopped", step=run.step, reason=asked)
         return TrainResult(run.step, self.last_checkpoint, asked)
 

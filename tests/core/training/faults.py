@@ -50,6 +50,13 @@ def run_started(run: Any) -> None:
 
 
 @hookimpl
+def checkpoint_saved(run: Any, folder: Any) -> None:
+    """Breaks after the checkpoint of step `WHERE`."""
+    if FAULT == "saved" and here() and run.step == int(WHERE):
+        raise RuntimeError("the plugin gave up")
+
+
+@hookimpl
 def step_finished(run: Any, report: Any) -> None:
     """Breaks after step `WHERE`."""
     if not here() or not WHERE.isdigit() or run.step != int(WHERE):

@@ -36,6 +36,13 @@ def test_an_event_that_fails_on_one_rank_stops_all_and_is_named(store: Path, tmp
     assert max(toy.records(tmp_path / "run")) == 3
 
 
+def test_an_event_that_fails_after_the_last_step_is_not_lost(store: Path, tmp_path: Path) -> None:
+    settings = toy.parameters(store, max_steps=2)
+    said = toy.train(settings, tmp_path / "run", plugins=FAULTS, code=2, environment={"FAULT": "saved:2"})
+    assert "the plugin gave up" in said
+    assert (tmp_path / "run/checkpoints/step-00000002/manifest.json").is_file()
+
+
 def test_the_world_that_came_up_is_compared_with_the_table_first(store: Path, tmp_path: Path) -> None:
     said = toy.train(toy.parameters(store), tmp_path / "run", nodes=(1, 1), code=2)
     assert "the table is for 1 node, but there are 2 processes on 2 nodes" in said
