@@ -1,0 +1,187 @@
+"""Training throughput on a CUDA GPU: tokens/s, MFU and peak memory beside Transformers' `Trainer`, in one run.
+
+    python tools/bench/gpu.py --model bert_base [--corpus LINES.jsonl.gz --tokenizer TOKENIZER_FOLDER]
+
+Sequence length 512, bfloat16 autocast, no attention dropout. Ours trains on packed documents, the peer on documents
+joined and cut into blocks (nothing padded) and on documents padded to the longest of their batch. Our steps run with
+`torch.cuda.set_sync_debug_mode("error")`: a step that waits for the device, other than a logged one, ends the run.
+Without a corpus documents are random ids with lengths like those of an encyclopaedia. `--tiny` runs the whole script
+on a CPU, to test it.
+
+MFU counts useful work only, the same for both sides: per real token F = 6 P_block + 12 L h s + 6 f P_head, with
+s = sum l^2 / sum l over documents, f the masked share, P_head = h^2 + h V at masked positions only; over the device's
+dense bf16 peak. Padding, logits that no loss needs and attention across documents are not work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import lines
+import numpy as np
+import ours
+import peer
+import torch
+import transformers
+import turns
+
+from terakoya.training.batches import StepBatches
+from terakoya.training.trainer import Trainer
+
+MODELS: Mapping[str, dict[str, int]] = {
+    "bert_base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
+    "bert_large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
+    "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128},
+}
+PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12}
+"""Dense bf16 FLOP/s by a part of the device's name, from the makers' data sheets; the first that fits counts."""
+MASKED = 0.15
+LOGGING_STEPS = 1_000_000
+
+
+def main() -> int:
+    """Prints a table. Returns the exit status."""
+    arguments = _arguments()
+    if not arguments.tiny and not torch.cuda.is_available():
+        print("gpu.py: no CUDA device here; --tiny tests the script on a CPU", file=sys.stderr)
+        return 2
+    model = MODELS["tiny" if arguments.tiny else arguments.model]
+    length = 64 if arguments.tiny else arguments.sequence_length
+    batch_size = 8 if arguments.tiny else arguments.batch_size
+    steps, warm_up = (3, 1) if arguments.tiny else (arguments.steps, arguments.warm_up)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        data = documents(arguments, folder, length)
+        framed = data.framed()
+        sizes = np.array([len(each) for each in framed], dtype=np.float64)
+        span = float((sizes**2).sum() / sizes.sum())
+        raw = parameters(data.store(folder / "store").folder, model, length, batch_size, arguments.micro_batch_size)
+        hf = partial(
+            peer.train, raw=raw, vocabulary=data.vocabulary, tokenizer_folder=data.tokenizer_folder, steps=steps,
+            warm_up=warm_up, bf16=True, use_cpu=arguments.tiny,
+        )  # fmt: skip
+        contestants: dict[str, turns.Contestant] = {
+            "Trainer, joined blocks": partial(train_peer, train=hf, sequences=peer.blocks(framed, length)),
+            "Trainer, padded documents": partial(train_peer, train=hf, sequences=framed),
+            "terakoya, packed": partial(train_ours, raw=raw, steps=steps, warm_up=warm_up),
+        }
+        flops = flops_per_token(model, data.vocabulary.size, span)
+        peak = next((value for name, value in PEAKS.items() if name in device), None)
+        print(
+            f"{device}, torch {torch.__version__}, transformers {transformers.__version__}; "
+            f"{'tiny' if arguments.tiny else arguments.model}, sequence length {length}, {batch_size} rows a step; "
+            f"{len(framed)} documents of {sizes.mean():.0f} tokens, s = {span:.0f}, {flops / 1e9:.3f} GFLOP a token"
+        )
+        results: dict[str, list[turns.Turn]] = {name: [] for name in contestants}
+        for _, name, turn in turns.interleave(contestants, 1 if arguments.tiny else arguments.rounds):
+            results[name].append(turn)
+        for name, each in results.items():
+            rate = turns.median(each, "wall")
+            mfu = f"MFU {100 * rate * flops / peak:5.1f} %" if peak else "MFU unknown (no peak for this device)"
+            memory = max(turn.facts["gibibytes"] for turn in each)
+            print(f"{name:26} {rate:12,.0f} tokens/s, {mfu}, peak memory {memory:.1f} GiB")
+    if torch.cuda.is_available():
+        print("no step of ours waited for the device")
+    return 0
+
+
+def flops_per_token(model: Mapping[str, int], vocabulary_size: int, span: float) -> float:
+    """Forward and backward FLOP of one real token; see the top of this file."""
+    layers, hidden = model["num_hidden_layers"], model["hidden_size"]
+    block = layers * (4 * hidden**2 + 2 * hidden * model["intermediate_size"])
+    head = hidden**2 + hidden * vocabulary_size
+    return 6 * block + 12 * layers * hidden * span + 6 * MASKED * head
+
+
+def documents(arguments: argparse.Namespace, folder: Path, length: int) -> lines.Lines:
+    """Documents of the corpus, or drawn ones where there is none."""
+    count = 400 if arguments.tiny else arguments.documents
+    if arguments.corpus is None:
+        return lines.drawn(
+            folder / "tokenizer", count=count, mean_length=length // 2, sequence_length=length,
+            vocabulary_size=1000 if arguments.tiny else 32768,
+        )  # fmt: skip
+    return lines.read(arguments.corpus, arguments.tokenizer, count=count, sequence_length=length, whole=True)
+
+
+def parameters(
+    store: Path, model: Mapping[str, int], length: int, batch_size: int, micro_batch_size: int | None
+) -> dict[str, Any]:
+    """Our run; the peer takes model and batch size from it."""
+    return {
+        "data": {"train": [{"store": str(store)}], "sequence_length": length},
+        "architecture": {"type": "bert", **model, "attention_probs_dropout_prob": 0.0},
+        "objective": {"type": "masked_lm", "mlm_probability": MASKED},
+        "optimizer": {"type": "adamw", "learning_rate": 5e-5, "weight_decay": 0.0},
+        "schedule": {"type": "linear", "warmup_steps": 0},
+        "batch_size": {"-1": batch_size},
+        "micro_batch_size": micro_batch_size,
+        "max_steps": 1,
+        "precision": "bf16",
+        "checkpoint": {"model": "never", "save_steps": LOGGING_STEPS},
+        "logging_steps": LOGGING_STEPS,
+    }
+
+
+def train_ours(number: int, raw: Mapping[str, Any], *, steps: int, warm_up: int) -> turns.Turn:
+    """Our run; every step that is not logged may not wait for the device."""
+    step = Trainer._step
+
+    def watched(self: Trainer, batches: StepBatches, counts: Mapping[str, int]) -> Any:
+        logged = self.run.step == 0 or self.run.step + 1 == self.run.max_steps
+        if not logged and torch.cuda.is_available():
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            return step(self, batches, counts)
+        finally:
+            if torch.cuda.is_available():
+                torch.cuda.set_sync_debug_mode("default")
+
+    Trainer._step = watched  # type: ignore[method-assign]
+    try:
+        return _with_memory(ours.train(number, raw, steps=steps, warm_up=warm_up))
+    finally:
+        Trainer._step = step  # type: ignore[method-assign]
+
+
+def train_peer(number: int, *, train: Any, sequences: Sequence[Sequence[int]]) -> turns.Turn:
+    """The peer on `sequences`."""
+    return _with_memory(train(number, sequences=sequences))
+
+
+def _with_memory(turn: turns.Turn) -> turns.Turn:
+    """Adds the most GPU memory that tensors of this process ever took; gives the rest back to the other processes."""
+    used = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return turns.Turn(turn.steps, {"gibibytes": used / 2**30})
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser.add_argument("--model", choices=["bert_base", "bert_large"], default="bert_base")
+    parser.add_argument("--corpus", type=Path, help="jsonl[.gz] with a field text; without it, random ids")
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer's folder, for the corpus")
+    parser.add_argument("--documents", type=int, default=20_000, help="how many documents are used")
+    parser.add_argument("--sequence-length", type=int, default=512)
+    parser.add_argument("--batch-size", type=int, default=64, help="rows of a step")
+    parser.add_argument("--micro-batch-size", type=int, help="rows of ours at once; default all")
+    parser.add_argument("--steps", type=int, default=30, help="timed steps of a round")
+    parser.add_argument("--warm-up", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU: a test of this script")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
