@@ -287,7 +287,7 @@ def test_a_full_table_starts_anew_with_the_same_ids(trained: Path, monkeypatch: 
         again = encoder.encode(TEXTS)
         assert again.ids.tolist() == expected.ids.tolist()
         assert again.line_lengths.tolist() == expected.line_lengths.tolist()
-        assert len(encoder._table) < 100
+        assert len(encoder._table) < 60
 
 
 # --------------------------------------------------------------------------------------------- special tokens in text
@@ -307,17 +307,17 @@ def test_literal_special_tokens(mode: Any, trained: Path) -> None:
     assert (4 in encoded.ids) == (mode != "split")
 
 
-def test_special_tokens_that_strip_their_neighbours(trained: Path, tmp_path: Path) -> None:
+def test_special_tokens_that_transformers_must_find(trained: Path, tmp_path: Path) -> None:
     slow = MecabWordPiece().load(trained)
     from transformers import AddedToken
 
-    slow.add_special_tokens({"additional_special_tokens": [AddedToken("<区切り>", lstrip=True, rstrip=True)]})
+    slow.add_special_tokens({"additional_special_tokens": [AddedToken("印", single_word=True)]})
     slow.add_special_tokens({"additional_special_tokens": ["[東京]", "京]都"]}, replace_extra_special_tokens=False)
     slow.save_pretrained(tmp_path)
     tokenizer = MecabWordPiece.from_folder(tmp_path)
     assert tokenizer is not None
     encoder = tokenizer.encoder(tmp_path)
-    texts = ["東京　<区切り>　大阪は[東京]都。", "[東京]都", "<区切り>", "[MASK]と[東京", *HARD]
+    texts = ["目印と 印 と矢印は[東京]都。", "[東京]都", "印", "[MASK]と[東京", *HARD]
     check(encoder.encode(texts), reference(tokenizer.load(tmp_path), texts))
     assert encoder.vocabulary.size == 303
 
@@ -337,20 +337,22 @@ def test_line_beyond_mecabs_limits_is_cut_not_fatal(trained: Path) -> None:
     program = (
         "import sys\nfrom pathlib import Path\n"
         "from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece\n"
-        f"encoded = MecabWordPiece().encoder(Path({str(trained)!r})).encode(['東京と' * 600_000, '東京'])\n"
+        f"encoded = MecabWordPiece().encoder(Path({str(trained)!r})).encode(['a1' * 100_000, '東京'])\n"
         "print(len(encoded.ids), encoded.document_lines.tolist())\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "more than MeCab can take" in done.stderr
     tokens, lines = done.stdout.split(maxsplit=1)
-    assert 1_200_001 <= int(tokens) < 1_200_100 and lines == "[1, 1]\n"  # a word may fall on a cut
+    assert 200_001 <= int(tokens) < 200_100 and lines == "[1, 1]\n"  # a word may fall on a cut
 
 
-def test_long_line_that_mecab_can_take_is_not_cut(trained: Path) -> None:
+def test_long_line_that_mecab_can_take_is_not_cut(trained: Path, caplog: pytest.LogCaptureFixture) -> None:
     line = "図書館の窓から、雨にぬれた庭の木々が見えた。" * 2000
     assert len(line) > 32_000
-    check(MecabWordPiece().encoder(trained).encode([line]), reference(MecabWordPiece().load(trained), [line]))
+    with caplog.at_level(logging.WARNING, "terakoya"):
+        check(MecabWordPiece().encoder(trained).encode([line]), reference(MecabWordPiece().load(trained), [line]))
+    assert not [record for record in caplog.records if record.name == "terakoya"]
 
 
 def test_options_that_change_mecabs_output_do_not_change_ids(trained: Path, tmp_path: Path) -> None:
