@@ -8,7 +8,7 @@ import toy
 import transformers
 
 from terakoya.components import KINDS
-from terakoya.export import export
+from terakoya.export_model import export
 from terakoya.parameters import Parameters
 from terakoya.plugins import load
 from terakoya.training.setup import train_here

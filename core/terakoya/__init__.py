@@ -1,8 +1,38 @@
-"""terakoya trains language models from raw text, Japanese first: tokenizer, token store, pre-training, export."""
+"""terakoya trains language models from raw text, Japanese first: tokenizer, token store, pre-training, export.
 
-__version__ = "0.1.0"
+What the command line does is a function of the same name here, imported when it is first used:
+`terakoya.train_tokenizer`, `terakoya.prepare`, `terakoya.train`, `terakoya.export`, `terakoya.fill_mask`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+if TYPE_CHECKING:
+    from terakoya.commands.prepare import prepare as prepare
+    from terakoya.commands.train import train as train
+    from terakoya.commands.try_model import fill_mask as fill_mask
+    from terakoya.export_model import export as export
+    from terakoya.tokenizer import train_tokenizer as train_tokenizer
+
+__version__ = "0.1.0"
+
 hookimpl = pluggy.HookimplMarker("terakoya")
 """Marks a plugin's functions as hooks; every hook is described in `terakoya.hookspecs`."""
+
+_FUNCTIONS = {
+    "train_tokenizer": "terakoya.tokenizer",
+    "prepare": "terakoya.commands.prepare",
+    "train": "terakoya.commands.train",
+    "export": "terakoya.export_model",
+    "fill_mask": "terakoya.commands.try_model",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FUNCTIONS:
+        return getattr(import_module(_FUNCTIONS[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

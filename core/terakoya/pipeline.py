@@ -20,7 +20,7 @@ from terakoya.data.corpus import Corpus
 from terakoya.data.hold_out import hold_out
 from terakoya.data.store import TokenStore
 from terakoya.errors import UserError
-from terakoya.export import export, find_checkpoint
+from terakoya.export_model import export, find_checkpoint
 from terakoya.parameter_files import explain, read_json
 from terakoya.parameters import Parameters
 from terakoya.stages import Stage, StageResult, content_digest, run_stages

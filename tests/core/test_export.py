@@ -10,7 +10,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, BertForM
 from terakoya import attention
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
-from terakoya.export import build_models, export, find_checkpoint
+from terakoya.export_model import build_models, export, find_checkpoint
 from terakoya.parameters import Parameters
 from terakoya.training import checkpoint
 from terakoya.training.setup import train_here

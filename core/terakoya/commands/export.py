@@ -16,7 +16,7 @@ def command(
     """Write the model of a run or checkpoint as a folder that Transformers loads."""
     from rich.console import Console
 
-    from terakoya.export import export
+    from terakoya.export_model import export
 
     done = export(source, out, format=format)
     console = Console(highlight=False)

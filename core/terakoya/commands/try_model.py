@@ -29,6 +29,7 @@ def fill_mask(folder: Path, text: str, *, top: int = 5) -> list[list[Guess]]:
     """
     import torch
     from transformers import AutoModelForMaskedLM, AutoTokenizer
+    from transformers.utils import logging
 
     if (folder / "manifest.json").is_file():
         folder = folder / "model"
@@ -36,6 +37,7 @@ def fill_mask(folder: Path, text: str, *, top: int = 5) -> list[list[Guess]]:
         raise UserError(f"{folder}: expected a Transformers folder, found no config.json")
     beside = folder.parent / "tokenizer"
     home = folder if (folder / "tokenizer_config.json").is_file() or not beside.is_dir() else beside
+    logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(home, local_files_only=True)
     model = AutoModelForMaskedLM.from_pretrained(folder, local_files_only=True).eval()
     inputs = tokenizer(text, return_tensors="pt")
