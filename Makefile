@@ -35,8 +35,6 @@ bench: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tools/bench/training.py --corpus $(CORPUS) --tokenizer $(TOKENIZER)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tools/bench/loop.py
 	$(VENV)/bin/python tools/bench/help.py
-	OMP_NUM_THREADS=1 $(VENV)/bin/python tools/bench/loop.py
-	$(VENV)/bin/python tools/bench/help.py
 	$(VENV)/bin/python tools/bench/vocabulary.py $(CORPUS)
 
 # Stamps: made when an installation has succeeded, so that a second run installs nothing.
