@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from terakoya.errors import UserError
+from terakoya.training import cpu_memory
 from terakoya.training.world import Launched, Place, Topology
 
 BUFFERS_OPTION = next(
@@ -128,6 +129,8 @@ def connect(launched: Launched, *, deepspeed: bool = False, timeout_seconds: int
             {name: str(value) for name, value in places.items()}, MASTER_PORT=os.environ.get("MASTER_PORT", "29500")
         )
     cuda = torch.cuda.is_available()
+    if not cuda:
+        cpu_memory.keep()
     handlers = []
     if launched.world_size > 1 or deepspeed:
         backend = "nccl" if cuda else "gloo"
