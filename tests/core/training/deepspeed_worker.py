@@ -60,7 +60,8 @@ def poison(trainer: Trainer, out: Path) -> None:
 
     found = []
     for factor in (float("nan"), float("inf"), 1.0):
-        batch = to_device(trainer.batches.collate(0, 2), run.device, flash=False)
+        rows = trainer.batches.loader.load(0, 2)
+    batch = to_device(run.objective.collate(rows, run.vocabulary), run.device, flash=False)
         before = values()
         for micro in range(2):
             # one process of the world meets the bad number, in the first of two micro-steps
