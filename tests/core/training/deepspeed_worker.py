@@ -61,7 +61,7 @@ def poison(trainer: Trainer, out: Path) -> None:
     found = []
     for factor in (float("nan"), float("inf"), 1.0):
         rows = trainer.batches.loader.load(0, 2)
-    batch = to_device(run.objective.collate(rows, run.vocabulary), run.device, flash=False)
+        batch = to_device(run.objective.collate(rows, run.vocabulary), run.device, flash=False)
         before = values()
         for micro in range(2):
             # one process of the world meets the bad number, in the first of two micro-steps
