@@ -4,20 +4,23 @@
 
 A tiny BERT on small rows, one thread. The raw loop has its batches ready: forward, backward, clipping, fused AdamW.
 terakoya does the same with every bundled plugin and tracker on, once with its batches ready too (the loop alone) and
-once reading and masking its rows; accelerate and Transformers' `Trainer` stand beside it. CPU time is that of all
-threads of the process. Exits with 1 above the goal.
+once reading and masking its rows; accelerate and Transformers' `Trainer` stand beside it. They take turns every ten
+steps, and what one adds is the median over turns of its difference from the raw loop's turn just before: the machine's
+own moods last longer. CPU time is that of all threads of the process. Exits with 1 above the goal.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from itertools import cycle, islice
+from itertools import cycle, islice, pairwise
+from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +31,11 @@ import lines
 import numpy as np
 import ours
 import torch
-import turns
 from accelerate import Accelerator
 from peer import ClockCallback
 from step_clock import Clock
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainingArguments
-from turns import Step, Turn
 
 from terakoya import attention, plugins
 from terakoya.data.rows import RowSource
@@ -46,40 +47,114 @@ from terakoya.training.setup import build_module
 GOAL = 0.5
 ALONE, WHOLE, RAW = "terakoya, batches ready", "terakoya, whole", "raw torch loop"
 READY = 32
-WARM_UP = 2 * READY
+LEG = 10
+"""Steps that a contestant takes before the next one's turn: as many as from one logged step to the next."""
+WARM_UP = 8
+"""Legs that are not counted."""
 
 
 def main() -> int:
     """Prints milliseconds a step and what each adds to the raw loop. Returns the exit status."""
     arguments = _arguments()
+    contestants: dict[str, Runner] = {
+        RAW: run_raw,
+        ALONE: run_ready,
+        WHOLE: run_whole,
+        "accelerate": run_accelerate,
+        "Transformers' Trainer": run_trainer,
+    }
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         data = lines.drawn(folder / "tokenizer", count=4000, mean_length=20, sequence_length=32, vocabulary_size=1000)
-        raw = parameters(data.store(folder / "store"))
-        contestants: dict[str, turns.Contestant] = {
-            RAW: partial(train_raw, raw=raw, steps=arguments.steps),
-            ALONE: partial(train_ready, raw=raw, steps=arguments.steps),
-            WHOLE: partial(ours.train, raw=raw, steps=arguments.steps, warm_up=WARM_UP),
-            "accelerate": partial(train_accelerate, raw=raw, steps=arguments.steps),
-            "Transformers' Trainer": partial(train_trainer, raw=raw, steps=arguments.steps),
-        }
-        milliseconds: dict[str, list[float]] = {name: [] for name in contestants}
-        for _, name, turn in turns.interleave(contestants, arguments.rounds):
-            milliseconds[name].append(1000 * typical([step.cpu for step in turn.steps]))
-    medians = {name: statistics.median(values) for name, values in milliseconds.items()}
-    for name, values in milliseconds.items():
-        added = statistics.median(each - base for each, base in zip(values, milliseconds[RAW], strict=True))
+        legs = relay(contestants, parameters(data.store(folder / "store")), arguments.legs)
+    failed = False
+    for name, values in legs.items():
+        added = statistics.median(each - base for each, base in zip(values, legs[RAW], strict=True))
+        undisturbed = decile(values) - decile(legs[RAW])
+        failed |= name == ALONE and added > GOAL
         print(
-            f"{name:24} {medians[name]:6.3f} ms a step ({min(values):.3f} to {max(values):.3f})"
+            f"{name:24} {statistics.median(values):6.3f} ms a step"
             + ("" if name == RAW else f", {added:+.3f} ms" + (f" (goal {GOAL})" if name == ALONE else ""))
+            + f"; undisturbed {decile(values):6.3f} ms"
+            + ("" if name == RAW else f", {undisturbed:+.3f} ms")
         )
-    return int(medians[ALONE] - medians[RAW] > GOAL)
+    return int(failed)
 
 
-def typical(seconds: list[float]) -> float:
-    """The mean over the ten steps between two logged ones, each taken as its median over the round: what else runs on
-    the machine disturbs single steps, and what is done every tenth step counts with a tenth."""
-    return statistics.fmean(statistics.median(seconds[phase::10]) for phase in range(10))
+def decile(values: list[float]) -> float:
+    """The tenth part of `values` is below this: what a leg takes when nothing else runs on the machine."""
+    return statistics.quantiles(values, n=10)[0]
+
+
+class Relay(Clock):
+    """A clock that lets a contestant run for one leg, then waits for its next turn."""
+
+    def __init__(self, legs: int, mine: Semaphore, following: Semaphore) -> None:
+        super().__init__(warm_up=WARM_UP, steps=legs)
+        self.mine, self.following = mine, following
+        self.count = 0
+        self.cpu: list[float] = []
+
+    @property
+    def steps(self) -> int:
+        """Steps to take: the first waits for the start, and two more legs end when others have stopped already."""
+        return 1 + LEG * (self.last + 2)
+
+    def step_ended(self) -> None:
+        """At the end of a leg notes the CPU time so far, waiting included: threads may have worked meanwhile."""
+        if self.count % LEG == 0:
+            if self.count:
+                self.cpu.append(time.process_time())
+                self.following.release()
+            if self.count + 1 < self.steps:
+                self.mine.acquire()
+        self.count += 1
+
+    def milliseconds(self) -> list[float]:
+        """CPU milliseconds a step, of each leg that counts."""
+        counted = self.cpu[self.warm_up : self.last + 1]
+        return [1000 * (after - before) / LEG for before, after in pairwise(counted)]
+
+
+Runner = Callable[[Mapping[str, Any], Relay], None]
+"""Trains with the parameters for `relay.steps` steps and tells `relay` when each ends."""
+
+
+def relay(contestants: Mapping[str, Runner], raw: Mapping[str, Any], legs: int) -> dict[str, list[float]]:
+    """Runs the contestants leg by leg, each in a process of its own. Returns their CPU milliseconds a step by leg."""
+    context = multiprocessing.get_context("spawn")
+    turns = [context.Semaphore(int(number == 0)) for number in range(len(contestants))]
+    results = [context.SimpleQueue() for _ in contestants]
+    processes = []
+    for number, runner in enumerate(contestants.values()):
+        following = turns[(number + 1) % len(turns)]
+        processes.append(
+            context.Process(target=_contest, args=(runner, raw, legs, turns[number], following, results[number]))
+        )
+        processes[-1].start()
+    try:
+        while any(result.empty() for result in results):
+            if any(process.exitcode for process in processes):
+                raise RuntimeError("a contestant failed; what it said stands above")
+            time.sleep(0.5)
+        return {name: result.get() for name, result in zip(contestants, results, strict=True)}
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def _contest(
+    runner: Runner,
+    raw: Mapping[str, Any],
+    legs: int,
+    mine: Semaphore,
+    following: Semaphore,
+    result: multiprocessing.queues.SimpleQueue,
+) -> None:
+    torch.set_num_threads(1)
+    clock = Relay(legs, mine, following)
+    runner(raw, clock)
+    result.put(clock.milliseconds())
 
 
 def parameters(store: TokenStore) -> dict[str, Any]:
@@ -100,7 +175,12 @@ def parameters(store: TokenStore) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def train_ready(number: int, raw: Mapping[str, Any], *, steps: int) -> Turn:
+def run_whole(raw: Mapping[str, Any], clock: Relay) -> None:
+    """terakoya as it is."""
+    ours.run(raw, clock.steps, clock)
+
+
+def run_ready(raw: Mapping[str, Any], clock: Relay) -> None:
     """terakoya, each of the first batches made once and used again and again."""
     made: dict[int, StepBatches] = {}
     make: Callable[[BatchMaker, int], StepBatches] = BatchMaker.__call__
@@ -112,33 +192,27 @@ def train_ready(number: int, raw: Mapping[str, Any], *, steps: int) -> Turn:
         return made[step]
 
     BatchMaker.__call__ = ready  # type: ignore[method-assign]
-    try:
-        return ours.train(number, raw, steps=steps, warm_up=WARM_UP)
-    finally:
-        BatchMaker.__call__ = make  # type: ignore[method-assign]
+    ours.run(raw, clock.steps, clock)
 
 
-def train_raw(_: int, raw: Mapping[str, Any], *, steps: int) -> Turn:
+def run_raw(raw: Mapping[str, Any], clock: Relay) -> None:
     """torch and nothing else."""
     module, optimizer, batches = _prepared(raw)
-    clock = Clock(warm_up=WARM_UP, steps=steps)
-    for batch, masked in islice(cycle(batches), WARM_UP + steps):
+    for batch, masked in islice(cycle(batches), clock.steps):
         loss = module(batch)["mlm_loss"] / masked
         loss.backward()
         nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         clock.step_ended()
-    return _turn(clock)
 
 
-def train_accelerate(_: int, raw: Mapping[str, Any], *, steps: int) -> Turn:
+def run_accelerate(raw: Mapping[str, Any], clock: Relay) -> None:
     """The loop of accelerate's introduction."""
     module, optimizer, batches = _prepared(raw)
     accelerator = Accelerator(cpu=True)
-    loader = torch.utils.data.DataLoader(_Ready(batches, WARM_UP + steps), batch_size=None)
+    loader = torch.utils.data.DataLoader(_Ready(batches, clock.steps), batch_size=None)
     module, optimizer, loader = accelerator.prepare(module, optimizer, loader)
-    clock = Clock(warm_up=WARM_UP, steps=steps)
     for batch in loader:
         masked = batch.pop("masked")
         loss = module(batch)["mlm_loss"] / masked
@@ -147,25 +221,22 @@ def train_accelerate(_: int, raw: Mapping[str, Any], *, steps: int) -> Turn:
         optimizer.step()
         optimizer.zero_grad()
         clock.step_ended()
-    return _turn(clock)
 
 
-def train_trainer(_: int, raw: Mapping[str, Any], *, steps: int) -> Turn:
+def run_trainer(raw: Mapping[str, Any], clock: Relay) -> None:
     """Transformers' `Trainer` with its defaults."""
     module, _optimizer, batches = _prepared(raw)
-    clock = Clock(warm_up=WARM_UP, steps=steps)
     with tempfile.TemporaryDirectory() as folder:
         settings = TrainingArguments(
-            folder, per_device_train_batch_size=1, max_steps=WARM_UP + steps, save_strategy="no", report_to="none",
+            folder, per_device_train_batch_size=1, max_steps=clock.steps, save_strategy="no", report_to="none",
             disable_tqdm=True, use_cpu=True, remove_unused_columns=False,
         )  # fmt: skip
         trainer = Trainer(
-            _WithLoss(module), settings, lambda examples: examples[0], _Ready(batches, WARM_UP + steps),
+            _WithLoss(module), settings, lambda examples: examples[0], _Ready(batches, clock.steps),
             callbacks=[ClockCallback(clock)],
         )  # fmt: skip
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    return _turn(clock)
 
 
 class _WithLoss(nn.Module):
@@ -200,7 +271,6 @@ def _prepared(
     raw: Mapping[str, Any],
 ) -> tuple[nn.Module, torch.optim.Optimizer, list[tuple[dict[str, Tensor], int]]]:
     """The module and optimizer of our run, and its first batches with how many tokens each masks."""
-    torch.set_num_threads(1)
     settings = Parameters.from_dict(raw, source="loop.py")
     store = TokenStore.open(settings.data.train[0].store)
     vocabulary = store.facts.vocabulary
@@ -220,14 +290,9 @@ def _prepared(
     return module, settings.optimizer.build(module, fused=True), batches
 
 
-def _turn(clock: Clock) -> Turn:
-    return Turn([Step(0, *seconds) for seconds in clock.differences()], {})
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=400, help="timed steps of a round")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--legs", type=int, default=80, help=f"timed legs of {LEG} steps")
     return parser.parse_args()
 
 

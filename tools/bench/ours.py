@@ -10,23 +10,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from step_clock import Clock
 from turns import Step, Turn
 
 from terakoya import plugins
 from terakoya.parameters import Parameters
 from terakoya.training.setup import train_here
 
-CLOCK = Path(__file__).with_name("step_clock.py")
+PLUGIN = Path(__file__).with_name("step_clock.py")
 
 
 def train(_: int, raw: Mapping[str, Any], *, steps: int, warm_up: int = 1) -> Turn:
-    """Trains with the parameters `raw` for `warm_up` + `steps` steps in a folder that is removed afterwards."""
+    """Trains with the parameters `raw` for `warm_up` + `steps` steps."""
+    clock = Clock(warm_up=warm_up, steps=steps)
+    tokens = run(raw, warm_up + steps, clock)[warm_up:]
+    return Turn([Step(count, *seconds) for count, seconds in zip(tokens, clock.differences(), strict=True)], {})
+
+
+def run(raw: Mapping[str, Any], steps: int, clock: Clock) -> list[int]:
+    """Trains in a folder that is removed afterwards; `clock` is told of each step. Returns the steps' real tokens."""
     torch.set_num_threads(1)
-    registry = plugins.load([str(CLOCK)])
-    clock = next(each.module for each in registry.plugins if each.module.__file__ == str(CLOCK))
-    clock.start(warm_up=warm_up, steps=steps)
-    parameters = Parameters.from_dict({**raw, "max_steps": warm_up + steps}, source="bench")
+    plugin = next(each.module for each in plugins.load([str(PLUGIN)]).plugins if each.module.__file__ == str(PLUGIN))
+    plugin.clock = clock
+    plugin.tokens.clear()
+    parameters = Parameters.from_dict({**raw, "max_steps": steps}, source="bench")
     with tempfile.TemporaryDirectory() as folder, redirect_stderr(StringIO()):  # its live line
         train_here(parameters, Path(folder))
-    timed = zip(clock.tokens[warm_up:], clock.clock.differences(), strict=True)
-    return Turn([Step(tokens, *seconds) for tokens, seconds in timed], {})
+    return list(plugin.tokens)

@@ -34,21 +34,15 @@ class Clock:
         ]
 
 
-clock = Clock(warm_up=1, steps=1)
+clock: Clock | None = None
 """The clock of the run to come."""
 tokens: list[int] = []
 """Real tokens of each step."""
-
-
-def start(*, warm_up: int, steps: int) -> None:
-    """Sets a new clock."""
-    global clock
-    clock = Clock(warm_up=warm_up, steps=steps)
-    tokens.clear()
 
 
 @hookimpl
 def step_finished(run: Run, report: StepReport) -> None:
     """Notes the step."""
     tokens.append(report.tokens)
-    clock.step_ended()
+    if clock is not None:
+        clock.step_ended()

@@ -188,8 +188,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--hidden-size", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=6, help="timed steps of ours in a round")
-    parser.add_argument("--peer-steps", type=int, default=4, help="timed steps of each peer in a round")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps of ours in a round")
+    parser.add_argument("--peer-steps", type=int, default=3, help="timed steps of each peer in a round")
     parser.add_argument("--length-grouped", action="store_true", help="also the peer with sequences of like length")
     return parser.parse_args()
 
