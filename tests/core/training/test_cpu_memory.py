@@ -16,7 +16,8 @@ if sys.argv[1] == "keep":
 def step():
     for _ in range(4):
         torch.ones(48 << 20, dtype=torch.uint8)
-step()
+for _ in range(3):
+    step()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(5):
     step()
@@ -34,4 +35,4 @@ def test_page_faults_go_away() -> None:
     }
     # above 32 MiB glibc never keeps a tensor: each of the twenty pays for its pages anew
     pages = 20 * (48 << 20) // resource.getpagesize()
-    assert faults["keep"] < 0.2 * pages < 0.5 * pages < faults["give back"]
+    assert faults["keep"] < 0.35 * pages < 0.7 * pages < faults["give back"]
