@@ -35,4 +35,5 @@ def test_page_faults_go_away() -> None:
     }
     # above 32 MiB glibc never keeps a tensor: each of the twenty pays for its pages anew
     pages = 20 * (48 << 20) // resource.getpagesize()
-    assert faults["keep"] < 0.35 * pages < 0.7 * pages < faults["give back"]
+    assert faults["give back"] > 0.7 * pages
+    assert faults["keep"] < 0.5 * faults["give back"]
