@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import platform
-import shutil
-import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,7 +26,7 @@ from terakoya.errors import UserError
 from terakoya.parameter_files import leaves
 from terakoya.parameters import RESUME_MAY_CHANGE, Parameters, differences, resolve_steps
 from terakoya.plugins import Registry, registry
-from terakoya.training import checkpoint
+from terakoya.training import checkpoint, run_folder
 from terakoya.training.batches import BatchMaker, to_device
 from terakoya.training.distributed import Connection, DDPEngine, Engine, connect
 from terakoya.training.record import Record
@@ -96,7 +92,7 @@ def train_here(
     )
     failed = True
     try:
-        with _folder(out, connection):
+        with run_folder.hold(out, connection):
             result = _train(parameters, out, stores, connection, start, allow_change)
         failed = False
         return result
@@ -323,58 +319,3 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
     return found
-
-
-@contextlib.contextmanager
-def _folder(out: Path, connection: Connection) -> Iterator[None]:
-    """The run's folder: one file system for all nodes, proved by a nonce, and one run at a time, proved by a lock.
-
-    Raises:
-        UserError: on every rank, if either does not hold.
-    """
-    error: Exception | None = None
-    lock = None
-    nonce = connection.broadcast(os.urandom(8).hex())
-    proof = out / f".nonce-{nonce}"
-    if connection.is_main:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            lock = _lock(out / "run.lock")
-            (out / "checkpoints").mkdir(exist_ok=True)
-            proof.write_text(nonce)
-        except (OSError, UserError) as raised:
-            error = raised
-    try:
-        if connection.world_size == 1 and error:
-            raise error if isinstance(error, UserError) else UserError(f"{out}: {error}")
-        connection.together(f"opening {out}", error)
-        if not proof.exists():
-            error = UserError(f"{out} is not the folder that rank 0 sees; all nodes need one shared file system")
-        connection.together("sharing the run's folder", error)
-        if connection.is_main:
-            proof.unlink()
-        yield
-    finally:
-        if lock is not None:
-            os.close(lock)
-
-
-def _lock(path: Path) -> int:
-    """Takes the run's lock until the handle is closed or the process dies; the file says who holds it."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = path.read_text().strip() or "another process"
-        os.close(handle)
-        raise UserError(f"{path.parent}: is in use by {holder}; wait for it or choose another --out") from None
-    os.ftruncate(handle, 0)
-    os.write(handle, f"pid {os.getpid()} on {socket.gethostname()}".encode())
-    return handle
-
-
-def free_bytes(folder: Path) -> int:
-    """Free disk space where `folder` is or will be."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free

@@ -52,9 +52,9 @@ def test_the_world_that_came_up_is_compared_with_the_table_first(store: Path, tm
 
 
 def hold(folder: str, ready: object, leave: object) -> None:
-    from terakoya.training.setup import _lock
+    from terakoya.training.run_folder import lock_run
 
-    _lock(Path(folder) / "run.lock")
+    lock_run(Path(folder) / "run.lock")
     ready.set()  # type: ignore[attr-defined]
     leave.wait(30)  # type: ignore[attr-defined]
 

@@ -1,0 +1,69 @@
+"""The run's folder: shared by all nodes, held by one run at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from terakoya.errors import UserError
+from terakoya.training.distributed import Connection
+
+
+@contextlib.contextmanager
+def hold(out: Path, connection: Connection) -> Iterator[None]:
+    """The run's folder: one file system for all nodes, proved by a nonce, and one run at a time, proved by a lock.
+
+    Raises:
+        UserError: on every rank, if either does not hold.
+    """
+    error: Exception | None = None
+    handle = None
+    nonce = connection.broadcast(os.urandom(8).hex())
+    proof = out / f".nonce-{nonce}"
+    if connection.is_main:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            handle = lock_run(out / "run.lock")
+            (out / "checkpoints").mkdir(exist_ok=True)
+            proof.write_text(nonce)
+        except (OSError, UserError) as raised:
+            error = raised
+    try:
+        if connection.world_size == 1 and error:
+            raise error if isinstance(error, UserError) else UserError(f"{out}: {error}")
+        connection.together(f"opening {out}", error)
+        if not proof.exists():
+            error = UserError(f"{out} is not the folder that rank 0 sees; all nodes need one shared file system")
+        connection.together("sharing the run's folder", error)
+        if connection.is_main:
+            proof.unlink()
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def lock_run(path: Path) -> int:
+    """Takes the run's lock until the handle is closed or the process dies; the file says who holds it."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = path.read_text().strip() or "another process"
+        os.close(handle)
+        raise UserError(f"{path.parent}: is in use by {holder}; wait for it or choose another --out") from None
+    os.ftruncate(handle, 0)
+    os.write(handle, f"pid {os.getpid()} on {socket.gethostname()}".encode())
+    return handle
+
+
+def free_bytes(folder: Path) -> int:
+    """Free disk space where `folder` is or will be."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
