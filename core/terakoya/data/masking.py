@@ -3,7 +3,7 @@
 The budget rule: in each row the words are put in the order of their draws; going through them, a word is taken if the
 row's budget still holds it and skipped if it would overshoot, until the budget is spent or the words are.
 
-Letters: B rows, T tokens of a row, W words of all rows, C candidates of a row, K slots.
+Letters: B rows, T tokens of a row, E parts of all rows, K slots.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from terakoya.errors import UserError
 
 IGNORED = -100
 """The label of a slot that is not used: what torch's cross entropy ignores."""
-_POSITION_BITS = 20
+_SECOND = 1 << 20
+"""The number of a row's first second draw."""
 
 
 @dataclass(frozen=True)
@@ -69,127 +70,125 @@ def mask(
     if replace[1] > 0 and not len(vocabulary.ordinary):
         raise UserError("masking: random replacements need ordinary tokens, got a vocabulary of special ones only")
     batch, width = tokens.shape
-    assert width <= 1 << _POSITION_BITS, "positions of a row share a sort key with its draws"
-    assert tokens.size < 1 << 31, "positions of a batch are int32"
+    assert width <= _SECOND, "second draws have numbers beyond the places of a row"
     stream = streams(keys, "mask")
-    starts, bounds = words(word_starts, maskable)
-    row = starts // width  # not divmod: division by one number alone is vectorised
-    drawn = numbers(stream.take(row), starts - row * width)
+    drawn = numbers(stream[:, None], np.arange(width)).reshape(-1)  # one for each place: a word's is its first token's
+    edges = _edges(word_starts, maskable)
     if budgeted:
         budgets = np.maximum(1, _round(probability * np.count_nonzero(maskable, axis=1)))
-        chosen = _within_budget(row, drawn, bounds, budgets, probability)
+        chosen = _within_budget(drawn, edges, maskable, budgets, probability)
     else:
-        chosen = np.flatnonzero(chance(drawn, probability))
-    lengths = bounds[chosen + 1] - bounds[chosen]
-    owners = np.repeat(starts[chosen], lengths)
-    positions = np.arange(len(owners))
-    positions += np.repeat(starts[chosen] - lengths.cumsum() + lengths, lengths)
+        chosen = _words(chance(drawn, probability), edges, maskable)
+    starts = edges.take(chosen)
+    lengths = edges.take(chosen + 1) - starts
+    positions = np.repeat(starts - (lengths.cumsum() - lengths), lengths)
+    positions += np.arange(len(positions))
+    decided = positions if not per_word else np.repeat(starts, lengths)
 
     input_ids = tokens.astype(np.int64)
     flat = input_ids.reshape(-1)
     slots = max(batch * max(1, _round(probability * width)), len(positions))
     padded, labels = np.zeros(slots, np.int64), np.full(slots, IGNORED, np.int64)
     padded[: len(positions)] = positions
-    labels[: len(positions)] = flat[positions]
-
-    row = positions // width
-    column = positions - row * width + (1 << _POSITION_BITS)  # beyond the draws that chose
-    fresh = numbers(stream.take(row), column)
-    decision = numbers(stream[row], column - positions + owners) if per_word else fresh
-    replacements = labels[: len(positions)].copy()
+    labels[: len(positions)] = flat.take(positions)
+    lower = drawn.take(decided) << np.uint64(32)  # the choice of words read the upper half
+    masked = chance(lower, replace[0])
+    flat[positions.compress(masked)] = vocabulary.mask
     if replace[1] > 0:
-        random = vocabulary.ordinary.take(below(fresh << np.uint64(32), len(vocabulary.ordinary)))  # the lower half
-        np.copyto(replacements, random, where=chance(decision, sum(replace)))
-    replacements[chance(decision, replace[0])] = vocabulary.mask
-    flat[positions] = replacements
+        random = positions.compress(chance(lower, sum(replace)) & ~masked)
+        row = random // width
+        fresh = numbers(stream.take(row), random - row * width + _SECOND)
+        flat[random] = vocabulary.ordinary.take(below(fresh, len(vocabulary.ordinary)))
     return Masked(input_ids, padded, labels, len(positions))
 
 
-def words(word_starts: np.ndarray | None, maskable: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The words of (B, T) arrays of bool: starts (W,) int32, their places in the flattened batch, and bounds (W + 1,)
-    int32, so that word w is the maskable tokens number bounds[w] to bounds[w + 1].
+def _edges(word_starts: np.ndarray | None, maskable: np.ndarray) -> np.ndarray:
+    """Places (E + 1,) int64 of the flattened (B, T) where a word, or a token that is not maskable, starts; then B * T.
 
-    Every maskable token is in exactly one word; the tokens of a word are adjacent.
+    Part e is the tokens from edges[e] up to edges[e + 1]: one word, or one token that is not maskable.
     """
     if word_starts is None:
-        starts = np.flatnonzero(maskable).astype(np.int32)
-        return starts, np.arange(len(starts) + 1, dtype=np.int32)
-    begins = word_starts.copy()
-    begins[:, 0] = True
-    begins[:, 1:] |= ~maskable[:, :-1]
-    begins &= maskable
-    starts = np.flatnonzero(begins).astype(np.int32)
-    before = np.cumsum(maskable, dtype=np.int32)  # with the place itself
-    bounds = np.empty(len(starts) + 1, np.int32)
-    np.subtract(before.take(starts), 1, out=bounds[:-1])
-    bounds[-1] = before[-1]
-    return starts, bounds
+        return np.arange(maskable.size + 1)
+    begins = np.ones(maskable.size + 1, bool)
+    other = ~maskable
+    inside = begins[:-1].reshape(maskable.shape)
+    np.logical_or(word_starts, other, out=inside)
+    inside[:, 0] = True
+    begins[1:] |= other.reshape(-1)
+    return np.flatnonzero(begins)
+
+
+def _words(wanted: np.ndarray, edges: np.ndarray, maskable: np.ndarray) -> np.ndarray:
+    """The numbers (n,), ascending, of the words among the parts whose first place is `wanted` (B * T,) bool."""
+    wanted &= maskable.reshape(-1)
+    return np.flatnonzero(wanted.take(edges[:-1]))
 
 
 def _within_budget(
-    row: np.ndarray, drawn: np.ndarray, bounds: np.ndarray, budgets: np.ndarray, probability: float
+    drawn: np.ndarray, edges: np.ndarray, maskable: np.ndarray, budgets: np.ndarray, probability: float
 ) -> np.ndarray:
-    """The chosen words (n,), ascending, by the budget rule, of words in `row` (W,) with draws `drawn` (W,).
+    """The numbers (n,), ascending, of the words that the budget rule takes; `drawn` (B * T,), `budgets` (B,).
 
     The words with the smallest draws usually fill the budget, so only those are sorted; rows they do not fill are
     done again with all of their words. Both ways choose the same words.
     """
-    margin = 3.5 * (1.5 * probability * len(budgets) / max(1, len(row))) ** 0.5
-    early = np.flatnonzero(chance(drawn, probability + margin))
-    lengths = bounds[1:] - bounds[:-1]
-    chosen, unfilled = _greedy(row.take(early), drawn.take(early), lengths.take(early), budgets)
-    chosen = early[chosen]
-    if unfilled.any() and len(early) < len(row):
-        chosen = chosen[~unfilled[row[chosen]]]
-        again = np.flatnonzero(unfilled[row])
-        more, _ = _greedy(row[again], drawn[again], lengths[again], budgets)
-        chosen = np.concatenate([chosen, again[more]])
-    chosen.sort()
-    return chosen
+    batch, width = maskable.shape
+    margin = 3 * (1.5 * probability * batch / max(1, len(edges))) ** 0.5
+    early = _words(chance(drawn, probability + margin), edges, maskable)
+    taken, unfilled = _greedy(drawn, edges, early, width, budgets)
+    if unfilled.any() and probability + margin < 1:
+        others = np.repeat(unfilled, width)
+        taken = taken[~unfilled[edges.take(taken) // width]]
+        again, _ = _greedy(drawn, edges, _words(others, edges, maskable), width, budgets)
+        taken = np.sort(np.concatenate([taken, again]))
+    return taken
 
 
 def _greedy(
-    row: np.ndarray, drawn: np.ndarray, lengths: np.ndarray, budgets: np.ndarray
+    drawn: np.ndarray, edges: np.ndarray, words: np.ndarray, width: int, budgets: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The words (n,) that the budget rule takes from words in row order, and the rows (B,) bool left unfilled.
+    """Which of `words` (n,), ascending, the budget rule takes, and the rows (B,) bool left unfilled.
 
-    Words are ordered by the upper bits of their draws; of equals the earlier word comes first.
+    Words are ordered by the upper 32 bits of their draws; of equals the earlier word comes first.
     """
-    counts = np.bincount(row, minlength=len(budgets))
-    width = int(counts.max(initial=0))
-    if width == 0:
-        return np.empty(0, np.int64), np.ones(len(budgets), bool)
-    first = np.cumsum(counts) - counts
-    number = np.arange(len(row))
-    number -= first.take(row)
-    low = np.uint64((1 << _POSITION_BITS) - 1)
-    order_keys = np.full(len(budgets) * width, ~np.uint64(0))
-    order_keys[row * width + number] = drawn & ~low | number.view(np.uint64)
-    ordered = order_keys.reshape(len(budgets), width)
-    ordered.sort(axis=1)
-    ordered &= low
-    index = ordered.view(np.int64)
-    index += first[:, None]
-    sizes = lengths.take(index, mode="clip")
-    sizes[np.arange(width) >= counts[:, None]] = 1 << _POSITION_BITS  # not there: fits nowhere
-    total = sizes.cumsum(axis=1)
-    taken = total <= budgets[:, None]
-    until = np.count_nonzero(taken, axis=1)
-    left = budgets.copy()
-    some = np.flatnonzero(until)
-    left[some] -= total[some, until[some] - 1]
-    for behind in np.flatnonzero(left).tolist():  # past the word that overshot, whatever still fits
-        room, at = int(left[behind]), int(until[behind]) + 1
-        while room and at < counts[behind]:
-            for place, size in enumerate(sizes[behind, at : at + 16].tolist(), at):
+    starts = edges.take(words)
+    lengths = edges.take(words + 1)
+    lengths -= starts
+    first = starts.searchsorted(np.arange(0, len(budgets) * width + 1, width))
+    order = _in_order(starts // width, drawn.take(starts), len(budgets))
+    sizes = lengths.take(order)
+    total = sizes.cumsum()
+    before = np.concatenate([[0], total])  # tokens before each word of the order, and of all
+    limits = before.take(first[:-1]) + budgets
+    until = np.minimum(total.searchsorted(limits, side="right"), first[1:])
+    left = limits - before.take(until)
+    mark = np.empty(len(words), bool)
+    mark[order] = total <= np.repeat(limits, first[1:] - first[:-1])
+    for row in np.flatnonzero(left).tolist():  # past the word that overshot, whatever still fits
+        room, at, stop = int(left[row]), int(until[row]) + 1, int(first[row + 1])
+        while room and at < stop:
+            for place, size in enumerate(sizes[at : min(at + 16, stop)].tolist(), at):
                 if size <= room:
-                    taken[behind, place] = True
+                    mark[order[place]] = True
                     room -= size
                     if not room:
                         break
             at += 16
-        left[behind] = room
-    return index[taken], left > 0
+        left[row] = room
+    return words.compress(mark), left > 0
+
+
+def _in_order(row: np.ndarray, drawn: np.ndarray, rows: int) -> np.ndarray:
+    """Indices (n,) that sort by `row` (n,) and then by the upper halves of `drawn` (n,), the earlier of equals first."""
+    index_bits, row_bits = 20, 12
+    if len(row) > 1 << index_bits or rows > 1 << row_bits:
+        return np.lexsort((drawn >> np.uint64(32), row))
+    order = row.view(np.uint64) << np.uint64(64 - row_bits)
+    order |= (drawn >> np.uint64(32)) << np.uint64(index_bits)
+    order |= np.arange(len(row), dtype=np.uint64)
+    order.sort()
+    order &= np.uint64((1 << index_bits) - 1)
+    return order.view(np.int64)
 
 
 def _round(number: float | np.ndarray) -> np.ndarray | int:

@@ -82,7 +82,7 @@ class MaskedLM(Objective):
         masked = mask(
             rows.tokens,
             rows.word_starts if self.whole_word_mask else None,
-            real & ~vocabulary.is_special[rows.tokens],
+            real & ~vocabulary.is_special.take(rows.tokens),
             rows.keys,
             probability=self.mlm_probability,
             budgeted=self.budgeted,
@@ -90,7 +90,7 @@ class MaskedLM(Objective):
             vocabulary=vocabulary,
         )
         arrays: dict[str, np.ndarray] = {
-            "input_ids": masked.input_ids.astype(np.int64),
+            "input_ids": masked.input_ids,
             "position_ids": rows.position_ids.astype(np.int64),
             "document_ids": rows.document_ids.astype(np.int64),
             "masked_positions": masked.positions,

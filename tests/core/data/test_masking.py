@@ -35,7 +35,7 @@ def slow_budget(words: np.ndarray | None, maskable: np.ndarray, key: int, probab
                 spans.append([])
             spans[-1].append(place)
     budget = max(1, int(probability * int(maskable.sum()) + 0.5))
-    drawn = {span[0]: int(draws(np.array([key], np.uint64), "mask", np.array([span[0]]))[0]) >> 20 for span in spans}
+    drawn = {span[0]: int(draws(np.array([key], np.uint64), "mask", np.array([span[0]]))[0]) >> 32 for span in spans}
     taken: list[int] = []
     for span in sorted(spans, key=lambda span: (drawn[span[0]], span[0])):
         if len(taken) + len(span) <= budget:
