@@ -2,10 +2,10 @@
 
     python tools/bench/masking.py --corpus LINES.jsonl.gz --tokenizer TOKENIZER_FOLDER
 
-Ours reads the rows from the token store and masks them (`load`, `mask`; then the whole of `collate`). The peer is
-`DataCollatorForLanguageModeling(whole_word_mask=True)` with the lists of ids and offsets it asks for: once made from
-the arrays of a row inside the timed part (its reading), once ready-made before it. Its offsets have a gap before each
-word, which is how it tells words apart. Exits with 1 below the goal.
+The peer is `DataCollatorForLanguageModeling(whole_word_mask=True)`, which makes a batch of examples in memory: lists
+of ids and offsets, with a gap before each word, which is how it tells words apart. Ours is the objective's `collate`,
+which makes a batch of rows in memory; `mask` is its main part. Both once more with their reading: ours reads the rows
+from the token store, the peer's lists are made from arrays. Exits with 1 below the goal.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from terakoya.training import cpu_memory
 
 GOAL = 100.0
 PEER = "DataCollatorForLanguageModeling"
+READING_PEER = f"making lists + {PEER}"
 PROBABILITY = 0.15
 
 
@@ -74,17 +75,14 @@ def main() -> int:
                 vocabulary=vocabulary,
             )
 
-        def read_and_collate(number: int) -> Any:
-            return objective.collate(source.load(0, batches[number]), vocabulary)
-
         ways: dict[str, Callable[[int], Any]] = {
-            PEER: lambda number: peer(examples_of(loaded[number], vocabulary.is_special)),
-            f"{PEER}, lists ready-made": lambda number: peer([dict(each) for each in ready[number]]),
-            "load": read,
+            PEER: lambda number: peer([dict(each) for each in ready[number]]),
             "mask": lambda number: masked(loaded[number]),
-            "load + mask": lambda number: masked(read(number)),
-            "load + mask, not budgeted": lambda number: masked(read(number), budgeted=False),
-            "load + collate": read_and_collate,
+            "mask, not budgeted": lambda number: masked(loaded[number], budgeted=False),
+            "collate": lambda number: objective.collate(loaded[number], vocabulary),
+            READING_PEER: lambda number: peer(examples_of(loaded[number], vocabulary.is_special)),
+            "load": read,
+            "load + collate": lambda number: objective.collate(read(number), vocabulary),
         }
         seconds: dict[str, list[list[float]]] = {name: [] for name in ways}
         for round_ in range(arguments.rounds + 1):
@@ -100,14 +98,14 @@ def main() -> int:
     )
     print("| way | CPU ms a batch (median) | batches/s | ratio (median of rounds) |\n|---|---|---|---|")
     ratios = {}
-    slow = [statistics.median(times) for times in seconds[PEER]]
     for name, rounds in seconds.items():
         medians = [statistics.median(times) for times in rounds]
+        slow = [statistics.median(times) for times in seconds[READING_PEER if "load" in name else PEER]]
         middle = statistics.median(medians)
         ratios[name] = statistics.median(a / b for a, b in zip(slow, medians, strict=True))
         print(f"| {name} | {1000 * middle:.3f} | {1 / middle:,.0f} | {ratios[name]:.1f} |")
-    reached = ratios["load + mask"] >= GOAL
-    print(f"\nload + mask: {ratios['load + mask']:.0f}x, goal {GOAL:.0f}x: {'reached' if reached else 'MISSED'}")
+    reached = ratios["collate"] >= GOAL
+    print(f"\ncollate: {ratios['collate']:.0f}x, goal {GOAL:.0f}x: {'reached' if reached else 'MISSED'}")
     return 0 if reached else 1
 
 

@@ -75,9 +75,8 @@ def frame(
         return np.repeat(each, total)
 
     # In place where it can be: fresh memory for arrays of this size costs more than the arithmetic.
-    here = _count(batch * width)
     source = spread(segments.start - segments.lead - begin, 0, np.int64)
-    source += here
+    source += _count(batch * width, np.int64)
     document_ids = spread(segments.document, -1)
     is_padding = np.flatnonzero(document_ids < 0)
     leads = begin[segments.lead > 0]
@@ -86,7 +85,7 @@ def frame(
     tokens = np.take(stored, source, mode="clip").astype(np.int32)
     tokens[is_padding], tokens[leads], tokens[trails] = pad, cls, sep
     position_ids = spread(begin if restart else segments.row * width, 0)
-    np.subtract(here, position_ids, out=position_ids)
+    np.subtract(_count(batch * width, np.int32), position_ids, out=position_ids)
     position_ids[is_padding] = 0
     word_starts = None
     if word_bits is not None:
@@ -108,8 +107,8 @@ def frame(
 
 
 @lru_cache(maxsize=4)
-def _count(number: int) -> np.ndarray:
-    """range(number), int32, not to be written to."""
-    count = np.arange(number, dtype=np.int32)
+def _count(number: int, dtype: type) -> np.ndarray:
+    """range(number), not to be written to."""
+    count = np.arange(number, dtype=dtype)
     count.flags.writeable = False
     return count

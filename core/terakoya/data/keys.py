@@ -65,10 +65,11 @@ def row_keys(seed: int, epoch: int, store: int, rows: np.ndarray) -> np.ndarray:
 
 
 def streams(keys: np.ndarray, purpose: str) -> np.ndarray:
-    """One stream of draws a key: (B,) uint64 of keys (B,) uint64, to be read with `numbers`."""
-    states = hash_u64(keys, purpose)
-    assert isinstance(states, np.ndarray)
-    return states
+    """One stream of draws a key: (B,) uint64 of keys (B,) uint64, to be read with `numbers`.
+
+    It goes on with the key's hash: of a row's key, `hash_u64(seed, epoch, store, row, purpose)`.
+    """
+    return _mix(keys + np.uint64((name_u64(purpose) + 1) * GOLDEN & _ALL))
 
 
 def numbers(streams: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -83,7 +84,8 @@ def numbers(streams: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def draws(keys: np.ndarray, purpose: str, positions: np.ndarray) -> np.ndarray:
-    """Uniform uint64: `hash_u64(keys, purpose, positions)`, keys and positions broadcast together.
+    """Uniform uint64, keys and positions broadcast together; with a row's key,
+    `hash_u64(seed, epoch, store, row, purpose, position)`.
 
     `purpose` names what the draw decides ("mask", ...), so that no two decisions share numbers.
     """

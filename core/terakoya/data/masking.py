@@ -18,8 +18,8 @@ from terakoya.errors import UserError
 
 IGNORED = -100
 """The label of a slot that is not used: what torch's cross entropy ignores."""
-_SECOND = 1 << 20
-"""The number of a row's first second draw."""
+_SPREAD = np.uint64(0x9E3779B9)
+"""Odd, near 2**32 / the golden ratio: multiples of neighbours lie far apart (Knuth, vol. 3, 6.4)."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,11 @@ def mask(
     if replace[1] > 0 and not len(vocabulary.ordinary):
         raise UserError("masking: random replacements need ordinary tokens, got a vocabulary of special ones only")
     batch, width = tokens.shape
-    assert width <= _SECOND, "second draws have numbers beyond the places of a row"
     stream = streams(keys, "mask")
     drawn = numbers(stream[:, None], np.arange(width)).reshape(-1)  # one for each place: a word's is its first token's
     edges = _edges(word_starts, maskable)
     if budgeted:
-        budgets = np.maximum(1, _round(probability * np.count_nonzero(maskable, axis=1)))
+        budgets = np.maximum(1, (probability * np.count_nonzero(maskable, axis=1) + 0.5).astype(np.int64))
         chosen = _within_budget(drawn, edges, maskable, budgets, probability)
     else:
         chosen = _words(chance(drawn, probability), edges, maskable)
@@ -83,22 +82,21 @@ def mask(
     lengths = edges.take(chosen + 1) - starts
     positions = np.repeat(starts - (lengths.cumsum() - lengths), lengths)
     positions += np.arange(len(positions))
-    decided = positions if not per_word else np.repeat(starts, lengths)
 
     input_ids = tokens.astype(np.int64)
     flat = input_ids.reshape(-1)
-    slots = max(batch * max(1, _round(probability * width)), len(positions))
+    slots = max(batch * max(1, int(probability * width + 0.5)), len(positions))
     padded, labels = np.zeros(slots, np.int64), np.full(slots, IGNORED, np.int64)
     padded[: len(positions)] = positions
     labels[: len(positions)] = flat.take(positions)
-    lower = drawn.take(decided) << np.uint64(32)  # the choice of words read the upper half
-    masked = chance(lower, replace[0])
+    second = drawn.take(positions) << np.uint64(32)  # the lower half: the choice of words read the upper one
+    decision = np.repeat(drawn.take(starts) << np.uint64(32), lengths) if per_word else second
+    masked = chance(decision, replace[0])
     flat[positions.compress(masked)] = vocabulary.mask
     if replace[1] > 0:
-        random = positions.compress(chance(lower, sum(replace)) & ~masked)
-        row = random // width
-        fresh = numbers(stream.take(row), random - row * width + _SECOND)
-        flat[random] = vocabulary.ordinary.take(below(fresh, len(vocabulary.ordinary)))
+        random = np.flatnonzero(chance(decision, sum(replace)) & ~masked)
+        fresh = below(second.take(random) * _SPREAD, len(vocabulary.ordinary))
+        flat[positions.take(random)] = vocabulary.ordinary.take(fresh)
     return Masked(input_ids, padded, labels, len(positions))
 
 
@@ -109,11 +107,11 @@ def _edges(word_starts: np.ndarray | None, maskable: np.ndarray) -> np.ndarray:
     """
     if word_starts is None:
         return np.arange(maskable.size + 1)
-    begins = np.ones(maskable.size + 1, bool)
+    begins = np.empty(maskable.size + 1, bool)
     other = ~maskable
     inside = begins[:-1].reshape(maskable.shape)
     np.logical_or(word_starts, other, out=inside)
-    inside[:, 0] = True
+    inside[:, 0] = begins[-1] = True
     begins[1:] |= other.reshape(-1)
     return np.flatnonzero(begins)
 
@@ -190,8 +188,3 @@ def _in_order(row: np.ndarray, drawn: np.ndarray, rows: int) -> np.ndarray:
     order &= np.uint64((1 << index_bits) - 1)
     return order.view(np.int64)
 
-
-def _round(number: float | np.ndarray) -> np.ndarray | int:
-    """To the nearest integer, halves up."""
-    rounded = np.floor(np.asarray(number) + 0.5).astype(np.int64)
-    return rounded if rounded.ndim else int(rounded)

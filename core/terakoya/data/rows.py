@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from terakoya.data.store import TokenStore
 
 logger = logging.getLogger("terakoya")
+
+_BLOCK = 1024
+"""Positions whose rows are worked out at once."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,7 @@ class RowSource:
         if store.facts.word_starts:
             self._words = np.asarray(np.memmap(store.folder / "tokens.words", np.uint8, "r"))
         self._pairs: OrderedDict[int, PairPlan] = OrderedDict()
+        self._blocks = lru_cache(maxsize=4)(self._order_block)
         self._plan: Plan | None = None
         if layout.kind in ("packed", "lines"):
             self._plan = stored_plan(
@@ -130,13 +135,7 @@ class RowSource:
 
     def load(self, epoch: int, positions: np.ndarray) -> Rows:
         """The rows at `positions` (B,), each in [0, len(self)), of `epoch`. Pure: no state decides the result."""
-        positions = np.asarray(positions, np.int64)
-        rows = positions
-        if self.shuffle:
-            order = hash_u64(self.seed, epoch, self.store_index, "order")
-            count = len(self._epoch_pairs(epoch)) if self.layout.kind == "pairs" else self._rows
-            rows = permute(positions % count, count, order)
-        keys = row_keys(self.seed, epoch, self.store_index, rows)
+        rows, keys = self._ordered(epoch, np.asarray(positions, np.int64))
         next_sentence = None
         if self.layout.kind == "pairs":
             plan = self._epoch_pairs(epoch)
@@ -155,6 +154,32 @@ class RowSource:
         paired = self.layout.kind == "pairs"
         segments = Segments(zero, zero, zero, one, one, zero, zero if paired else None)
         return self._assemble(segments, np.zeros(1, np.uint64), np.full(1, -100, np.int8) if paired else None)
+
+    # --------------------------------------------------------------------------------------- which rows, and keys
+
+    def _ordered(self, epoch: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The plan rows at `positions` (B,) of `epoch`, int64, and their keys, uint64."""
+        first = int(positions.min(initial=0)) // _BLOCK
+        last = int(positions.max(initial=0)) // _BLOCK
+        if last - first > 1:
+            return self._order(epoch, positions)
+        blocks = [self._blocks(epoch, block) for block in range(first, last + 1)]
+        rows, keys = blocks[0] if len(blocks) == 1 else map(np.concatenate, zip(*blocks, strict=True))
+        places = positions - first * _BLOCK
+        return rows.take(places), keys.take(places)
+
+    def _order_block(self, epoch: int, block: int) -> tuple[np.ndarray, np.ndarray]:
+        """`_order` of whole blocks, which costs little more than that of one batch; the last few are kept."""
+        return self._order(epoch, np.arange(block * _BLOCK, (block + 1) * _BLOCK))
+
+    def _order(self, epoch: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `_ordered`, worked out."""
+        rows = positions
+        if self.shuffle:
+            order = hash_u64(self.seed, epoch, self.store_index, "order")
+            count = len(self._epoch_pairs(epoch)) if self.layout.kind == "pairs" else self._rows
+            rows = permute(positions % count, count, order)
+        return rows, row_keys(self.seed, epoch, self.store_index, rows)
 
     # ------------------------------------------------------------------------------------------- what a row holds
 

@@ -35,11 +35,12 @@ def test_arrays_and_numbers_agree(parts: list[int], array: list[int], name: str)
     vector = np.array(array, np.uint64)
     expected = [hash_u64(*parts, each, name, 7) for each in array]
     assert hash_u64(*parts, vector, name, 7).tolist() == expected
-    assert draws(vector, name, np.arange(len(array))).tolist() == [
-        hash_u64(each, name, position) for position, each in enumerate(array)
+    rows = row_keys(5, 2, 0, vector)
+    assert draws(rows, name, np.arange(len(array))).tolist() == [
+        hash_u64(5, 2, 0, each, name, position) for position, each in enumerate(array)
     ]
-    grid = draws(vector[:, None], name, np.arange(3))
-    assert grid.shape == (len(array), 3) and int(grid[-1, 2]) == hash_u64(array[-1], name, 2)
+    grid = draws(rows[:, None], name, np.arange(3))
+    assert grid.shape == (len(array), 3) and int(grid[-1, 2]) == hash_u64(5, 2, 0, array[-1], name, 2)
 
 
 def test_keys_differ_in_every_part() -> None:
