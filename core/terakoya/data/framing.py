@@ -109,6 +109,6 @@ def frame(
 @lru_cache(maxsize=4)
 def _count(number: int, dtype: type) -> np.ndarray:
     """range(number), not to be written to."""
-    count = np.arange(number, dtype=dtype)
+    count: np.ndarray = np.arange(number, dtype=dtype)
     count.flags.writeable = False
     return count

@@ -177,7 +177,7 @@ def _greedy(
 
 
 def _in_order(row: np.ndarray, drawn: np.ndarray, rows: int) -> np.ndarray:
-    """Indices (n,) that sort by `row` (n,) and then by the upper halves of `drawn` (n,), the earlier of equals first."""
+    """The order (n,) by `row` (n,), then by the upper half of `drawn` (n,); the earlier of equals comes first."""
     index_bits, row_bits = 20, 12
     if len(row) > 1 << index_bits or rows > 1 << row_bits:
         return np.lexsort((drawn >> np.uint64(32), row))
@@ -187,4 +187,3 @@ def _in_order(row: np.ndarray, drawn: np.ndarray, rows: int) -> np.ndarray:
     order.sort()
     order &= np.uint64((1 << index_bits) - 1)
     return order.view(np.int64)
-

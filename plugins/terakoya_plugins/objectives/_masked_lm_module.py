@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from terakoya.components import Architecture
+from terakoya.training.cross_entropy import summed_cross_entropy_
 
 
 class MaskedLMModule(nn.Module):
@@ -38,7 +38,7 @@ class MaskedLMModule(nn.Module):
 
     def _score(self, loss: str, accuracy: str, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Cross entropy of `logits` (N, C) against `labels` (N,), -100 ignored, summed; in evaluation the hits too."""
-        sums = {loss: F.cross_entropy(logits.float(), labels, ignore_index=-100, reduction="sum")}
+        sums = {}
         if not self.training:
             sums[accuracy] = (logits.argmax(-1) == labels).sum(dtype=torch.float32)
-        return sums
+        return sums | {loss: summed_cross_entropy_(logits, labels)}

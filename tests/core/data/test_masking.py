@@ -132,6 +132,32 @@ def test_rates(budgeted: bool, whole_words: bool, replace: tuple[float, float]) 
     assert by_place.min() > 8 and by_place.max() < 60, "every place alike (30 expected)"
 
 
+@pytest.mark.parametrize("per_word", [False, True])
+def test_random_tokens_are_all_alike(per_word: bool) -> None:
+    tokens = np.full((400, 512), FIRST, np.int32)
+    keys = row_keys(5, 0, 0, np.arange(400))
+    masked = mask(
+        tokens, None, tokens > 0, keys, probability=0.9, vocabulary=VOCABULARY, replace=(0.1, 0.8), per_word=per_word
+    )
+    became = masked.input_ids.reshape(-1)[masked.positions[: masked.count]]
+    seen = np.bincount(became, minlength=VOCABULARY.size)[VOCABULARY.ordinary[1:]]  # the first is what stood there
+    expected = seen.sum() / len(seen)
+    assert abs(seen.sum() / masked.count - 0.8) < 0.01
+    squares = float(((seen - expected) ** 2 / expected).sum())
+    assert abs(squares - len(seen)) < 5 * (2 * len(seen)) ** 0.5, "chi-square"
+
+
+def test_batches_of_very_many_rows() -> None:
+    """They are put in order in another way, and the same."""
+    tokens, words, maskable, keys = batch_of(11, 5000, 12)
+    whole = mask(tokens, words, maskable, keys, probability=0.3, vocabulary=VOCABULARY)
+    parts = [
+        mask(tokens[part], words[part], maskable[part], keys[part], probability=0.3, vocabulary=VOCABULARY)
+        for part in (slice(0, 2500), slice(2500, 5000))
+    ]
+    assert np.array_equal(whole.input_ids, np.concatenate([part.input_ids for part in parts]))
+
+
 def test_replacement_by_token_or_by_word() -> None:
     tokens = np.full((100, 100), FIRST, np.int32)
     words = np.zeros(tokens.shape, bool)

@@ -1,0 +1,56 @@
+"""Summed cross entropy that needs no memory of its own.
+
+`torch.nn.functional.cross_entropy` keeps the log probabilities and makes a gradient beside the logits: three arrays of
+rows x vocabulary. Here exponentials take the logits' place in the forward, the gradient theirs in the backward: one.
+
+Letters: N rows, C classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+IGNORED = -100
+"""The label of a row that does not count."""
+
+
+def summed_cross_entropy_(logits: Tensor, labels: Tensor) -> Tensor:
+    """The cross entropy of `logits` (N, C) against `labels` (N,) int64, -100 ignored, summed: a float32 scalar (of
+    float64 logits a float64 one).
+
+    Where a gradient is wanted, float32 and float64 logits are overwritten, and it can be taken once. Raises
+    RuntimeError in the backward where whatever made the logits needs them there.
+    """
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if not (torch.is_grad_enabled() and logits.requires_grad):
+        return torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+    loss, _ = _SummedCrossEntropy.apply(logits, labels)
+    return loss
+
+
+class _SummedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        used = (labels != IGNORED)[:, None]
+        labels = labels.clamp(min=0)[:, None]
+        largest = logits.amax(1, keepdim=True)
+        of_labels = logits.gather(1, labels) - largest
+        exponentials = logits.sub_(largest).exp_()
+        total = exponentials.sum(1, keepdim=True)
+        ctx.mark_dirty(logits)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(exponentials, total, labels, used)
+        return (total.log() - of_labels).mul_(used).sum(), logits
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor | None, _: None) -> tuple[Tensor | None, None]:
+        exponentials, total, labels, used = ctx.saved_tensors
+        if gradient is None:
+            return None, None
+        share = gradient * used
+        return exponentials.mul_(share / total).scatter_add_(1, labels, -share), None

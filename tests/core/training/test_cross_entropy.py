@@ -1,0 +1,95 @@
+"""Cross entropy in place: torch's own values and gradients, in one array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from terakoya.training.cross_entropy import summed_cross_entropy_
+
+
+def case(rows: int, classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states (rows, 8), weights (classes, 8) and labels (rows,), every third of them ignored."""
+    torch.manual_seed(0)
+    hidden = torch.randn(rows, 8, dtype=dtype, requires_grad=True)
+    weight = (3 * torch.randn(classes, 8, dtype=dtype)).requires_grad_()
+    labels = torch.randint(0, classes, (rows,))
+    labels[::3] = -100
+    return hidden, weight, labels
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 2e-6), (torch.bfloat16, 1e-2)]
+)
+def test_as_torch(dtype: torch.dtype, tolerance: float) -> None:
+    hidden, weight, labels = case(20, 300, dtype)
+    expected = F.cross_entropy(
+        (hidden @ weight.T).float() if dtype == torch.bfloat16 else hidden @ weight.T, labels, reduction="sum"
+    )
+    expected_gradients = torch.autograd.grad(0.25 * expected, [hidden, weight])
+    loss = summed_cross_entropy_(hidden @ weight.T, labels)
+    assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert abs(loss.item() - expected.item()) <= tolerance * expected.item()
+    for got, want in zip(torch.autograd.grad(0.25 * loss, [hidden, weight]), expected_gradients, strict=True):
+        assert (got - want).norm() <= tolerance * want.norm()
+    with torch.no_grad():
+        logits = hidden @ weight.T
+        kept = logits.clone()
+        assert torch.equal(
+            summed_cross_entropy_(logits, labels), F.cross_entropy(kept.to(loss.dtype), labels, reduction="sum")
+        )
+        assert torch.equal(logits, kept), "without a gradient the logits stay"
+
+
+def test_nothing_to_learn() -> None:
+    hidden, weight, labels = case(5, 30, torch.float32)
+    loss = summed_cross_entropy_(hidden @ weight.T, torch.full_like(labels, -100))
+    assert loss.item() == 0
+    assert not any(gradient.any() for gradient in torch.autograd.grad(loss, [hidden, weight]))
+
+
+def test_large_logits_stay_finite() -> None:
+    logits = torch.tensor([[1000.0, -1000.0, 999.0]], requires_grad=True)
+    loss = summed_cross_entropy_(logits * 1, torch.tensor([2]))
+    assert float(loss.detach()) == pytest.approx(1.3132617, abs=1e-6)
+    loss.backward()
+    assert logits.grad is not None
+    assert torch.allclose(logits.grad, torch.tensor([[0.7310586, 0.0, -0.7310586]]), atol=1e-6)
+
+
+def test_a_gradient_is_taken_once() -> None:
+    hidden, weight, labels = case(5, 30, torch.float32)
+    loss = summed_cross_entropy_(hidden @ weight.T, labels)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="inplace"):
+        loss.backward()
+
+
+def test_logits_that_their_maker_needs_are_not_spoilt_silently() -> None:
+    hidden, weight, labels = case(5, 30, torch.float32)
+    with pytest.raises(RuntimeError, match="inplace"):
+        summed_cross_entropy_(torch.tanh(hidden @ weight.T), labels).backward()
+
+
+def test_one_array_of_the_logits_size() -> None:
+    hidden, weight, labels = case(64, 512, torch.float32)
+    arrays: dict[int, Tensor] = {}  # held, so that no address comes twice
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, Tensor) and out.shape == (64, 512):
+                arrays[out.untyped_storage().data_ptr()] = out
+            return out
+
+    with Watch():
+        summed_cross_entropy_(hidden @ weight.T, labels).backward()
+    assert len(arrays) == 1
+    with Watch():
+        F.cross_entropy(hidden @ weight.T, labels, reduction="sum").backward()
+    assert len(arrays) >= 3, "the watch sees torch's own"
