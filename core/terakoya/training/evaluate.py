@@ -38,7 +38,7 @@ def evaluate(
     start, stop = split(rows, connection.world_size, connection.rank)
     longest = split(rows, connection.world_size, 0)
     micro_steps = -(-(longest[1] - longest[0]) // share.micro_batch_size)
-    counts = np.zeros(len(names), dtype=np.int64)
+    counts = [0] * len(names)
     engine.module.eval()
     try:
         for micro in range(micro_steps):
@@ -49,10 +49,10 @@ def evaluate(
             sums = engine.evaluate(to_device(batch, connection.device, flash=flash))
             if not empty:
                 meter.add_sums(sums)
-                counts += total_counts([batch], names)
+                counts = [before + more for before, more in zip(counts, total_counts([batch], names), strict=True)]
             elif not meter.seen:
                 meter.seen.update(sums)
     finally:
         engine.module.train()
-    meter.add_counts(dict(zip(names, connection.sum_counts(counts).tolist(), strict=True)))
-    return meter.take(connection.sum_on_device(meter.sums))
+    meter.add_counts(dict(zip(names, connection.sum_counts(counts), strict=True)))
+    return meter.take(connection.sum_on_device(meter.stacked()))

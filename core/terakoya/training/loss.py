@@ -7,21 +7,17 @@ tokens, a last micro-step that is not full weigh what they hold and no more.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from terakoya.components import Batch, Term
 
 
-def total_counts(batches: Sequence[Batch], names: Sequence[str]) -> np.ndarray:
-    """The sum of each count in `names` over this rank's micro-batches, (n,) int64."""
-    return (
-        np.array([[batch.counts[name] for name in names] for batch in batches], dtype=np.int64)
-        .reshape(len(batches), len(names))
-        .sum(axis=0)
-    )
+def total_counts(batches: Sequence[Batch], names: Sequence[str]) -> list[int]:
+    """The sum of each count in `names` over this rank's micro-batches."""
+    return [sum(batch.counts[name] for batch in batches) for name in names]
 
 
 def weighted(
@@ -47,16 +43,24 @@ class Meter:
 
     def __init__(self, terms: Mapping[str, Term], device: torch.device) -> None:
         self.terms = terms
-        self.names = list(terms)
-        self.sums = torch.zeros(len(terms), dtype=torch.float64, device=device)
+        self.sums = {name: torch.zeros((), dtype=torch.float64, device=device) for name in terms}
         self.counts = dict.fromkeys({term.count for term in terms.values()}, 0)
         self.seen: set[str] = set()
 
     def add_sums(self, sums: Mapping[str, Tensor]) -> None:
         """Adds one micro-step's sums of this rank; never waits for the device."""
-        row = [sums[name].double() if name in sums else self.sums.new_zeros(()) for name in self.names]
-        self.sums += torch.stack(row)
+        for name, total in self.sums.items():
+            if name in sums:
+                total += sums[name]
         self.seen.update(sums)
+
+    def stacked(self) -> Tensor:
+        """The sums (n,) in the order of the terms, a new tensor on the device."""
+        return torch.stack(list(self.sums.values()))
+
+    def state(self) -> dict[str, Any]:
+        """All of it, as JSON has it."""
+        return {"sums": self.stacked().tolist(), "counts": self.counts, "seen": sorted(self.seen)}
 
     def add_counts(self, counts: Mapping[str, int]) -> None:
         """Adds global counts."""
@@ -64,20 +68,19 @@ class Meter:
             self.counts[name] += counts[name]
 
     def take(self, global_sums: Tensor) -> dict[str, float]:
-        """The means since the last time, from `global_sums` (this meter's `sums`, summed over ranks), and a new start.
+        """The means since the last time, from `global_sums` (`stacked` summed over ranks), and a new start.
 
         `loss` is the weighted sum of the losses; a mean over nothing is left out.
         """
-        values = dict(zip(self.names, global_sums.tolist(), strict=True))
         means = {}
         loss = 0.0
-        for name in self.names:
-            term = self.terms[name]
+        for (name, term), value in zip(self.terms.items(), global_sums.tolist(), strict=True):
             if name not in self.seen or not self.counts[term.count]:
                 continue
-            means[name] = values[name] / self.counts[term.count]
+            means[name] = value / self.counts[term.count]
             loss += (term.weight or 0.0) * means[name]
-        self.sums.zero_()
+        for total in self.sums.values():
+            total.zero_()
         self.counts = dict.fromkeys(self.counts, 0)
         self.seen.clear()
         return {"loss": loss, **means}

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from terakoya import model_folder
@@ -126,8 +125,8 @@ class Trainer:
             UserError: on all ranks, if an event failed on any.
         """
         local = total_counts(batches.real, self.count_names)
-        flags = np.array([wish is not None, self.event_error is not None], dtype=np.int64)
-        summed = self.connection.sum_counts(np.concatenate([local, flags])).tolist()
+        flags = [int(wish is not None), int(self.event_error is not None)]
+        summed = self.connection.sum_counts(local + flags)
         if summed[-1]:
             self.connection.together("an event plugin", self.event_error)
         return dict(zip(self.count_names, summed, strict=False)), bool(summed[-2])
@@ -170,7 +169,7 @@ class Trainer:
         self.started = now
         values: dict[str, float] | None = None
         if run.step == 1 or run.step == run.max_steps or self._due(self.parameters.logging_steps):
-            values = self.meter.take(self.connection.sum_on_device(self.meter.sums))
+            values = self.meter.take(self.connection.sum_on_device(self.meter.stacked()))
             values |= {"grad_norm": float(self.norm), "learning_rate": learning_rate}
             elapsed = time.perf_counter() - self.mark
             values["tokens_per_second"] = self.tokens_since_mark / max(elapsed, 1e-9)
@@ -246,7 +245,7 @@ class Trainer:
                 "consumed_rows": run.consumed_rows,
                 "consumed_tokens": run.consumed_tokens,
                 "positions": self.batches.loader.consumed(run.consumed_rows),
-                "meters": self.connection.gather(self._meter_state()),
+                "meters": self.connection.gather(self.meter.state()),
             },
             write_model=self._write_model if with_model else None,
             tokenizer_folder=self.tokenizer_folder,
@@ -266,14 +265,12 @@ class Trainer:
         for name, model in run.objective.exports(module).items():
             model_folder.write(model, folder / name)
 
-    def _meter_state(self) -> dict[str, Any]:
-        return {"sums": self.meter.sums.tolist(), "counts": self.meter.counts, "seen": sorted(self.meter.seen)}
-
     def restore_meters(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Goes on averaging where the checkpoint stood: each rank its own, or rank 0 all in another world."""
         mine = [states[self.run.rank]] if len(states) == self.run.world_size else list(states) * (self.run.rank == 0)
         for state in mine:
-            self.meter.sums += torch.tensor(state["sums"], dtype=torch.float64, device=self.run.device)
+            for total, value in zip(self.meter.sums.values(), state["sums"], strict=True):
+                total += value
         self.meter.seen.update(*(state["seen"] for state in states))
         self.meter.counts = dict(states[0]["counts"])
 

@@ -113,9 +113,10 @@ def test_prefetcher_gives_items_in_order_and_reads_ahead() -> None:
     with Prefetcher(function, 5, last_step=9, ahead=2) as items:
         assert next(items) == 50
         deadline = time.monotonic() + 5
-        while len(calls) < 4 and time.monotonic() < deadline:
+        while len(calls) < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert calls == [5, 6, 7, 8], "one taken, two ready, one waiting"
+        time.sleep(0.05)
+        assert calls == [5, 6, 7], "one taken, two ready"
         assert list(items) == [60, 70, 80]
         assert list(items) == []
 

@@ -32,7 +32,7 @@ def test_means_are_over_all_that_was_added_since_the_last_time() -> None:
     for loss, tokens in ((4.0, 2), (8.0, 6)):
         meter.add_sums({"one": torch.tensor(loss), "two": torch.tensor(1.0)})
         meter.add_counts({"tokens": tokens, "rows": 1, "unused": 9})
-    assert meter.take(meter.sums.clone()) == {"loss": 12 / 8 + 50 * 2 / 2, "one": 12 / 8, "two": 1.0}
+    assert meter.take(meter.stacked()) == {"loss": 12 / 8 + 50 * 2 / 2, "one": 12 / 8, "two": 1.0}
     meter.add_sums({"accuracy": torch.tensor(3.0)})
     meter.add_counts({"tokens": 4, "rows": 0})
-    assert meter.take(meter.sums.clone()) == {"loss": 0.0, "accuracy": 0.75}
+    assert meter.take(meter.stacked()) == {"loss": 0.0, "accuracy": 0.75}
