@@ -72,8 +72,7 @@ class Trainer:
         self.terms: Mapping[str, Term] = run.objective.terms()
         self.meter = Meter(self.terms, run.device)
         self.count_names = sorted({"tokens", *(term.count for term in self.terms.values())})
-        self.norm = torch.zeros((), device=run.device)
-        self.bad_steps = torch.zeros((), dtype=torch.int64, device=run.device)
+        self.norms: list[torch.Tensor] = []  # of the steps since the last look, on the device
         self.last_checkpoint: Path | None = None
         self.saved_step = -1
         self.event_error: PluginError | None = None
@@ -147,8 +146,7 @@ class Trainer:
         self.meter.add_counts(counts)
         factor = parameters.schedule.factor(run.step, max_steps=run.max_steps)
         learning_rate = parameters.optimizer.learning_rate * factor
-        self.norm = self.engine.step(learning_rate)
-        self.bad_steps += ~torch.isfinite(self.norm)
+        self.norms.append(self.engine.step(learning_rate))
         run.step += 1
         run.consumed_rows += self.share.global_rows
         run.consumed_tokens += counts["tokens"]
@@ -170,7 +168,7 @@ class Trainer:
         values: dict[str, float] | None = None
         if run.step == 1 or run.step == run.max_steps or self._due(self.parameters.logging_steps):
             values = self.meter.take(self.connection.sum_on_device(self.meter.stacked()))
-            values |= {"grad_norm": float(self.norm), "learning_rate": learning_rate}
+            values |= {"grad_norm": float(self.norms[-1]), "learning_rate": learning_rate}
             elapsed = time.perf_counter() - self.mark
             values["tokens_per_second"] = self.tokens_since_mark / max(elapsed, 1e-9)
             self.record.write("step", step=run.step, tokens=run.consumed_tokens, **values)
@@ -182,7 +180,8 @@ class Trainer:
 
     def _refuse_nonfinite(self) -> None:
         """Ends the run, on every rank alike, when a gradient was no number: looked at before anything is kept."""
-        bad = int(self.bad_steps)
+        bad = int((~torch.isfinite(torch.stack(self.norms))).sum()) if self.norms else 0
+        self.norms.clear()
         if bad:
             run = self.run
             raise UserError(
