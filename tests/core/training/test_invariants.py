@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -133,28 +134,30 @@ def test_another_world_gives_the_same_rows_and_nearly_the_same_losses(store: Pat
 @pytest.mark.nightly
 def test_two_hundred_kills(store: Path, tmp_path: Path) -> None:
     """Killed at 200 random instants, saving at every step: it always goes on, and ends where it should."""
-    import random
-
-    settings = toy.parameters(store, max_steps=400, checkpoint={"save_steps": 1, "keep": 2}, logging_steps=1)
-    toy.train(settings, tmp_path / "straight")
+    settings = toy.parameters(
+        store, max_steps=1_000_000, schedule={"type": "constant"}, checkpoint={"save_steps": 1, "keep": 2},
+        logging_steps=1,
+    )  # fmt: skip
     file = tmp_path / "cut.json"
     file.write_text(json.dumps(settings))
+    metrics = tmp_path / "cut/metrics.jsonl"
     draw = random.Random(0)
-    kills = 0
-    while kills < 200:
+    for kill in range(200):
         (process,) = toy.start(file, tmp_path / "cut")
-        before = time.monotonic()
-        metrics = tmp_path / "cut/metrics.jsonl"
+        began = time.monotonic()
         size = metrics.stat().st_size if metrics.exists() else 0
-        while process.running() and (not metrics.exists() or metrics.stat().st_size == size):
-            assert time.monotonic() - before < 120
+        while not metrics.exists() or metrics.stat().st_size == size:
+            assert process.running(), f"start {kill} ended by itself"
+            assert time.monotonic() - began < 120, f"start {kill} writes nothing"
             time.sleep(0.02)
         time.sleep(draw.random() * 0.4)
-        if not process.running():
-            break
+        assert process.running(), f"start {kill} ended by itself"
         os.kill(process.pid, signal.SIGKILL)
         process.process.join()
-        kills += 1
+    length = max(toy.records(tmp_path / "cut")) + 3
+    assert length > 200, "every life takes a step or more"
+    settings["max_steps"] = length
     toy.train(settings, tmp_path / "cut")
+    toy.train(settings, tmp_path / "straight")
     assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
-    assert same_weights(tmp_path / "cut", tmp_path / "straight", 400)
+    assert same_weights(tmp_path / "cut", tmp_path / "straight", length)
