@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from terakoya.commands import tokenizer_report
 from terakoya.errors import UserError
 
 Documents = Literal["blank", "line"]
@@ -19,6 +20,9 @@ app = typer.Typer(help="Train a tokenizer on raw text.", no_args_is_help=True, r
 @app.callback()
 def verbs() -> None:
     """Train a tokenizer on raw text."""
+
+
+app.command("report")(tokenizer_report.command)
 
 
 def train_tokenizer(
