@@ -22,12 +22,13 @@ from pathlib import Path
 import orjson
 
 from terakoya.components import Tokenizer
+from terakoya.data.assembly import Options, Totals, assemble, write_rejects
 from terakoya.data.corpus import Block, Corpus, Document
 from terakoya.data.encoding import BlockEncoder, Task, encode_block, source_name, start_worker
 from terakoya.data.parts import PartFacts, read_part
 from terakoya.data.resuming import begin, clear, finished_facts
 from terakoya.data.store import PARTS, StoreFacts, Unit
-from terakoya.data.store_writer import Totals, join_parts, locked, write_rejects
+from terakoya.data.store_writer import Parts, locked
 from terakoya.errors import UserError
 
 logger = logging.getLogger("terakoya")
@@ -66,7 +67,7 @@ def prepare(
         raise UserError(f'unit: expected "document" or "line", got "{unit}"')
     if not tokenizer_folder.is_dir():
         raise UserError(f"{tokenizer_folder}: expected a tokenizer's folder, found none")
-    options: dict[str, str | int | bool | None] = {
+    options: Options = {
         "unit": unit,
         "append_eos": append_eos,
         "field": corpus.field,
@@ -95,9 +96,9 @@ def prepare(
         if _sizes_and_times(corpus) != before:
             raise UserError("corpus: a file was changed while it was read; leave the files alone and start again")
         _judge(out, totals, max_rejects)
-        return join_parts(
+        return assemble(
             out,
-            totals,
+            Parts(out, totals),
             vocabulary=encoder.encoder.vocabulary,
             unit=unit,
             eos=encoder.eos,
@@ -272,7 +273,7 @@ def _judge(out: Path, totals: Totals, max_rejects: int | float) -> None:
         if not totals.tokens:
             raise UserError(f"{out}: expected at least one document, the corpus has none")
         return
-    write_rejects(out, totals)
+    write_rejects(out, Parts(out, totals))
     allowed = _limit(max_rejects, totals.documents + totals.rejected.total())
     if totals.rejected.total() > allowed or not totals.tokens:
         raise UserError(

@@ -95,8 +95,9 @@ class Index:
     documents: np.ndarray
 
     @classmethod
-    def open(cls, file: Path) -> Self:
-        """Raises UserError for a missing file, another format, or a size that the header does not explain."""
+    def open(cls, file: Path, *, remedy: str = "prepare the store again") -> Self:
+        """Raises UserError, ending with `remedy`, for a missing file, another format, or a size that the header does
+        not explain."""
         try:
             with file.open("rb") as stream:
                 header = stream.read(IDX_HEADER.size)
@@ -114,7 +115,7 @@ class Index:
         if (size := file.stat().st_size) != expected:
             raise UserError(
                 f"{file}: expected {expected:,} bytes for {sequences:,} sequences and {entries:,} document entries, "
-                f"got {size:,}: truncated or damaged; prepare the store again"
+                f"got {size:,}: truncated or damaged; {remedy}"
             )
         at = IDX_HEADER.size
         content = np.memmap(file, dtype=np.uint8, mode="r")
@@ -210,7 +211,7 @@ def read_facts(folder: Path) -> StoreFacts:
         if (file.parent / PARTS).exists():
             hint = "prepare was interrupted here: run the same command again and it finishes what is left"
         elif (file.parent / "tokens.idx").exists():
-            hint = "there are Megatron files, but no record of what they hold"
+            hint = "there are Megatron files, but no record of what they hold; make a store with `terakoya store import`"
         else:
             hint = "make it with `terakoya prepare`"
         raise UserError(f"{file}: expected a finished token store, got no such file; {hint}") from None
