@@ -72,6 +72,9 @@ class Tokenizer(Component):
     """What a literal special token in the text becomes. `parse`: its id, as Transformers does. `split`: ordinary
     tokens, as if it were plain text. `reject`: the document is quarantined."""
 
+    fallback: ClassVar[bool] = False
+    """Whether this kind is asked for a folder only where no other kind reads it."""
+
     def train(
         self,
         corpus: Corpus,

@@ -33,9 +33,10 @@ def recognise_tokenizer(folder: Path, *, type: str | None = None) -> Tokenizer:
         )
     names = [type] if type is not None else plugins.registry().names("tokenizers")
     kinds = {name: plugins.registry().component("tokenizers", name) for name in names}
-    able: dict[str, Tokenizer] = {
-        name: settings for name, kind in kinds.items() if (settings := kind.from_folder(folder)) is not None
-    }
+    able: dict[str, Tokenizer] = {}
+    for fallback in (False, True):
+        asked = {name: kind for name, kind in kinds.items() if kind.fallback == fallback and not able}
+        able.update((name, found) for name, kind in asked.items() if (found := kind.from_folder(folder)) is not None)
     if len(able) == 1:
         return next(iter(able.values()))
     if able:
