@@ -159,6 +159,6 @@ def test_two_hundred_kills(store: Path, tmp_path: Path) -> None:
     assert length > 100 and interrupted > 20, "lives long enough to save, and short enough to die in it"
     settings["max_steps"] = length
     toy.train(settings, tmp_path / "cut")
-    toy.train(settings, tmp_path / "straight")
+    toy.train({**settings, "checkpoint": {"save_steps": length}}, tmp_path / "straight")
     assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
     assert same_weights(tmp_path / "cut", tmp_path / "straight", length)
