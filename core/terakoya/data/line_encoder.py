@@ -1,0 +1,119 @@
+"""Documents to ids through a tokenizer of Transformers itself, many lines at a time."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from terakoya.components import Encoded
+from terakoya.data.vocab import Vocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BATCH_CHARACTERS = 1 << 19
+BATCH_LINES = 8192
+_NAMES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+_UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>")
+
+
+class LineEncoder:
+    """See `Encoder`. Word starts are given for a fast WordPiece tokenizer alone: its words are what its own rules cut
+    before WordPiece sees them. Other models' pre-tokens are runs of letters or whole lines, not words: None."""
+
+    vocabulary: Vocabulary
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, parse: bool) -> None:
+        """`parse` says whether special tokens in text get their ids. From here on `tokenizer` is the encoder's own."""
+        self.vocabulary = vocabulary_of(tokenizer)
+        self._tokenizer = tokenizer
+        self._tokenizer.model_max_length = 1 << 60  # nothing is cut here, so nothing is too long
+        self._options: dict[str, Any] = {} if parse else {"split_special_tokens": True}
+        literal = sorted({str(token) for token in special_tokens(tokenizer)}, key=len, reverse=True)
+        self._literal = re.compile("|".join(map(re.escape, literal)) or "(?!)")
+        self._knows_words = has_words(tokenizer)
+
+    def encode(self, documents: Sequence[str]) -> Encoded:
+        """See `Encoder.encode`."""
+        literals: Counter[str] = Counter()
+        lines: list[str] = []
+        ends = np.zeros(len(documents) + 1, np.int64)
+        for number, text in enumerate(documents, 1):
+            literals.update(self._literal.findall(text))
+            lines += text.split("\n")
+            ends[number] = len(lines)
+        dtype = self.vocabulary.dtype()
+        ids, starts, lengths = [np.empty(0, dtype)], [np.empty(0, bool)], [np.empty(0, np.int64)]
+        for batch in _batches(lines):
+            encoded = self._tokenizer(
+                batch,
+                add_special_tokens=False,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                **self._options,
+            )
+            rows = encoded["input_ids"]
+            lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
+            ids.append(np.fromiter((id for row in rows for id in row), dtype, int(lengths[-1].sum())))
+            if self._knows_words:
+                starts += [_word_starts(encoded.word_ids(index)) for index in range(len(rows))]
+        every = np.concatenate(lengths)
+        before = np.concatenate([[0], np.cumsum(every > 0)])[ends]
+        return Encoded(
+            ids=np.concatenate(ids),
+            line_lengths=every[every > 0].astype(np.int32),
+            document_lines=np.diff(before).astype(np.int32),
+            word_starts=np.concatenate(starts) if self._knows_words else None,
+            literals=dict(literals),
+        )
+
+
+def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
+    """The facts that training needs; special and unused tokens count as special."""
+    pieces = tokenizer.get_vocab()
+    named = {name: pieces[token] for name in _NAMES if (token := getattr(tokenizer, f"{name}_token", None)) in pieces}
+    special = {pieces[token] for token in special_tokens(tokenizer)}
+    unused = {id for piece, id in pieces.items() if _UNUSED.fullmatch(piece)}
+    return Vocabulary(
+        size=max(len(tokenizer), max(pieces.values(), default=-1) + 1),
+        **named,
+        special=tuple(sorted(special | unused | set(named.values()))),
+    )
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The tokens that text never means as text, as the tokenizer declares them."""
+    pieces = tokenizer.get_vocab()
+    added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return [token for token in dict.fromkeys([*tokenizer.all_special_tokens, *added]) if token in pieces]
+
+
+def has_words(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokenizer's pre-tokens are words for certain: a fast WordPiece model with `##` or the like, behind a
+    pre-tokenizer."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or type(backend.model).__name__ != "WordPiece":
+        return False
+    return bool(backend.model.continuing_subword_prefix) and backend.pre_tokenizer is not None
+
+
+def _word_starts(words: Sequence[int | None]) -> np.ndarray:
+    """True where another word begins than the one before; a token outside words (None) is a word of its own."""
+    numbers = np.array([-1 if word is None else word for word in words], np.int64)
+    starts = np.ones(len(numbers), bool)
+    starts[1:] = (numbers[1:] != numbers[:-1]) | (numbers[1:] == -1)
+    return starts
+
+
+def _batches(lines: Sequence[str]) -> Iterator[list[str]]:
+    """`lines` in order, some `BATCH_CHARACTERS` at a time."""
+    start = size = 0
+    for stop, line in enumerate(lines, 1):
+        size += len(line)
+        if size >= BATCH_CHARACTERS or stop - start >= BATCH_LINES or stop == len(lines):
+            yield list(lines[start:stop])
+            start, size = stop, 0

@@ -1,0 +1,106 @@
+"""Any tokenizer that Transformers' `AutoTokenizer` loads from a folder, used as it is."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import unicodedata
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from terakoya import hookimpl
+from terakoya.components import Tokenizer
+from terakoya.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from terakoya.data.corpus import Corpus
+    from terakoya.data.line_encoder import LineEncoder
+
+NAME = "huggingface"
+_CONFIG = "tokenizer_config.json"
+_MARKS = (_CONFIG, "tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "spm.model")
+"""A folder with none of these is not looked at any further."""
+_FILES = ("tokenizer.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", *_MARKS)
+_WITHOUT_A_SAY = ("name_or_path", "model_max_length", "transformers_version", "chat_template")
+
+logger = logging.getLogger("terakoya")
+
+
+class HuggingFace(Tokenizer):
+    """A folder that `AutoTokenizer` loads without a network and without code of its own. It has no settings."""
+
+    fallback: ClassVar[bool] = True
+
+    def train(
+        self,
+        corpus: Corpus,
+        folder: Path,
+        *,
+        processes: int = 1,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Mapping[str, Any]:
+        """Raises UserError: there is nothing here to train."""
+        raise UserError(
+            f"tokenizer type {NAME}: expected a folder that is trained already, got a corpus to train on; train with "
+            "another --type, see `terakoya plugins list`"
+        )
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Self | None:
+        """See `Tokenizer.from_folder`: whatever `AutoTokenizer` can load."""
+        if not any((folder / name).is_file() for name in _MARKS):
+            return None
+        settings = cls()
+        try:
+            settings.load(folder)
+        except UserError as error:
+            logger.warning("%s", error)
+            return None
+        return settings
+
+    def load(self, folder: Path) -> PreTrainedTokenizerBase:
+        """See `Tokenizer.load`. Raises UserError with Transformers' own reason."""
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{folder}: expected a tokenizer that AutoTokenizer loads; it says: {error}") from error
+        # Without its files Transformers may make a tokenizer that knows nothing but special tokens.
+        files = {*type(tokenizer).vocab_files_names.values()}
+        if files and not any((folder / name).is_file() for name in files):
+            raise UserError(f"{folder}: expected one of {', '.join(sorted(files))}, found none")
+        return tokenizer
+
+    def encoder(self, folder: Path) -> LineEncoder:
+        """See `Tokenizer.encoder`."""
+        from terakoya.data.line_encoder import LineEncoder
+
+        return LineEncoder(self.load(folder), parse=self.special_tokens_in_text != "split")
+
+    def fingerprint(self, folder: Path) -> Mapping[str, str]:
+        """See `Tokenizer.fingerprint`."""
+        named = [*type(self.load(folder)).vocab_files_names.values(), *_FILES]
+        facts = {}
+        for name in sorted({*named} - {_CONFIG}):
+            file = folder / name
+            if file.is_file():
+                facts[name] = hashlib.sha256(file.read_bytes()).hexdigest()
+        config_file = folder / _CONFIG
+        if config_file.is_file():
+            config = json.loads(config_file.read_text(encoding="utf-8"))
+            kept = {name: value for name, value in config.items() if name not in _WITHOUT_A_SAY}
+            facts["tokenizer_config"] = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+        versions = {name: importlib.metadata.version(name) for name in ("transformers", "tokenizers")}
+        return {**facts, **versions, "unicode": unicodedata.unidata_version}
+
+
+@hookimpl
+def register_tokenizers() -> Mapping[str, type[Tokenizer]]:
+    """Offers `huggingface`."""
+    return {NAME: HuggingFace}
