@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,8 @@ class LineEncoder:
         self.vocabulary = vocabulary_of(tokenizer)
         self._tokenizer = tokenizer
         self._tokenizer.model_max_length = 1 << 60  # nothing is cut here, so nothing is too long
-        self._options: dict[str, Any] = {} if parse else {"split_special_tokens": True}
+        self._split = bool(getattr(tokenizer, "split_special_tokens", False)) or not parse
+        self._backend = _backend(tokenizer)
         literal = sorted({str(token) for token in special_tokens(tokenizer)}, key=len, reverse=True)
         self._literal = re.compile("|".join(map(re.escape, literal)) or "(?!)")
         self._knows_words = has_words(tokenizer)
@@ -49,18 +51,10 @@ class LineEncoder:
         dtype = self.vocabulary.dtype()
         ids, starts, lengths = [np.empty(0, dtype)], [np.empty(0, bool)], [np.empty(0, np.int64)]
         for batch in _batches(lines):
-            encoded = self._tokenizer(
-                batch,
-                add_special_tokens=False,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-                **self._options,
-            )
-            rows = encoded["input_ids"]
+            rows, words = self._rows(batch)
             lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
-            ids.append(np.fromiter((id for row in rows for id in row), dtype, int(lengths[-1].sum())))
-            if self._knows_words:
-                starts += [_word_starts(encoded.word_ids(index)) for index in range(len(rows))]
+            ids.append(np.fromiter(itertools.chain.from_iterable(rows), dtype, int(lengths[-1].sum())))
+            starts += map(_word_starts, words)
         every = np.concatenate(lengths)
         before = np.concatenate([[0], np.cumsum(every > 0)])[ends]
         return Encoded(
@@ -70,6 +64,39 @@ class LineEncoder:
             word_starts=np.concatenate(starts) if self._knows_words else None,
             literals=dict(literals),
         )
+
+    def _rows(self, lines: list[str]) -> tuple[list[list[int]], list[list[int | None]]]:
+        """The ids of each line, and the number of each token's word where words are known."""
+        if self._backend is not None:
+            self._backend.encode_special_tokens = self._split
+            if not self._knows_words:  # the fast way leaves offsets and words out
+                return [each.ids for each in self._backend.encode_batch_fast(lines, add_special_tokens=False)], []
+            encodings = self._backend.encode_batch(lines, add_special_tokens=False)
+            return [each.ids for each in encodings], [each.word_ids for each in encodings]
+        encoded = self._tokenizer(
+            lines,
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            split_special_tokens=self._split,
+        )
+        rows = encoded["input_ids"]
+        return rows, [encoded.word_ids(index) for index in range(len(rows))] if self._knows_words else []
+
+
+def _backend(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """The library's own tokenizer inside a fast one, with nothing that cuts or pads; None where Transformers' class
+    adds steps of its own around it."""
+    from transformers import PreTrainedTokenizerFast
+
+    kind = type(tokenizer)
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        return None
+    if any(getattr(kind, name) is not getattr(PreTrainedTokenizerFast, name) for name in ("__call__", "_encode_plus")):
+        return None  # a class that does something around the library's own work
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    return tokenizer.backend_tokenizer
 
 
 def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
