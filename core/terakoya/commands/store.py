@@ -1,4 +1,4 @@
-"""`terakoya store`: what a token store holds, and whether it is sound."""
+"""`terakoya store`: what a token store holds, whether it is sound, and stores made of stores."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from terakoya.commands import store_import
+
 if TYPE_CHECKING:
     from terakoya.data.store import StoreFacts
 
-app = typer.Typer(no_args_is_help=True, help="Look into token stores.")
+app = typer.Typer(no_args_is_help=True, help="Look into token stores, import, merge and split them.")
 
 Store = Annotated[Path, typer.Argument(help="The store's folder.", metavar="STORE")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -108,3 +110,6 @@ def verify_command(store: Store) -> None:
         raise typer.Exit(1)
     counted = count(store)
     console().print(f"{store}: sound; {counted.tokens:,} tokens checked", markup=False, soft_wrap=True)
+
+
+app.command("import")(store_import.command)

@@ -211,7 +211,7 @@ def read_facts(folder: Path) -> StoreFacts:
         if (file.parent / PARTS).exists():
             hint = "prepare was interrupted here: run the same command again and it finishes what is left"
         elif (file.parent / "tokens.idx").exists():
-            hint = "there are Megatron files, but no record of what they hold; make a store with `terakoya store import`"
+            hint = "there are Megatron files, but no record of what they hold; see `terakoya store import`"
         else:
             hint = "make it with `terakoya prepare`"
         raise UserError(f"{file}: expected a finished token store, got no such file; {hint}") from None
