@@ -8,18 +8,18 @@ and equal counts are taken in the order of the pieces' ids, so that the same cou
 
 from __future__ import annotations
 
-import heapq
-import itertools
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from terakoya.data.pair_merging import codes_of, merge_pairs
 from terakoya.errors import UserError
 
 PREFIX = "##"
 MAX_CHARACTERS = 100
 """Longer words become the unknown token (Transformers' `WordpieceTokenizer`)."""
-
-_SHIFT = 32  # a pair of piece ids as one integer, in the order of the pairs
 
 
 class WordPiece:
@@ -90,92 +90,42 @@ def train_wordpiece(
 
     Raises UserError if special tokens and characters alone do not fit.
     """
-    learner = _Learner(counts, limit_alphabet, special_tokens)
-    needed = len(learner.pieces)
-    if needed > vocab_size:
+    words = list(counts)
+    codes, lengths = codes_of(words)
+    times = np.fromiter(counts.values(), np.int64, len(words))
+    ends = np.cumsum(lengths)
+    is_first = np.zeros(len(codes), bool)
+    is_first[(ends - lengths)[lengths > 0]] = True
+    kept = _alphabet(codes, np.repeat(times, lengths), limit_alphabet)
+    pieces = list(dict.fromkeys([*special_tokens, *map(chr, kept)]))
+    inside = np.intersect1d(codes[~is_first], kept).tolist()
+    pieces += [piece for code in inside if (piece := PREFIX + chr(code)) not in set(special_tokens)]
+    if len(pieces) > vocab_size:
         raise UserError(
-            f"vocab_size: expected at least {needed:,} for the special tokens and the characters of this corpus, got "
-            f"{vocab_size:,}; raise vocab_size or lower limit_alphabet (now {limit_alphabet:,})"
+            f"vocab_size: expected at least {len(pieces):,} for the special tokens and the characters of this corpus, "
+            f"got {vocab_size:,}; raise vocab_size or lower limit_alphabet (now {limit_alphabet:,})"
         )
-    learner.merge(vocab_size, min_frequency)
-    return learner.pieces
+    ids = {piece: id for id, piece in enumerate(pieces)}
+    first, other = np.full((2, sys.maxunicode + 1), -1, np.int32)
+    first[kept] = [ids[chr(code)] for code in kept]
+    other[inside] = [ids[PREFIX + chr(code)] for code in inside]
+    symbols = np.where(is_first, first[codes], other[codes])
+    left = np.concatenate([[0], np.cumsum(symbols >= 0)])  # characters outside the alphabet are left out
+    merge_pairs(
+        symbols[symbols >= 0],
+        left[ends] - left[ends - lengths],
+        times,
+        pieces,
+        join=lambda one, two: one + two.removeprefix(PREFIX),
+        vocab_size=vocab_size,
+        min_frequency=min_frequency,
+    )
+    return pieces
 
 
-class _Learner:
-    """Byte-pair merges over a table of word counts."""
-
-    def __init__(self, counts: Mapping[str, int], limit_alphabet: int, special_tokens: Sequence[str]) -> None:
-        alphabet: Counter[str] = Counter()
-        for word, count in counts.items():
-            for character in word:
-                alphabet[character] += count
-        kept = sorted(alphabet, key=lambda character: (-alphabet[character], character))[:limit_alphabet]
-        self.pieces = list(dict.fromkeys([*special_tokens, *sorted(kept)]))
-        inside = {character for word in counts for character in word[1:]} & set(kept)
-        self.pieces += [piece for each in sorted(inside) if (piece := PREFIX + each) not in set(special_tokens)]
-        self._ids = {piece: id for id, piece in enumerate(self.pieces)}
-        first = {character: self._ids[character] for character in kept}
-        other = {character: self._ids[PREFIX + character] for character in inside}
-        self._counts = list(counts.values())
-        self._words = [
-            [(other if index else first)[character] for index, character in enumerate(word) if character in first]
-            for word in counts
-        ]
-
-    def merge(self, vocab_size: int, min_frequency: int) -> None:
-        """Joins the most frequent pair of neighbours, again and again."""
-        counts, words, ids, pieces = self._counts, self._words, self._ids, self.pieces
-        pairs: defaultdict[int, int] = defaultdict(int)
-        places: defaultdict[int, set[int]] = defaultdict(set)
-        for index, word in enumerate(words):
-            for left, right in itertools.pairwise(word):
-                pair = left << _SHIFT | right
-                pairs[pair] += counts[index]
-                places[pair].add(index)
-        # (-count, pair, serial, words): a pair that comes up in several merges is there once for each.
-        serial = 0
-        queue: list[tuple[int, int, int, set[int]]] = []
-        for serial, (pair, where) in enumerate(places.items()):
-            queue.append((-pairs[pair], pair, serial, where))
-        heapq.heapify(queue)
-        while queue and len(pieces) < vocab_size:
-            count, pair, _, where = heapq.heappop(queue)
-            if pairs[pair] != -count:
-                if pairs[pair] > 0:
-                    serial += 1
-                    heapq.heappush(queue, (-pairs[pair], pair, serial, where))
-                continue
-            if -count < max(1, min_frequency):
-                return
-            left, right = pair >> _SHIFT, pair & ((1 << _SHIFT) - 1)
-            piece = pieces[left] + pieces[right].removeprefix(PREFIX)
-            merged = ids.setdefault(piece, len(pieces))
-            if merged == len(pieces):
-                pieces.append(piece)
-            appeared: defaultdict[int, set[int]] = defaultdict(set)
-            for index in where:
-                for changed, change in _merge_word(words[index], left, right, merged):
-                    pairs[changed] += change * counts[index]
-                    if change > 0:
-                        appeared[changed].add(index)
-            for changed, added in appeared.items():
-                if pairs[changed] > 0:
-                    serial += 1
-                    heapq.heappush(queue, (-pairs[changed], changed, serial, added))
-
-
-def _merge_word(word: list[int], left: int, right: int, merged: int) -> Iterable[tuple[int, int]]:
-    """Joins `left` and `right` wherever they meet in `word`, in place. Returns pairs that came (+1) and went (-1)."""
-    changes: list[tuple[int, int]] = []
-    index = 0
-    while index < len(word) - 1:
-        if word[index] == left and word[index + 1] == right:
-            if index > 0:
-                changes.append((word[index - 1] << _SHIFT | left, -1))
-                changes.append((word[index - 1] << _SHIFT | merged, 1))
-            word[index : index + 2] = [merged]
-            if index < len(word) - 1:
-                changes.append((right << _SHIFT | word[index + 1], -1))
-                changes.append((merged << _SHIFT | word[index + 1], 1))
-        index += 1
-    return changes
+def _alphabet(codes: np.ndarray, times: np.ndarray, limit: int) -> list[int]:
+    """The `limit` most frequent of `codes`, each occurring `times` times, ascending; of equals the smaller ones."""
+    total = np.zeros(sys.maxunicode + 1, np.int64)
+    np.add.at(total, codes, times)
+    found = np.flatnonzero(total)
+    return sorted(found[np.argsort(-total[found], kind="stable")][:limit].tolist())
