@@ -6,7 +6,6 @@ starts again; one whose settings have changed since is an error that names the c
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from terakoya.data.corpus import Corpus
+from terakoya.data.corpus_files import find_files
 from terakoya.data.hold_out import hold_out
 from terakoya.data.store import TokenStore
 from terakoya.errors import UserError
@@ -155,15 +155,7 @@ class _Plan:
     # ------------------------------------------------------------------------------------------------- corpus
 
     def _corpus(self, patterns: Sequence[str]) -> Corpus:
-        files: list[Path] = []
-        for pattern in patterns:
-            matches = [pattern]
-            if glob.has_magic(pattern):
-                matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - Path's takes no absolute pattern
-            if not matches:
-                raise UserError(f"corpus: no file matches {pattern}")
-            files += map(Path, matches)
-        return Corpus(files, field=self.pipeline.field, documents=self.pipeline.documents)
+        return Corpus(find_files(patterns), field=self.pipeline.field, documents=self.pipeline.documents)
 
     @cached_property
     def whole(self) -> Corpus:

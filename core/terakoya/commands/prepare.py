@@ -13,6 +13,7 @@ from terakoya.errors import UserError
 
 if TYPE_CHECKING:
     from terakoya.components import Tokenizer
+    from terakoya.data.corpus_files import RemoteFile
     from terakoya.data.store import StoreFacts
 
 Documents = Literal["blank", "line"]
@@ -48,7 +49,7 @@ def recognise_tokenizer(folder: Path, *, type: str | None = None) -> Tokenizer:
 
 
 def prepare(
-    sources: Sequence[Path],
+    sources: Sequence[Path | str | RemoteFile],
     *,
     tokenizer: Path,
     out: Path,
@@ -64,14 +65,17 @@ def prepare(
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> StoreFacts:
-    """Encodes the files `sources` with the tokenizer in the folder `tokenizer` into the token store `out`.
+    """Encodes `sources` with the tokenizer in the folder `tokenizer` into the token store `out`.
+
+    A source is a file, a folder, a pattern such as `text/*.parquet`, or an address such as `s3://bucket/wiki`.
 
     Raises UserError for anything the user can mend; see `terakoya.data.prepare.prepare`.
     """
     from terakoya.data.corpus import Corpus
+    from terakoya.data.corpus_files import find_files
     from terakoya.data.prepare import prepare as prepare_corpus
 
-    corpus = Corpus(sources, field=field, documents=documents, max_document_bytes=max_document_bytes)
+    corpus = Corpus(find_files(sources), field=field, documents=documents, max_document_bytes=max_document_bytes)
     component = recognise_tokenizer(tokenizer, type=type)
     if special_tokens_in_text is not None:
         component = component.model_copy(update={"special_tokens_in_text": special_tokens_in_text})
@@ -105,12 +109,15 @@ def parse_max_rejects(text: str) -> int | float:
 
 
 def command(
-    corpus: Annotated[list[Path], typer.Argument(help="jsonl, txt, both also gzipped, or folders of them.")],
+    corpus: Annotated[
+        list[str],
+        typer.Argument(help="jsonl, txt, csv, tsv (.gz, .zst, .xz, .bz2 too), parquet; folders, s3://, gs://, hf://."),
+    ],
     tokenizer: Annotated[Path, typer.Option(help="The tokenizer's folder.")],
     out: Annotated[Path, typer.Option(help="The new store's folder.")],
     processes: Annotated[int | None, typer.Option(min=1, help="Default: one for each CPU.", show_default=False)] = None,
     documents: Annotated[Documents, typer.Option(help="What separates documents in txt files.")] = "blank",
-    field: Annotated[str, typer.Option(help="The key of the text in jsonl files.")] = "text",
+    field: Annotated[str, typer.Option(help="The key or column that holds the text.")] = "text",
     unit: Annotated[Unit, typer.Option(help="What a sequence is; lines and pairs layouts need line.")] = "document",
     append_eos: Annotated[bool, typer.Option("--append-eos", help="Store EOS after each document.")] = False,
     max_rejects: Annotated[str, typer.Option(help="Bad documents allowed: a count, or a share.")] = "0.01",

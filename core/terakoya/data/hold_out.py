@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import gzip
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
 
 from terakoya.data.corpus import Corpus, Document
+from terakoya.data.corpus_files import Source, compression_of, kind_of, open_plain
 from terakoya.errors import UserError
 
 
-def hold_out(corpus: Corpus, documents: int, folder: Path) -> tuple[list[Path], Path]:
+def hold_out(corpus: Corpus, documents: int, folder: Path) -> tuple[list[Source], Path]:
     """Cuts the last `documents` documents off `corpus`.
 
     Its last file is written in two parts into `folder`, byte for byte, bad lines included; the other files stay where
     they are. Returns the files that are left for training and the file held out.
 
-    Raises UserError unless the last file holds more than `documents` documents.
+    Raises UserError unless the last file is jsonl or txt and holds more than `documents` documents.
     """
-    *others, last = (Path(source) for source in corpus.sources)
+    *others, last = corpus.sources
+    if kind_of(last) not in ("jsonl", "txt"):
+        raise UserError(
+            f"hold_out: expected the corpus to end with a jsonl or txt file, got {last}; give validation_corpus, or "
+            'let the step "hold_out" of "clean" choose documents'
+        )
     starts: deque[int] = deque(maxlen=documents)
     total = 0
     single = Corpus(
@@ -53,9 +57,9 @@ def hold_out(corpus: Corpus, documents: int, folder: Path) -> tuple[list[Path], 
     return [*others, kept], held
 
 
-def _split_name(file: Path) -> tuple[str, str]:
+def _split_name(file: Source) -> tuple[str, str]:
     """`wiki.jsonl.gz` -> (`wiki`, `.jsonl`)."""
-    name = file.name[:-3] if file.name.lower().endswith(".gz") else file.name
+    name = Path(file.name).stem if compression_of(file) is not None else file.name
     return Path(name).stem, Path(name).suffix
 
 
@@ -63,7 +67,6 @@ def _part(path: Path) -> Path:
     return path.with_name(path.name + ".part")
 
 
-def _raw_lines(file: Path) -> Iterator[bytes]:
-    stream: IO[bytes] | gzip.GzipFile
-    with gzip.open(file) if file.name.lower().endswith(".gz") else file.open("rb") as stream:
+def _raw_lines(file: Source) -> Iterator[bytes]:
+    with open_plain(file) as (stream, _):
         yield from stream

@@ -228,7 +228,7 @@ def test_unusable_sources_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
         Corpus([tmp_path / "missing.txt"])
     with pytest.raises(UserError, match=r"ending in \.jsonl, \.txt"):
-        Corpus([write(tmp_path / "a.csv", b"")])
+        Corpus([write(tmp_path / "a.docx", b"")])
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="found none"):
         Corpus([tmp_path / "empty"])

@@ -1,0 +1,229 @@
+"""Where a corpus lies: files, folders, patterns, and addresses such as s3://bucket/wiki, opened as plain bytes."""
+
+from __future__ import annotations
+
+import bz2
+import glob
+import gzip
+import hashlib
+import io
+import lzma
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+from typing import IO, TYPE_CHECKING, Any, Literal, cast
+
+from terakoya.errors import UserError
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+Kind = Literal["jsonl", "txt", "csv", "tsv", "parquet"]
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".xz": "xz", ".bz2": "bzip2"}
+SUFFIXES = (".jsonl", ".txt", ".csv", ".tsv", ".parquet")
+_ENDINGS = f"{', '.join(SUFFIXES)} (all but parquet also compressed: {', '.join(COMPRESSIONS)})"
+# pathlib folds the two slashes of an address into one.
+_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/{1,3}(?=[^/])")
+_HUB_REVISION = re.compile(r"hf://(?:datasets/|spaces/|models/)?[^/@]+/[^/@]+@[^/]+")
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file that fsspec reads.
+
+    Attributes:
+        address: for example `s3://bucket/wiki/a.jsonl`.
+        version: what the store says of the content (an ETag, a hash); empty if it says nothing.
+    """
+
+    address: str
+    version: str
+
+    @property
+    def name(self) -> str:
+        """The last part of the address."""
+        return PurePosixPath(self.address).name
+
+    def stat(self) -> SimpleNamespace:
+        """`st_size`, and as `st_mtime_ns` whatever tells one version of the content from another."""
+        info = self._file_system().info(self.address)
+        version = _version(info) or str(info.get("mtime") or info.get("created") or "")
+        return SimpleNamespace(st_size=int(info["size"]), st_mtime_ns=version)
+
+    def open(self, mode: Literal["rb"] = "rb") -> io.BufferedIOBase:
+        """The content as a stream that can seek; it is fetched in ranges as it is read."""
+        return self._file_system().open(self.address, mode)
+
+    def __str__(self) -> str:
+        return self.address
+
+    def _file_system(self) -> AbstractFileSystem:
+        return _file_system(self.address)
+
+
+Source = Path | RemoteFile
+
+
+def kind_of(file: Source) -> Kind | None:
+    """What `file`'s name says it holds, None for anything but a corpus."""
+    name = file.name.lower()
+    if compression_of(file) is not None:
+        name = name.rpartition(".")[0]
+    for kind in ("jsonl", "txt", "csv", "tsv", "parquet"):
+        if name.endswith(f".{kind}"):
+            return None if kind == "parquet" and compression_of(file) is not None else kind
+    return None
+
+
+def compression_of(file: Source) -> str | None:
+    """`gzip`, `zstd`, `xz`, `bzip2`, or None for a plain file."""
+    return COMPRESSIONS.get(PurePosixPath(file.name.lower()).suffix)
+
+
+def find_files(sources: Sequence[Path | str | RemoteFile]) -> tuple[Source, ...]:
+    """The corpus files that `sources` mean, in their order.
+
+    A folder stands for the corpus files in it, a pattern for what it matches, both sorted by path. Raises UserError
+    for what is not there, for an unknown file name ending, and for an address without a pinned revision.
+    """
+    files: list[Source] = []
+    for source in sources:
+        if isinstance(source, RemoteFile):
+            files.append(source)
+        elif (match := _ADDRESS.match(str(source))) is not None and not Path(source).exists():
+            files += _remote_files(match[1], str(source)[match.end() :], str(source))
+        elif glob.has_magic(str(source)) and not Path(source).exists():
+            matches = sorted(glob.glob(str(source), recursive=True))  # noqa: PTH207 - Path's takes no absolute pattern
+            if not matches:
+                raise UserError(f"corpus: no file matches {source}")
+            for each in matches:
+                files += _local_files(Path(each))
+        else:
+            files += _local_files(Path(source))
+    if not files:
+        raise UserError("corpus: expected at least one file, got none")
+    return tuple(files)
+
+
+def _local_files(source: Path) -> list[Path]:
+    if source.is_dir():
+        inside = sorted(file for file in source.rglob("*") if file.is_file() and kind_of(file) is not None)
+        if not inside:
+            raise UserError(f"{source}: expected files ending in {_ENDINGS}, found none")
+        return inside
+    if not source.is_file():
+        raise UserError(f"{source}: no such file")
+    if kind_of(source) is None:
+        raise UserError(f"{source}: expected a file name ending in {_ENDINGS}")
+    return [source]
+
+
+# --------------------------------------------------------------------------------------------------------- remote
+
+
+def _remote_files(protocol: str, rest: str, given: str) -> list[RemoteFile]:
+    address = f"{protocol}://{'/' if protocol == 'file' else ''}{rest}"
+    if protocol == "hf" and not _HUB_REVISION.match(address):
+        raise UserError(
+            f"{address}: expected a revision, as in hf://datasets/NAME/SET@REVISION/...: without one the data can "
+            "change between two runs of the same command; take the commit that the dataset's page shows"
+        )
+    system = _file_system(address)
+    try:
+        if glob.has_magic(rest):
+            names = [name for name in system.glob(address) if not system.isdir(name)]
+        elif system.isdir(address):
+            names = [name for name in system.find(address) if kind_of(Path(name)) is not None]
+        else:
+            names = [address]
+        files = []
+        for name in sorted(names):
+            full = name if name == address else str(system.unstrip_protocol(name))
+            files.append(RemoteFile(full, _version(system.info(full))))
+    except FileNotFoundError:
+        raise UserError(f"{address}: no such file") from None
+    except OSError as error:
+        raise UserError(f"{address}: cannot be read ({error}); look at the address and your credentials") from error
+    if not files:
+        raise UserError(f"{address}: expected files ending in {_ENDINGS}, found none")
+    for file in files:
+        if kind_of(file) is None:
+            raise UserError(f"{file}: expected a file name ending in {_ENDINGS}")
+    return files
+
+
+def _file_system(address: str) -> AbstractFileSystem:
+    from fsspec.core import url_to_fs
+
+    try:
+        return url_to_fs(address)[0]
+    except ImportError as error:
+        raise UserError(f'{address}: {error}; pip install "terakoya[data]"') from error
+    except ValueError as error:
+        raise UserError(f"{address}: expected an address such as s3://, gs:// or hf://, got {error}") from error
+
+
+def _version(info: dict[str, Any]) -> str:
+    """What object stores say of a file's content, "" where they say nothing."""
+    lfs = info.get("lfs")
+    sha256 = lfs.get("sha256") if isinstance(lfs, dict) else None
+    for value in (sha256, info.get("blob_id"), info.get("ETag"), info.get("md5Hash"), info.get("etag")):
+        if value:
+            return str(value)
+    return ""
+
+
+# -------------------------------------------------------------------------------------------------------- content
+
+
+def content_hash(file: Source) -> str:
+    """A hash of the content of `file`: of its bytes, read whole, or the one that an object store keeps."""
+    if isinstance(file, RemoteFile) and file.version:
+        return file.version
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextmanager
+def open_plain(file: Source) -> Iterator[tuple[io.BufferedIOBase, io.BufferedIOBase]]:
+    """Opens `file`; yields its decompressed bytes, and the stream below whose position tells how far reading got.
+
+    Reading and leaving raise UserError for a damaged or truncated compressed file.
+    """
+    compression = compression_of(file)
+    with file.open("rb") as raw:
+        if compression is None:
+            yield raw, raw
+            return
+        try:
+            yield _decompressed(compression, raw, file), raw
+        except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+            raise UserError(
+                f"{file}: expected a whole {compression} file, got a damaged or truncated one ({error}); get or make "
+                "the file again"
+            ) from error
+
+
+def _decompressed(compression: str, raw: io.BufferedIOBase, file: Source) -> io.BufferedIOBase:
+    if compression == "gzip":
+        return gzip.GzipFile(fileobj=raw)
+    if compression == "xz":
+        return lzma.LZMAFile(cast(IO[bytes], raw))
+    if compression == "bzip2":
+        return bz2.BZ2File(raw)
+    # pyarrow's stream says when the end is missing; that of the package zstandard ends there without a word.
+    pa = import_pyarrow(file)
+    return io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd"), 1 << 20)
+
+
+def import_pyarrow(file: Source) -> Any:
+    """The module pyarrow. UserError that names the extra if it is not installed."""
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise UserError(f'{file}: reading it needs pyarrow: pip install "terakoya[data]"') from error
+    return pyarrow

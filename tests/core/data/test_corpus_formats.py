@@ -1,0 +1,265 @@
+"""The same documents come out of every format and compression, and damage is named."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import lzma
+import tempfile
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from terakoya.data.corpus import Corpus, Document, Reject
+from terakoya.data.hold_out import hold_out
+from terakoya.errors import UserError
+
+PACKERS = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".zst": lambda content: pa.compress(content, codec="zstd", asbytes=True),
+    ".xz": lzma.compress,
+    ".bz2": bz2.compress,
+}
+LINES = ["いろはにほへと", 'a "quoted" word', "one, two", "改行\nのある文", "tab", "x" * 300, "終わり"]
+
+
+def write(file: Path, content: bytes) -> Path:
+    file.write_bytes(PACKERS.get(file.suffix, bytes)(content))
+    return file
+
+
+def write_csv(rows: Sequence[Sequence[str]], newline: str = "\r\n") -> bytes:
+    out = io.StringIO()
+    csv.writer(out, lineterminator=newline).writerows(rows)
+    return out.getvalue().encode()
+
+
+def read_all(corpus: Corpus, *, block_bytes: int = 1 << 20) -> list[Document | Reject]:
+    return [item for block in corpus.blocks(block_bytes=block_bytes) for item in corpus.read(block)]
+
+
+def texts(items: list[Document | Reject]) -> list[str]:
+    return [item.text for item in items if isinstance(item, Document)]
+
+
+def rejects(items: list[Document | Reject]) -> list[tuple[int, str]]:
+    return [(item.line, item.reason) for item in items if isinstance(item, Reject)]
+
+
+@pytest.mark.parametrize("block_bytes", [1, 60, 10_000])
+@pytest.mark.parametrize("suffix", PACKERS)
+@pytest.mark.parametrize("kind", ["jsonl", "txt", "csv", "tsv"])
+def test_every_format_gives_the_same_documents(tmp_path: Path, kind: str, suffix: str, block_bytes: int) -> None:
+    expected = [line for line in LINES if kind in ("jsonl", "csv") or "\n" not in line] * 5
+    if kind == "jsonl":
+        content = "\n".join(json.dumps({"text": line}) for line in expected).encode()
+    elif kind == "csv":
+        content = write_csv([["id", "text"], *(["1", line] for line in expected)])
+    elif kind == "tsv":
+        content = "\n".join(["text\tid", *(f"{line}\t1" for line in expected)]).encode()
+    else:
+        content = "\n\n".join(expected).encode()
+    corpus = Corpus([write(tmp_path / f"a.{kind}{suffix}", content)])
+    blocks = list(corpus.blocks(block_bytes=block_bytes))
+    items = [item for block in reversed(blocks) for item in list(corpus.read(block))[::-1]][::-1]
+    assert texts(items) == expected
+    assert len(items) == len(expected)
+    assert all((block.data is None) == (suffix == "") for block in blocks)
+    assert len(blocks) > 1 or block_bytes == 10_000
+    assert [block.start for block in blocks] == [0, *(block.stop for block in blocks[:-1])]
+
+
+CELL = st.text(st.sampled_from('ab"\n,あ '), max_size=8)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    rows=st.lists(st.tuples(CELL, CELL), max_size=12),
+    block_bytes=st.integers(1, 60),
+    newline=st.sampled_from(["\n", "\r\n"]),
+)
+def test_csv_is_read_as_the_csv_module_writes_it(rows: list[tuple[str, str]], block_bytes: int, newline: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = write(Path(folder) / "a.csv", b"\xef\xbb\xbf" + write_csv([("text", "other"), *rows], newline))
+        items = read_all(Corpus([file]), block_bytes=block_bytes)
+    assert texts(items) == [text for text, _ in rows if text.strip()]
+
+
+def test_faults_in_csv_are_named_with_their_line(tmp_path: Path) -> None:
+    content = (
+        b'text,n\ngood,1\nbad \xff,1\nno second\nun,quoted,comma\n"a"b,1\n,1\n' + b"x" * 200 + b',1\n"two\nlines",1\n'
+    )
+    for suffix in ("", ".gz"):
+        items = read_all(Corpus([write(tmp_path / f"a.csv{suffix}", content)], max_document_bytes=100), block_bytes=20)
+        assert texts(items) == ["good", "two\nlines"]
+        assert rejects(items) == [
+            (3, "bad UTF-8"),
+            (4, "wrong number of columns"),
+            (5, "wrong number of columns"),
+            (6, "bad CSV"),
+            (7, "empty document"),
+            (8, "document too large"),
+        ]
+        assert items[-1].line == 9
+
+
+@pytest.mark.parametrize("suffix", ["", ".xz"])
+def test_a_quote_that_is_never_closed_is_an_error(tmp_path: Path, suffix: str) -> None:
+    file = write(tmp_path / f"a.csv{suffix}", b'text\ngood\n"bad\n' + b"more\n" * 1000)
+    with pytest.raises(UserError, match=r"a\.csv.*line \d: expected a closing quote"):
+        read_all(Corpus([file], max_document_bytes=100), block_bytes=4)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.csv.bz2", "a.parquet"])
+def test_a_missing_column_is_an_error_that_names_the_near_ones(tmp_path: Path, name: str) -> None:
+    if name == "a.parquet":
+        pq.write_table(pa.table({"id": [1], "test": ["a"]}), tmp_path / name)
+    else:
+        write(tmp_path / name, b"test\na\n")
+    with pytest.raises(UserError, match=rf'{name}: expected (one|a) column (named )?"text", got none.*"test".*--field'):
+        read_all(Corpus([tmp_path / name]))
+    assert texts(read_all(Corpus([tmp_path / name], field="test"))) == ["a"]
+
+
+# -------------------------------------------------------------------------------------------------------- parquet
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    documents=st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40).filter(str.strip)),
+    row_group=st.integers(1, 20),
+    block_bytes=st.integers(1, 600),
+    kind=st.sampled_from([pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]),
+)
+def test_parquet_gives_back_every_row(
+    documents: list[str], row_group: int, block_bytes: int, kind: pa.DataType
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "a.parquet"
+        table = pa.table({"n": range(len(documents)), "text": pa.array(documents).cast(kind)})
+        pq.write_table(table, file, row_group_size=row_group)
+        corpus = Corpus([file])
+        blocks = list(corpus.blocks(block_bytes=block_bytes))
+        items = [item for block in blocks for item in corpus.read(block)]
+        assert sum(block.disk_bytes for block in blocks) in (0, corpus.total_bytes)
+    assert [(item.line, item.text) for item in items if isinstance(item, Document)] == list(enumerate(documents, 1))
+    assert [block.start for block in blocks] == [0, *(block.stop for block in blocks[:-1])][: len(blocks)]
+
+
+def test_faults_in_parquet_are_named_with_their_row(tmp_path: Path) -> None:
+    raw = pa.array([b"good", None, b"\xff", b" ", b"x" * 101, "良い".encode()], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), len(raw), raw.buffers())
+    pq.write_table(pa.table({"text": text}), tmp_path / "a.parquet", row_group_size=2)
+    items = read_all(Corpus([tmp_path / "a.parquet"], max_document_bytes=100))
+    assert texts(items) == ["good", "良い"]
+    assert rejects(items) == [
+        (2, "field is not a string"),
+        (3, "bad UTF-8"),
+        (4, "empty document"),
+        (5, "document too large"),
+    ]
+
+
+def test_a_large_row_group_is_shared_in_bounded_memory(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    documents = [f"{number} " + "語" * 300 for number in range(40_000)]
+    pq.write_table(pa.table({"text": documents}), file, compression="zstd", use_dictionary=False)
+    corpus = Corpus([file])
+    blocks = list(corpus.blocks(block_bytes=4 << 20))
+    assert len(blocks) >= 8
+    before = pa.total_allocated_bytes()
+    tracemalloc.start()
+    at = 0
+    for block in blocks:
+        for item in corpus.read(block):
+            assert isinstance(item, Document)
+            assert item.text == documents[at]
+            at += 1
+    assert tracemalloc.get_traced_memory()[1] < 25_000_000
+    tracemalloc.stop()
+    assert at == len(documents)
+    assert pa.total_allocated_bytes() - before < 20_000_000
+
+
+def test_a_broken_parquet_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["a" * 50] * 1000}), file, compression="snappy", use_dictionary=False)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-10])
+    with pytest.raises(UserError, match=r"a\.parquet: expected a whole parquet file"):
+        read_all(Corpus([file]))
+    file.write_bytes(whole[:20] + b"\xff" * 200 + whole[220:])
+    with pytest.raises(UserError, match=r"a\.parquet: expected a whole parquet file"):
+        read_all(Corpus([file]))
+    pq.write_table(pa.table({"text": [1, 2]}), file)
+    with pytest.raises(UserError, match='column "text": expected strings, got int64'):
+        read_all(Corpus([file]))
+
+
+# ---------------------------------------------------------------------------------------------------- compression
+
+
+@pytest.mark.parametrize("suffix", [suffix for suffix in PACKERS if suffix])
+def test_damaged_compressed_files_are_named(tmp_path: Path, suffix: str) -> None:
+    file = write(tmp_path / f"a.txt{suffix}", b"".join(b"some text %d\n" % n for n in range(10_000)))
+    whole = file.read_bytes()
+    for content in (whole[:-5], whole[: len(whole) // 2], b"plain text, not packed"):
+        file.write_bytes(content)
+        with pytest.raises(UserError, match=rf"a\.txt\{suffix}: expected a whole \w+ file, got a damaged or truncated"):
+            read_all(Corpus([file]))
+
+
+@pytest.mark.parametrize("suffix", [".zst", ".xz", ".bz2"])
+def test_a_huge_document_in_a_compressed_file_is_never_in_memory(tmp_path: Path, suffix: str) -> None:
+    file = write(tmp_path / f"a.txt{suffix}", b"before\n\n" + b"x" * 20_000_000 + b"\n\nafter\n")
+    corpus = Corpus([file], max_document_bytes=1_000_000)
+    tracemalloc.start()
+    items = read_all(corpus, block_bytes=100_000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert texts(items) == ["before", "after"]
+    assert rejects(items) == [(3, "document too large")]
+    assert peak < 16_000_000  # 8 MiB of it are xz's own window
+
+
+@pytest.mark.parametrize("suffix", [suffix for suffix in PACKERS if suffix])
+def test_parts_packed_one_after_the_other_are_read_to_the_end(tmp_path: Path, suffix: str) -> None:
+    pack = PACKERS[suffix]
+    (tmp_path / f"a.txt{suffix}").write_bytes(pack(b"one\n\nt") + pack(b"wo\n"))
+    assert texts(read_all(Corpus([tmp_path / f"a.txt{suffix}"]))) == ["one", "two"]
+
+
+def test_patterns_and_folders_stand_for_their_files(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    first, second = write(tmp_path / "a.txt.zst", b"one"), write(tmp_path / "b.txt.xz", b"two")
+    third = tmp_path / "sub" / "c.parquet"
+    pq.write_table(pa.table({"text": ["three"]}), third)
+    (tmp_path / "sub" / "notes.md").write_text("no corpus")
+    assert Corpus([tmp_path]).sources == (first, second, third)
+    assert Corpus([tmp_path / "*.txt.*"]).sources == (first, second)
+    assert Corpus([tmp_path / "**" / "*.parquet"]).sources == (third,)
+    assert texts(read_all(Corpus([tmp_path]))) == ["one", "two", "three"]
+    with pytest.raises(UserError, match="no file matches"):
+        Corpus([tmp_path / "*.jsonl"])
+    with pytest.raises(UserError, match="expected a file name ending in"):
+        Corpus([third.rename(tmp_path / "c.parquet.gz")])
+
+
+def test_the_last_documents_of_a_zst_file_are_held_out_but_not_of_parquet(tmp_path: Path) -> None:
+    corpus = Corpus([write(tmp_path / "a.txt.zst", b"one\n\ntwo\n\nthree\n")])
+    kept, held = hold_out(corpus, 1, tmp_path / "split")
+    assert texts(read_all(Corpus(kept))) == ["one", "two"]
+    assert texts(read_all(Corpus([held]))) == ["three"]
+    pq.write_table(pa.table({"text": ["three"]}), tmp_path / "c.parquet")
+    with pytest.raises(UserError, match="hold_out: expected the corpus to end with a jsonl or txt file"):
+        hold_out(Corpus([tmp_path / "c.parquet"]), 1, tmp_path / "split")

@@ -1,0 +1,107 @@
+"""Addresses are read through fsspec: the same blocks as from disk, and errors that say what is missing."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from word_tokenizer import WordTokenizer, make_folder
+
+from terakoya.data.corpus import Corpus, Document, Reject
+from terakoya.data.corpus_files import RemoteFile, find_files
+from terakoya.data.prepare import prepare
+from terakoya.errors import UserError
+
+TEXTS = [f"document {number} of many words" for number in range(200)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with one jsonl and one parquet file."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS[:150]))
+    pq.write_table(pa.table({"text": TEXTS[150:]}), folder / "b.parquet", row_group_size=10)
+    return folder
+
+
+@pytest.fixture
+def memory(folder: Path) -> Iterator[str]:
+    """The same files in fsspec's memory."""
+    system = fsspec.filesystem("memory")
+    for file in folder.iterdir():
+        system.pipe(f"/corpus/{file.name}", file.read_bytes())
+    yield "memory://corpus"
+    system.rm("/corpus", recursive=True)
+
+
+def read_all(corpus: Corpus) -> list[Document | Reject]:
+    return [item for block in corpus.blocks(block_bytes=500) for item in corpus.read(block)]
+
+
+def test_blocks_are_those_of_the_disk(folder: Path, memory: str) -> None:
+    here, there = Corpus([folder]), Corpus(find_files([memory]))
+    assert [str(file) for file in there.sources] == ["memory:///corpus/a.jsonl", "memory:///corpus/b.parquet"]
+    assert [(item.text, item.line) for item in read_all(there)] == [(item.text, item.line) for item in read_all(here)]  # type: ignore[union-attr]
+    cuts = [
+        [
+            (block.file.name, block.start, block.stop, block.line, block.disk_bytes)
+            for block in corpus.blocks(block_bytes=500)
+        ]
+        for corpus in (here, there)
+    ]
+    assert cuts[0] == cuts[1]
+    assert len(cuts[0]) > 10
+    assert there.fingerprint == here.fingerprint
+    assert there.total_bytes == here.total_bytes
+    assert pickle.loads(pickle.dumps(there)).sources == there.sources
+
+
+def test_addresses_whose_slashes_a_path_has_folded_are_understood(memory: str) -> None:
+    files = find_files([Path(memory) / "a.jsonl", Path(memory) / "*.parquet", f"{memory}/b.parquet"])
+    assert [file.name for file in files] == ["a.jsonl", "b.parquet", "b.parquet"]
+    assert all(isinstance(file, RemoteFile) for file in files)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_store_from_an_address_is_that_from_the_disk(folder: Path, tmp_path: Path, processes: int) -> None:
+    tokenizer = make_folder(tmp_path / "tokenizer")
+    for name, source in (("here", folder), ("there", f"file://{folder}")):
+        prepare(Corpus(find_files([source])), WordTokenizer(), tokenizer, tmp_path / name, processes=processes)
+    for name in ("tokens.bin", "tokens.idx", "tokens.words"):
+        assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes()
+
+
+def test_what_an_object_store_says_of_the_content_is_the_fingerprint(memory: str) -> None:
+    names = [f"{memory}/a.jsonl"]
+    one, other = (Corpus([RemoteFile(name, version) for name in names]) for version in ("etag 1", "etag 2"))
+    assert one.fingerprint != other.fingerprint
+    assert Corpus([RemoteFile(names[0], "etag 1")]).fingerprint == one.fingerprint
+
+
+def test_a_changed_file_is_noticed(memory: str) -> None:
+    (file,) = find_files([f"{memory}/a.jsonl"])
+    before = file.stat().st_mtime_ns
+    fsspec.filesystem("memory").pipe("/corpus/a.jsonl", b'{"text": "other"}\n')
+    assert file.stat().st_mtime_ns != before
+
+
+def test_what_is_not_there_is_named(memory: str) -> None:
+    with pytest.raises(UserError, match=r"memory://corpus/c\.jsonl: no such file"):
+        find_files([f"{memory}/c.jsonl"])
+    with pytest.raises(UserError, match=r"memory://corpus/\*\.csv: expected files ending in"):
+        find_files([f"{memory}/*.csv"])
+    with pytest.raises(UserError, match=r"nowhere://a/b\.txt: expected an address such as s3://"):
+        find_files(["nowhere://a/b.txt"])
+
+
+@pytest.mark.parametrize("address", ["hf://datasets/org/set/a.parquet", "hf://datasets/org/set/data@1/a.parquet"])
+def test_a_data_set_of_the_hub_needs_a_revision(address: str) -> None:
+    with pytest.raises(UserError, match=r"expected a revision, .* the data can change between two runs"):
+        find_files([address])
