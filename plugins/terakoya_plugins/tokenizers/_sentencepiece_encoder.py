@@ -1,0 +1,162 @@
+"""Documents to SentencePiece's own ids, many lines in one call of the library."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from terakoya.components import Encoded
+from terakoya.data.sentencepiece_folder import SentencePieceFolder
+from terakoya.data.vocab import Vocabulary
+from terakoya_plugins.tokenizers._sentencepiece_words import WordBounds, flags
+
+CHUNK_CHARACTERS = 1 << 19
+
+
+class SentencePieceEncoder:
+    """Documents to ids; see `Encoder`. Word starts are known where MeCab cuts words; a literal special token is one."""
+
+    vocabulary: Vocabulary
+
+    def __init__(
+        self, folder: SentencePieceFolder, words: WordBounds | None, *, parse: bool, load: Callable[[], Any]
+    ) -> None:
+        """`parse` says whether special tokens in text get their ids; `load` returns Transformers' tokenizer."""
+        self.vocabulary = folder.vocabulary
+        self._folder, self._words, self._parse = folder, words, parse
+        self._load = functools.cache(load)
+        self._processor = folder.processor
+        self._special = _any_of(folder.special)
+        self._literal = re.compile(f"({self._special.pattern})")
+        self._lengths, odd = _piece_table(folder)
+        self._odd = _any_of(odd)
+
+    def encode(self, documents: Sequence[str]) -> Encoded:
+        """See `Encoder.encode`."""
+        literals: Counter[str] = Counter()
+        lines: list[str] = []
+        ends = np.zeros(len(documents) + 1, np.int64)
+        for number, text in enumerate(documents, 1):
+            literals.update(self._special.findall(text))
+            lines += text.split("\n")
+            ends[number] = len(lines)
+        dtype = self.vocabulary.dtype()
+        ids, starts, lengths = [np.empty(0, dtype)], [np.empty(0, bool)], [np.empty(0, np.int64)]
+        for chunk in _chunks(lines):
+            rows, chunk_starts = self._rows(chunk, bool(literals) and self._parse)
+            lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
+            ids.append(np.fromiter(itertools.chain.from_iterable(rows), dtype, int(lengths[-1].sum())))
+            starts.append(chunk_starts)
+        every = np.concatenate(lengths)
+        before = np.concatenate([[0], np.cumsum(every > 0)])[ends]
+        return Encoded(
+            ids=np.concatenate(ids),
+            line_lengths=every[every > 0].astype(np.int32),
+            document_lines=np.diff(before).astype(np.int32),
+            word_starts=None if self._words is None else np.concatenate(starts),
+            literals=dict(literals),
+        )
+
+    def _rows(self, lines: list[str], search: bool) -> tuple[list[list[int]], np.ndarray]:
+        """The ids of each line, and word starts over all of them; `search` says whether lines may hold literals."""
+        cut: dict[int, list[str]] = {}  # line -> text, literal, text, ..., literal, text
+        plain = lines
+        if search:
+            cut = {number: self._literal.split(line) for number, line in enumerate(lines) if self._special.search(line)}
+            plain = [*("" if number in cut else line for number, line in enumerate(lines))]
+            plain += itertools.chain.from_iterable(parts[::2] for parts in cut.values())
+        rows = self._ids(plain)
+        starts = self._starts(plain, rows) if self._words is not None else None
+        if not cut:
+            return rows, np.concatenate(starts) if starts else np.empty(0, bool)
+        place = len(lines)
+        for number, parts in cut.items():
+            texts = slice(place, place + len(parts[::2]))
+            place = texts.stop
+            if self._folder.plain:
+                marks = [[self._folder.special[part]] for part in parts[1::2]]
+                rows[number] = [*itertools.chain.from_iterable(_interleaved(rows[texts], marks))]
+                if starts is not None:
+                    starts[number] = np.concatenate([*_interleaved(starts[texts], [np.ones(1, bool) for _ in marks])])
+            else:  # tokens that overlap or strip their neighbours
+                rows[number] = self._load()(lines[number], add_special_tokens=False)["input_ids"]
+                if starts is not None:  # which text a piece came from is not known: the line stays in one
+                    starts[number] = np.arange(len(rows[number])) == 0
+        del rows[len(lines) :]
+        return rows, np.concatenate(starts[: len(lines)]) if starts else np.empty(0, bool)
+
+    def _ids(self, texts: list[str]) -> list[list[int]]:
+        """The ids of each text as Transformers takes them: through pieces, which matters where a run of unknown
+        characters spells the name of a piece."""
+        rows: list[list[int]] = self._processor.encode(texts, out_type=int, num_threads=1)
+        for number, text in enumerate(texts):
+            if self._odd.search(text):
+                rows[number] = [
+                    self._processor.piece_to_id(piece) for piece in self._processor.encode(text, out_type=str)
+                ]
+        return rows
+
+    def _starts(self, texts: list[str], rows: list[list[int]]) -> list[np.ndarray]:
+        """Word starts of each text."""
+        assert self._words is not None
+        normalized = self._processor.normalize(texts)
+        lengths = []
+        for text, clean, row in zip(texts, normalized, rows, strict=True):
+            piece_lengths = self._lengths[row] if row else np.empty(0, np.int64)
+            if len(piece_lengths) and piece_lengths.min() < 0:  # unknown characters: only their text tells how many
+                pieces = self._processor.encode(text, out_type=str)
+                unknown = piece_lengths < 0
+                piece_lengths = piece_lengths.copy()
+                piece_lengths[unknown] = [len(piece) for piece, is_one in zip(pieces, unknown, strict=True) if is_one]
+            assert piece_lengths.sum() == len(clean) or not row, "pieces are not the text they were cut from"
+            lengths.append(piece_lengths)
+        bounds = self._words.starts([clean.replace("\u2581", " ") for clean in normalized])
+        return [flags([start], [length]) for start, length in zip(bounds, lengths, strict=True)]
+
+
+def _piece_table(folder: SentencePieceFolder) -> tuple[np.ndarray, list[str]]:
+    """How many characters each piece stands for: -1 unknown, 0 the second to last bytes of a character; and the pieces
+    that a run of unknown characters may spell."""
+    processor = folder.processor
+    size = processor.get_piece_size()
+    lengths = np.zeros(size, np.int64)
+    odd = []
+    for id in range(size):
+        piece = processor.id_to_piece(id)
+        lengths[id] = len(piece)
+        if processor.is_byte(id):
+            lengths[id] = 0 if 0x80 <= int(piece[1:-1], 16) < 0xC0 else 1
+        elif processor.is_unknown(id):
+            lengths[id] = -1
+        if (processor.is_control(id) or processor.is_unused(id) or processor.is_unknown(id)) and piece:
+            odd.append(piece)
+    return lengths, odd
+
+
+def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    longest_first = sorted(tokens, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+
+def _interleaved(texts: Sequence[Any], marks: Sequence[Any]) -> Iterator[Any]:
+    """The first text, the first mark, the second text, ..., the last text."""
+    yield texts[0]
+    for mark, text in zip(marks, texts[1:], strict=True):
+        yield mark
+        yield text
+
+
+def _chunks(lines: Sequence[str]) -> Iterator[list[str]]:
+    """`lines` in order, some `CHUNK_CHARACTERS` at a time."""
+    start = size = 0
+    for stop, line in enumerate(lines, 1):
+        size += len(line)
+        if size >= CHUNK_CHARACTERS or stop == len(lines):
+            yield list(lines[start:stop])
+            start, size = stop, 0
