@@ -18,6 +18,8 @@ import numpy as np
 _SHIFT = 32  # a pair of piece ids as one integer, in the order of the pairs
 _MASK = (1 << _SHIFT) - 1
 _DEAD = -2  # a symbol that a merge has swallowed
+_FEW = 100
+"""Up to so many places a loop over them is quicker than array operations."""
 
 
 def merge_pairs(
@@ -60,6 +62,9 @@ def codes_of(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     return codes, np.fromiter(map(len, words), np.int64, len(words))
 
 
+_Places = np.ndarray | list[int]
+
+
 class _Merger:
     """The words as one doubly linked list, and where each pair of neighbours stands."""
 
@@ -75,12 +80,15 @@ class _Merger:
         self._previous[np.concatenate([[0], stops[:-1]])] = total
         self._counts: dict[int, int] = {}
         # (-count, pair, serial, places): a pair that comes up in several merges is there once for each.
-        self._queue: list[tuple[int, int, int, np.ndarray]] = []
+        self._queue: list[tuple[int, int, int, _Places]] = []
         self._serial = 0
+        # The same memory once more: single elements are read much faster this way.
+        self._views = self._symbols.data, self._weights.data, self._next.data
+        self._previous_view = self._previous.data
         starts = np.flatnonzero(self._next[:total] != total)
         self._add(_pairs(self._symbols[starts], self._symbols[starts + 1]), starts)
 
-    def next_pair(self, min_frequency: int) -> tuple[int, int, np.ndarray] | None:
+    def next_pair(self, min_frequency: int) -> tuple[int, int, _Places] | None:
         """The most frequent pair and places (P,) it may stand at; None if none is frequent enough."""
         while self._queue:
             count, pair, _, places = heapq.heappop(self._queue)
@@ -89,8 +97,40 @@ class _Merger:
             self._push(pair, places)
         return None
 
-    def merge(self, left: int, right: int, merged: int, places: np.ndarray) -> None:
+    def merge(self, left: int, right: int, merged: int, places: _Places) -> None:
         """Makes `merged` of `left` and `right` wherever they meet at `places` (P,), ascending."""
+        if len(places) <= _FEW:
+            self._merge_few(left, right, merged, places if isinstance(places, list) else places.tolist())
+        else:
+            self._merge_many(left, right, merged, np.unique(places) if isinstance(places, list) else places)
+
+    def _merge_few(self, left: int, right: int, merged: int, places: list[int]) -> None:
+        symbols, weights, following = self._views
+        previous, counts, none = self._previous_view, self._counts, self._none
+        appeared: dict[int, list[int]] = {}
+        for first in places:
+            second = following[first]
+            if symbols[first] != left or symbols[second] != right:
+                continue
+            before, after, weight = previous[first], following[second], weights[first]
+            if before != none:
+                other = symbols[before] << _SHIFT
+                counts[other | left] -= weight
+                counts[other | merged] = counts.get(other | merged, 0) + weight
+                appeared.setdefault(other | merged, []).append(before)
+            if after != none:
+                other = symbols[after]
+                counts[right << _SHIFT | other] -= weight
+                pair = merged << _SHIFT | other
+                counts[pair] = counts.get(pair, 0) + weight
+                appeared.setdefault(pair, []).append(first)
+            symbols[first], symbols[second] = merged, _DEAD
+            following[first] = after
+            previous[after] = first
+        for pair, where in appeared.items():
+            self._push(pair, where)
+
+    def _merge_many(self, left: int, right: int, merged: int, places: np.ndarray) -> None:
         symbols, following, previous = self._symbols, self._next, self._previous
         first = places[(symbols[places] == left) & (symbols[following[places]] == right)]
         if left == right and len(first) > 1:
@@ -151,7 +191,7 @@ class _Merger:
             counts[pair] = counts.get(pair, 0) + weight
             self._push(pair, places[start:stop])
 
-    def _push(self, pair: int, places: np.ndarray) -> None:
+    def _push(self, pair: int, places: _Places) -> None:
         if self._counts[pair] > 0:
             self._serial += 1
             heapq.heappush(self._queue, (-self._counts[pair], pair, self._serial, places))
