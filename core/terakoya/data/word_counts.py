@@ -7,6 +7,7 @@ is known and returned. Blocks are merged in the order of the corpus, so the tabl
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import signal
 from collections import Counter, deque
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +24,8 @@ from terakoya.errors import UserError
 
 Splitter = Callable[[str], Iterable[str]]
 """A document to its words."""
+
+logger = logging.getLogger("terakoya")
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,23 @@ class WordCounts:
     documents: int
     rejected: dict[str, int]
     text_bytes: int
+
+    def facts(self, max_words: int) -> dict[str, Any]:
+        """What a tokenizer's training reports of the table. Warns where `max_words` made it inexact."""
+        if self.error:
+            logger.warning(
+                "more than %s distinct words: rare ones were dropped; each count is right or at most %s too low",
+                f"{max_words:,}",
+                f"{self.error:,}",
+            )
+        return {
+            "words": self.words,
+            "distinct_words": len(self.counts),
+            "count_error": self.error,
+            "documents": self.documents,
+            "rejected": self.rejected,
+            "text_bytes": self.text_bytes,
+        }
 
 
 def count_words(

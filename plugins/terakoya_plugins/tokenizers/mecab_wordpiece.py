@@ -26,8 +26,9 @@ from terakoya.components import Encoded, Tokenizer
 from terakoya.data import mecab
 from terakoya.data.bert_folder import BertFolder, read_bert_folder, read_config, read_vocabulary
 from terakoya.data.corpus import Corpus
+from terakoya.data.counts_file import Splitting, counted
 from terakoya.data.vocab import Vocabulary
-from terakoya.data.word_counts import WordCounts, count_words
+from terakoya.data.word_counts import WordCounts
 from terakoya.data.word_table import LINE_END, WordTable
 from terakoya.data.wordpiece import PREFIX, WordPiece, bert_words, train_wordpiece
 
@@ -58,6 +59,24 @@ class MecabWordPiece(Tokenizer):
     """Learn from about so many bytes of text, spread over the corpus. None: from all of it."""
     max_words: int = Field(default=2_000_000, ge=1000)
     """Distinct words counted at a time; beyond that the rarest are dropped and the error is reported."""
+    counts: Path | None = None
+    """A table that `terakoya tokenizer count` has kept of the same corpus. None: count now."""
+
+    def splitting(self) -> Splitting:
+        """See `LearnsFromCounts`: the words that MeCab cuts. Raises UserError for a wrong dictionary or option."""
+        options = self._options()
+        mecab.splitter(options)  # a wrong dictionary is better seen here than in a worker
+        return Splitting(
+            functools.partial(mecab.splitter, options),
+            {
+                "words": "mecab",
+                "dictionary": mecab.options_fingerprint(options),
+                "mecab_option": self.mecab_option,
+                **_versions(),
+            },
+            max_words=self.max_words,
+            sample_bytes=self.sample_bytes,
+        )
 
     def train(
         self,
@@ -68,16 +87,7 @@ class MecabWordPiece(Tokenizer):
         progress: Callable[[int, int], None] | None = None,
     ) -> Mapping[str, Any]:
         """See `Tokenizer.train`. The files are the same for any number of processes."""
-        splitter = functools.partial(mecab.splitter, self._options())
-        splitter()  # a wrong dictionary is better seen here than in a worker
-        table = count_words(
-            corpus,
-            splitter,
-            processes=processes,
-            max_words=self.max_words,
-            sample_bytes=self.sample_bytes,
-            progress=progress,
-        )
+        table = counted(corpus, self.splitting(), file=self.counts, processes=processes, progress=progress)
         counts: Counter[str] = Counter()
         for word, count in table.counts.items():
             counts[word.lower() if self.do_lower_case else word] += count
@@ -158,7 +168,7 @@ class MecabWordPiece(Tokenizer):
         }
         record = {
             "type": NAME,
-            "settings": self.model_dump(exclude={"special_tokens_in_text"}),
+            "settings": self.model_dump(exclude={"special_tokens_in_text", "counts"}),
             "versions": _versions(),
             "dictionary": mecab.options_fingerprint(self._options()),
         }
@@ -175,21 +185,7 @@ class MecabWordPiece(Tokenizer):
                 f"{self.vocab_size:,}",
                 self.min_frequency,
             )
-        if table.error:
-            logger.warning(
-                "more than %s distinct words: rare ones were dropped; each count is right or at most %s too low",
-                f"{self.max_words:,}",
-                f"{table.error:,}",
-            )
-        return {
-            "pieces": len(pieces),
-            "words": table.words,
-            "distinct_words": len(table.counts),
-            "count_error": table.error,
-            "documents": table.documents,
-            "rejected": table.rejected,
-            "text_bytes": table.text_bytes,
-        }
+        return {"pieces": len(pieces), **table.facts(self.max_words)}
 
 
 class MecabWordPieceEncoder:

@@ -1,0 +1,103 @@
+"""`terakoya tokenizer count`: count a corpus's words once, for every tokenizer that is trained on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from terakoya.errors import UserError
+
+if TYPE_CHECKING:
+    from terakoya.data.word_counts import WordCounts
+
+Documents = Literal["blank", "line"]
+
+
+def count_words(
+    sources: Sequence[Path],
+    out: Path,
+    *,
+    settings: Mapping[str, Any],
+    processes: int | None = None,
+    documents: Documents = "blank",
+    field: str = "text",
+    progress: Callable[[int, int], None] | None = None,
+) -> WordCounts:
+    """Counts the words of the files `sources` as the tokenizer that `settings` describe wants them, into the file `out`.
+
+    The same words serve every kind and setting that cuts them alike: `counts` of its settings takes the file. Raises
+    UserError for wrong settings, a kind that does not learn from words, and a file that is there already.
+    """
+    from terakoya.data.corpus import Corpus
+    from terakoya.data.counts_file import LearnsFromCounts, counted, write_counts
+    from terakoya.tokenizer import make_tokenizer
+
+    tokenizer = make_tokenizer(settings)
+    if not isinstance(tokenizer, LearnsFromCounts):
+        raise UserError(
+            f"tokenizer type {settings['type']}: expected a kind that learns from word counts, such as mecab_wordpiece "
+            "or byte_bpe; this one reads the corpus itself"
+        )
+    if out.exists():
+        raise UserError(f"{out}: expected a new file, got one that is there already; choose another --out")
+    corpus = Corpus(sources, field=field, documents=documents)
+    splitting = tokenizer.splitting()
+    table = counted(corpus, splitting, processes=processes or _cpus(), progress=progress)
+    write_counts(out, corpus, splitting, table)
+    return table
+
+
+def command(
+    corpus: Annotated[list[Path], typer.Argument(help="What `tokenizer train` takes.")],
+    out: Annotated[Path, typer.Option(help="The new file with the table.")],
+    type: Annotated[str, typer.Option(help="A kind of tokenizer that learns from words.")],
+    processes: Annotated[int | None, typer.Option(min=1, help="Default: one for each CPU.", show_default=False)] = None,
+    documents: Annotated[Documents, typer.Option(help="What separates documents in txt files.")] = "blank",
+    field: Annotated[str, typer.Option(help="The key of the text in jsonl files.")] = "text",
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the kind; may be repeated.")
+    ] = None,
+) -> None:
+    """Count words once. `tokenizer train --set counts=TABLE` then starts at once, with any kind that cuts words alike."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from terakoya.log import console, error_console
+    from terakoya.parameter_files import with_overrides
+
+    with Progress(
+        TextColumn("count"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=error_console(),
+        transient=True,
+    ) as bar:
+        line = bar.add_task("count", total=None)
+        table = count_words(
+            corpus,
+            out,
+            settings={**with_overrides({}, set_ or ()), "type": type},
+            processes=processes,
+            documents=documents,
+            field=field,
+            progress=lambda done, total: bar.update(line, completed=done, total=total),
+        )
+    console().print(
+        f"{out}: {len(table.counts):,} distinct words of {table.words:,} in {table.documents:,} documents; "
+        f"{sum(table.rejected.values()):,} documents rejected",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+def register(app: typer.Typer) -> None:
+    """Adds `count` to the verbs of `terakoya tokenizer`."""
+    app.command("count")(command)
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,166 @@
+"""Byte-level BPE as GPT-2 has it, trained from word counts in parallel, encoded by `tokenizers`."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import Field
+
+from terakoya import hookimpl
+from terakoya.components import Tokenizer
+from terakoya.data import byte_pairs
+from terakoya.data.counts_file import Splitting, counted
+from terakoya.errors import UserError
+
+if TYPE_CHECKING:
+    from terakoya.data.corpus import Corpus
+    from terakoya.data.line_encoder import LineEncoder
+
+NAME = "byte_bpe"
+_NAMED = ("eos_token", "bos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+
+logger = logging.getLogger("terakoya")
+
+
+class ByteBpe(Tokenizer):
+    """Pieces of bytes: every text has ids, none is unknown."""
+
+    vocab_size: int = Field(default=50257, ge=1)
+    """Pieces, special tokens and the 256 bytes included."""
+    min_frequency: int = Field(default=2, ge=1)
+    """How often a pair of pieces must occur to become one."""
+    add_prefix_space: bool = False
+    """Put a space before each line, so that its first word is the same piece as elsewhere."""
+    eos_token: str = "<|endoftext|>"
+    bos_token: str | None = None
+    pad_token: str | None = None
+    unk_token: str | None = None
+    cls_token: str | None = None
+    sep_token: str | None = None
+    mask_token: str | None = None
+    additional_special_tokens: tuple[str, ...] = ()
+    sample_bytes: int | None = Field(default=None, ge=1)
+    """Learn from about so many bytes of text, spread over the corpus. None: from all of it."""
+    max_words: int = Field(default=2_000_000, ge=1000)
+    """Distinct words counted at a time; beyond that the rarest are dropped and the error is reported."""
+    counts: Path | None = None
+    """A table that `terakoya tokenizer count` has kept of the same corpus. None: count now."""
+
+    def splitting(self) -> Splitting:
+        """See `LearnsFromCounts`: the words that GPT-2's pattern cuts."""
+        return Splitting(
+            functools.partial(byte_pairs.splitter, self.add_prefix_space),
+            {
+                "words": "byte level",
+                "add_prefix_space": str(self.add_prefix_space),
+                "tokenizers": importlib.metadata.version("tokenizers"),
+            },
+            max_words=self.max_words,
+            sample_bytes=self.sample_bytes,
+        )
+
+    def train(
+        self,
+        corpus: Corpus,
+        folder: Path,
+        *,
+        processes: int = 1,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Mapping[str, Any]:
+        """See `Tokenizer.train`. The files are the same for any number of processes."""
+        table = counted(corpus, self.splitting(), file=self.counts, processes=processes, progress=progress)
+        pieces, merges = byte_pairs.train_byte_pairs(
+            table.counts,
+            vocab_size=self.vocab_size,
+            min_frequency=self.min_frequency,
+            special_tokens=self._special(),
+        )
+        self._save(folder, pieces, merges)
+        if len(pieces) < self.vocab_size:
+            logger.warning(
+                "vocabulary: %s pieces instead of %s: no other pair of pieces occurs %s times in this corpus",
+                f"{len(pieces):,}",
+                f"{self.vocab_size:,}",
+                self.min_frequency,
+            )
+        return {"pieces": len(pieces), **table.facts(self.max_words)}
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Self | None:
+        """See `Tokenizer.from_folder`: what `train` has made. Other GPT-2 folders are `huggingface`'s."""
+        record = folder / "terakoya.json"
+        if not record.is_file() or not (folder / "tokenizer.json").is_file():
+            return None
+        content = json.loads(record.read_text(encoding="utf-8"))
+        return cls.model_validate(content["settings"]) if content.get("type") == NAME else None
+
+    def encoder(self, folder: Path) -> LineEncoder:
+        """See `Tokenizer.encoder`. Words are not known: GPT-2's pattern cuts Japanese at punctuation only."""
+        from terakoya.data.line_encoder import LineEncoder
+
+        return LineEncoder(self.load(folder), parse=self.special_tokens_in_text != "split")
+
+    def fingerprint(self, folder: Path) -> Mapping[str, str]:
+        """See `Tokenizer.fingerprint`."""
+        files = ("tokenizer.json", "tokenizer_config.json")
+        return {
+            **{name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files},
+            "tokenizers": importlib.metadata.version("tokenizers"),
+        }
+
+    def _special(self) -> list[str]:
+        tokens = [token for name in _NAMED if (token := getattr(self, name)) is not None]
+        tokens = list(dict.fromkeys([*tokens, *self.additional_special_tokens]))
+        if "" in tokens:
+            raise UserError(
+                f"tokenizer type {NAME}: expected special tokens of at least one character, got an empty one"
+            )
+        return tokens
+
+    def _save(self, folder: Path, pieces: Sequence[str], merges: Sequence[tuple[str, str]]) -> None:
+        from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+        from tokenizers import Tokenizer as Backend
+
+        vocabulary = {piece: id for id, piece in enumerate(pieces)}
+        backend = Backend(models.BPE(vocab=vocabulary, merges=list(merges)))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=self.add_prefix_space)
+        backend.decoder = decoders.ByteLevel()
+        backend.post_processor = processors.ByteLevel(trim_offsets=False)
+        special = self._special()
+        backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+        config: dict[str, Any] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            **{name: token for name in _NAMED if (token := getattr(self, name)) is not None},
+        }
+        if self.additional_special_tokens:
+            config["additional_special_tokens"] = list(self.additional_special_tokens)
+        record = {"type": NAME, "settings": self.model_dump(mode="json", exclude={"special_tokens_in_text", "counts"})}
+        folder.mkdir(parents=True, exist_ok=True)
+        backend.save(str(folder / "tokenizer.json"))
+        lines = "".join(f"{left} {right}\n" for left, right in merges)
+        texts = {
+            "tokenizer_config.json": _json(config),
+            "terakoya.json": _json(record),
+            "vocab.json": json.dumps(vocabulary, ensure_ascii=False),  # these two for programs that read GPT-2's files
+            "merges.txt": f"#version: 0.2\n{lines}",
+        }
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8", newline="\n")
+
+
+@hookimpl
+def register_tokenizers() -> Mapping[str, type[Tokenizer]]:
+    """Offers `byte_bpe`."""
+    return {NAME: ByteBpe}
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=2) + "\n"
