@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from terakoya.commands import store_import
+from terakoya.commands import store_import, store_merge, store_sample
 
 if TYPE_CHECKING:
     from terakoya.data.store import StoreFacts
@@ -112,4 +112,7 @@ def verify_command(store: Store) -> None:
     console().print(f"{store}: sound; {counted.tokens:,} tokens checked", markup=False, soft_wrap=True)
 
 
+app.command("sample")(store_sample.command)
 app.command("import")(store_import.command)
+app.command("merge")(store_merge.merge_command)
+app.command("split")(store_merge.split_command)

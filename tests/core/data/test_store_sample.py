@@ -1,0 +1,100 @@
+"""A sample shows every token once, where words and tokens begin, characters whole, and the masks training would use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.text import Text
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from terakoya import plugins
+from terakoya.commands.store_sample import coloured, plain
+from terakoya.data.store import TokenStore
+from terakoya.data.store_sample import ShownToken, sample, sample_masked
+from terakoya.data.store_writer import write_store
+from terakoya.data.vocab import Vocabulary
+from terakoya.errors import UserError
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "寺子", "##屋", "で", "学", "##ぶ", "▁the", "。"]
+VOCABULARY = Vocabulary(size=len(PIECES), pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    backend = Tokenizer(models.WordPiece({piece: number for number, piece in enumerate(PIECES)}, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece(prefix="##")
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> TokenStore:
+    documents = [[[5, 6, 7, 8, 9, 11]], [[10, 5, 6]]] * 20
+    words = [[[True, False, True, True, False, True]], [[True, True, False]]] * 20
+    return write_store(tmp_path / "store", documents, vocabulary=VOCABULARY, word_starts=words)
+
+
+def test_words_and_tokens_are_told_apart(store: TokenStore, tokenizer: PreTrainedTokenizerFast) -> None:
+    first, second = sample(store, tokenizer, rows=2)
+    assert plain(first) == "寺子/屋|で|学/ぶ|。"
+    assert plain(second) == " the|寺子/屋"
+    assert [plain(row) for row in sample(store, tokenizer, rows=5, start=38, most_tokens=2)] == ["寺子/屋", " the|寺子"]
+    with pytest.raises(UserError, match="--start: expected a sequence from 0 to 39, got 40"):
+        sample(store, tokenizer, rows=1, start=40)
+
+
+def test_without_words_every_border_is_the_same(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    store = write_store(tmp_path / "s", [[[5, 6, 7]]], vocabulary=VOCABULARY)
+    assert plain(sample(store, tokenizer, rows=1)[0]) == "寺子|屋|で"
+
+
+def test_a_character_of_several_tokens_is_shown_once(tmp_path: Path) -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    ids = tokenizer("a 寺😀b")["input_ids"]
+    store = write_store(tmp_path / "s", [[[*ids, ids[2]]]], vocabulary=Vocabulary(size=len(alphabet)))
+    shown = sample(store, tokenizer, rows=1)[0]
+    assert [(token.text, token.tokens) for token in shown[:-1]] == [("a", 1), (" ", 1), ("寺", 3), ("😀", 4), ("b", 1)]
+    assert (shown[-1].tokens, shown[-1].text) == (1, "\ufffd")
+
+
+@pytest.mark.parametrize("whole_words", [True, False])
+def test_masks_are_those_of_the_objective(
+    store: TokenStore, tokenizer: PreTrainedTokenizerFast, whole_words: bool
+) -> None:
+    settings = {"layout": "stream", "whole_word_mask": whole_words, "mlm_probability": 0.5}
+    objective = plugins.registry().component("objectives", "masked_lm").model_validate(settings)
+    rows = sample_masked(store, tokenizer, objective, rows=3, sequence_length=32, seed=1)
+    assert len(rows) == 3 and all(len(row) == 32 and row[0].text == "[CLS]" for row in rows)
+    tokens = [token for row in rows for token in row]
+    fates = [token.fate for token in tokens]
+    assert 3 * 10 <= len(fates) - fates.count("as it is") <= 3 * 16
+    assert {token.shown for token in tokens if token.fate == "masked"} == {"[MASK]"}
+    assert all(token.shown == token.text for token in tokens if token.fate == "kept")
+    assert all(token.shown not in (token.text, "[MASK]") for token in tokens if token.fate == "replaced")
+    hidden = [token.fate != "as it is" for token in tokens]
+    halves = [hidden[n] != hidden[n - 1] for n, token in enumerate(tokens) if token.text in ("屋", "ぶ")]
+    assert any(halves) is not whole_words
+    assert rows == sample_masked(store, tokenizer, objective, rows=3, sequence_length=32, seed=1)
+    assert rows != sample_masked(store, tokenizer, objective, rows=3, sequence_length=32, seed=2)
+
+
+def test_colours_show_words_and_fates() -> None:
+    row = [
+        ShownToken("寺子", 1, True),
+        ShownToken("屋", 1, False),
+        ShownToken("で", 1, True, "masked", "[MASK]"),
+        ShownToken("[学]", 1, True, "replaced", "。"),
+        ShownToken("\n", 1, None, "kept", "\n"),
+    ]
+    assert plain(row) == "寺子/屋|[で→[MASK]]|[[学]→。]|[\\n→=]"
+    line: Text = coloured(row)
+    assert line.plain == "寺子屋で[学]→。\\n"
+    styles = [str(span.style) for span in line.spans]
+    assert len(set(styles)) == len(styles) == 6
+    assert np.isin(["bold white on red", "bold white on magenta", "bold white on blue"], styles).all()
