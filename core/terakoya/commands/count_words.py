@@ -27,7 +27,7 @@ def count_words(
     field: str = "text",
     progress: Callable[[int, int], None] | None = None,
 ) -> WordCounts:
-    """Counts the words of the files `sources` as the tokenizer that `settings` describe wants them, into the file `out`.
+    """Counts the words of the files `sources` as the tokenizer that `settings` describe cuts them, into the file `out`.
 
     The same words serve every kind and setting that cuts them alike: `counts` of its settings takes the file. Raises
     UserError for wrong settings, a kind that does not learn from words, and a file that is there already.
@@ -62,7 +62,7 @@ def command(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the kind; may be repeated.")
     ] = None,
 ) -> None:
-    """Count words once. `tokenizer train --set counts=TABLE` then starts at once, with any kind that cuts words alike."""
+    """Count words once. `tokenizer train --set counts=TABLE` then starts at once, for kinds that cut them alike."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     from terakoya.log import console, error_console

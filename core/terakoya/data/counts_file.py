@@ -105,15 +105,16 @@ def write_counts(file: Path, corpus: Corpus, splitting: Splitting, table: WordCo
 def read_counts(file: Path, corpus: Corpus, splitting: Splitting) -> WordCounts:
     """The table in `file`. Raises UserError if it is broken, or not what `splitting` counts in `corpus`."""
     if not file.is_file():
-        raise UserError(
-            f"{file}: expected a table of word counts, found none; make one with `terakoya tokenizer count`"
-        )
+        raise UserError(f"{file}: expected a table of word counts, found no file; see `terakoya tokenizer count`")
     with file.open("rb") as stream:
         if stream.readline(len(_MAGIC)) != _MAGIC:
             raise UserError(f"{file}: expected a table that `terakoya tokenizer count` wrote, got something else")
-        header = json.loads(stream.readline())
-        content = stream.read()
-    if hashlib.sha256(content).hexdigest() != header["sha256"]:
+        first, content = stream.readline(), stream.read()
+    try:
+        header = json.loads(first)
+    except ValueError:
+        header = {}
+    if hashlib.sha256(content).hexdigest() != header.get("sha256"):
         raise UserError(f"{file}: the table is damaged or cut short; count again with `terakoya tokenizer count`")
     _compare(file, "settings", expected=splitting.facts(), got=header["splitting"])
     _compare(file, "corpus", expected=_corpus_facts(corpus), got=header["corpus"])
@@ -133,13 +134,9 @@ def _compare(file: Path, what: str, *, expected: Mapping[str, Any], got: Mapping
 
 
 def _shown(value: Any) -> str:
-    return (
-        "none"
-        if value is None
-        else f'"{value[:12]}..."'
-        if isinstance(value, str) and len(value) > 32
-        else f"{value!r}"
-    )
+    if isinstance(value, str):
+        return f'"{value[:12]}..."' if len(value) > 32 else f'"{value}"'
+    return "none" if value is None else str(value)
 
 
 def _corpus_facts(corpus: Corpus) -> dict[str, Any]:

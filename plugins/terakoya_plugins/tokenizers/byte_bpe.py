@@ -140,8 +140,6 @@ class ByteBpe(Tokenizer):
             "clean_up_tokenization_spaces": False,
             **{name: token for name in _NAMED if (token := getattr(self, name)) is not None},
         }
-        if self.additional_special_tokens:
-            config["additional_special_tokens"] = list(self.additional_special_tokens)
         record = {"type": NAME, "settings": self.model_dump(mode="json", exclude={"special_tokens_in_text", "counts"})}
         folder.mkdir(parents=True, exist_ok=True)
         backend.save(str(folder / "tokenizer.json"))
