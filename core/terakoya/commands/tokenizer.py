@@ -1,32 +1,38 @@
-"""`terakoya tokenizer`: train a tokenizer on raw text."""
+"""`terakoya tokenizer`: train a tokenizer on raw text, or take over a trained model."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import typer
 
-from terakoya.commands import tokenizer_report
+from terakoya.commands import count_words, tokenizer_report
+from terakoya.commands.tokenizer_settings import gather, read_settings, take_flags
 from terakoya.errors import UserError
 
 Documents = Literal["blank", "line"]
 
-app = typer.Typer(help="Train a tokenizer on raw text.", no_args_is_help=True, rich_markup_mode=None)
+FLAGS = {"ignore_unknown_options": True}
+"""Options that a command does not know are the kind's own settings; they arrive among the arguments."""
+
+app = typer.Typer(help="Train a tokenizer on raw text, look at it.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
 def verbs() -> None:
-    """Train a tokenizer on raw text."""
+    """Train a tokenizer on raw text, look at it."""
 
 
 app.command("report")(tokenizer_report.command)
+count_words.register(app)
 
 
 def train_tokenizer(
-    sources: Sequence[Path],
+    sources: Sequence[Path | str],
     out: Path,
     *,
     type: str,
@@ -41,69 +47,85 @@ def train_tokenizer(
     Raises UserError for anything the user can mend; see `terakoya.tokenizer.train_tokenizer`.
     """
     from terakoya.data.corpus import Corpus
+    from terakoya.data.corpus_files import find_files
     from terakoya.tokenizer import train_tokenizer as train
 
-    corpus = Corpus([Path(source) for source in sources], field=field, documents=documents)
+    corpus = Corpus(find_files(sources), field=field, documents=documents)
     settings = {**(settings or {}), "type": type}
     return train(corpus, Path(out), settings=settings, processes=processes or _cpus(), progress=progress)
 
 
-@app.command("train")
+def import_tokenizer(
+    model: Path, out: Path, *, type: str, settings: Mapping[str, Any] | None = None
+) -> Mapping[str, Any]:
+    """Makes a folder `out` that Transformers loads from a trained model's file; returns facts about it.
+
+    Raises UserError for anything the user can mend, among it a kind that has no such files.
+    """
+    from terakoya.tokenizer import make_tokenizer
+
+    kind = make_tokenizer({**(settings or {}), "type": type})
+    if not isinstance(kind, Importing):
+        raise UserError(f"--type {type}: this kind has no model files to take over; use the folder as it is")
+    out = Path(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out}: expected a new or empty folder, got one with something in it; choose another --out")
+    staging = out.with_name(f".{out.name}.staging-{os.getpid()}")
+    staging.mkdir(parents=True)
+    try:
+        facts = kind.import_file(Path(model), staging)
+        if out.exists():
+            out.rmdir()
+        staging.rename(out)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return facts
+
+
+@runtime_checkable
+class Importing(Protocol):
+    """A kind of tokenizer that can take over a model trained elsewhere."""
+
+    def import_file(self, file: Path, folder: Path) -> Mapping[str, Any]:
+        """Makes `folder` from the model `file`; returns facts for the record."""
+
+
+Kind = Annotated[
+    str | None, typer.Option(help="The kind of tokenizer; see `terakoya plugins list`. Default: as in --settings.")
+]
+Settings = Annotated[Path | None, typer.Option(help="A JSON or YAML file with the kind's settings.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the kind, in place of --settings'; repeatable."),
+]
+Out = Annotated[Path | None, typer.Option(help="The new tokenizer's folder.", show_default=False)]
+
+
+@app.command("train", context_settings=FLAGS)
 def command(
-    corpus: Annotated[list[Path], typer.Argument(help="jsonl, txt, both also gzipped, or folders of them.")],
-    out: Annotated[Path, typer.Option(help="The new tokenizer's folder.")],
-    type: Annotated[
-        str | None,
-        typer.Option(help="The kind of tokenizer; see `terakoya plugins list`. Default: as in --settings."),
+    corpus: Annotated[
+        list[str] | None,
+        typer.Argument(help="jsonl, txt, csv, tsv (.gz, .zst, .xz, .bz2 too), parquet; folders, s3://, gs://, hf://."),
     ] = None,
+    out: Out = None,
+    type: Kind = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Default: one for each CPU.", show_default=False)] = None,
     documents: Annotated[Documents, typer.Option(help="What separates documents in txt files.")] = "blank",
-    field: Annotated[str, typer.Option(help="The key of the text in jsonl files.")] = "text",
-    settings: Annotated[Path | None, typer.Option(help="A JSON file with the kind's settings.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the kind; may be repeated.")
-    ] = None,
-    vocab_size: Annotated[int | None, typer.Option(help="Pieces in all.", show_default=False)] = None,
-    min_frequency: Annotated[
-        int | None, typer.Option(help="How often a pair must occur to become a piece.", show_default=False)
-    ] = None,
-    limit_alphabet: Annotated[
-        int | None, typer.Option(help="Characters with a piece of their own.", show_default=False)
-    ] = None,
-    num_unused_tokens: Annotated[
-        int | None, typer.Option(help="Empty slots for later tokens.", show_default=False)
-    ] = None,
-    dictionary: Annotated[
-        str | None, typer.Option(help="MeCab dictionary: ipadic, unidic_lite, unidic or a folder.", show_default=False)
-    ] = None,
-    do_lower_case: Annotated[
-        bool | None, typer.Option("--do-lower-case/--no-do-lower-case", help="Lower-case words.", show_default=False)
-    ] = None,
-    sample_bytes: Annotated[
-        int | None, typer.Option(help="Learn from about so many bytes of text.", show_default=False)
-    ] = None,
+    field: Annotated[str, typer.Option(help="The key or column that holds the text.")] = "text",
+    settings: Settings = None,
+    set_: Set = None,
 ) -> None:
-    """Train a tokenizer that Transformers loads. Flags win over --set, --set over --settings, that over defaults."""
+    """Train a tokenizer that Transformers loads.
+
+    Every setting of the kind is an option too: --vocab-size 32000, --character_coverage=0.9995, --byte-fallback,
+    --no-add-dummy-prefix. `input`, `output_dir` and `model_prefix`, among the settings, stand for CORPUS and --out.
+    """
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from terakoya.log import console, error_console
-    from terakoya.parameter_files import read_json, with_overrides
+    from terakoya.log import error_console
 
-    flags = {
-        "vocab_size": vocab_size,
-        "min_frequency": min_frequency,
-        "limit_alphabet": limit_alphabet,
-        "num_unused_tokens": num_unused_tokens,
-        "dictionary": dictionary,
-        "do_lower_case": do_lower_case,
-        "sample_bytes": sample_bytes,
-        "type": type,
-    }
-    given = with_overrides(read_json(settings) if settings is not None else {}, set_ or ())
-    given.update({name: value for name, value in flags.items() if value is not None})
-    kind = given.pop("type", None)
-    if not isinstance(kind, str):
-        raise UserError("--type: expected the kind of tokenizer, for example --type mecab_wordpiece")
+    kind, given, sources = _given(corpus or (), type=type, settings=settings, overrides=set_ or ())
+    sources, out = _places(given, sources, out)
     with Progress(
         TextColumn("tokenizer"),
         BarColumn(),
@@ -114,7 +136,7 @@ def command(
     ) as bar:
         line = bar.add_task("tokenizer", total=None)
         facts = train_tokenizer(
-            corpus,
+            sources,
             out,
             type=kind,
             settings=given,
@@ -123,6 +145,62 @@ def command(
             field=field,
             progress=lambda done, total: bar.update(line, completed=done, total=total),
         )
+    _print(out, facts)
+
+
+@app.command("import", context_settings=FLAGS)
+def import_command(
+    model: Annotated[list[str], typer.Argument(help="The trained model's file, for example tokenizer.model.")],
+    out: Out = None,
+    type: Kind = None,
+    settings: Settings = None,
+    set_: Set = None,
+) -> None:
+    """Make a folder that Transformers loads from a trained model's file. Settings are options, as for train."""
+    kind, given, sources = _given(model, type=type, settings=settings, overrides=set_ or ())
+    if len(sources) != 1 or out is None:
+        raise UserError("expected one model's file and --out, the new folder")
+    _print(out, import_tokenizer(Path(sources[0]), out, type=kind, settings=given))
+
+
+def _given(
+    arguments: Sequence[str], *, type: str | None, settings: Path | None, overrides: Sequence[str]
+) -> tuple[str, dict[str, Any], list[str]]:
+    """The kind's name, its settings, and the arguments that are no flags."""
+    from terakoya import plugins
+
+    file = read_settings(settings) if settings is not None else {}
+    named = gather(file, overrides, {} if type is None else {"type": type}, where=str(settings))
+    kind = named.pop("type", None)
+    if not isinstance(kind, str):
+        raise UserError("--type: expected the kind of tokenizer, for example --type mecab_wordpiece")
+    component = plugins.registry().component("tokenizers", kind)
+    rest, flags = take_flags(arguments, component.model_fields)
+    file.pop("type", None)
+    without_type = [override for override in overrides if override.partition("=")[0] != "type"]
+    return kind, gather(file, without_type, flags, where=str(settings)), rest
+
+
+def _places(given: dict[str, Any], sources: list[str], out: Path | None) -> tuple[list[str], Path]:
+    """Corpus and folder, which may stand among the settings under SentencePiece's names; takes them out of `given`."""
+    files = given.pop("input", None)
+    if files is not None and sources:
+        raise UserError("the corpus is given twice, as CORPUS and as input; keep one")
+    if files is not None:
+        sources = files.split(",") if isinstance(files, str) else [str(file) for file in files]
+    if not sources:
+        raise UserError("CORPUS: expected at least one file or folder of text")
+    names = [str(given.pop(name)) for name in ("output_dir", "model_prefix") if name in given]
+    if names and out is not None:
+        raise UserError("the new folder is given twice, as --out and as output_dir or model_prefix; keep one")
+    if out is None and not names:
+        raise UserError("--out: expected the new tokenizer's folder")
+    return sources, out if out is not None else Path(*names)
+
+
+def _print(out: Path, facts: Mapping[str, Any]) -> None:
+    from terakoya.log import console
+
     shown = ", ".join(f"{name.replace('_', ' ')} {_shown(value)}" for name, value in facts.items())
     console().print(f"{out}: {shown}", soft_wrap=True, markup=False)
 

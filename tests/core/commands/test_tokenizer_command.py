@@ -36,15 +36,80 @@ def run(*arguments: object) -> int:
     return int(leave.value.code or 0)
 
 
-def test_flags_win_over_set_and_set_over_the_file(corpus: Path, tmp_path: Path) -> None:
+def test_file_set_and_flags_together(corpus: Path, tmp_path: Path) -> None:
     file = tmp_path / "settings.json"
-    file.write_text('{"type": "mecab_wordpiece", "vocab_size": 70, "min_frequency": 3, "num_unused_tokens": 4}')
+    file.write_text('{"type": "mecab_wordpiece", "min_frequency": 3, "num_unused_tokens": 4}')
     out = tmp_path / "out"
-    options = ["--set", "min_frequency=4", "--set", "vocab_size=60", "--vocab-size", 55, "--do-lower-case"]
-    assert run(corpus, "--out", out, "--settings", file, *options, "--dictionary", "ipadic", "--processes", 1) == 0
+    options = ["--set", "min_frequency=4", "--vocab-size", 55, "--do_lower_case", "--dictionary=ipadic"]
+    assert run(corpus, "--out", out, "--settings", file, *options, "--processes", 1) == 0
     settings = settings_of(out)
     assert (settings["vocab_size"], settings["min_frequency"], settings["num_unused_tokens"]) == (55, 4, 4)
     assert settings["do_lower_case"] is True and settings["dictionary"] == "ipadic"
+
+
+@pytest.mark.parametrize("name", ["settings.yaml", "settings.json"])
+def test_the_corpus_and_the_folder_may_stand_in_the_file(corpus: Path, tmp_path: Path, name: str) -> None:
+    values = {"type": "mecab_wordpiece", "input": str(corpus), "output_dir": str(tmp_path / "deep")}
+    file = tmp_path / name
+    if name.endswith("yaml"):
+        lines = [f"{key}: {value}" for key, value in values.items()]
+        file.write_text("\n".join(["# where", *lines, "model_prefix: small", "vocab_size: 60  # pieces", ""]))
+    else:
+        file.write_text(json.dumps({**values, "model_prefix": "small", "vocab_size": 60}))
+    assert run("--settings", file, "--no-do-lower-case", "--processes", 1) == 0
+    assert settings_of(tmp_path / "deep" / "small")["vocab_size"] == 60
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "message"),
+    [
+        ("vocab_size: 60\nvocab_size: 70\n", [], '.yaml:2: the key "vocab_size" is given twice, as "60" and as "70"'),
+        ('{"vocab_size": 60, "vocab_size": 70}', [], 'the key "vocab_size" is given twice, as 60 and as 70'),
+        ("vocab_size: 60\n", ["--vocab-size", "70"], '"vocab_size" is given twice, as --vocab-size and in'),
+        ("type: mecab_wordpiece\n", [], '"type" is given twice, as --type and in'),
+        ("min_frequency: 2\n", ["--vocab-size", "70", "--vocab_size=80"], "--vocab_size=80: the option is given twice"),
+        ("", ["--set", "vocab_size=6", "--set", "vocab_size=7"], "--set vocab_size: the key is given twice"),
+        (
+            "",
+            ["--set", "vocab_size=6", "--vocab-size", "7"],
+            '"vocab_size" is given twice, as --vocab-size and in --set',
+        ),
+        ("input: other.txt\n", [], "the corpus is given twice, as CORPUS and as input"),
+        ("output_dir: there\n", [], "the new folder is given twice"),
+        ("- a\n- b\n", [], "expected keys with values"),
+        ("a: [1\n", [], "no valid YAML"),
+        ("", ["--vocab-size"], "--vocab-size: expected a value behind it"),
+        ("", ["--vocab-sise", "5"], 'did you mean "vocab_size"'),
+    ],
+)
+def test_given_twice_or_not_readable(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, options: list[str], message: str
+) -> None:
+    path = tmp_path / ("settings.json" if file.startswith("{") else "settings.yaml")
+    path.write_text(file or "min_frequency: 2\n")
+    given = ["--settings", path, "--type", "mecab_wordpiece", "--processes", 1]
+    assert run(corpus, "--out", tmp_path / "out", *given, *options) == 2
+    assert message in capsys.readouterr().err.replace("\n", " ")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["corpus.txt", "--type", "mecab_wordpiece"], "--out: expected"),
+        (["--type", "mecab_wordpiece", "--out", "out"], "CORPUS: expected at least one file"),
+    ],
+)
+def test_what_is_missing_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(*arguments) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
