@@ -12,11 +12,10 @@ import numpy as np
 import orjson
 
 from terakoya.data.assembly import Bits, Options, Totals, assemble, new_store_folder
+from terakoya.data.sharding import SHARD, SHARD_BLOCKS, check_joined
 from terakoya.data.store import StoreFacts, TokenStore
 from terakoya.errors import UserError
 
-SHARD = "shard"
-"""The input that says which part of a corpus a store was made from, as `3/16`."""
 _CHUNK = 1 << 20
 
 
@@ -149,7 +148,7 @@ def _record(stores: Sequence[TokenStore]) -> tuple[Mapping[str, str], Options]:
     facts = [store.facts for store in stores]
     shards = [one.inputs.get(SHARD) for one in facts]
     inputs = [{k: v for k, v in one.inputs.items() if k != SHARD} for one in facts]
-    options = [{k: v for k, v in one.options.items() if k != SHARD} for one in facts]
+    options = [{k: v for k, v in one.options.items() if k not in (SHARD, SHARD_BLOCKS)} for one in facts]
     if all(one == inputs[0] for one in inputs) and all(shards):
         count = len(shards)
         wanted = [f"{number}/{count}" for number in range(1, count + 1)]
@@ -158,6 +157,7 @@ def _record(stores: Sequence[TokenStore]) -> tuple[Mapping[str, str], Options]:
                 f"expected the shards {', '.join(wanted)} of one corpus in this order, got "
                 f"{', '.join(str(shard) for shard in shards)}; name them all, in order"
             )
+        check_joined([str(one.options[SHARD_BLOCKS]) for one in facts])
         return inputs[0], options[0]
     joined = {name: [one.inputs.get(name, "") for one in facts] for name in {k: 0 for one in facts for k in one.inputs}}
     listed = {name: [one.options.get(name) for one in facts] for name in {k: 0 for one in facts for k in one.options}}

@@ -22,11 +22,12 @@ from pathlib import Path
 import orjson
 
 from terakoya.components import Tokenizer
-from terakoya.data.assembly import Options, Totals, assemble, write_rejects
+from terakoya.data.assembly import Totals, assemble, write_rejects
 from terakoya.data.corpus import Block, Corpus, Document
 from terakoya.data.encoding import BlockEncoder, Task, encode_block, source_name, start_worker
 from terakoya.data.parts import PartFacts, read_part
 from terakoya.data.resuming import begin, clear, finished_facts
+from terakoya.data.sharding import SHARD, SHARD_BLOCKS, Shard, ShardBlocks
 from terakoya.data.store import PARTS, StoreFacts, Unit
 from terakoya.data.store_writer import Parts, locked
 from terakoya.errors import UserError
@@ -49,13 +50,15 @@ def prepare(
     processes: int = 1,
     max_rejects: int | float = 0.01,
     force: bool = False,
+    shard: Shard | None = None,
     progress: Progress | None = None,
 ) -> StoreFacts:
     """Encodes `corpus` with the tokenizer in `tokenizer_folder` into the token store `out`.
 
     Continues what an interrupted call with the same input left; returns at once if the store is finished.
     `max_rejects`: how many documents may be quarantined, a count (int) or a share of all documents (float).
-    `force` throws away what `out` holds of another store. `progress(done_bytes, total_bytes)` is called now and then.
+    `force` throws away what `out` holds of another store. `shard` encodes one share of the corpus; merged in order, the
+    stores of all shares are the store of the corpus. `progress(done_bytes, total_bytes)` is called now and then.
 
     Raises UserError when `out` holds something else or is in use, the disk is too small, too many documents are
     rejected, ids do not fit the vocabulary, or a process dies.
@@ -67,7 +70,7 @@ def prepare(
         raise UserError(f'unit: expected "document" or "line", got "{unit}"')
     if not tokenizer_folder.is_dir():
         raise UserError(f"{tokenizer_folder}: expected a tokenizer's folder, found none")
-    options: Options = {
+    options: dict[str, str | int | bool | None] = {
         "unit": unit,
         "append_eos": append_eos,
         "field": corpus.field,
@@ -76,11 +79,16 @@ def prepare(
         "block_bytes": _block_bytes(corpus),
         "tokenizer": f"{type(tokenizer).__name__} {tokenizer.model_dump_json()}",
     }
+    if corpus.cleaning is not None:
+        options.update(corpus.cleaning.facts)
     inputs = {
         "corpus": corpus.fingerprint,
         **{f"tokenizer {name}": value for name, value in sorted(tokenizer.fingerprint(tokenizer_folder).items())},
         "options": hashlib.sha256(orjson.dumps(options)).hexdigest(),
     }
+    if shard is not None:
+        inputs[SHARD] = options[SHARD] = str(shard)
+    blocks = ShardBlocks(corpus, shard or Shard(), block_bytes=_block_bytes(corpus))
     out.mkdir(parents=True, exist_ok=True)
     with locked(out), _ends_explained(out):
         if force:
@@ -89,13 +97,15 @@ def prepare(
             return facts
         task = Task(corpus, pickle.dumps(tokenizer), tokenizer_folder, out / PARTS, unit, append_eos)
         encoder = BlockEncoder(task)
-        _check_disk(out, corpus, encoder)
+        _check_disk(out, corpus, encoder, blocks.disk_bytes)
         begin(out, inputs, options)
         before = _sizes_and_times(corpus)
-        totals = _encode_all(task, encoder, processes, max_rejects, progress)
+        totals = _encode_all(task, encoder, blocks, processes, max_rejects, progress)
         if _sizes_and_times(corpus) != before:
             raise UserError("corpus: a file was changed while it was read; leave the files alone and start again")
-        _judge(out, totals, max_rejects)
+        if shard is not None:
+            options[SHARD_BLOCKS] = blocks.extent
+        _judge(out, totals, max_rejects, shard)
         return assemble(
             out,
             Parts(out, totals),
@@ -137,7 +147,12 @@ def _block_bytes(corpus: Corpus) -> int:
 
 
 def _encode_all(
-    task: Task, encoder: BlockEncoder, processes: int, max_rejects: int | float, progress: Progress | None
+    task: Task,
+    encoder: BlockEncoder,
+    blocks: ShardBlocks,
+    processes: int,
+    max_rejects: int | float,
+    progress: Progress | None,
 ) -> Totals:
     """Makes every part that is not there yet. Returns the sums over all parts."""
     totals, kept, done, warned = Totals(), 0, 0, False
@@ -151,13 +166,13 @@ def _encode_all(
                     totals.add(future.result())
                     done += waiting.pop(future)
                 if progress is not None:
-                    progress(done, task.corpus.total_bytes)
+                    progress(min(done, blocks.disk_bytes), blocks.disk_bytes)
                 seen = totals.documents + totals.rejected.total()
                 if not warned and seen >= 1000 and totals.rejected.total() > _limit(max_rejects, seen):
                     warned = True
                     logger.warning("many rejects so far: %s", _by_reason(totals))
 
-        for number, block in enumerate(task.corpus.blocks(block_bytes=_block_bytes(task.corpus))):
+        for number, block in enumerate(blocks):
             facts = read_part(task.parts, number)
             if facts is not None and facts.source == source_name(block):
                 totals.add(facts)
@@ -170,7 +185,7 @@ def _encode_all(
     if kept:
         logger.info("%d of %d parts were there already", kept, totals.parts)
     if progress is not None:
-        progress(task.corpus.total_bytes, task.corpus.total_bytes)
+        progress(blocks.disk_bytes, blocks.disk_bytes)
     return totals
 
 
@@ -208,7 +223,7 @@ def _workers(task: Task, encoder: BlockEncoder, processes: int) -> Iterator[Call
 # ------------------------------------------------------------------------------------------------- disk and rejects
 
 
-def _check_disk(out: Path, corpus: Corpus, encoder: BlockEncoder) -> None:
+def _check_disk(out: Path, corpus: Corpus, encoder: BlockEncoder, disk_bytes: int) -> None:
     """Says how much disk the store will need. UserError if there is not enough."""
     files = corpus.sources[:: -(-len(corpus.sources) // _SAMPLE_FILES)]
     disk = text = sampled = tokens = sequences = 0
@@ -229,7 +244,7 @@ def _check_disk(out: Path, corpus: Corpus, encoder: BlockEncoder) -> None:
         sampled += sum(map(len, few))
         tokens += len(encoded.ids)
         sequences += len(encoded.line_lengths)
-    scale = corpus.total_bytes / disk * text / sampled if sampled else 0.0
+    scale = disk_bytes / disk * text / sampled if sampled else 0.0
     itemsize = encoder.encoder.vocabulary.dtype().itemsize
     store = int(scale * (tokens * (itemsize + 1 / 8) + 20 * sequences) * 1.05) + 1_000_000
     need = 2 * store
@@ -262,7 +277,7 @@ def _by_reason(totals: Totals) -> str:
     return f"{totals.rejected.total():,} of {totals.documents + totals.rejected.total():,} documents ({reasons})"
 
 
-def _judge(out: Path, totals: Totals, max_rejects: int | float) -> None:
+def _judge(out: Path, totals: Totals, max_rejects: int | float, shard: Shard | None) -> None:
     """Says what was rejected and which special tokens were met. UserError for too many rejects or no document."""
     if totals.literals:
         logger.info(
@@ -271,7 +286,8 @@ def _judge(out: Path, totals: Totals, max_rejects: int | float) -> None:
         )
     if not totals.rejected:
         if not totals.tokens:
-            raise UserError(f"{out}: expected at least one document, the corpus has none")
+            hint = "the corpus has none" if shard is None else f"shard {shard} has none; make fewer shards"
+            raise UserError(f"{out}: expected at least one document, {hint}")
         return
     write_rejects(out, Parts(out, totals))
     allowed = _limit(max_rejects, totals.documents + totals.rejected.total())
