@@ -29,7 +29,6 @@ def verbs() -> None:
 
 app.command("report")(tokenizer_report.command)
 count_words.register(app)
-count_words.register(app)
 
 
 def train_tokenizer(
