@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,6 +14,7 @@ from terakoya.errors import UserError
 
 if TYPE_CHECKING:
     from terakoya.components import Tokenizer
+    from terakoya.data.cleaning import Step
     from terakoya.data.corpus_files import RemoteFile
     from terakoya.data.store import StoreFacts
 
@@ -62,21 +64,33 @@ def prepare(
     max_rejects: int | float = 0.01,
     special_tokens_in_text: Specials | None = None,
     max_document_bytes: int = 100_000_000,
+    clean: Path | Sequence[Mapping[str, Any]] | None = None,
+    held_out: bool = False,
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> StoreFacts:
     """Encodes `sources` with the tokenizer in the folder `tokenizer` into the token store `out`.
 
     A source is a file, a folder, a pattern such as `text/*.parquet`, or an address such as `s3://bucket/wiki`.
+    `clean`: cleaning steps, or a JSON file with a list of them; which documents they drop is noted in `OUT.clean`
+    beside the store. `held_out`: takes the documents that the step `hold_out` sets aside, instead of the others.
 
     Raises UserError for anything the user can mend; see `terakoya.data.prepare.prepare`.
     """
+    from terakoya.data.cleaning import cleaned
+    from terakoya.data.cleaning_plan import make_plan
     from terakoya.data.corpus import Corpus
     from terakoya.data.corpus_files import find_files
     from terakoya.data.prepare import prepare as prepare_corpus
 
     corpus = Corpus(find_files(sources), field=field, documents=documents, max_document_bytes=max_document_bytes)
     component = recognise_tokenizer(tokenizer, type=type)
+    if clean is not None:
+        steps = _steps(clean)
+        corpus = cleaned(corpus, steps, out.with_name(f"{out.name}.clean"), held_out=held_out)
+        make_plan(corpus, processes=processes or _cpus())
+    elif held_out:
+        raise UserError('--held-out: expected --clean with a step {"type": "hold_out", "share": ...}')
     if special_tokens_in_text is not None:
         component = component.model_copy(update={"special_tokens_in_text": special_tokens_in_text})
     return prepare_corpus(
@@ -91,6 +105,20 @@ def prepare(
         force=force,
         progress=progress,
     )
+
+
+def _steps(clean: Path | Sequence[Mapping[str, Any]]) -> tuple[Step, ...]:
+    from terakoya.data.cleaning import read_steps
+
+    if not isinstance(clean, Path):
+        return read_steps(list(clean), source="clean")
+    try:
+        value = json.loads(clean.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{clean}: no such file; expected a JSON list of cleaning steps") from None
+    except ValueError as error:
+        raise UserError(f"{clean}: expected a JSON list of cleaning steps, got something else ({error})") from error
+    return read_steps(value, source=clean.name)
 
 
 def _cpus() -> int:
@@ -129,6 +157,10 @@ def command(
         typer.Option(help="What [MASK] and the like in the text become. Default: parse.", show_default=False),
     ] = None,
     max_document_bytes: Annotated[int, typer.Option(min=1, help="Larger documents are rejected.")] = 100_000_000,
+    clean: Annotated[Path | None, typer.Option(help="A JSON list of cleaning steps.", show_default=False)] = None,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Take what the step hold_out sets aside, instead of the rest.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Throw away another store that OUT holds.")] = False,
 ) -> None:
     """Encode text into a token store. Interrupted and started again, it finishes what is left."""
@@ -158,6 +190,8 @@ def command(
             max_rejects=parse_max_rejects(max_rejects),
             special_tokens_in_text=special_tokens_in_text,
             max_document_bytes=max_document_bytes,
+            clean=clean,
+            held_out=held_out,
             force=force,
             progress=lambda done, total: bar.update(line, completed=done, total=total),
         )

@@ -13,9 +13,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from terakoya.data import corpus_lines, corpus_parquet
+from terakoya.data.cleaning import Cleaning
 from terakoya.data.corpus_files import Source, content_hash, find_files, kind_of
 from terakoya.data.corpus_items import EXCERPT_CHARACTERS, Block, Document, Reason, Reject
 from terakoya.errors import UserError
@@ -33,7 +34,7 @@ class Corpus:
     one. Lines with nothing but white space hold no document. A byte order mark at a file's start and carriage returns
     before line ends are dropped; NUL and other control characters are kept. All but parquet may be compressed (.gz,
     .zst, .xz, .bz2). A document of more than `max_document_bytes` is rejected, in text formats without being read
-    into memory.
+    into memory. With `cleaning` (see `terakoya.data.cleaning.cleaned`) documents come out changed, and fewer.
 
     Raises UserError for a missing file or an unknown file name ending.
     """
@@ -44,6 +45,7 @@ class Corpus:
     documents: Literal["blank", "line"] = "blank"
     max_document_bytes: int = 100_000_000
     block_bytes: int = 4 << 20
+    cleaning: Cleaning | None = None
 
     def __post_init__(self) -> None:
         if self.documents not in ("blank", "line"):
@@ -60,10 +62,14 @@ class Corpus:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the files' names, sizes and contents (read whole, once, where no object store keeps a hash of
-        them); where they lie does not matter."""
+        them) and of the cleaning steps; where the files lie does not matter."""
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             hashes = list(pool.map(content_hash, self.sources))
-        facts = [[file.name, file.stat().st_size, digest] for file, digest in zip(self.sources, hashes, strict=True)]
+        facts: list[Any] = [
+            [file.name, file.stat().st_size, digest] for file, digest in zip(self.sources, hashes, strict=True)
+        ]
+        if self.cleaning is not None:
+            facts.append(self.cleaning.settings)
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def blocks(self, *, block_bytes: int | None = None) -> Iterator[Block]:
@@ -91,9 +97,11 @@ class Corpus:
         """The documents and rejects of `block`, in order."""
         limit = self.max_document_bytes
         if kind_of(block.file) == "parquet":
-            return corpus_parquet.read(block, field=self.field, max_document_bytes=limit)
-        by_paragraph = self._by_paragraph(block.file)
-        return corpus_lines.read(block, by_paragraph=by_paragraph, field=self.field, max_document_bytes=limit)
+            items = corpus_parquet.read(block, field=self.field, max_document_bytes=limit)
+        else:
+            by_paragraph = self._by_paragraph(block.file)
+            items = corpus_lines.read(block, by_paragraph=by_paragraph, field=self.field, max_document_bytes=limit)
+        return items if self.cleaning is None else self.cleaning.apply(block, items)
 
     def _by_paragraph(self, file: Source) -> bool:
         return self.documents == "blank" and kind_of(file) == "txt"

@@ -1,0 +1,257 @@
+"""Cleaning: each step does what it says, and the result is the same for any processes and after a kill."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import random
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from terakoya.data import cleaning_duplicates, cleaning_plan
+from terakoya.data.cleaning import change, cleaned, read_steps
+from terakoya.data.cleaning_plan import make_plan
+from terakoya.data.corpus import Corpus, Document, Reject
+from terakoya.data.sentences import split_sentences
+from terakoya.errors import UserError
+
+KANJI = "日月火水木金土山川田人口目耳手足力気天空雨花草虫犬竹糸貝車町村森林石音先生学校文字本名赤青白"
+
+
+def text(seed: int, size: int = 200) -> str:
+    return "".join(random.Random(seed).choices(KANJI, k=size))
+
+
+def write(folder: Path, texts: list[str]) -> Corpus:
+    """Two files, the second compressed; a bad line in each."""
+    rows = [json.dumps({"text": each}, ensure_ascii=False) for each in texts]
+    half = len(rows) // 2
+    (folder / "a.jsonl").write_text("\n".join(["bad", *rows[:half]]), encoding="utf-8")
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress("\n".join(["bad", *rows[half:]]).encode()))
+    return Corpus([folder / "a.jsonl", folder / "b.jsonl.gz"])
+
+
+def read(corpus: Corpus, *, block_bytes: int = 1 << 20) -> list[str]:
+    items = [item for block in corpus.blocks(block_bytes=block_bytes) for item in corpus.read(block)]
+    assert sum(isinstance(item, Reject) for item in items) == 2
+    return [item.text for item in items if isinstance(item, Document)]
+
+
+def run(corpus: Corpus, steps: list[dict[str, Any]], *, held_out: bool = False, processes: int = 1) -> list[str]:
+    folder = Path(str(corpus.sources[0])).parent / "clean"
+    corpus = cleaned(corpus, read_steps(steps, source="clean"), folder, held_out=held_out)
+    make_plan(corpus, processes=processes)
+    return read(corpus, block_bytes=500)
+
+
+# ---------------------------------------------------------------------------------------------------------- steps
+
+
+@pytest.mark.parametrize(
+    ("step", "dropped"),
+    [
+        ({"type": "length", "min_characters": 5}, {"abc", "日本"}),
+        ({"type": "length", "max_characters": 5}, {"これは日本語です。", "Latin only, 12", "0123456789"}),
+        ({"type": "characters", "of": "japanese", "min_share": 0.5}, {"abc", "Latin only, 12", "0123456789"}),
+        ({"type": "characters", "of": "kana", "max_share": 0.5}, {"これは日本語です。"}),
+        ({"type": "characters", "of": "digits", "max_share": 0.1}, {"Latin only, 12", "0123456789"}),
+        ({"type": "characters", "of": "latin", "max_share": 0.9}, {"abc"}),
+        (
+            {"type": "characters", "of": "kanji", "min_share": 1},
+            {"abc", "これは日本語です。", "Latin only, 12", "0123456789"},
+        ),
+    ],
+)
+def test_filters_drop_what_they_say(tmp_path: Path, step: dict[str, Any], dropped: set[str]) -> None:
+    texts = ["abc", "日本", "これは日本語です。", "Latin only, 12", "0123456789"]
+    assert run(write(tmp_path, texts), [step]) == [each for each in texts if each not in dropped]
+
+
+def test_steps_see_what_the_steps_before_them_made(tmp_path: Path) -> None:
+    texts = ["ＡＢＣ", "ABC", "ﾊﾝｶｸ", "ハンカク"]
+    corpus = write(tmp_path, texts)
+    nfkc, exact = {"type": "nfkc"}, {"type": "exact_duplicates"}
+    assert run(corpus, [nfkc, exact]) == ["ABC", "ハンカク"]
+    assert run(corpus, [exact, nfkc]) == ["ABC", "ABC", "ハンカク", "ハンカク"]
+    latin = {"type": "characters", "of": "latin", "max_share": 0}
+    assert run(corpus, [latin, exact]) == ["ﾊﾝｶｸ", "ハンカク"]
+
+
+@pytest.mark.parametrize("together", [2_000_000, 7])
+def test_the_first_of_equal_documents_stays(tmp_path: Path, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cleaning_duplicates, "_TOGETHER", together)
+    texts = [text(random.Random(n).randrange(20)) for n in range(100)]
+    assert run(write(tmp_path, texts), [{"type": "exact_duplicates"}]) == list(dict.fromkeys(texts))
+
+
+def test_near_duplicates_are_dropped_and_others_stay(tmp_path: Path) -> None:
+    originals = [text(n) for n in range(30)]
+    near = [each[:100] + "変" + each[101:] for each in originals[:10]]  # 5 of 196 n-grams differ
+    half = [each[:125] + text(n + 500, 75) for n, each in enumerate(originals[10:20])]
+    texts = [*originals, *near, *half, "短い", "短い", "短文"]
+    kept = run(write(tmp_path, texts), [{"type": "near_duplicates"}])
+    assert kept == [*originals, *half, "短い", "短文"]
+    half_is_enough = run(write(tmp_path, texts), [{"type": "near_duplicates", "threshold": 0.3}])
+    assert half_is_enough == [*originals, "短い", "短文"]
+
+
+def test_the_same_text_is_never_held_out_and_kept(tmp_path: Path) -> None:
+    texts = [text(random.Random(n).randrange(100), 40) for n in range(600)]
+    steps: list[dict[str, Any]] = [{"type": "hold_out", "share": 0.3}]
+    corpus = write(tmp_path, texts)
+    train, held = run(corpus, steps), run(corpus, steps, held_out=True)
+    assert sorted(train + held) == sorted(texts)
+    assert not set(train) & set(held)
+    assert 0.15 < len(set(held)) / 100 < 0.45
+    other = run(corpus, [{**steps[0], "seed": 1}], held_out=True)
+    assert set(other) != set(held)
+    with pytest.raises(UserError, match="held_out: expected a step"):
+        run(corpus, [{"type": "nfkc"}], held_out=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("今日は晴れ。明日は雨！本当？", "今日は晴れ。\n明日は雨！\n本当？"),
+        ("「はい。そうです。」と答えた。次へ。", "「はい。そうです。」と答えた。\n次へ。"),
+        ("「閉じない。次の文。", "「閉じない。\n次の文。"),
+        ("It is 3.5 m. Very long! e.g. this", "It is 3.5 m.\nVery long! e.g. this"),
+        ("句点なし\n\n 二行目。 ", "句点なし\n\n二行目。"),
+        ("えっ！？まさか……。はい", "えっ！？\nまさか……。\nはい"),
+    ],
+)
+def test_sentences_become_lines(before: str, after: str) -> None:
+    assert split_sentences(before) == after
+
+
+@given(st.text(st.sampled_from("あ「」。！.A \n(")))
+def test_splitting_loses_nothing_but_white_space(before: str) -> None:
+    after = split_sentences(before)
+    assert "".join(after.split()) == "".join(before.split())
+    assert split_sentences(after).replace("\n", "") == after.replace("\n", "")
+
+
+def test_change_is_all_steps_in_order() -> None:
+    steps = read_steps([{"type": "nfkc"}, {"type": "sentences"}], source="clean")
+    assert change(steps, "ｱ｡ｲ!ウ") == "ア。\nイ!ウ"
+    assert unicodedata.normalize("NFKC", "ｱ") == "ア"
+
+
+# ----------------------------------------------------------------------------------------------------------- whole
+
+ALL: list[dict[str, Any]] = [
+    {"type": "nfkc"},
+    {"type": "length", "min_characters": 3},
+    {"type": "characters", "of": "japanese", "min_share": 0.5},
+    {"type": "exact_duplicates"},
+    {"type": "near_duplicates", "permutations": 64},
+    {"type": "sentences"},
+    {"type": "hold_out", "share": 0.2},
+]
+
+
+def _mixture() -> list[str]:
+    texts = [text(n % 60, 20_000 + n % 60) for n in range(120)] + ["短"] * 5 + ["latin text"] * 5
+    texts += [each[:9000] + "違" + each[9001:] for each in texts[:20]]
+    random.Random(0).shuffle(texts)
+    return texts
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix in (".u8", ".json")}
+
+
+def test_the_result_does_not_depend_on_processes_or_kills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    corpus = write(tmp_path, _mixture())
+    steps = read_steps(ALL, source="clean")
+    with caplog.at_level(logging.INFO, "terakoya"):
+        counts = make_plan(cleaned(corpus, steps, tmp_path / "one"))
+    assert counts == {
+        "documents": 150,
+        "dropped by length": 5,
+        "dropped by characters (japanese)": 5,
+        "dropped by exact_duplicates": 60,
+        "dropped by near_duplicates": 20,
+        "held out": counts["held out"],
+        "kept": 60 - counts["held out"],
+    }
+    assert "cleaning: length dropped 5 of 150 documents\n    " in caplog.text
+    assert caplog.text.count(": 短\n") == 3
+    assert make_plan(cleaned(corpus, steps, tmp_path / "two"), processes=2) == counts
+    files = _files(tmp_path / "one")
+    assert files == _files(tmp_path / "two")
+
+    surveyed: list[int] = []
+    survey = cleaning_plan._Surveyor.survey
+
+    def dies(self: cleaning_plan._Surveyor, number: int, block: Any) -> None:
+        if len(surveyed) == 3:
+            raise KeyboardInterrupt
+        surveyed.append(number)
+        survey(self, number, block)
+
+    monkeypatch.setattr(cleaning_plan._Surveyor, "survey", dies)
+    for _ in range(20):
+        try:
+            make_plan(cleaned(corpus, steps, tmp_path / "three"))
+            break
+        except KeyboardInterrupt:
+            seen = surveyed[:]
+            surveyed.clear()
+    assert seen
+    assert _files(tmp_path / "three") == files
+
+
+def test_other_settings_or_another_corpus_never_meet_an_old_plan(tmp_path: Path) -> None:
+    corpus = write(tmp_path, ["一", "二二", "三三三"])
+    steps = [{"type": "length", "min_characters": 2}]
+    assert run(corpus, steps) == ["二二", "三三三"]
+    assert run(corpus, [{"type": "length", "min_characters": 3}]) == ["三三三"]
+    corpus = write(tmp_path, ["一一一", "二二", "三三三"])
+    assert run(corpus, [{"type": "length", "min_characters": 3}]) == ["一一一", "三三三"]
+    prints = {
+        cleaned(corpus, read_steps(each, source=""), tmp_path).fingerprint
+        for each in ([{"type": "length", "min_characters": n}] for n in (2, 3))
+    }
+    assert len(prints | {corpus.fingerprint}) == 3
+
+
+def test_a_plan_that_is_there_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = write(tmp_path, ["一", "二二"])
+    steps: list[dict[str, Any]] = [{"type": "length", "min_characters": 2}, {"type": "hold_out", "share": 0.5}]
+    run(corpus, steps)
+    monkeypatch.setattr(cleaning_plan, "_survey", None)
+    run(corpus, steps, held_out=True)
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ([{"type": "nfcc"}], 'clean: 0.type: expected one of nfkc, .*, got "nfcc"; did you mean "nfkc"'),
+        ([{"min_characters": 2}], "clean: 0.type: expected one of"),
+        ([{"type": "length", "min_chars": 2}], "min_chars.*unknown key"),
+        ([{"type": "length", "min_characters": -1}], "min_characters"),
+        ([{"type": "nfkc"}, {"type": "nfkc"}], "nfkc: expected once, got it twice"),
+        ([{"type": "hold_out", "share": 0.1}, {"type": "nfkc"}], "hold_out: expected as the last step"),
+        ([], "at least 1 item"),
+        ("nfkc", "clean"),
+    ],
+)
+def test_wrong_steps_are_refused(steps: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read_steps(steps, source="clean")
+
+
+def test_a_file_given_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    corpus = Corpus([tmp_path / "a.txt", tmp_path / "a.txt"])
+    with pytest.raises(UserError, match=r"a\.txt: is given twice"):
+        cleaned(corpus, read_steps([{"type": "nfkc"}], source=""), tmp_path / "clean")
