@@ -63,9 +63,11 @@ class ShardBlocks:
                 continue
             name = ""
             for block in replace(self._corpus, sources=(file,)).blocks(block_bytes=self._block_bytes):
-                if at >= self._high:
+                # reading ahead, a compressed file may be at its end long before its last block
+                start = min(at, place - 1)
+                if start >= self._high:
                     break
-                if at >= self._low:
+                if start >= self._low:
                     name = f"{file.name}:"
                     begin = begin or f"{name}{block.start}"
                     end = f"{name}{block.stop}"

@@ -59,10 +59,13 @@ def test_merged_shards_are_the_store_of_one_run(
 def test_every_block_is_in_one_shard_and_other_files_are_not_read(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = list(corpus.blocks())
-    for count in (1, 2, 5, 64):
-        shards = [list(ShardBlocks(corpus, Shard(n, count), block_bytes=700)) for n in range(1, count + 1)]
-        assert [block for shard in shards for block in shard] == whole
+    compressed = Corpus([corpus.sources[n] for n in (0, 1, 3)], block_bytes=700)
+    for one in (corpus, compressed):
+        whole = list(one.blocks())
+        assert len(whole) > 20
+        for count in (1, 2, 5, 64, 1000):
+            shards = [list(ShardBlocks(one, Shard(n, count), block_bytes=700)) for n in range(1, count + 1)]
+            assert [block for shard in shards for block in shard] == whole
     opened: list[str] = []
     original = Corpus.blocks
     monkeypatch.setattr(Corpus, "blocks", lambda self, **k: opened.append(self.sources[0].name) or original(self, **k))
