@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from terakoya.data.cleaning import cleaned, read_steps
+from terakoya.data.cleaning_plan import make_plan
 from terakoya.data.corpus import Corpus
 from terakoya.data.corpus_files import find_files
 from terakoya.data.hold_out import hold_out
@@ -35,10 +37,11 @@ class Pipeline(BaseModel):
     """The keys of a pipeline JSON. Paths are relative to the working directory, as on the command line.
 
     Attributes:
-        corpus: files, folders or patterns such as `text/*.jsonl.gz`.
+        corpus: files, folders, patterns such as `text/*.jsonl.gz`, or addresses such as `s3://bucket/wiki`.
         validation_corpus: the same for validation; or
-        hold_out: how many documents to take from the end of the corpus for it instead.
-        field: the key of the text in jsonl files.
+        hold_out: how many documents to take from the end of the corpus for it instead; or
+        clean: cleaning steps, of which `hold_out` chooses documents by a hash of their text.
+        field: the key or column that holds the text.
         documents: what ends a document in txt files, a blank line or every line.
         tokenizer: its `type` and settings; left out, `tokenizer_folder` is used as it is.
         unit: what a stored sequence is; the layouts `lines` and `pairs` need `line`.
@@ -53,6 +56,7 @@ class Pipeline(BaseModel):
     corpus: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = Field(min_length=1)
     validation_corpus: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = ()
     hold_out: int = Field(default=0, ge=0)
+    clean: tuple[dict[str, Any], ...] = ()
     field: str = "text"
     documents: Literal["blank", "line"] = "blank"
     tokenizer: dict[str, Any] | None = None
@@ -71,7 +75,11 @@ class Pipeline(BaseModel):
     def _consistent(self) -> Self:
         if self.validation_corpus and self.hold_out:
             raise ValueError("give validation_corpus or hold_out, not both")
-        if bool(self.validation_corpus or self.hold_out) != bool(self.validation_store):
+        if self.clean and self.hold_out:
+            raise ValueError('give hold_out as the last step of clean: {"type": "hold_out", "share": 0.01}')
+        if self.validation_corpus and self.splits:
+            raise ValueError("give validation_corpus or the step hold_out, not both")
+        if bool(self.validation_corpus or self.hold_out or self.splits) != bool(self.validation_store):
             raise ValueError("validation_store goes together with validation_corpus or hold_out")
         if self.tokenizer is not None and not isinstance(self.tokenizer.get("type"), str):
             raise ValueError('tokenizer.type: expected a name such as "mecab_wordpiece"')
@@ -82,6 +90,11 @@ class Pipeline(BaseModel):
                 if folder == other or folder in other.parents or other in folder.parents:
                     raise ValueError(f"{folder} and {other}: expected folders of their own, none inside another")
         return self
+
+    @property
+    def splits(self) -> bool:
+        """Whether a cleaning step sets documents aside."""
+        return any(step.get("type") == "hold_out" for step in self.clean)
 
     @cached_property
     def workers(self) -> int:
@@ -124,6 +137,8 @@ class _Plan:
         """Finds wrong settings of any stage before the first one starts."""
         if self.pipeline.tokenizer is not None:
             make_tokenizer(self.pipeline.tokenizer, source="pipeline: tokenizer")
+        if self.pipeline.clean:
+            read_steps(self.pipeline.clean, source="pipeline: clean")
         self._parameters()
 
     def stages(self) -> Sequence[Stage]:
@@ -154,20 +169,33 @@ class _Plan:
 
     # ------------------------------------------------------------------------------------------------- corpus
 
-    def _corpus(self, patterns: Sequence[str]) -> Corpus:
-        return Corpus(find_files(patterns), field=self.pipeline.field, documents=self.pipeline.documents)
+    def _corpus(self, part: str) -> Corpus:
+        """The files for training or for validation, to be cleaned."""
+        pipeline = self.pipeline
+        held_out = part == "validation" and pipeline.splits
+        patterns = pipeline.corpus if part == "train" or held_out else pipeline.validation_corpus
+        corpus = Corpus(find_files(patterns), field=pipeline.field, documents=pipeline.documents)
+        if not pipeline.clean:
+            return corpus
+        steps = read_steps(pipeline.clean, source="pipeline: clean")
+        return cleaned(corpus, steps, self._clean_folder(part), held_out=held_out)
+
+    def _clean_folder(self, part: str) -> Path:
+        store = self.pipeline.store if part == "train" or self.pipeline.splits else self.pipeline.validation_store
+        assert store is not None
+        return store.with_name(f"{store.name}.clean")
 
     @cached_property
     def whole(self) -> Corpus:
-        """The corpus as given."""
-        return self._corpus(self.pipeline.corpus)
+        """The corpus as given, cleaned."""
+        return self._corpus("train")
 
     @cached_property
     def parts(self) -> Mapping[str, Corpus]:
         """The documents for training and for validation."""
         pipeline = self.pipeline
-        if pipeline.validation_corpus:
-            return {"train": self.whole, "validation": self._corpus(pipeline.validation_corpus)}
+        if pipeline.validation_corpus or pipeline.splits:
+            return {"train": self.whole, "validation": self._corpus("validation")}
         if not pipeline.hold_out:
             return {"train": self.whole}
         folder = pipeline.store.with_name(pipeline.store.name + ".split")
@@ -184,11 +212,14 @@ class _Plan:
             "corpus": self.whole.fingerprint,
             "field": pipeline.field,
             "documents": pipeline.documents,
+            **({"clean": pipeline.clean} if pipeline.clean else {}),
         }
 
     def _tokenizer(self) -> Mapping[str, Any]:
         pipeline = self.pipeline
         assert pipeline.tokenizer is not None
+        if pipeline.clean:
+            make_plan(self.whole, processes=pipeline.workers)
         return train_tokenizer(
             self.whole, pipeline.tokenizer_folder, settings=pipeline.tokenizer, processes=pipeline.workers
         )
@@ -203,6 +234,7 @@ class _Plan:
             "documents": pipeline.documents,
             "unit": pipeline.unit,
             "hold_out": pipeline.hold_out,
+            **({"clean": pipeline.clean} if pipeline.clean else {}),
         }
 
     def _prepare(self, part: str) -> Mapping[str, Any]:
@@ -220,6 +252,9 @@ class _Plan:
             field=pipeline.field,
             unit=pipeline.unit,
             max_rejects=pipeline.max_rejects,
+            clean=pipeline.clean or None,
+            clean_folder=self._clean_folder(part),
+            held_out=part == "validation" and pipeline.splits,
         )
         return {"documents": facts.documents, "tokens": facts.tokens, "rejected": facts.rejected}
 

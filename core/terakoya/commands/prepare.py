@@ -65,15 +65,18 @@ def prepare(
     special_tokens_in_text: Specials | None = None,
     max_document_bytes: int = 100_000_000,
     clean: Path | Sequence[Mapping[str, Any]] | None = None,
+    clean_folder: Path | None = None,
     held_out: bool = False,
+    shard: str | None = None,
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> StoreFacts:
     """Encodes `sources` with the tokenizer in the folder `tokenizer` into the token store `out`.
 
     A source is a file, a folder, a pattern such as `text/*.parquet`, or an address such as `s3://bucket/wiki`.
-    `clean`: cleaning steps, or a JSON file with a list of them; which documents they drop is noted in `OUT.clean`
-    beside the store. `held_out`: takes the documents that the step `hold_out` sets aside, instead of the others.
+    `clean`: cleaning steps, or a JSON file with a list of them; which documents they drop is noted in `clean_folder`,
+    by default `OUT.clean` beside the store. `held_out`: takes the documents that the step `hold_out` sets aside,
+    instead of the others. `shard`: `3/16` encodes that share of the corpus only.
 
     Raises UserError for anything the user can mend; see `terakoya.data.prepare.prepare`.
     """
@@ -82,12 +85,13 @@ def prepare(
     from terakoya.data.corpus import Corpus
     from terakoya.data.corpus_files import find_files
     from terakoya.data.prepare import prepare as prepare_corpus
+    from terakoya.data.sharding import Shard
 
     corpus = Corpus(find_files(sources), field=field, documents=documents, max_document_bytes=max_document_bytes)
+    steps = _steps(clean) if clean is not None else ()
     component = recognise_tokenizer(tokenizer, type=type)
-    if clean is not None:
-        steps = _steps(clean)
-        corpus = cleaned(corpus, steps, out.with_name(f"{out.name}.clean"), held_out=held_out)
+    if steps:
+        corpus = cleaned(corpus, steps, clean_folder or out.with_name(f"{out.name}.clean"), held_out=held_out)
         make_plan(corpus, processes=processes or _cpus())
     elif held_out:
         raise UserError('--held-out: expected --clean with a step {"type": "hold_out", "share": ...}')
@@ -103,6 +107,7 @@ def prepare(
         processes=processes or _cpus(),
         max_rejects=max_rejects,
         force=force,
+        shard=Shard.parse(shard) if shard is not None else None,
         progress=progress,
     )
 
@@ -158,9 +163,15 @@ def command(
     ] = None,
     max_document_bytes: Annotated[int, typer.Option(min=1, help="Larger documents are rejected.")] = 100_000_000,
     clean: Annotated[Path | None, typer.Option(help="A JSON list of cleaning steps.", show_default=False)] = None,
+    clean_folder: Annotated[
+        Path | None, typer.Option(help="Where --clean notes what it drops. Default: OUT.clean.", show_default=False)
+    ] = None,
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Take what the step hold_out sets aside, instead of the rest.")
     ] = False,
+    shard: Annotated[
+        str | None, typer.Option(help="Encode one share, such as 3/16; see `terakoya store merge`.", show_default=False)
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Throw away another store that OUT holds.")] = False,
 ) -> None:
     """Encode text into a token store. Interrupted and started again, it finishes what is left."""
@@ -191,7 +202,9 @@ def command(
             special_tokens_in_text=special_tokens_in_text,
             max_document_bytes=max_document_bytes,
             clean=clean,
+            clean_folder=clean_folder,
             held_out=held_out,
+            shard=shard,
             force=force,
             progress=lambda done, total: bar.update(line, completed=done, total=total),
         )

@@ -1,0 +1,159 @@
+"""Cleaning on the way to stores: the command, the record, the pipeline's key, a hold-out shared by two stores."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from word_tokenizer import line_ids, make_folder
+
+from terakoya.commands.prepare import prepare
+from terakoya.data.corpus import Corpus, Document
+from terakoya.data.store import TokenStore, read_facts
+from terakoya.errors import UserError
+from terakoya.pipeline import Pipeline, _Plan, run_pipeline
+
+STEPS: list[dict[str, Any]] = [
+    {"type": "length", "min_characters": 7},
+    {"type": "exact_duplicates"},
+    {"type": "hold_out", "share": 0.4},
+]
+TEXTS = [f"word{n % 60} and more" for n in range(90)] + ["short"] * 7
+PLUGIN = """
+from terakoya import hookimpl
+from word_tokenizer import WordTokenizer
+
+class CleaningTokenizer(WordTokenizer):
+    pass
+
+@hookimpl
+def register_tokenizers():
+    return {"cleaning_words": CleaningTokenizer}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A corpus, a tokenizer, a plugin that reads it, and a file of cleaning steps."""
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    (tmp_path / "plugin_cleaning.py").write_text(PLUGIN)
+    (tmp_path / "clean.json").write_text(json.dumps(STEPS))
+    make_folder(tmp_path / "tokenizer")
+    return tmp_path
+
+
+def terakoya(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    code = "from terakoya.commands.main import main; main()"
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    command = [sys.executable, "-c", code, "--plugin", folder / "plugin_cleaning.py", *arguments]
+    return subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)
+
+
+def lines(store: Path) -> set[tuple[int, ...]]:
+    opened = TokenStore.open(store)
+    return {tuple(opened.tokens[a:b].tolist()) for a, b in zip(opened.offsets, opened.offsets[1:], strict=False)}
+
+
+def test_two_stores_share_a_corpus_without_a_common_document(folder: Path) -> None:
+    common = ["prepare", folder / "a.jsonl", "--tokenizer", folder / "tokenizer", "--type", "cleaning_words"]
+    common += ["--clean", folder / "clean.json", "--clean-folder", folder / "shared", "--processes", 1]
+    train = terakoya(folder, *common, "--out", folder / "train")
+    assert train.returncode == 0, train.stderr
+    assert "cleaning: length dropped 7 of 97 documents" in train.stderr
+    assert "a.jsonl:91: short" in train.stderr
+    assert "cleaning: exact_duplicates dropped 30 of 97 documents" in train.stderr
+    held = terakoya(folder, *common, "--out", folder / "held", "--held-out")
+    assert held.returncode == 0, held.stderr
+    facts = [read_facts(folder / name) for name in ("train", "held")]
+    assert facts[0].documents + facts[1].documents == 60
+    assert min(each.documents for each in facts) > 10
+    assert facts[0].options["clean: dropped by length"] == 7
+    assert facts[0].options["clean: held out"] == facts[1].documents
+    one, other = lines(folder / "train"), lines(folder / "held")
+    assert not one & other
+    assert one | other == {tuple(line_ids(text, 1000)[0]) for text in TEXTS if text != "short"}
+    again = terakoya(folder, *common, "--out", folder / "train")
+    assert again.returncode == 0, again.stderr
+    (folder / "clean.json").write_text(json.dumps(STEPS[:1]))
+    changed = terakoya(folder, *common, "--out", folder / "train")
+    assert changed.returncode == 2
+    assert "made from other input; changed: corpus" in changed.stderr
+    refused = terakoya(folder, *common, "--out", folder / "new", "--held-out")
+    assert refused.returncode == 2
+    assert "held_out: expected a step" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "no such file"), ("[", "expected a JSON list"), ('[{"type": "nfk"}]', r'clean\.json: 0\.type.*"nfkc"')],
+)
+def test_a_wrong_file_of_steps_is_refused(folder: Path, content: str | None, message: str) -> None:
+    (folder / "clean.json").unlink()
+    if content is not None:
+        (folder / "clean.json").write_text(content)
+    with pytest.raises(UserError, match=message):
+        prepare([folder / "a.jsonl"], tokenizer=folder / "tokenizer", out=folder / "out", clean=folder / "clean.json")
+
+
+def test_a_shard_of_a_cleaned_corpus(folder: Path) -> None:
+    common = ["prepare", folder / "a.jsonl", "--tokenizer", folder / "tokenizer", "--type", "cleaning_words"]
+    common += ["--clean", folder / "clean.json", "--clean-folder", folder / "shared", "--processes", 1]
+    for options in (["--out", folder / "all"], ["--out", folder / "one", "--shard", "1/1"]):
+        made = terakoya(folder, *common, *options)
+        assert made.returncode == 0, made.stderr
+    assert lines(folder / "one") == lines(folder / "all")
+    refused = terakoya(folder, *common, "--out", folder / "two", "--shard", "3/2")
+    assert refused.returncode == 2
+    assert "--shard: expected a number from 1 to 2, got 3" in refused.stderr
+
+
+# ---------------------------------------------------------------------------------------------------- the pipeline
+
+
+def _pipeline(folder: Path, **changes: Any) -> dict[str, Any]:
+    keys = {key: str(folder / key) for key in ("store", "run", "export", "validation_store")}
+    keys["tokenizer_folder"] = str(folder / "tokenizer")
+    return {**keys, "corpus": [str(folder / "a.jsonl")], "parameters": {}, "clean": STEPS, **changes}
+
+
+def _texts(corpus: Corpus) -> list[str]:
+    items = [item for block in corpus.blocks() for item in corpus.read(block)]
+    return [item.text for item in items if isinstance(item, Document)]
+
+
+def test_the_pipeline_trains_and_validates_on_the_two_sides(folder: Path) -> None:
+    from terakoya.data.cleaning_plan import make_plan
+
+    plan = _Plan(Pipeline.model_validate(_pipeline(folder)))
+    make_plan(plan.whole)
+    assert (folder / "store.clean" / "plan.json").exists()
+    train, validation = (_texts(plan.parts[part]) for part in ("train", "validation"))
+    assert sorted(train + validation) == sorted({text for text in TEXTS if text != "short"})
+    assert plan._store_from("train")["clean"] == tuple(STEPS)
+    assert "clean" not in _Plan(Pipeline.model_validate(_pipeline(folder, clean=[], hold_out=1)))._store_from("train")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hold_out": 3}, "give hold_out as the last step of clean"),
+        ({"validation_corpus": ["b.jsonl"]}, "validation_corpus or the step hold_out, not both"),
+        ({"clean": STEPS[:1]}, "validation_store goes together with"),
+    ],
+)
+def test_keys_that_do_not_go_together_are_refused(folder: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Pipeline.model_validate(_pipeline(folder, **changes))
+
+
+def test_a_wrong_step_is_found_before_the_first_stage(folder: Path) -> None:
+    pipeline = Pipeline.model_validate(_pipeline(folder, clean=[{"type": "lenght"}, STEPS[-1]]))
+    with pytest.raises(UserError, match=r'pipeline: clean: 0\.type: .*did you mean "length"'):
+        list(run_pipeline(pipeline))
+    assert not (folder / "store").exists()
