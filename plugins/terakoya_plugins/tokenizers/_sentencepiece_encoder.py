@@ -72,9 +72,10 @@ class SentencePieceEncoder:
             plain = [*("" if number in cut else line for number, line in enumerate(lines))]
             plain += itertools.chain.from_iterable(parts[::2] for parts in cut.values())
         rows = self._ids(plain)
-        starts = self._starts(plain, rows) if self._words is not None else None
+        flat = self._starts(plain, rows) if self._words is not None else np.empty(0, bool)
         if not cut:
-            return rows, np.concatenate(starts) if starts else np.empty(0, bool)
+            return rows, flat
+        starts = np.split(flat, np.cumsum([*map(len, rows[:-1])])) if self._words is not None else []
         place = len(lines)
         for number, parts in cut.items():
             texts = slice(place, place + len(parts[::2]))
@@ -82,14 +83,15 @@ class SentencePieceEncoder:
             if self._folder.plain:
                 marks = [[self._folder.special[part]] for part in parts[1::2]]
                 rows[number] = [*itertools.chain.from_iterable(_interleaved(rows[texts], marks))]
-                if starts is not None:
-                    starts[number] = np.concatenate([*_interleaved(starts[texts], [np.ones(1, bool) for _ in marks])])
+                if starts:
+                    one = np.ones(1, bool)
+                    starts[number] = np.concatenate([*_interleaved(starts[texts], [one] * len(marks))])
             else:  # tokens that overlap or strip their neighbours
                 rows[number] = self._load()(lines[number], add_special_tokens=False)["input_ids"]
-                if starts is not None:  # which text a piece came from is not known: the line stays in one
+                if starts:  # which text a piece came from is not known: the line stays in one
                     starts[number] = np.arange(len(rows[number])) == 0
         del rows[len(lines) :]
-        return rows, np.concatenate(starts[: len(lines)]) if starts else np.empty(0, bool)
+        return rows, np.concatenate(starts[: len(lines)]) if starts else flat
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text as Transformers takes them: through pieces, which matters where a run of unknown
@@ -102,22 +104,21 @@ class SentencePieceEncoder:
                 ]
         return rows
 
-    def _starts(self, texts: list[str], rows: list[list[int]]) -> list[np.ndarray]:
-        """Word starts of each text."""
+    def _starts(self, texts: list[str], rows: list[list[int]]) -> np.ndarray:
+        """Word starts of all texts, one after the other."""
         assert self._words is not None
+        counts = [*map(len, rows)]
+        lengths = self._lengths[np.fromiter(itertools.chain.from_iterable(rows), np.int64, sum(counts))]
+        unknown = np.flatnonzero(lengths < 0)  # only their text tells how many characters they stand for
+        if len(unknown):
+            ends = np.cumsum(counts)
+            for number in np.unique(np.searchsorted(ends, unknown, side="right")):
+                pieces = self._processor.encode(texts[number], out_type=str)
+                row = lengths[ends[number] - counts[number] : ends[number]]
+                row[row < 0] = [len(piece) for piece, length in zip(pieces, row, strict=True) if length < 0]
         normalized = self._processor.normalize(texts)
-        lengths = []
-        for text, clean, row in zip(texts, normalized, rows, strict=True):
-            piece_lengths = self._lengths[row] if row else np.empty(0, np.int64)
-            if len(piece_lengths) and piece_lengths.min() < 0:  # unknown characters: only their text tells how many
-                pieces = self._processor.encode(text, out_type=str)
-                unknown = piece_lengths < 0
-                piece_lengths = piece_lengths.copy()
-                piece_lengths[unknown] = [len(piece) for piece, is_one in zip(pieces, unknown, strict=True) if is_one]
-            assert piece_lengths.sum() == len(clean) or not row, "pieces are not the text they were cut from"
-            lengths.append(piece_lengths)
-        bounds = self._words.starts([clean.replace("\u2581", " ") for clean in normalized])
-        return [flags([start], [length]) for start, length in zip(bounds, lengths, strict=True)]
+        bounds = self._words.starts([text.replace("\u2581", " ") for text in normalized])
+        return flags(bounds, [*map(len, normalized)], counts, lengths)
 
 
 def _piece_table(folder: SentencePieceFolder) -> tuple[np.ndarray, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 
@@ -29,18 +30,29 @@ class WordBounds:
     def _starts(self, text: str, words: str) -> list[int]:
         if not text:
             return []
+        parts = words.split(" ")
+        space = text.startswith(" ")
+        ends = list(itertools.accumulate(map(len, parts), initial=int(space)))
+        if ends[-1] == len(text) and " " not in text[space:]:  # what most texts are: words, and nothing between them
+            found = [0, *ends[1:-1]] if not (space and self._space_behind) else [0, *ends[:-1]]
+        else:
+            found = self._searched(text, parts)
+        if not self._whole.search(text):
+            return found
+        inside = {place for each in self._whole.finditer(text) for place in range(each.start() + 1, each.end())}
+        return [start for start in found if start not in inside]
+
+    def _searched(self, text: str, words: Sequence[str]) -> list[int]:
+        """As `starts`, with white space between words."""
         found = [0]
         end = 0
-        for word in words.split(" "):
+        for word in words:
             start = text.find(word, end) if word else -1
             if start < 0:
                 continue
             found.append(start if self._space_behind else end)
             end = start + len(word)
-        starts = sorted(set(found))
-        for symbol in self._whole.finditer(text):
-            starts = [start for start in starts if not symbol.start() < start < symbol.end()]
-        return starts
+        return sorted(set(found))
 
     def joined(self, text: str, delimiter: str) -> str:
         """`text` with `delimiter` between its words."""
@@ -48,16 +60,22 @@ class WordBounds:
         return delimiter.join(text[start:stop] for start, stop in zip(starts, [*starts[1:], None], strict=True))
 
 
-def flags(starts: Sequence[Sequence[int]], lengths: Sequence[np.ndarray]) -> np.ndarray:
+def flags(
+    starts: Sequence[Sequence[int]], characters: Sequence[int], pieces: Sequence[int], lengths: np.ndarray
+) -> np.ndarray:
     """True for each piece that begins where a word begins, or is the first of its text: (T,) bool over all texts.
 
-    `lengths` are the characters of each text's pieces. A piece that reaches over a word's beginning joins both words,
-    so what lies from one True to the next is always whole words.
+    `characters` and `pieces` are how many each text has, `lengths` (T,) the characters of each piece. A piece that
+    reaches over a word's beginning joins both words, so what lies from one True to the next is always whole words.
     """
-    parts = []
-    for word_starts, piece_lengths in zip(starts, lengths, strict=True):
-        begins = np.cumsum(piece_lengths) - piece_lengths
-        part = np.isin(begins, np.fromiter(word_starts, np.int64, len(word_starts))) & (piece_lengths > 0)
-        part[:1] = True
-        parts.append(part)
-    return np.concatenate(parts) if parts else np.empty(0, bool)
+    text_begins = np.cumsum([0, *characters])
+    first = np.cumsum([0, *pieces])
+    begins = np.cumsum(lengths) - lengths
+    assert np.array_equal(np.append(begins, lengths.sum())[first], text_begins), "pieces are not what texts consist of"
+    mark = np.zeros(text_begins[-1] + 1, bool)
+    counts = np.fromiter(map(len, starts), np.int64, len(starts))
+    places = np.fromiter(itertools.chain.from_iterable(starts), np.int64, int(counts.sum()))
+    mark[places + np.repeat(text_begins[:-1], counts)] = True
+    result = mark[begins] & (lengths > 0)
+    result[first[:-1][np.diff(first) > 0]] = True
+    return result

@@ -73,7 +73,9 @@ class SentencePiece(Tokenizer):
     normalization_rule_name: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"] = "nmt_nfkc"
     normalization_rule_tsv: str = ""
     """A file of rules that take the place of `normalization_rule_name`."""
-    add_dummy_prefix: bool = True
+    add_dummy_prefix: bool | None = None
+    """Whether a space is put before each text. None: for `gpt`, not for `bert`, where Transformers would put one behind
+    each [MASK] too, a place where training never has one."""
     remove_extra_whitespaces: bool = True
     escape_whitespaces: bool = True
     user_defined_symbols: Symbols = ()
@@ -251,6 +253,8 @@ class SentencePiece(Tokenizer):
         given = {
             name: value for name, value in self.model_dump().items() if name not in own and value not in ("", None)
         }
+        if self.add_dummy_prefix is None:
+            given["add_dummy_prefix"] = self.special_tokens == "gpt"
         for role in ("unk", "bos", "eos", "pad"):
             given[f"{role}_id"], given[f"{role}_piece"] = self._id(role), self._piece(role)
         symbols = {*self.user_defined_symbols, *self.control_symbols}
