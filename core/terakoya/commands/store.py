@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from terakoya.commands import store_import, store_merge, store_sample
+from terakoya.commands import store_blocks, store_import, store_merge, store_sample
 
 if TYPE_CHECKING:
     from terakoya.data.store import StoreFacts
@@ -116,3 +116,5 @@ app.command("sample")(store_sample.command)
 app.command("import")(store_import.command)
 app.command("merge")(store_merge.merge_command)
 app.command("split")(store_merge.split_command)
+app.command("export-blocks")(store_blocks.export_command)
+app.command("import-blocks")(store_blocks.import_command)

@@ -6,7 +6,7 @@ import fcntl
 import logging
 import os
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from terakoya.components import Encoded
-from terakoya.data.assembly import Bits, Totals, assemble
+from terakoya.data.assembly import Bits, Options, Totals, assemble, new_store_folder
 from terakoya.data.parts import PartBuilder, PartFacts, read_part, read_section
 from terakoya.data.store import PARTS, TokenStore, Unit
 from terakoya.data.vocab import Vocabulary
@@ -112,42 +112,43 @@ def write_store(
     eos: int | None = None,
     word_starts: Iterable[Sequence[Sequence[bool] | np.ndarray]] | None = None,
     tokenizer_folder: Path | None = None,
+    inputs: Mapping[str, str] | None = None,
+    options: Options | None = None,
 ) -> TokenStore:
-    """Makes a store in the new folder `folder` from ids that are there already.
+    """Makes the store `folder` from ids that are there already; it appears when it is complete.
 
-    Each document is the ids of its lines; `word_starts`, if given, has the same shape. Raises UserError if `folder`
-    holds anything, or for ids outside `vocabulary`.
+    Each document is the ids of its lines; `word_starts`, if given, has the same shape. `inputs` and `options` are
+    recorded. Raises UserError if `folder` holds anything, or for ids outside `vocabulary`.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder}: expected a new folder, got one with files in it")
-    (folder / PARTS).mkdir(parents=True)
+    folder = Path(folder)
     totals = Totals()
     flags = iter(word_starts) if word_starts is not None else None
-    builder = PartBuilder(vocabulary, unit, eos)
-    for document in documents:
-        lines = [np.asarray(line) for line in document if len(line)]
-        words = None if flags is None else [np.asarray(line, dtype=bool) for line in next(flags) if len(line)]
-        encoded = Encoded(
-            ids=np.concatenate([np.zeros(0, dtype=np.int64), *lines]),
-            line_lengths=np.array([len(line) for line in lines], dtype=np.int32),
-            document_lines=np.array([len(lines)], dtype=np.int32),
-            word_starts=None if words is None else np.concatenate([np.zeros(0, dtype=bool), *words]),
+    with new_store_folder(folder) as staging:
+        builder = PartBuilder(vocabulary, unit, eos)
+        for document in documents:
+            lines = [np.asarray(line) for line in document if len(line)]
+            words = None if flags is None else [np.asarray(line, dtype=bool) for line in next(flags) if len(line)]
+            encoded = Encoded(
+                ids=np.concatenate([np.zeros(0, dtype=np.int64), *lines]),
+                line_lengths=np.array([len(line) for line in lines], dtype=np.int32),
+                document_lines=np.array([len(lines)], dtype=np.int32),
+                word_starts=None if words is None else np.concatenate([np.zeros(0, dtype=bool), *words]),
+            )
+            builder.add(encoded)
+            if builder.tokens >= _PART_TOKENS:
+                totals.add(builder.write(staging / PARTS, totals.parts, ""))
+                builder = PartBuilder(vocabulary, unit, eos)
+        totals.add(builder.write(staging / PARTS, totals.parts, ""))
+        if not totals.tokens:
+            raise UserError(f"{folder}: expected at least one token, got none")
+        assemble(
+            staging,
+            Parts(staging, totals),
+            vocabulary=vocabulary,
+            unit=unit,
+            eos=eos,
+            tokenizer_folder=tokenizer_folder,
+            inputs=inputs or {},
+            options=options or {},
         )
-        builder.add(encoded)
-        if builder.tokens >= _PART_TOKENS:
-            totals.add(builder.write(folder / PARTS, totals.parts, ""))
-            builder = PartBuilder(vocabulary, unit, eos)
-    totals.add(builder.write(folder / PARTS, totals.parts, ""))
-    if not totals.tokens:
-        raise UserError(f"{folder}: expected at least one token, got none")
-    assemble(
-        folder,
-        Parts(folder, totals),
-        vocabulary=vocabulary,
-        unit=unit,
-        eos=eos,
-        tokenizer_folder=tokenizer_folder,
-        inputs={},
-        options={},
-    )
     return TokenStore.open(folder)

@@ -211,7 +211,9 @@ def test_ids_outside_the_vocabulary_and_empty_stores_are_not_written(tmp_path: P
         write_store(tmp_path / "a", DOCUMENTS, vocabulary=Vocabulary(size=9))
     with pytest.raises(UserError, match="at least one token"):
         write_store(tmp_path / "b", [[[]]], vocabulary=Vocabulary(size=9))
-    with pytest.raises(UserError, match="expected a new folder"):
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine").touch()
+    with pytest.raises(UserError, match="expected a new or empty folder"):
         write_store(tmp_path, DOCUMENTS, vocabulary=Vocabulary(size=10))
 
 
