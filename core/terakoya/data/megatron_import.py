@@ -16,6 +16,7 @@ import numpy as np
 
 from terakoya.data.assembly import Bits, Totals, assemble, new_store_folder
 from terakoya.data.megatron import REMEDY, MegatronFiles
+from terakoya.data.quick_checks import check_ids, check_some_ids
 from terakoya.data.store import StoreFacts, Unit
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
@@ -24,8 +25,7 @@ logger = logging.getLogger("terakoya")
 
 CHUNK = 1 << 20
 """Tokens read at a time."""
-_WINDOWS, _WINDOW = 64, 4096
-"""Ids looked at before anything is written."""
+_OTHER_TOKENIZER = "name the tokenizer that the files were made with"
 
 
 def import_megatron(
@@ -51,7 +51,7 @@ def import_megatron(
     documents of which only some end with an end-of-document id, and where `out` holds anything.
     """
     files = MegatronFiles.open(prefix)
-    _check_some_ids(files, vocabulary)
+    check_some_ids(files.file("bin"), files.tokens, vocabulary.size, remedy=_OTHER_TOKENIZER)
     ended = _end_of_documents(files, vocabulary, eos)
     if files.drifts:
         _say_drift(files, ended, repair)
@@ -103,7 +103,7 @@ class MegatronContent:
         """All ids. Raises UserError for one outside the vocabulary."""
         for start in range(0, len(self.files.tokens), CHUNK):
             ids = np.asarray(self.files.tokens[start : start + CHUNK])
-            _check_range(self.files, start, ids, self.vocabulary)
+            check_ids(self.files.file("bin"), start, ids, self.vocabulary.size, remedy=_OTHER_TOKENIZER)
             yield ids.astype(self.vocabulary.dtype().newbyteorder("<"))
 
     def lengths(self) -> Iterator[np.ndarray]:
@@ -129,22 +129,6 @@ class MegatronContent:
 
 
 # ------------------------------------------------------------------------------------------------------------ checks
-
-
-def _check_range(files: MegatronFiles, start: int, ids: np.ndarray, vocabulary: Vocabulary) -> None:
-    if int(ids.max()) < vocabulary.size and int(ids.min()) >= 0:
-        return
-    at = int(np.flatnonzero((ids >= vocabulary.size) | (ids < 0))[0])
-    raise UserError(
-        f"{files.file('bin')}: token {start + at:,}: expected an id below {vocabulary.size:,}, the size of the "
-        f"tokenizer's vocabulary, got {ids[at]:,}; name the tokenizer that the files were made with"
-    )
-
-
-def _check_some_ids(files: MegatronFiles, vocabulary: Vocabulary) -> None:
-    """Looks at ids from all over the file, so that the wrong tokenizer is found before anything is written."""
-    for start in np.unique(np.linspace(0, max(0, len(files.tokens) - _WINDOW), _WINDOWS).astype(np.int64)):
-        _check_range(files, int(start), np.asarray(files.tokens[start : start + _WINDOW]), vocabulary)
 
 
 def _end_of_documents(files: MegatronFiles, vocabulary: Vocabulary, eos: int | Literal["find"] | None) -> int | None:

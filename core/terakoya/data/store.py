@@ -20,6 +20,7 @@ import numpy as np
 import pydantic
 from pydantic import BaseModel, ConfigDict
 
+from terakoya.data.quick_checks import check_index_ends, check_some_ids
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 
@@ -136,8 +137,9 @@ class TokenStore:
     index: Index
 
     @classmethod
-    def open(cls, folder: Path) -> TokenStore:
-        """Opens the store in `folder`. Raises UserError if it is missing, unfinished, truncated or inconsistent."""
+    def open(cls, folder: Path, *, look_at_ids: bool = True) -> TokenStore:
+        """Opens the store in `folder`. Raises UserError if it is missing, unfinished, truncated or inconsistent, or,
+        with `look_at_ids`, if some ids from all over it are not all in the vocabulary."""
         folder = Path(folder)
         facts = read_facts(folder)
         index = Index.open(folder / "tokens.idx")
@@ -152,10 +154,23 @@ class TokenStore:
                     f"{folder / 'tokens.idx'}: {name}: expected {wanted} as store.json says, got {got}; "
                     "the files are of different stores: prepare it again"
                 )
-        _check_size(folder / "tokens.bin", facts.tokens * index.dtype.itemsize)
+        data_bytes = facts.tokens * index.dtype.itemsize
+        _check_size(folder / "tokens.bin", data_bytes)
         if facts.word_starts:
             _check_size(folder / "tokens.words", (facts.tokens + 7) // 8)
-        return cls(folder, facts, index)
+        check_index_ends(
+            folder / "tokens.idx",
+            index.lengths,
+            index.pointers,
+            index.documents,
+            data_bytes=data_bytes,
+            itemsize=index.dtype.itemsize,
+        )
+        store = cls(folder, facts, index)
+        if look_at_ids:
+            remedy = "damaged, or the store.json of another store; prepare the store again"
+            check_some_ids(folder / "tokens.bin", store.tokens, facts.vocabulary.size, remedy=remedy)
+        return store
 
     def __reduce__(self) -> tuple[object, ...]:
         return TokenStore.open, (self.folder,)
@@ -238,7 +253,7 @@ def verify(folder: Path) -> list[str]:
     Checked: sizes, hashes, that ids lie within the vocabulary, that index and documents are consistent.
     Raises UserError if the store cannot be opened at all.
     """
-    store = TokenStore.open(folder)
+    store = TokenStore.open(folder, look_at_ids=False)
     faults: list[str] = []
     for name, facts in store.facts.files.items():
         file = store.folder / name

@@ -7,6 +7,7 @@ import pickle
 import shutil
 import struct
 import tempfile
+import time
 from itertools import chain, pairwise
 from pathlib import Path
 
@@ -172,6 +173,56 @@ def test_a_foreign_index_is_named(store: TokenStore) -> None:
         TokenStore.open(store.folder)
     file.write_bytes(content[:17] + b"\x09" + content[18:])
     with pytest.raises(UserError, match="got version 1, code 9"):
+        TokenStore.open(store.folder)
+
+
+def test_another_id_type_is_refused_by_name(store: TokenStore) -> None:
+    file = store.folder / "tokens.idx"
+    content = bytearray(file.read_bytes())
+    content[17] = 3  # int16 is as large as uint16
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=r"tokens\.idx: dtype: expected uint16 as store\.json says, got int16"):
+        TokenStore.open(store.folder)
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_ids_beyond_the_vocabulary_are_refused_at_once(tmp_path: Path, place: str) -> None:
+    ids = np.full(3_000_000, 7)
+    folder = write_store(tmp_path / "s", [[ids]], vocabulary=Vocabulary(size=1000)).folder
+    raw = np.memmap(folder / "tokens.bin", "<u2", "r+")
+    at = 0 if place == "first" else len(raw) - 1
+    raw[at] = 1000
+    raw.flush()
+    start = time.perf_counter()
+    with pytest.raises(UserError, match=rf"tokens\.bin: token {at:,}: expected an id below 1,000.*got 1,000"):
+        TokenStore.open(folder)
+    assert time.perf_counter() - start < 1
+
+
+def test_a_record_of_another_vocabulary_is_refused(store: TokenStore) -> None:
+    file = store.folder / "store.json"
+    record = json.loads(file.read_text())
+    record["vocabulary"]["size"] = 50
+    file.write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"token \d+: expected an id below 50, .* the store\.json of another store"):
+        TokenStore.open(store.folder)
+
+
+@pytest.mark.parametrize(
+    ("at", "message"),
+    [
+        (34 + 4 * 50, r"expected sequences from byte 0 to 500, got 1 to 500"),
+        (34 + 12 * 50 - 8, r"expected sequences from byte 0 to 500, got 0 to "),
+        (34 + 12 * 50, r"expected documents from sequence 0 to 50, got 1 to 50"),
+        (34 + 12 * 50 + 8 * 50, r"expected documents from sequence 0 to 50, got 0 to "),
+    ],
+)
+def test_an_index_that_ends_elsewhere_is_refused(store: TokenStore, at: int, message: str) -> None:
+    file = store.folder / "tokens.idx"
+    content = bytearray(file.read_bytes())
+    content[at] += 1
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=message):
         TokenStore.open(store.folder)
 
 

@@ -1,0 +1,47 @@
+"""What can be told of token files in no time, whatever their size: ends of the index, ids from all over the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from terakoya.errors import UserError
+
+_WINDOWS, _WINDOW = 64, 4096
+"""How many places are looked at, and how many ids there."""
+
+
+def check_ids(file: Path, start: int, ids: np.ndarray, size: int, *, remedy: str) -> None:
+    """UserError, ending with `remedy`, if one of `ids`, which begin at token `start` of `file`, is not below `size`."""
+    if not len(ids) or (int(ids.max()) < size and int(ids.min()) >= 0):
+        return
+    at = int(np.flatnonzero((ids >= size) | (ids < 0))[0])
+    raise UserError(
+        f"{file}: token {start + at:,}: expected an id below {size:,}, the size of the tokenizer's vocabulary, got "
+        f"{ids[at]:,}; {remedy}"
+    )
+
+
+def check_some_ids(file: Path, tokens: np.ndarray, size: int, *, remedy: str) -> None:
+    """`check_ids` at the beginning, at the end and evenly between."""
+    for start in np.unique(np.linspace(0, max(0, len(tokens) - _WINDOW), _WINDOWS).astype(np.int64)):
+        check_ids(file, int(start), np.asarray(tokens[start : start + _WINDOW]), size, remedy=remedy)
+
+
+def check_index_ends(
+    file: Path, lengths: np.ndarray, pointers: np.ndarray, documents: np.ndarray, *, data_bytes: int, itemsize: int
+) -> None:
+    """UserError unless sequences and documents begin at 0 and end where the data does."""
+    end = int(pointers[-1]) + int(lengths[-1]) * itemsize if len(lengths) else 0
+    first = int(pointers[0]) if len(lengths) else 0
+    if first != 0 or end != data_bytes:
+        raise UserError(
+            f"{file}: expected sequences from byte 0 to {data_bytes:,}, got {first:,} to {end:,}: damaged; prepare the "
+            "store again"
+        )
+    if int(documents[0]) != 0 or int(documents[-1]) != len(lengths):
+        raise UserError(
+            f"{file}: expected documents from sequence 0 to {len(lengths):,}, got {int(documents[0]):,} to "
+            f"{int(documents[-1]):,}: damaged; prepare the store again"
+        )
