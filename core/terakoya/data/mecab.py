@@ -12,7 +12,7 @@ import importlib
 import logging
 import shlex
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,11 +147,6 @@ class MecabWords:
             return list(map(self.parse, lines))
         return [self.parse(line) if len(line) <= SAFE_CHARACTERS else self._split_long(line) for line in lines]
 
-    def words(self, text: str) -> Iterator[str]:
-        """The words of a document, line by line, white space inside words taken as a boundary too."""
-        for words in self.split(self.lines(text)):
-            yield from words.split()
-
     def _parser(self) -> Callable[[str], str]:
         if self._wakati:
             parse: Callable[[str], str] = self._tagger("-Owakati").parse
@@ -187,8 +182,3 @@ class MecabWords:
             f"{SAFE_CHARACTERS:,}",
         )
         return " ".join(map(self.parse, pieces))
-
-
-def splitter(options: str) -> Callable[[str], Iterator[str]]:
-    """A function from a document to its words, for `word_counts.count_words`."""
-    return MecabWords(options).words

@@ -21,8 +21,9 @@ from transformers import AutoTokenizer
 
 from terakoya.components import Encoded
 from terakoya.data.corpus import Corpus
+from terakoya.data.word_encoder import WordEncoder
 from terakoya.errors import UserError
-from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece, MecabWordPieceEncoder
+from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece
 
 DATA = Path(__file__).resolve().parents[3] / "../shared/data"
 TOHOKU = DATA / "tokenizers/bert-base-japanese-v3"
@@ -196,7 +197,7 @@ def test_from_folder_knows_its_own(trained: Path, lower: Path, tmp_path: Path) -
     (tmp_path / "vocab.txt").write_text("[PAD]\n")
     for config in (
         {"tokenizer_class": "BertTokenizer"},
-        {"tokenizer_class": "BertJapaneseTokenizer", "word_tokenizer_type": "sudachi"},
+        {"tokenizer_class": "BertJapaneseTokenizer", "word_tokenizer_type": "other"},
         {
             "tokenizer_class": "BertJapaneseTokenizer",
             "word_tokenizer_type": "mecab",
@@ -242,12 +243,12 @@ def test_ids_of_real_text(name: str, tohoku: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def both(trained: Path) -> tuple[MecabWordPieceEncoder, Any]:
+def both(trained: Path) -> tuple[WordEncoder, Any]:
     return MecabWordPiece().encoder(trained), MecabWordPiece().load(trained)
 
 
 @pytest.fixture(scope="module")
-def both_lower(lower: Path) -> tuple[MecabWordPieceEncoder, Any]:
+def both_lower(lower: Path) -> tuple[WordEncoder, Any]:
     return MecabWordPiece().encoder(lower), MecabWordPiece().load(lower)
 
 
@@ -282,7 +283,7 @@ def test_a_full_table_starts_anew_with_the_same_ids(trained: Path, monkeypatch: 
     encoder = MecabWordPiece().encoder(trained)
     expected = encoder.encode(TEXTS)
     monkeypatch.setattr(encoder._table, "_max_words", 20)
-    monkeypatch.setattr("terakoya_plugins.tokenizers.mecab_wordpiece.CHUNK_CHARACTERS", 50)
+    monkeypatch.setattr("terakoya.data.word_encoder.CHUNK_CHARACTERS", 50)
     for _ in range(3):
         again = encoder.encode(TEXTS)
         assert again.ids.tolist() == expected.ids.tolist()

@@ -1,0 +1,167 @@
+"""Characters inside MeCab's words: Transformers' BertJapaneseTokenizer, `##` before each character but a word's first.
+
+So whole words can be masked, and a word's first character is another piece than the same one inside. Transformers' own
+character mode has no `##`: the folder is one of WordPiece whose pieces are single characters, which gives these ids.
+With `continuation_marks` off it is Transformers' character mode, as in Tohoku University's character models.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field
+
+from terakoya import hookimpl
+from terakoya.components import Tokenizer
+from terakoya.data import japanese_folder, word_splitters
+from terakoya.data.bert_folder import BertFolder, read_bert_folder, read_config
+from terakoya.data.corpus import Corpus
+from terakoya.data.counts_file import Splitting, counted
+from terakoya.data.japanese_folder import SPECIAL_TOKENS
+from terakoya.data.word_encoder import WordEncoder
+from terakoya.data.wordpiece import PREFIX, WordPiece, bert_words, train_wordpiece
+
+NAME = "mecab_character"
+
+
+class MecabCharacter(Tokenizer):
+    """The characters of MeCab's words. One that is not in the vocabulary makes the whole word [UNK] (as WordPiece does)
+    with `continuation_marks`, without them itself only."""
+
+    continuation_marks: bool = True
+    """Whether a character inside a word is another piece, written with `##`, than the same one at its start."""
+    dictionary: str = "unidic_lite"
+    """`ipadic`, `unidic_lite`, `unidic` or the folder of a compiled MeCab dictionary."""
+    mecab_option: str = ""
+    """Further options for MeCab, such as `-u USER.dic`."""
+    limit_alphabet: int = Field(default=6129, ge=1)
+    """Characters in the vocabulary, the most frequent; others become [UNK]."""
+    num_unused_tokens: int = Field(default=10, ge=0)
+    """Empty slots [unused0], [unused1], ... for tokens added later."""
+    do_lower_case: bool = False
+    sample_bytes: int | None = Field(default=None, ge=1)
+    """Learn from about so many bytes of text, spread over the corpus. None: from all of it."""
+    max_words: int = Field(default=2_000_000, ge=1000)
+    """Distinct words counted at a time; beyond that the rarest are dropped and the error is reported."""
+    counts: Path | None = None
+    """A table that `terakoya tokenizer count` has kept of the same corpus. None: count now."""
+
+    def splitting(self) -> Splitting:
+        """See `LearnsFromCounts`: MeCab's words, the same as `mecab_wordpiece`'s. Raises UserError for a wrong
+        dictionary or option."""
+        config = self._config()
+        word_splitters.words_of(config)  # a wrong dictionary is better seen here than in a worker
+        return Splitting(
+            functools.partial(word_splitters.splitter, config, SPECIAL_TOKENS),
+            word_splitters.identity(config),
+            max_words=self.max_words,
+            sample_bytes=self.sample_bytes,
+        )
+
+    def train(
+        self,
+        corpus: Corpus,
+        folder: Path,
+        *,
+        processes: int = 1,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Mapping[str, Any]:
+        """See `Tokenizer.train`. The files are the same for any number of processes."""
+        table = counted(corpus, self.splitting(), file=self.counts, processes=processes, progress=progress)
+        counts: Counter[str] = Counter()
+        for word, count in table.counts.items():
+            counts[word.lower() if self.do_lower_case else word] += count
+        special = japanese_folder.special_tokens(self.num_unused_tokens)
+        pieces = self._pieces(counts, special)
+        record = {
+            "type": NAME,
+            "settings": self.model_dump(exclude={"special_tokens_in_text", "counts"}),
+            "words": word_splitters.identity(self._config()),
+        }
+        japanese_folder.save_folder(folder, pieces, self._config(), record)
+        return {"pieces": len(pieces), **table.facts(self.max_words)}
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Self | None:
+        """See `Tokenizer.from_folder`: what `train` made, and any BertJapaneseTokenizer with MeCab and characters."""
+        config = read_config(folder)
+        if config is None or config.get("tokenizer_class") != "BertJapaneseTokenizer":
+            return None
+        kind, recorded = japanese_folder.read_record(folder)
+        marks = config.get("subword_tokenizer_type", "wordpiece") == "wordpiece"
+        if (
+            kind not in (None, NAME)
+            or (marks and kind != NAME)
+            or word_splitters.kind_of(config) != "mecab"
+            or config.get("subword_tokenizer_type", "wordpiece") not in ("wordpiece", "character")
+            or not config.get("do_subword_tokenize", True)
+        ):
+            return None
+        found = japanese_folder.mecab_settings(config, recorded)
+        if found is None:
+            return None
+        settings = {name: value for name, value in recorded.items() if name in cls.model_fields} | found
+        settings["continuation_marks"] = marks
+        settings["do_lower_case"] = bool(config.get("do_lower_case", False))
+        return cls.model_validate(settings)
+
+    def encoder(self, folder: Path) -> WordEncoder:
+        """See `Tokenizer.encoder`. The folder's settings hold; only `special_tokens_in_text` is taken from here."""
+        bert = read_bert_folder(folder)
+        marks = bert.config.get("subword_tokenizer_type", "wordpiece") == "wordpiece"
+        return WordEncoder(
+            bert,
+            word_splitters.words_of(bert.config, special=list(bert.special)),
+            WordPiece(bert.pieces, bert.unknown).ids if marks else functools.partial(_character_ids, bert),
+            parse=self.special_tokens_in_text != "split",
+            lower=bool(bert.config.get("do_lower_case", False)),
+            load=functools.partial(self.load, folder),
+        )
+
+    def fingerprint(self, folder: Path) -> Mapping[str, str]:
+        """See `Tokenizer.fingerprint`."""
+        config = read_config(folder) or {}
+        tokens = {name: value for name, value in config.items() if name not in ("name_or_path", "model_max_length")}
+        return {
+            "vocabulary": hashlib.sha256((folder / "vocab.txt").read_bytes()).hexdigest(),
+            "tokenizer_config": hashlib.sha256(json.dumps(tokens, sort_keys=True).encode()).hexdigest(),
+            **word_splitters.identity(config),
+        }
+
+    def _config(self) -> dict[str, Any]:
+        return japanese_folder.japanese_config(
+            japanese_folder.mecab_words(self.dictionary, self.mecab_option),
+            subword_tokenizer_type="wordpiece" if self.continuation_marks else "character",
+            do_lower_case=self.do_lower_case,
+        )
+
+    def _pieces(self, counts: Mapping[str, int], special: list[str]) -> list[str]:
+        """Special tokens, characters and, with marks, each of them with `##`, seen inside a word or not."""
+        room = len(special) + 2 * self.limit_alphabet
+        pieces = train_wordpiece(
+            bert_words(counts),
+            vocab_size=room,
+            min_frequency=1 << 62,  # no pair is that frequent: characters are all there is
+            limit_alphabet=self.limit_alphabet,
+            special_tokens=special,
+        )
+        characters = [piece for piece in pieces[len(special) :] if len(piece) == 1]
+        return [*special, *characters, *(PREFIX + character for character in characters if self.continuation_marks)]
+
+
+def _character_ids(folder: BertFolder, word: str) -> list[int]:
+    """The ids of a word's characters, as Transformers' CharacterTokenizer gives them."""
+    return [folder.pieces.get(character, folder.unknown) for character in unicodedata.normalize("NFKC", word)]
+
+
+@hookimpl
+def register_tokenizers() -> Mapping[str, type[Tokenizer]]:
+    """Offers `mecab_character`."""
+    return {NAME: MecabCharacter}

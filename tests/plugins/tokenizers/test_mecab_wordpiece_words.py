@@ -1,0 +1,160 @@
+"""`word_tokenizer` of `mecab_wordpiece`: each analyser's folder loads and gives the encoder's ids."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from terakoya.commands.prepare import recognise_tokenizer
+from terakoya.data.corpus import Corpus
+from terakoya.data.word_encoder import WordEncoder
+from terakoya.errors import UserError
+from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece
+
+TEXTS = [
+    "選挙管理委員会が、投票所の場所を知らせた。\n場所は小学校の体育館だった。",
+    "体育館の床は、みがかれて光っていた。",
+    "Crème brûlée を、カフェで食べた。It's nice!",
+] * 3
+HARD = [
+    *TEXTS[:3],
+    "",
+    "　 \t ",
+    "か\u3099ぎ 𠮷田 👨‍👩‍👧 ＡＢＣ㌔①…ﾊﾟ",
+    "床は[MASK]。[CLS] [SEP] [MASK]",
+    "##床 ##",
+    "前\0後ろ\x07",
+    "a\u2028b\u0085c\u00a0d\r",
+    "床" * 150,
+    "İstanbul ΑΣΣ ẞ",
+]
+pytestmark = pytest.mark.filterwarnings("ignore:Dictionary.create:DeprecationWarning")  # Transformers calls it
+SUDACHI = pytest.mark.skipif(
+    importlib.util.find_spec("sudachipy") is None or importlib.util.find_spec("sudachidict_core") is None,
+    reason="needs sudachipy and sudachidict_core",
+)
+JUMAN = pytest.mark.skipif(
+    importlib.util.find_spec("rhoknp") is None or shutil.which("jumanpp") is None, reason="needs rhoknp and jumanpp"
+)
+CASES = [
+    pytest.param({"word_tokenizer": "sudachi"}, marks=SUDACHI, id="sudachi A"),
+    pytest.param({"word_tokenizer": "sudachi", "sudachi_split_mode": "B"}, marks=SUDACHI, id="sudachi B"),
+    pytest.param(
+        {"word_tokenizer": "sudachi", "sudachi_split_mode": "C", "do_lower_case": True}, marks=SUDACHI, id="sudachi C"
+    ),
+    pytest.param({"word_tokenizer": "juman"}, marks=JUMAN, id="juman"),
+    pytest.param({"word_tokenizer": "basic"}, id="basic"),
+    pytest.param({"word_tokenizer": "basic", "do_lower_case": True}, id="basic lower"),
+    pytest.param({"word_tokenizer": "none"}, id="none"),
+]
+
+
+def train(folder: Path, **fields: Any) -> Path:
+    corpus = folder.with_suffix(".jsonl")
+    corpus.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS), encoding="utf-8")
+    MecabWordPiece(vocab_size=200, min_frequency=4, **fields).train(Corpus([corpus]), folder)
+    return folder
+
+
+def reference(tokenizer: Any, texts: list[str], **options: Any) -> list[int]:
+    lines = [line for text in texts for line in text.split("\n")]
+    return [id for line in lines for id in tokenizer(line, add_special_tokens=False, **options)["input_ids"]]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    return train(tmp_path_factory.mktemp("words") / "t", **request.param), request.param
+
+
+def test_ids_are_those_of_the_loaded_folder(case: tuple[Path, dict[str, Any]]) -> None:
+    folder, fields = case
+    tokenizer = recognise_tokenizer(folder)
+    assert tokenizer == MecabWordPiece(vocab_size=200, min_frequency=4, **fields)
+    loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    assert type(loaded).__name__ == "BertJapaneseTokenizer"
+    encoder = tokenizer.encoder(folder)
+    assert isinstance(encoder, WordEncoder)
+    for text in HARD:
+        assert encoder.encode([text]).ids.tolist() == reference(loaded, [text]), text
+    encoded = encoder.encode(HARD)
+    assert encoded.ids.tolist() == reference(loaded, HARD)
+    pieces = loaded.convert_ids_to_tokens(encoder.encode(TEXTS).ids.tolist())
+    starts = encoder.encode(TEXTS).word_starts
+    assert starts is not None and starts.tolist() == [not piece.startswith("##") for piece in pieces]
+    assert not starts.all()
+
+
+@pytest.mark.parametrize("mode", ["split", "reject"])
+def test_literal_special_tokens(mode: Any, case: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = case
+    text = "床は[MASK]です。 [MASK] です"
+    encoded = MecabWordPiece(special_tokens_in_text=mode).encoder(folder).encode([text])
+    loaded = MecabWordPiece().load(folder)
+    assert encoded.ids.tolist() == reference(loaded, [text], split_special_tokens=mode == "split")
+    assert dict(encoded.literals) == {"[MASK]": 2}
+
+
+@settings(max_examples=20, deadline=None)
+@given(text=st.text(st.one_of(st.sampled_from("床ABcé 　#[MASK]\u3099…Σİ"), st.characters(exclude_categories=["Cs"]))))
+def test_ids_of_any_text(case: tuple[Path, dict[str, Any]], text: str) -> None:
+    folder, _ = case
+    encoder, loaded = MecabWordPiece().encoder(folder), MecabWordPiece().load(folder)
+    assert encoder.encode([text]).ids.tolist() == reference(loaded, [text])
+
+
+@SUDACHI
+def test_sudachis_modes_cut_differently() -> None:
+    from terakoya.data.word_splitters import words_of
+
+    cuts = []
+    for mode in "ABC":
+        config = {"word_tokenizer_type": "sudachi", "sudachi_kwargs": {"sudachi_split_mode": mode}}
+        cuts.append(words_of(config).split(["選挙管理委員会"])[0].split(" "))
+    assert len(cuts[0]) > len(cuts[1]) >= len(cuts[2]) == 1
+
+
+@SUDACHI
+def test_a_line_beyond_sudachis_limit_is_cut_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    encoder = MecabWordPiece().encoder(train(tmp_path / "t", word_tokenizer="sudachi"))
+    long = encoder.encode(["床は光る。" * 4000])
+    assert "more than can be cut into words at once" in caplog.text
+    assert len(long.ids) == pytest.approx(4000 * len(encoder.encode(["床は光る。"]).ids), rel=0.01)
+
+
+@SUDACHI
+def test_fingerprint_names_the_dictionary(tmp_path: Path) -> None:
+    one = MecabWordPiece().fingerprint(train(tmp_path / "a", word_tokenizer="sudachi"))
+    two = MecabWordPiece().fingerprint(train(tmp_path / "b", word_tokenizer="sudachi", sudachi_split_mode="C"))
+    assert {"sudachipy", "sudachi dictionary"} <= set(one)
+    assert one["sudachi"] != two["sudachi"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"word_tokenizer": "spacy"}, "no folder that AutoTokenizer loads"),
+        ({"word_tokenizer": "none", "do_lower_case": True}, "do_lower_case: expected false"),
+    ],
+)
+def test_what_no_folder_can_give_is_refused(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        train(tmp_path / "t", **fields)
+    assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize(("name", "module"), [("sudachi", "sudachipy"), ("juman", "rhoknp")])
+def test_what_is_not_installed_is_named(
+    name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda each: None if each == module else find(each))
+    with pytest.raises(UserError, match=f"{module} is not installed; run: pip install {module}"):
+        train(tmp_path / "t", word_tokenizer=name)
