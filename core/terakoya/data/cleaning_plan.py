@@ -11,13 +11,16 @@ import io
 import json
 import logging
 import multiprocessing
+import os
 import shutil
 import signal
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +51,7 @@ def make_plan(
     """Decides which documents of `corpus` (made by `cleaned`) stay, unless that is on disk already.
 
     Says how many documents each step drops and shows three of them. Returns the counts. An interrupted call is
-    continued by the next. Memory: a block of text in each process; for exact duplicates 130 MB at most; near
+    continued by the next. Memory: a block of text in each process; for exact duplicates about 250 MB at most; near
     duplicates: see `near_duplicates`. Disk while it works: 100 bytes a document, and with near duplicates 4 more for
     each permutation.
 
@@ -171,7 +174,12 @@ def _survey(
             surveyor.survey(number, block)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, _start_worker, (corpus, cleaning, parts)) as pool:
+    worker_end, our_end = context.Pipe(duplex=False)
+    with (
+        worker_end,
+        our_end,
+        ProcessPoolExecutor(processes, context, _start_worker, (corpus, cleaning, parts, worker_end)) as pool,
+    ):
         waiting: deque[Future[None]] = deque()
         try:
             for number, block in blocks():
@@ -193,10 +201,17 @@ def _survey(
 _surveyor: _Surveyor | None = None
 
 
-def _start_worker(corpus: Corpus, cleaning: Cleaning, parts: Path) -> None:
+def _start_worker(corpus: Corpus, cleaning: Cleaning, parts: Path, parent: Connection) -> None:
+    """Makes this process a worker that ends when the other end of `parent` is closed: it never outlives the parent."""
     global _surveyor
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     _surveyor = _Surveyor(corpus, cleaning, parts)
+
+
+def _leave_with(parent: Connection) -> None:
+    parent.poll(None)
+    os._exit(1)
 
 
 def _survey_block(number: int, block: Block) -> None:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import os
 import random
+import subprocess
+import sys
+import time
 import unicodedata
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -157,8 +162,8 @@ ALL: list[dict[str, Any]] = [
 
 
 def _mixture() -> list[str]:
-    texts = [text(n % 60, 20_000 + n % 60) for n in range(120)] + ["短"] * 5 + ["latin text"] * 5
-    texts += [each[:9000] + "違" + each[9001:] for each in texts[:20]]
+    texts = [text(n % 60, 8_000 + n % 60) for n in range(120)] + ["短"] * 5 + ["latin text"] * 5
+    texts += [each[:4000] + "違" + each[4001:] for each in texts[:20]]
     random.Random(0).shuffle(texts)
     return texts
 
@@ -255,3 +260,38 @@ def test_a_file_given_twice_is_refused(tmp_path: Path) -> None:
     corpus = Corpus([tmp_path / "a.txt", tmp_path / "a.txt"])
     with pytest.raises(UserError, match=r"a\.txt: is given twice"):
         cleaned(corpus, read_steps([{"type": "nfkc"}], source=""), tmp_path / "clean")
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from terakoya.data.cleaning import cleaned, read_steps
+from terakoya.data.cleaning_plan import make_plan
+from terakoya.data.corpus import Corpus
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    steps = read_steps([{"type": "near_duplicates", "permutations": 256}], source="")
+    corpus = Corpus([folder / "a.jsonl", folder / "b.jsonl.gz"])
+    make_plan(cleaned(corpus, steps, folder / "killed"), processes=2)
+"""
+
+
+def test_after_a_kill_no_worker_is_left_and_the_same_plan_is_made(tmp_path: Path) -> None:
+    corpus = write(tmp_path, [text(n, 20_000) for n in range(100)])
+    script = tmp_path / "make.py"
+    script.write_text(KILLED)
+    process = subprocess.Popen([sys.executable, script, tmp_path], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    parts = tmp_path / "killed" / "parts"
+    while not list(parts.glob("*.npy")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+    assert not psutil.wait_procs(workers, timeout=10)[1]
+    assert not (tmp_path / "killed" / "plan.json").exists()
+    steps = read_steps([{"type": "near_duplicates", "permutations": 256}], source="")
+    for name in ("killed", "whole"):
+        make_plan(cleaned(corpus, steps, tmp_path / name))
+    assert _files(tmp_path / "killed") == _files(tmp_path / "whole")
