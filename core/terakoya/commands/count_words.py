@@ -18,7 +18,7 @@ Documents = Literal["blank", "line"]
 
 
 def count_words(
-    sources: Sequence[Path],
+    sources: Sequence[Path | str],
     out: Path,
     *,
     settings: Mapping[str, Any],
@@ -33,6 +33,7 @@ def count_words(
     UserError for wrong settings, a kind that does not learn from words, and a file that is there already.
     """
     from terakoya.data.corpus import Corpus
+    from terakoya.data.corpus_files import find_files
     from terakoya.data.counts_file import LearnsFromCounts, counted, write_counts
     from terakoya.tokenizer import make_tokenizer
 
@@ -44,7 +45,7 @@ def count_words(
         )
     if out.exists():
         raise UserError(f"{out}: expected a new file, got one that is there already; choose another --out")
-    corpus = Corpus(sources, field=field, documents=documents)
+    corpus = Corpus(find_files(sources), field=field, documents=documents)
     splitting = tokenizer.splitting()
     table = counted(corpus, splitting, processes=processes or _cpus(), progress=progress)
     write_counts(out, corpus, splitting, table)
@@ -52,12 +53,12 @@ def count_words(
 
 
 def command(
-    corpus: Annotated[list[Path], typer.Argument(help="What `tokenizer train` takes.")],
+    corpus: Annotated[list[str], typer.Argument(help="Files, folders and addresses, as for `train`.")],
     out: Annotated[Path, typer.Option(help="The new file with the table.")],
     type: Annotated[str, typer.Option(help="A kind of tokenizer that learns from words.")],
     processes: Annotated[int | None, typer.Option(min=1, help="Default: one for each CPU.", show_default=False)] = None,
     documents: Annotated[Documents, typer.Option(help="What separates documents in txt files.")] = "blank",
-    field: Annotated[str, typer.Option(help="The key of the text in jsonl files.")] = "text",
+    field: Annotated[str, typer.Option(help="The key or column that holds the text.")] = "text",
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the kind; may be repeated.")
     ] = None,
