@@ -35,7 +35,7 @@ class SentencePieceEncoder:
         self._special = _any_of(folder.special)
         self._literal = re.compile(f"({self._special.pattern})")
         self._lengths, odd = _piece_table(folder)
-        self._odd = _any_of(odd)
+        self._odd = _any_of(odd if parse else ())
 
     def encode(self, documents: Sequence[str]) -> Encoded:
         """See `Encoder.encode`."""
@@ -94,8 +94,8 @@ class SentencePieceEncoder:
         return rows, np.concatenate(starts[: len(lines)]) if starts else flat
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
-        """The ids of each text as Transformers takes them: through pieces, which matters where a run of unknown
-        characters spells the name of a piece."""
+        """The ids of each text. Where special tokens are parsed, as Transformers finds them: by the pieces' names,
+        which a run of unknown characters may spell."""
         rows: list[list[int]] = self._processor.encode(texts, out_type=int, num_threads=1)
         for number, text in enumerate(texts):
             if self._odd.search(text):

@@ -10,13 +10,10 @@ import csv
 import functools
 import hashlib
 import importlib.metadata
-import io
 import json
 import logging
 import shutil
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -25,10 +22,11 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from terakoya import hookimpl
 from terakoya.components import Tokenizer
 from terakoya.data import mecab, sentencepiece_folder
-from terakoya.data.corpus import Corpus, Reject
+from terakoya.data.corpus import Corpus
 from terakoya.data.sentencepiece_folder import CLASS, FILES, RECORD, ROLES
 from terakoya.errors import UserError
 from terakoya_plugins.tokenizers._sentencepiece_encoder import SentencePieceEncoder
+from terakoya_plugins.tokenizers._sentencepiece_trainer import TrainingLines, train_model
 from terakoya_plugins.tokenizers._sentencepiece_words import WordBounds
 
 if TYPE_CHECKING:
@@ -36,9 +34,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NAME = "sentencepiece"
-UNKNOWN_MARK = "▅"
-"""The trainer leaves out sentences with this character, which it uses for itself."""
-
 Symbols = Annotated[tuple[str, ...], Field(strict=False)]
 Id = Annotated[int, Field(ge=-1)]
 
@@ -101,11 +96,9 @@ class SentencePiece(Tokenizer):
     mask_piece: str | None = Field(default=None, min_length=1)
     unk_surface: str = " ⁇ "
     input_sentence_size: int = Field(default=0, ge=0)
-    """Learn from so many lines, drawn by chance over the corpus with `shuffle_input_sentence`. 0: from all."""
+    """Learn from so many lines, with `shuffle_input_sentence` drawn over the corpus, always the same. 0: from all."""
     shuffle_input_sentence: bool = True
-    random_seed: int = Field(default=0, ge=0, lt=2**32)
-    """Draws those lines."""
-    max_sentence_length: int = Field(default=4192, ge=1)
+    max_sentence_length: int = Field(default=4192, ge=10, le=1 << 30)
     """Longer lines, in bytes, are left out of training, and counted."""
     num_threads: int = Field(default=16, ge=1, le=1024)
     """Threads of the trainer: with equal numbers, equal bytes come out."""
@@ -129,6 +122,8 @@ class SentencePiece(Tokenizer):
         if not self.pretokenization_delimiter:
             for key in sorted({"dictionary", "mecab_option"} & self.model_fields_set):
                 raise ValueError(f'{key}: MeCab is used only with pretokenization_delimiter, for example "||||"')
+        if 0 < self.input_sentence_size <= 100:
+            raise ValueError(f"input_sentence_size: expected 0 or more than 100, got {self.input_sentence_size}")
         ids = [id for id in (self._id(role) for role in ("unk", "bos", "eos", "pad")) if id >= 0]
         if len(set(ids)) < len(ids):
             raise ValueError(f"unk_id, bos_id, eos_id, pad_id: expected four different ids (-1: none), got {ids}")
@@ -143,22 +138,21 @@ class SentencePiece(Tokenizer):
         progress: Callable[[int, int], None] | None = None,
     ) -> Mapping[str, Any]:
         """See `Tokenizer.train`. The trainer's own `num_threads` counts, not `processes`."""
-        facts: Counter[str] = Counter()
-        content = _train(self._arguments(), self._lines(corpus, facts, progress), seed=self.random_seed)
+        cuts = bool(self.pretokenization_delimiter) and self.model_type != "char"
+        lines = TrainingLines(
+            corpus,
+            max_bytes=self.max_sentence_length,
+            change=self._with_delimiters() if cuts else None,
+            progress=progress,
+        )
+        content = train_model(self._arguments(), lines)
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / FILES[CLASS]
         file.write_bytes(content)
         processor = sentencepiece_folder.load_model(file)
         self._save(folder, processor, self._named(processor))
-        if facts["too_long"]:
-            logger.warning(
-                "%s lines of more than %s bytes were left out of training; raise max_sentence_length to keep them",
-                f"{facts['too_long']:,}",
-                f"{self.max_sentence_length:,}",
-            )
-        if facts["reserved"]:
-            logger.warning("%s lines hold %s, which the trainer keeps for itself, and were left out", *_shown(facts))
-        return {"pieces": processor.get_piece_size(), **{name: facts[name] for name in _FACTS}}
+        lines.warn()
+        return {"pieces": processor.get_piece_size(), **lines.facts}
 
     def import_file(self, file: Path, folder: Path) -> Mapping[str, Any]:
         """Makes the existing model `file` into the folder `folder`. Of the settings, `special_tokens`, the pieces'
@@ -248,7 +242,7 @@ class SentencePiece(Tokenizer):
 
     def _arguments(self) -> dict[str, Any]:
         """What the trainer is called with."""
-        own = {"special_tokens", "special_tokens_in_text", "dictionary", "mecab_option", "random_seed"}
+        own = {"special_tokens", "special_tokens_in_text", "dictionary", "mecab_option"}
         own.update(f"{role}_piece" for role in ("cls", "sep", "mask"))
         given = {
             name: value for name, value in self.model_dump().items() if name not in own and value not in ("", None)
@@ -273,33 +267,6 @@ class SentencePiece(Tokenizer):
         roles = [role for role in ROLES if self.special_tokens != "bert" or role not in ("bos", "eos")]
         pieces = {role: piece for role in roles if (piece := self._piece(role)) is not None}
         return {role: piece for role, piece in pieces.items() if sentencepiece_folder.has_piece(processor, piece)}
-
-    def _lines(self, corpus: Corpus, facts: Counter[str], progress: Callable[[int, int], None] | None) -> Iterator[str]:
-        """The lines of all documents, cut by the delimiter where that is asked; counts them in `facts`."""
-        cuts = bool(self.pretokenization_delimiter) and self.model_type != "char"
-        prepared = self._with_delimiters() if cuts else None
-        done = 0
-        for block in corpus.blocks():
-            for item in corpus.read(block):
-                if isinstance(item, Reject):
-                    facts["rejected"] += 1
-                    continue
-                facts["documents"] += 1
-                for line in item.text.split("\n"):
-                    size = len(line.encode())
-                    if not line or line.isspace():
-                        continue
-                    if UNKNOWN_MARK in line:
-                        facts["reserved"] += 1
-                    elif size > self.max_sentence_length:
-                        facts["too_long"] += 1
-                    else:
-                        facts["lines"] += 1
-                        facts["text_bytes"] += size
-                        yield prepared(line) if prepared is not None else line
-            done += block.disk_bytes
-            if progress is not None:
-                progress(done, corpus.total_bytes)
 
     def _with_delimiters(self) -> Callable[[str], str]:
         """A function from a line to the line as the model will see it, with delimiters between words."""
@@ -347,52 +314,6 @@ class SentencePiece(Tokenizer):
             versions["fugashi"] = importlib.metadata.version("fugashi")
             versions["dictionary"] = mecab.options_fingerprint(self._mecab())
         return versions
-
-
-_FACTS = ("documents", "lines", "too_long", "reserved", "rejected", "text_bytes")
-
-
-def _shown(facts: Mapping[str, int]) -> tuple[str, str]:
-    return f"{facts['reserved']:,}", UNKNOWN_MARK
-
-
-def _train(arguments: Mapping[str, Any], lines: Iterator[str], *, seed: int) -> bytes:
-    """The trained model. Raises UserError for what the trainer refuses, and what `lines` raises.
-
-    The trainer's random numbers begin anew in each thread, so it gets one of its own: its draws depend on `seed` alone.
-    """
-    import sentencepiece
-
-    model = io.BytesIO()
-    failed: list[BaseException] = []
-
-    def guarded() -> Iterator[str]:
-        try:
-            yield from lines
-        except BaseException as error:  # the library would make a text of it
-            failed.append(error)
-            raise
-
-    def run() -> None:
-        try:
-            sentencepiece.set_random_generator_seed(seed)
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=guarded(), model_writer=model, minloglevel=2, **arguments
-            )
-        except (RuntimeError, ValueError, OSError) as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join()
-    if failed and isinstance(failed[0], RuntimeError | ValueError):
-        text = " ".join(str(failed[0]).split())
-        if "sentences_.empty()" in text:
-            text = "the corpus has no line to learn from"
-        raise UserError(f"SentencePiece's trainer: {text.rpartition('] ')[2] or text}") from failed[0]
-    if failed:
-        raise failed[0]
-    return model.getvalue()
 
 
 @hookimpl

@@ -1,0 +1,111 @@
+"""SentencePiece's trainer, fed with the lines of documents, its refusals told as the user's errors."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from terakoya.data.corpus import Corpus, Reject
+from terakoya.errors import UserError
+
+UNKNOWN_MARK = "▅"
+"""The trainer leaves out sentences with this character, which it uses for itself."""
+
+logger = logging.getLogger("terakoya")
+
+
+class TrainingLines:
+    """The lines of all documents that the trainer can take, to be gone through once; counts them and what is left out.
+
+    Attributes:
+        facts: `documents`, `lines`, `too_long`, `reserved`, `rejected`, `text_bytes`, growing while lines are taken.
+    """
+
+    facts: dict[str, int]
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        *,
+        max_bytes: int,
+        change: Callable[[str], str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Lines of more than `max_bytes` are left out; `change` makes what the trainer sees of a line."""
+        self._corpus, self._max_bytes = corpus, max_bytes
+        self._change, self._progress = change, progress
+        self.facts = dict.fromkeys(("documents", "lines", "too_long", "reserved", "rejected", "text_bytes"), 0)
+
+    def __iter__(self) -> Iterator[str]:
+        done = 0
+        for block in self._corpus.blocks():
+            for item in self._corpus.read(block):
+                if isinstance(item, Reject):
+                    self.facts["rejected"] += 1
+                else:
+                    self.facts["documents"] += 1
+                    yield from self._lines(item.text)
+            done += block.disk_bytes
+            if self._progress is not None:
+                self._progress(done, self._corpus.total_bytes)
+
+    def _lines(self, text: str) -> Iterator[str]:
+        for line in text.split("\n"):
+            size = len(line.encode())
+            if not line or line.isspace():
+                continue
+            if UNKNOWN_MARK in line:
+                self.facts["reserved"] += 1
+            elif size > self._max_bytes:
+                self.facts["too_long"] += 1
+            else:
+                self.facts["lines"] += 1
+                self.facts["text_bytes"] += size
+                yield self._change(line) if self._change is not None else line
+
+    def warn(self) -> None:
+        """Tells what was left out."""
+        if self.facts["too_long"]:
+            logger.warning(
+                "%s lines of more than %s bytes were left out of training; raise max_sentence_length to keep them",
+                f"{self.facts['too_long']:,}",
+                f"{self._max_bytes:,}",
+            )
+        if self.facts["reserved"]:
+            logger.warning(
+                "%s lines with %s, which the trainer keeps for itself, were left out of training",
+                f"{self.facts['reserved']:,}",
+                UNKNOWN_MARK,
+            )
+
+
+def train_model(arguments: Mapping[str, Any], lines: Iterable[str]) -> bytes:
+    """The trained model. Raises UserError for what the trainer refuses, and what `lines` raises."""
+    import sentencepiece
+
+    model = io.BytesIO()
+    failed: list[BaseException] = []
+
+    def guarded() -> Iterator[str]:
+        try:
+            yield from lines
+        except BaseException as error:  # the library would make a text of it
+            failed.append(error)
+            raise
+
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=guarded(), model_writer=model, minloglevel=2, **arguments
+        )
+    except (RuntimeError, ValueError) as error:
+        if failed:
+            raise failed[0] from None
+        text = " ".join(str(error).split())
+        if "sentences_.empty()" in text:
+            text = "the corpus has no line to learn from"
+        if "size too high" in text:
+            text += " Or let it be smaller: hard_vocab_limit false."
+        raise UserError(f"SentencePiece's trainer: {text.rpartition('] ')[2] or text}") from error
+    return model.getvalue()
