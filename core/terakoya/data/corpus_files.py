@@ -143,6 +143,7 @@ def _remote_files(protocol: str, rest: str, given: str) -> list[RemoteFile]:
         files = []
         for name in sorted(names):
             full = name if name == address else str(system.unstrip_protocol(name))
+            assert protocol != "hf" or _HUB_REVISION.match(full), f"{full}: listed without its revision"
             files.append(RemoteFile(full, _version(system.info(full))))
     except FileNotFoundError:
         raise UserError(f"{address}: no such file") from None
