@@ -9,6 +9,7 @@ import hashlib
 import io
 import lzma
 import re
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -50,19 +51,18 @@ class RemoteFile:
 
     def stat(self) -> SimpleNamespace:
         """`st_size`, and as `st_mtime_ns` whatever tells one version of the content from another."""
-        info = self._file_system().info(self.address)
+        with _explained(self.address):
+            info = _file_system(self.address).info(self.address)
         version = _version(info) or str(info.get("mtime") or info.get("created") or "")
         return SimpleNamespace(st_size=int(info["size"]), st_mtime_ns=version)
 
     def open(self, mode: Literal["rb"] = "rb") -> io.BufferedIOBase:
         """The content as a stream that can seek; it is fetched in ranges as it is read."""
-        return self._file_system().open(self.address, mode)
+        with _explained(self.address):
+            return _file_system(self.address).open(self.address, mode)
 
     def __str__(self) -> str:
         return self.address
-
-    def _file_system(self) -> AbstractFileSystem:
-        return _file_system(self.address)
 
 
 Source = Path | RemoteFile
@@ -132,8 +132,8 @@ def _remote_files(protocol: str, rest: str, given: str) -> list[RemoteFile]:
             f"{address}: expected a revision, as in hf://datasets/NAME/SET@REVISION/...: without one the data can "
             "change between two runs of the same command; take the commit that the dataset's page shows"
         )
-    system = _file_system(address)
-    try:
+    with _explained(address):
+        system = _file_system(address)
         if glob.has_magic(rest):
             names = [name for name in system.glob(address) if not system.isdir(name)]
         elif system.isdir(address):
@@ -145,10 +145,6 @@ def _remote_files(protocol: str, rest: str, given: str) -> list[RemoteFile]:
             full = name if name == address else str(system.unstrip_protocol(name))
             assert protocol != "hf" or _HUB_REVISION.match(full), f"{full}: listed without its revision"
             files.append(RemoteFile(full, _version(system.info(full))))
-    except FileNotFoundError:
-        raise UserError(f"{address}: no such file") from None
-    except OSError as error:
-        raise UserError(f"{address}: cannot be read ({error}); look at the address and your credentials") from error
     if not files:
         raise UserError(f"{address}: expected files ending in {_ENDINGS}, found none")
     for file in files:
@@ -166,6 +162,33 @@ def _file_system(address: str) -> AbstractFileSystem:
         raise UserError(f'{address}: {error}; pip install "terakoya[data]"') from error
     except ValueError as error:
         raise UserError(f"{address}: expected an address such as s3://, gs:// or hf://, got {error}") from error
+
+
+@contextmanager
+def _explained(address: str) -> Iterator[None]:
+    """UserError instead of what a missing file, a network or a store's library raises."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError(f"{address}: no such file") from None
+    except _remote_errors() as error:
+        raise UserError(
+            f"{address}: cannot be read ({error or type(error).__name__}); look at the address, your credentials and "
+            "the network"
+        ) from error
+
+
+def _remote_errors() -> tuple[type[BaseException], ...]:
+    """What the libraries behind fsspec raise, as far as they are loaded; not all of it is an OSError."""
+    named = [
+        ("botocore.exceptions", "BotoCoreError"),
+        ("google.auth.exceptions", "GoogleAuthError"),
+        ("gcsfs.retry", "HttpError"),
+        ("aiohttp", "ClientError"),
+        ("httpx", "HTTPError"),
+        ("httpx2", "HTTPError"),
+    ]
+    return (OSError, *(getattr(sys.modules[module], name) for module, name in named if module in sys.modules))
 
 
 def _version(info: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,3 +106,22 @@ def test_what_is_not_there_is_named(memory: str) -> None:
 def test_a_data_set_of_the_hub_needs_a_revision(address: str) -> None:
     with pytest.raises(UserError, match=r"expected a revision, .* the data can change between two runs"):
         find_files([address])
+
+
+def test_a_store_that_cannot_be_reached_is_a_users_error(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (file,) = find_files([f"{memory}/a.jsonl"])
+
+    def fails(*_: object, **__: object) -> None:
+        raise PermissionError("no credentials")
+
+    for name in ("info", "open"):
+        monkeypatch.setattr(type(fsspec.filesystem("memory")), name, fails)
+    for ask in (file.open, file.stat, lambda: find_files([f"{memory}/a.jsonl"])):
+        with pytest.raises(UserError, match=r"a\.jsonl: cannot be read \(no credentials\); look at .*credentials"):
+            ask()
+
+
+def test_without_its_library_an_address_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(UserError, match=r's3://bucket/a\.txt: .*pip install "terakoya\[data\]"'):
+        find_files(["s3://bucket/a.txt"])
