@@ -207,7 +207,10 @@ class Cleaning:
             "unicode": unicodedata.unidata_version,
         }
         if any(isinstance(step, NearDuplicates) for step in self.steps):
-            facts["datasketch"] = importlib.metadata.version("datasketch")
+            try:
+                facts["datasketch"] = importlib.metadata.version("datasketch")
+            except importlib.metadata.PackageNotFoundError as error:
+                raise UserError('near_duplicates: needs datasketch: pip install "terakoya[data]"') from error
         return json.dumps(facts)
 
     @cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib.metadata
 import json
 import logging
 import os
@@ -260,6 +261,19 @@ def test_a_file_given_twice_is_refused(tmp_path: Path) -> None:
     corpus = Corpus([tmp_path / "a.txt", tmp_path / "a.txt"])
     with pytest.raises(UserError, match=r"a\.txt: is given twice"):
         cleaned(corpus, read_steps([{"type": "nfkc"}], source=""), tmp_path / "clean")
+
+
+def test_near_duplicates_without_datasketch_name_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = cleaned(
+        write(tmp_path, ["一", "二"]), read_steps([{"type": "near_duplicates"}], source=""), tmp_path / "c"
+    )
+
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    with pytest.raises(UserError, match=r'near_duplicates: needs datasketch: pip install "terakoya\[data\]"'):
+        make_plan(corpus)
 
 
 KILLED = """
