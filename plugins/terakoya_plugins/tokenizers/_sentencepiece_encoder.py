@@ -37,14 +37,15 @@ class SentencePieceEncoder:
         self._lengths, odd = _piece_table(folder)
         self._odd = _any_of(odd if parse else ())
 
-    def encode(self, documents: Sequence[str]) -> Encoded:
-        """See `Encoder.encode`."""
+    def encode(self, documents: Sequence[str], *, whole: bool = False) -> Encoded:
+        """See `Encoder.encode` and `Tokenizer.keeps_line_ends`; MeCab, where it says what words are, reads lines."""
+        whole = whole and self._words is None
         literals: Counter[str] = Counter()
         lines: list[str] = []
         ends = np.zeros(len(documents) + 1, np.int64)
         for number, text in enumerate(documents, 1):
             literals.update(self._special.findall(text))
-            lines += text.split("\n")
+            lines += [text] if whole else text.split("\n")
             ends[number] = len(lines)
         dtype = self.vocabulary.dtype()
         ids, starts, lengths = [np.empty(0, dtype)], [np.empty(0, bool)], [np.empty(0, np.int64)]

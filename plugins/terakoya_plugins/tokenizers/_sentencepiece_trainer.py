@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import heapq
 import io
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -20,7 +23,8 @@ class TrainingLines:
     """The lines of all documents that the trainer can take, to be gone through once; counts them and what is left out.
 
     Attributes:
-        facts: `documents`, `lines`, `too_long`, `reserved`, `rejected`, `text_bytes`, growing while lines are taken.
+        facts: `documents`, `lines` (what the trainer gets), `too_long`, `reserved`, `rejected`, `text_bytes`; right
+            when all lines were taken.
     """
 
     facts: dict[str, int]
@@ -30,15 +34,30 @@ class TrainingLines:
         corpus: Corpus,
         *,
         max_bytes: int,
+        most: int = 0,
+        draw: int | None = None,
         change: Callable[[str], str] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Lines of more than `max_bytes` are left out; `change` makes what the trainer sees of a line."""
-        self._corpus, self._max_bytes = corpus, max_bytes
+        """Lines of more than `max_bytes` are left out. At most `most` lines are taken (0: all): the first, or with a
+        seed in `draw` some of the whole corpus. `change` makes what the trainer sees of a line."""
+        self._corpus, self._max_bytes, self._most, self._draw = corpus, max_bytes, most, draw
         self._change, self._progress = change, progress
         self.facts = dict.fromkeys(("documents", "lines", "too_long", "reserved", "rejected", "text_bytes"), 0)
 
     def __iter__(self) -> Iterator[str]:
+        lines = self._all()
+        if self._most and self._draw is not None:
+            lines = drawn(lines, self._most, seed=self._draw)
+        elif self._most:
+            lines = itertools.islice(lines, self._most)
+        for line in lines:
+            self.facts["lines"] += 1
+            self.facts["text_bytes"] += len(line.encode())
+            yield self._change(line) if self._change is not None else line
+
+    def _all(self) -> Iterator[str]:
+        """Every line that the trainer can take."""
         done = 0
         for block in self._corpus.blocks():
             for item in self._corpus.read(block):
@@ -53,17 +72,14 @@ class TrainingLines:
 
     def _lines(self, text: str) -> Iterator[str]:
         for line in text.split("\n"):
-            size = len(line.encode())
             if not line or line.isspace():
                 continue
             if UNKNOWN_MARK in line:
                 self.facts["reserved"] += 1
-            elif size > self._max_bytes:
+            elif len(line.encode()) > self._max_bytes:
                 self.facts["too_long"] += 1
             else:
-                self.facts["lines"] += 1
-                self.facts["text_bytes"] += size
-                yield self._change(line) if self._change is not None else line
+                yield line
 
     def warn(self) -> None:
         """Tells what was left out."""
@@ -79,6 +95,23 @@ class TrainingLines:
                 f"{self.facts['reserved']:,}",
                 UNKNOWN_MARK,
             )
+
+
+def drawn(lines: Iterable[str], count: int, *, seed: int) -> Iterator[str]:
+    """`count` of `lines`, in their order; which ones is a function of the seed and of how many lines there are.
+
+    The library's own draw is another one in each process. Holds `count` lines in memory, as the trainer does anyway.
+    """
+    kept: list[tuple[int, int, str]] = []  # the lines with the smallest keys, the largest of them first
+    for number, line in enumerate(lines):
+        digest = hashlib.blake2b(number.to_bytes(8, "little"), digest_size=8, key=seed.to_bytes(8, "little")).digest()
+        entry = (-int.from_bytes(digest, "little"), number, line)
+        if len(kept) < count:
+            heapq.heappush(kept, entry)
+        elif entry > kept[0]:
+            heapq.heapreplace(kept, entry)
+    for _, _, line in sorted(kept, key=lambda entry: entry[1]):
+        yield line
 
 
 def train_model(arguments: Mapping[str, Any], lines: Iterable[str]) -> bytes:

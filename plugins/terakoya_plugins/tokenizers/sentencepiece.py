@@ -15,7 +15,7 @@ import logging
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -44,11 +44,12 @@ class SentencePiece(Tokenizer):
     """A SentencePiece model; ids are the library's own."""
 
     model_config = ConfigDict(strict=True)
+    keeps_line_ends: ClassVar[bool] = True
 
     model_type: Literal["unigram", "bpe", "char"] = "unigram"
     vocab_size: int = Field(default=8000, ge=1)
     """Pieces in all."""
-    character_coverage: float = Field(default=0.9995, gt=0, le=1)
+    character_coverage: float = Field(default=0.9995, ge=0.98, le=1)
     """The share of the text's characters that get a piece; others are unknown, or bytes with `byte_fallback`."""
     byte_fallback: bool = False
     """Whether characters without a piece become their UTF-8 bytes."""
@@ -96,8 +97,10 @@ class SentencePiece(Tokenizer):
     mask_piece: str | None = Field(default=None, min_length=1)
     unk_surface: str = " ⁇ "
     input_sentence_size: int = Field(default=0, ge=0)
-    """Learn from so many lines, with `shuffle_input_sentence` drawn over the corpus, always the same. 0: from all."""
+    """Learn from so many lines, drawn over the corpus with `shuffle_input_sentence`, else the first. 0: from all."""
     shuffle_input_sentence: bool = True
+    random_seed: int = Field(default=0, ge=0, lt=1 << 63)
+    """Says which lines are drawn."""
     max_sentence_length: int = Field(default=4192, ge=10, le=1 << 30)
     """Longer lines, in bytes, are left out of training, and counted."""
     num_threads: int = Field(default=16, ge=1, le=1024)
@@ -122,8 +125,6 @@ class SentencePiece(Tokenizer):
         if not self.pretokenization_delimiter:
             for key in sorted({"dictionary", "mecab_option"} & self.model_fields_set):
                 raise ValueError(f'{key}: MeCab is used only with pretokenization_delimiter, for example "||||"')
-        if 0 < self.input_sentence_size <= 100:
-            raise ValueError(f"input_sentence_size: expected 0 or more than 100, got {self.input_sentence_size}")
         ids = [id for id in (self._id(role) for role in ("unk", "bos", "eos", "pad")) if id >= 0]
         if len(set(ids)) < len(ids):
             raise ValueError(f"unk_id, bos_id, eos_id, pad_id: expected four different ids (-1: none), got {ids}")
@@ -142,6 +143,8 @@ class SentencePiece(Tokenizer):
         lines = TrainingLines(
             corpus,
             max_bytes=self.max_sentence_length,
+            most=self.input_sentence_size,
+            draw=self.random_seed if self.shuffle_input_sentence else None,
             change=self._with_delimiters() if cuts else None,
             progress=progress,
         )
@@ -243,6 +246,7 @@ class SentencePiece(Tokenizer):
     def _arguments(self) -> dict[str, Any]:
         """What the trainer is called with."""
         own = {"special_tokens", "special_tokens_in_text", "dictionary", "mecab_option"}
+        own |= {"input_sentence_size", "shuffle_input_sentence", "random_seed"}
         own.update(f"{role}_piece" for role in ("cls", "sep", "mask"))
         given = {
             name: value for name, value in self.model_dump().items() if name not in own and value not in ("", None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -24,6 +26,7 @@ from terakoya.data import mecab
 from terakoya.data.corpus import Corpus
 from terakoya.data.sentencepiece_folder import load_model
 from terakoya.errors import UserError
+from terakoya_plugins.tokenizers._sentencepiece_words import WordBounds
 from terakoya_plugins.tokenizers.sentencepiece import SentencePiece
 
 DATA = Path(__file__).resolve().parents[3] / "../shared/data"
@@ -142,6 +145,14 @@ def _pairs() -> list[tuple[Any, Any]]:
     return [(own(folder).encoder(folder), AutoTokenizer.from_pretrained(folder)) for folder in made]
 
 
+def test_a_run_of_unknown_characters_that_spells_a_piece(tmp_path: Path) -> None:
+    folder = make(tmp_path / "x", control_symbols=["鬱龘"])
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer("木に鬱龘", add_special_tokens=False).input_ids
+    assert ids[-1] == tokenizer.convert_tokens_to_ids("鬱龘")
+    assert own(folder).encoder(folder).encode(["木に鬱龘"]).ids.tolist() == ids
+
+
 def test_literals_are_counted_and_parsed_or_not(folders: Any) -> None:
     folder = folders("bpe")
     text = "寺の[MASK]と[MASK]、[SEP]。"
@@ -212,10 +223,31 @@ def test_options_reach_the_model(folders: Any, tmp_path: Path) -> None:
     assert AutoTokenizer.from_pretrained(folder).eos_token == "<|end|>"
 
 
-@pytest.mark.parametrize("fields", [{}, {"input_sentence_size": 105, "vocab_size": 1300}, {"model_type": "bpe"}])
+DRAWN: dict[str, Any] = {"input_sentence_size": 60, "hard_vocab_limit": False, "character_coverage": 0.98}
+
+
+@pytest.mark.parametrize("fields", [{}, DRAWN, {"model_type": "bpe"}])
 def test_same_corpus_same_bytes(tmp_path: Path, fields: dict[str, Any]) -> None:
     made = [make(tmp_path / name, **{"num_threads": 2, **fields}) for name in ("one", "two")]
     assert len({(folder / "tokenizer.model").read_bytes() for folder in made}) == 1
+
+
+def test_lines_are_drawn_alike_in_every_process(tmp_path: Path) -> None:
+    here = make(tmp_path / "here", num_threads=2, **DRAWN)
+    program = (
+        "from pathlib import Path; from terakoya.data.corpus import Corpus\n"
+        "from terakoya_plugins.tokenizers.sentencepiece import SentencePiece\n"
+        f"kind = SentencePiece(num_threads=2, vocab_size=1500, **{DRAWN!r})\n"
+        f"kind.train(Corpus([Path({str(here.with_suffix('.jsonl'))!r})]), Path({str(tmp_path / 'there')!r}))\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    one = (here / "tokenizer.model").read_bytes()
+    assert one == (tmp_path / "there" / "tokenizer.model").read_bytes()
+    for fields in ({"random_seed": 5}, {"shuffle_input_sentence": False}):
+        assert one != (make(tmp_path / str(fields), num_threads=2, **DRAWN, **fields) / "tokenizer.model").read_bytes()
+    first = make(tmp_path / "first", LINES[:60], **{**DRAWN, "input_sentence_size": 0})
+    asked = make(tmp_path / "asked", **DRAWN, shuffle_input_sentence=False)
+    assert (first / "tokenizer.model").read_bytes() == (asked / "tokenizer.model").read_bytes()
 
 
 def test_the_text_of_documents_is_learnt_whatever_the_file(tmp_path: Path) -> None:
@@ -267,6 +299,13 @@ def test_no_piece_is_learnt_across_words_and_word_starts_are_mecabs(folders: Any
         total += len(expected)
         place += len(row)
     assert crossed < 0.1 * total, "at most a few words are joined by a piece that fits over both"
+
+
+def test_a_symbol_is_learnt_and_found_whole(tmp_path: Path) -> None:
+    words = WordBounds(mecab.dictionary_options(mecab.dictionary_folder("unidic_lite")), whole=["寺の木"])
+    assert words.joined("この寺の木を 見る", "|") == "この|寺の木|を| 見る"
+    plain = WordBounds(mecab.dictionary_options(mecab.dictionary_folder("unidic_lite")), space_behind=True)
+    assert plain.joined("この寺の木を 見る", "|") == "この|寺|の|木|を |見る"
 
 
 def test_bytes_of_a_character_are_one_word(folders: Any) -> None:
@@ -386,7 +425,6 @@ def test_existing_models(tmp_path: Path, name: str) -> None:
         ({"byte_fallback": "yes"}, "valid boolean"),
         ({"model_type": "word"}, "'unigram', 'bpe' or 'char'"),
         ({"pad_id": 2}, "expected four different ids"),
-        ({"input_sentence_size": 60}, "expected 0 or more than 100"),
         ({"dictionary": "ipadic"}, "dictionary: MeCab is used only with pretokenization_delimiter"),
         ({"character_coverage": 1.5}, "less than or equal to 1"),
     ],
