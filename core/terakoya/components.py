@@ -75,6 +75,10 @@ class Tokenizer(Component):
     fallback: ClassVar[bool] = False
     """Whether this kind is asked for a folder only where no other kind reads it."""
 
+    keeps_line_ends: ClassVar[bool] = False
+    """Whether tokens may hold line ends. A store of documents is then encoded document by document, with
+    `encoder.encode(documents, whole=True)`: each is one line, equal to `tokenizer.load(folder)(document)`."""
+
     def train(
         self,
         corpus: Corpus,

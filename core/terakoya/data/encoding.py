@@ -6,10 +6,12 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from terakoya.components import Encoded, Tokenizer
 from terakoya.data.corpus import EXCERPT_CHARACTERS, Block, Corpus, Document, Reason, Reject
@@ -51,6 +53,9 @@ class BlockEncoder:
         self._task = task
         self._quarantines_specials = tokenizer.special_tokens_in_text == "reject"
         self.encoder = tokenizer.encoder(task.tokenizer_folder)
+        encode: Any = self.encoder.encode
+        whole = tokenizer.keeps_line_ends and task.unit == "document"
+        self._encode: Callable[[Sequence[str]], Encoded] = partial(encode, whole=True) if whole else encode
         vocabulary = self.encoder.vocabulary
         if task.append_eos and vocabulary.eos is None:
             raise UserError(
@@ -82,7 +87,7 @@ class BlockEncoder:
         if not batch:
             return
         try:
-            encoded = self.encoder.encode([document.text for document in batch])
+            encoded = self._encode([document.text for document in batch])
         except Exception as error:
             error.add_note(f"while encoding {_place(batch)}")
             raise
@@ -102,7 +107,7 @@ class BlockEncoder:
 
     def sample(self, texts: Sequence[str]) -> Encoded:
         """The ids of a few texts, for estimates."""
-        return self.encoder.encode(texts)
+        return self._encode(texts)
 
 
 def _reject(document: Document, reason: Reason) -> Reject:

@@ -39,14 +39,14 @@ class LineEncoder:
         self._literal = re.compile("|".join(map(re.escape, literal)) or "(?!)")
         self._knows_words = has_words(tokenizer)
 
-    def encode(self, documents: Sequence[str]) -> Encoded:
-        """See `Encoder.encode`."""
+    def encode(self, documents: Sequence[str], *, whole: bool = False) -> Encoded:
+        """See `Encoder.encode` and `Tokenizer.keeps_line_ends`."""
         literals: Counter[str] = Counter()
         lines: list[str] = []
         ends = np.zeros(len(documents) + 1, np.int64)
         for number, text in enumerate(documents, 1):
             literals.update(self._literal.findall(text))
-            lines += text.split("\n")
+            lines += [text] if whole else text.split("\n")
             ends[number] = len(lines)
         dtype = self.vocabulary.dtype()
         ids, starts, lengths = [np.empty(0, dtype)], [np.empty(0, bool)], [np.empty(0, np.int64)]

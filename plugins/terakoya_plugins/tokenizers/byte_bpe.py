@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field
 
@@ -31,6 +31,8 @@ logger = logging.getLogger("terakoya")
 
 class ByteBpe(Tokenizer):
     """Pieces of bytes: every text has ids, none is unknown."""
+
+    keeps_line_ends: ClassVar[bool] = True
 
     vocab_size: int = Field(default=50257, ge=1)
     """Pieces, special tokens and the 256 bytes included."""

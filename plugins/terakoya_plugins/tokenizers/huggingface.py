@@ -35,6 +35,7 @@ class HuggingFace(Tokenizer):
     """A folder that `AutoTokenizer` loads without a network and without code of its own. It has no settings."""
 
     fallback: ClassVar[bool] = True
+    keeps_line_ends: ClassVar[bool] = True
 
     def train(
         self,
