@@ -1,7 +1,7 @@
 """Byte-level BPE as GPT-2 has it: pieces of bytes, learnt from a table of how often words occur.
 
 (Radford et al., 2019, Language Models are Unsupervised Multitask Learners, section 2.2.) A word is what GPT-2's pattern
-cuts out of a line, its bytes written as 256 printable characters: `tokenizers`' `ByteLevel` does both.
+cuts out of a text, its bytes written as 256 printable characters: `tokenizers`' `ByteLevel` does both.
 """
 
 from __future__ import annotations
@@ -16,17 +16,11 @@ from terakoya.errors import UserError
 
 
 def splitter(add_prefix_space: bool) -> Callable[[str], Iterator[str]]:
-    """A function from a document to its words, line by line, for `word_counts.count_words`."""
+    """A function from a document, line ends and all, to its words, for `word_counts.count_words`."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     split = ByteLevel(add_prefix_space=add_prefix_space, use_regex=True).pre_tokenize_str
-
-    def words(text: str) -> Iterator[str]:
-        for line in text.split("\n"):
-            for word, _ in split(line):
-                yield word
-
-    return words
+    return lambda text: (word for word, _ in split(text))
 
 
 def train_byte_pairs(
