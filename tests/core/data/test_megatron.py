@@ -147,6 +147,8 @@ def test_the_end_of_documents_is_found_or_asked_for(tmp_path: Path) -> None:
     write_megatron(tmp_path / "other", WHOLE, end=3, drift=False)
     assert bring_in(tmp_path / "other", tmp_path / "b").eos == 3
     assert bring_in(tmp_path / "other", tmp_path / "c", eos=None).eos is None
+    write_megatron(tmp_path / "unknown", WHOLE, end=1, drift=False)
+    assert bring_in(tmp_path / "unknown", tmp_path / "unknown words").eos is None
     some = [[[7, EOS]], [[8]]]
     write_megatron(tmp_path / "some", some, end=None, drift=False)
     with pytest.raises(UserError, match=r"every document to end with id 5, or none, got 1 of 2; say --eos"):

@@ -57,10 +57,10 @@ def test_a_character_of_several_tokens_is_shown_once(tmp_path: Path) -> None:
     backend.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
     ids = tokenizer("a 寺😀b")["input_ids"]
-    store = write_store(tmp_path / "s", [[[*ids, ids[2]]]], vocabulary=Vocabulary(size=len(alphabet)))
+    store = write_store(tmp_path / "s", [[[*ids, ids[2], ids[-1], ids[0]]]], vocabulary=Vocabulary(size=len(alphabet)))
     shown = sample(store, tokenizer, rows=1)[0]
-    assert [(token.text, token.tokens) for token in shown[:-1]] == [("a", 1), (" ", 1), ("寺", 3), ("😀", 4), ("b", 1)]
-    assert (shown[-1].tokens, shown[-1].text) == (1, "\ufffd")
+    assert [(token.text, token.tokens) for token in shown[:5]] == [("a", 1), (" ", 1), ("寺", 3), ("😀", 4), ("b", 1)]
+    assert [(token.text, token.tokens) for token in shown[5:]] == [("\ufffd", 1), ("b", 1), ("a", 1)]
 
 
 @pytest.mark.parametrize("whole_words", [True, False])
@@ -72,6 +72,7 @@ def test_masks_are_those_of_the_objective(
     rows = sample_masked(store, tokenizer, objective, rows=3, sequence_length=32, seed=1)
     assert len(rows) == 3 and all(len(row) == 32 and row[0].text == "[CLS]" for row in rows)
     tokens = [token for row in rows for token in row]
+    assert all(token.starts_word for token in tokens if token.text in ("[CLS]", "[SEP]"))
     fates = [token.fate for token in tokens]
     assert 3 * 10 <= len(fates) - fates.count("as it is") <= 3 * 16
     assert {token.shown for token in tokens if token.fate == "masked"} == {"[MASK]"}

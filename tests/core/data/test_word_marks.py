@@ -1,0 +1,59 @@
+"""Word starts are read from pieces only where the tokenizer's own encoder agrees with them everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from terakoya.components import Encoded, Tokenizer
+from terakoya.data.vocab import Vocabulary
+from terakoya.data.word_marks import word_start_table
+
+
+class Marked(Tokenizer):
+    """Two pieces a word, marked in one way or another."""
+
+    pieces: tuple[str, ...]
+    starts: tuple[bool, ...] | None = None
+
+    def encoder(self, folder: Path) -> Any:
+        """The whole text is piece 1 and piece 2, again and again."""
+        starts = None if self.starts is None else np.array(self.starts)
+
+        def encode(documents: Sequence[str]) -> Encoded:
+            return Encoded(np.array([1, 2, 1, 2]), np.array([4]), np.array([1]), starts)
+
+        return SimpleNamespace(vocabulary=Vocabulary(size=4, special=(0,)), encode=encode)
+
+    def load(self, folder: Path) -> Any:
+        """A tokenizer that knows its pieces."""
+        return SimpleNamespace(get_vocab=lambda: {piece: number for number, piece in enumerate(self.pieces)})
+
+
+ALTERNATE = (True, False, True, False)
+
+
+@pytest.mark.parametrize(
+    "pieces", [("<s>", "読み", "##書き", "##も"), ("<s>", "▁読み", "書き", "も"), ("<s>", "Ġ読み", "書き", "も")]
+)
+def test_marks_that_agree_are_believed(pieces: tuple[str, ...]) -> None:
+    table = word_start_table(Marked(pieces=pieces, starts=ALTERNATE), Path())
+    assert table is not None and table.tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "starts"),
+    [
+        (("<s>", "読み", "##書き", "##も"), (True, False, True, True)),
+        (("<s>", "読み", "##書き", "##も"), (True, True, True, True)),
+        (("<s>", "読み", "##書き", "##も"), None),
+        (("<s>", "読み", "書き", "も"), ALTERNATE),
+    ],
+)
+def test_other_marks_are_not(pieces: tuple[str, ...], starts: tuple[bool, ...] | None) -> None:
+    assert word_start_table(Marked(pieces=pieces, starts=starts), Path()) is None
