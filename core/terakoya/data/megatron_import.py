@@ -25,6 +25,8 @@ logger = logging.getLogger("terakoya")
 
 CHUNK = 1 << 20
 """Tokens read at a time."""
+_FEW = 10_000
+"""Documents looked at before files are refused that cannot be used as they are."""
 _OTHER_TOKENIZER = "name the tokenizer that the files were made with"
 
 
@@ -52,7 +54,7 @@ def import_megatron(
     """
     files = MegatronFiles.open(prefix)
     check_some_ids(files.file("bin"), files.tokens, vocabulary.size, remedy=_OTHER_TOKENIZER)
-    ended = _end_of_documents(files, vocabulary, eos)
+    ended = _end_of_documents(files, vocabulary, eos, most=_FEW if files.drifts and not repair else None)
     if files.drifts:
         _say_drift(files, ended, repair)
     if unit is None:
@@ -131,14 +133,17 @@ class MegatronContent:
 # ------------------------------------------------------------------------------------------------------------ checks
 
 
-def _end_of_documents(files: MegatronFiles, vocabulary: Vocabulary, eos: int | Literal["find"] | None) -> int | None:
-    """The id that ends every document, None if there is none. UserError where only some end with it."""
+def _end_of_documents(
+    files: MegatronFiles, vocabulary: Vocabulary, eos: int | Literal["find"] | None, *, most: int | None
+) -> int | None:
+    """The id that ends every document, None if there is none. UserError where only some end with it. Looks at `most`
+    documents if given."""
     if eos is None and not files.drifts:
         return None
     first = int(next(ids for ids in files.last_ids(most=1) if len(ids))[0])
     wanted = first if eos in (None, "find") else int(eos)
     ended = total = other = 0
-    for ids in files.last_ids():
+    for ids in files.last_ids(most=most):
         total, ended = total + len(ids), ended + int(np.count_nonzero(ids == wanted))
         other += 0 if vocabulary.eos is None else int(np.count_nonzero(ids == vocabulary.eos))
     if files.drifts:
