@@ -263,6 +263,16 @@ def test_a_file_given_twice_is_refused(tmp_path: Path) -> None:
         cleaned(corpus, read_steps([{"type": "nfkc"}], source=""), tmp_path / "clean")
 
 
+def test_unfinished_parts_of_other_settings_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = write(tmp_path, ["一", "二二", "三三三"])
+    with monkeypatch.context() as patch:
+        patch.setattr(cleaning_plan, "_decide", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(corpus, [{"type": "length", "min_characters": 2}])
+    assert list((tmp_path / "clean" / "parts").glob("*.npy"))
+    assert run(corpus, [{"type": "length", "min_characters": 3}]) == ["三三三"]
+
+
 def test_near_duplicates_without_datasketch_name_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = cleaned(
         write(tmp_path, ["一", "二"]), read_steps([{"type": "near_duplicates"}], source=""), tmp_path / "c"
