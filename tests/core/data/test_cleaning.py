@@ -107,6 +107,13 @@ def test_near_duplicates_are_dropped_and_others_stay(tmp_path: Path) -> None:
     assert half_is_enough == [*originals, "短い", "短文"]
 
 
+def test_what_the_index_offers_is_looked_at_again(tmp_path: Path) -> None:
+    originals = [text(n) for n in range(25)]
+    alike = [each[:158] + text(n + 500, 42) for n, each in enumerate(originals)]  # 154 of 238 n-grams in common
+    texts = [*originals, *alike]
+    assert run(write(tmp_path, texts), [{"type": "near_duplicates"}]) == texts
+
+
 def test_the_same_text_is_never_held_out_and_kept(tmp_path: Path) -> None:
     texts = [text(random.Random(n).randrange(100), 40) for n in range(600)]
     steps: list[dict[str, Any]] = [{"type": "hold_out", "share": 0.3}]
