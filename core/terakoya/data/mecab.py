@@ -118,13 +118,15 @@ class MecabWords:
     line is lost and words may hold other white space: both as in Transformers.
     """
 
-    def __init__(self, options: str, *, normalize: bool = True) -> None:
-        """`options` are MeCab's, quoted as for a shell. Raises UserError if MeCab cannot start with them."""
+    def __init__(self, options: str, *, normalize: bool = True, white_space: bool = False) -> None:
+        """`options` are MeCab's, quoted as for a shell. With `white_space`, words of white space at a line's end are
+        kept too, and a space inside a word is a NUL; slower. Raises UserError if MeCab cannot start with `options`.
+        """
         self._options = options
-        self._normalize = normalize
+        self._normalize, self._white_space = normalize, white_space
         arguments = shlex.split(options)
         # Any other option may change what -Owakati writes; nodes are right whatever the output format.
-        self._wakati = all(
+        self._wakati = not white_space and all(
             argument.startswith(_PARSE_OPTIONS) or not argument.startswith("-") for argument in arguments
         )
         self.parse: Callable[[str], str] = self._parser()
@@ -152,7 +154,8 @@ class MecabWords:
             parse: Callable[[str], str] = self._tagger("-Owakati").parse
             return parse
         tagger = self._tagger()
-        return lambda line: " ".join(node.surface for node in tagger(line))
+        space = "\0" if self._white_space else " "
+        return lambda line: " ".join(node.surface.replace(" ", space) for node in tagger(line))
 
     def _tagger(self, output: str = "") -> Any:
         import fugashi

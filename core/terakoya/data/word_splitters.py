@@ -66,8 +66,9 @@ class LineWords:
         return [word for piece in pieces for word in self._cut(piece)]
 
 
-def words_of(config: Mapping[str, Any], *, special: Sequence[str] = ()) -> Words:
+def words_of(config: Mapping[str, Any], *, special: Sequence[str] = (), white_space: bool = False) -> Words:
     """The splitter that `config` describes; `special` tokens in text are left as they are where it matters.
+    `white_space`: see `MecabWords`, which alone looks at it.
 
     Case is left alone, except by `basic`, which takes accents away with it. Raises UserError for what is not installed.
     """
@@ -75,7 +76,8 @@ def words_of(config: Mapping[str, Any], *, special: Sequence[str] = ()) -> Words
     if kind == "none":
         return LineWords(str.split)
     if kind == "mecab":
-        return mecab.MecabWords(mecab_options(config), normalize=mecab_arguments(config).get("normalize_text", True))
+        normalize = mecab_arguments(config).get("normalize_text", True)
+        return mecab.MecabWords(mecab_options(config), normalize=normalize, white_space=white_space)
     from transformers.models.bert_japanese import tokenization_bert_japanese as japanese
 
     never = list(special)

@@ -118,7 +118,7 @@ class MecabCharacter(Tokenizer):
         marks = bert.config.get("subword_tokenizer_type", "wordpiece") == "wordpiece"
         return WordEncoder(
             bert,
-            word_splitters.words_of(bert.config, special=list(bert.special)),
+            word_splitters.words_of(bert.config, special=list(bert.special), white_space=not marks),
             WordPiece(bert.pieces, bert.unknown).ids if marks else functools.partial(_character_ids, bert),
             parse=self.special_tokens_in_text != "split",
             lower=bool(bert.config.get("do_lower_case", False)),
