@@ -124,6 +124,18 @@ def test_ids_are_those_of_transformers_and_of_the_library(folders: Any, name: st
     assert as_text.ids.tolist() == flat([model.encode(line) for line in lines])
 
 
+def test_whole_documents_keep_their_line_ends(folders: Any, tmp_path: Path) -> None:
+    folder = make(tmp_path / "x", user_defined_symbols=["\n"])
+    documents = ["一行目。\n\n三行目<s>。\n", "", "\n".join(LINES)]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = [tokenizer(text, add_special_tokens=False).input_ids for text in documents]
+    encoded = own(folder).encoder(folder).encode(documents, whole=True)
+    assert encoded.ids.tolist() == flat(rows) and encoded.document_lines.tolist() == [1, 0, 1]
+    assert (encoded.ids == tokenizer.convert_tokens_to_ids("\n")).sum() == 3 + len(LINES) - 1
+    words = own(folders("words")).encoder(folders("words"))  # MeCab cuts line by line
+    assert words.encode(documents, whole=True).ids.tolist() == words.encode(documents).ids.tolist()
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.text(st.characters(exclude_categories=("Cs",)) | st.sampled_from("▁ 　龘[MASK]<s>東\0\t"), max_size=30))
