@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import typer
 
+from terakoya import plugins
 from terakoya.commands.main import app
 from terakoya.machine import shared_memory
 from terakoya.parameters import Parameters
@@ -65,6 +66,8 @@ def _check_command(text: str) -> None:
         first += 2  # an option before the verb and its value
     command, rest = _command(words[first:])
     known = {flag for parameter in command.params for flag in [*parameter.opts, *parameter.secondary_opts]} | {"--help"}
+    if command.context_settings.get("ignore_unknown_options"):  # every setting of a kind of tokenizer is an option too
+        known |= _settings_flags()
     values = 0
     for before, word in itertools.pairwise(["", *rest]):
         if word.startswith("--"):
@@ -72,6 +75,14 @@ def _check_command(text: str) -> None:
         values += not word.startswith("--") and not before.startswith("--")
     arguments = any(parameter.param_type_name == "argument" for parameter in command.params)
     assert arguments or not values, f"{text}: no such verb"
+
+
+@functools.cache
+def _settings_flags() -> set[str]:
+    """Every setting of every kind of tokenizer as an option."""
+    registry = plugins.registry()
+    kinds = [registry.component("tokenizers", name) for name in registry.names("tokenizers")]
+    return {f"--{name.replace('_', '-')}" for kind in kinds for name in kind.model_fields}
 
 
 def _code_blocks(page: str, language: str) -> list[str]:

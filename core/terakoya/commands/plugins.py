@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
+import json
+from typing import Annotated
+
 import typer
 
+from terakoya.errors import UserError
+
 app = typer.Typer(help="What is installed and where it came from.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command("show")
+def show(name: Annotated[str, typer.Argument(help="A component's name, as in `terakoya plugins list`.")]) -> None:
+    """Show the settings of a component: name, default, meaning."""
+    from rich.table import Table
+
+    from terakoya.log import console
+    from terakoya.plugins import registry
+
+    loaded = registry()
+    found = [offer for offer in loaded.components() if offer.name == name]
+    if not found:
+        names = sorted({offer.name for offer in loaded.components()})
+        raise UserError(f'no component is called "{name}"; there are {", ".join(names)}')
+    for offer in found:
+        component = loaded.component(offer.kind, name)
+        summary = (component.__doc__ or "").strip().split("\n\n")[0]
+        console().print(f"{offer.kind.removesuffix('s')} {name}: {summary}", markup=False, soft_wrap=True)
+        settings = Table("setting", "default", "meaning", box=None, header_style="bold", pad_edge=False)
+        for setting, field in component.model_fields.items():
+            default = "(required)" if field.is_required() else json.dumps(field.get_default(), default=str)
+            settings.add_row(setting, default.replace("[", "\\["), (field.description or "").replace("[", "\\["))
+        console().print(settings)
 
 
 @app.command("list")

@@ -118,7 +118,8 @@ def command(
     """Train a tokenizer that Transformers loads.
 
     Every setting of the kind is an option too: --vocab-size 32000, --character_coverage=0.9995, --byte-fallback,
-    --no-add-dummy-prefix. `input`, `output_dir` and `model_prefix`, among the settings, stand for CORPUS and --out.
+    --no-add-dummy-prefix; `terakoya plugins show KIND` lists them. `input`, `output_dir` and `model_prefix`, among the
+    settings, stand for CORPUS and --out.
     """
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
