@@ -101,6 +101,15 @@ def test_an_unknown_verb_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 2 and "trian" in err
 
 
+def test_plugins_show_tells_settings_defaults_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "plugins", "show", "mecab_wordpiece")
+    assert code == 0 and out.startswith("tokenizer mecab_wordpiece: MeCab's words")
+    (line,) = [line for line in out.splitlines() if line.startswith("min_frequency ")]
+    assert line.rstrip().split(maxsplit=2)[1:] == ["2", "How often a pair of pieces must occur to become one."]
+    code, _, error = call(capsys, "plugins", "show", "mecab_wordpice")
+    assert code == 2 and 'no component is called "mecab_wordpice"' in error and "mecab_character" in error
+
+
 def test_plugins_list_shows_components_events_and_origins(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "--plugin", plugin, "--without", "tensorboard", "plugins", "list")
     assert code == 0

@@ -1,11 +1,11 @@
 """From jsonl to a token store with SentencePiece, beside Megatron-LM and datatrove: whole commands, in turns.
 
     python tools/bench/prepare.py CORPUS.jsonl.gz --tokenizer SENTENCEPIECE_FOLDER \
-        --megatron CHECKOUT --megatron-python PYTHON --datatrove-python PYTHON
+        --megatron CHECKOUT --megatron-python PYTHON --datatrove-python PYTHON --datatrove-tokenizer FILE
 
 Ours is `terakoya prepare --append-eos --processes 2` on the plain jsonl file, Megatron-LM's is
 `tools/preprocess_data.py --workers 2 --append-eod`, datatrove's is `DocumentTokenizer` in two tasks under its local
-executor, with the folder's tokenizer as `tokenizers` has it. Megatron-LM's files are compared with ours byte by byte.
+executor, with the same model as a tokenizer.json. Megatron-LM's files are compared with ours byte by byte.
 Its encoding phase is what it reports itself; ours is from the first block to the last. A side without its Python or
 checkout is left out. Exits with 1 below a goal.
 """
@@ -146,7 +146,7 @@ def _megatron(corpus: Path, arguments: argparse.Namespace, out: Path) -> float:
 
 
 def _datatrove(halves: Path, arguments: argparse.Namespace, out: Path) -> None:
-    _run([arguments.datatrove_python, "-c", DATATROVE, halves, arguments.tokenizer / "tokenizer.json", out, WORKERS])
+    _run([arguments.datatrove_python, "-c", DATATROVE, halves, arguments.datatrove_tokenizer, out, WORKERS])
 
 
 def _halves(corpus: Path, folder: Path) -> Path:
@@ -177,6 +177,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--megatron", type=Path, help="a checkout of Megatron-LM")
     parser.add_argument("--megatron-python", help="a Python that has what it imports")
     parser.add_argument("--datatrove-python", help="a Python that has datatrove")
+    parser.add_argument("--datatrove-tokenizer", type=Path, help="the same model as a tokenizer.json")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", help="where a few GB can lie for a while")
     return parser.parse_args()
