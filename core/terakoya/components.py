@@ -30,7 +30,7 @@ Head = Literal["masked", "pretraining", "causal", "discriminator", "seq2seq", "b
 class Component(BaseModel):
     """Settings of one replaceable part. Subclasses add fields; unknown keys are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 # ------------------------------------------------------------------------------------------------------ tokenizer

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
 import json
+import textwrap
 from typing import Annotated
 
 import typer
@@ -30,10 +34,27 @@ def show(name: Annotated[str, typer.Argument(help="A component's name, as in `te
         summary = (component.__doc__ or "").strip().split("\n\n")[0]
         console().print(f"{offer.kind.removesuffix('s')} {name}: {summary}", markup=False, soft_wrap=True)
         settings = Table("setting", "default", "meaning", box=None, header_style="bold", pad_edge=False)
+        meanings = _meanings(component)
         for setting, field in component.model_fields.items():
             default = "(required)" if field.is_required() else json.dumps(field.get_default(), default=str)
-            settings.add_row(setting, default.replace("[", "\\["), (field.description or "").replace("[", "\\["))
+            settings.add_row(setting, default.replace("[", "\\["), meanings.get(setting, "").replace("[", "\\["))
         console().print(settings)
+
+
+def _meanings(component: type) -> dict[str, str]:
+    """The texts that stand below the settings in the sources of `component` and the classes it is made from."""
+    found: dict[str, str] = {}
+    for base in reversed(component.__mro__):
+        if base.__module__.split(".")[0] in ("builtins", "pydantic"):
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(tree, ast.ClassDef)
+        for setting, text in itertools.pairwise(tree.body):
+            if isinstance(setting, ast.AnnAssign) and isinstance(setting.target, ast.Name):
+                match text:
+                    case ast.Expr(ast.Constant(str() as words)):
+                        found[setting.target.id] = " ".join(words.split())
+    return found
 
 
 @app.command("list")
