@@ -122,8 +122,10 @@ class SentencePiece(Tokenizer):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        fields = type(self).model_fields
         if not self.pretokenization_delimiter:
-            for key in sorted({"dictionary", "mecab_option"} & self.model_fields_set):
+            given = [key for key in ("dictionary", "mecab_option") if getattr(self, key) != fields[key].default]
+            for key in given:
                 raise ValueError(f'{key}: MeCab is used only with pretokenization_delimiter, for example "||||"')
         ids = [id for id in (self._id(role) for role in ("unk", "bos", "eos", "pad")) if id >= 0]
         if len(set(ids)) < len(ids):
