@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from terakoya.errors import UserError
 
 if TYPE_CHECKING:
     from terakoya.components import Encoded, Encoder, Tokenizer
-    from terakoya.data.corpus import Block, Corpus
+    from terakoya.data.corpus import Corpus
 
 BATCH_CHARACTERS = 1 << 20
 LONGEST_WORD = 5
@@ -122,11 +122,12 @@ def measure(
     without a document.
     """
     from terakoya.data.corpus import Reject
+    from terakoya.data.word_counts import sampled
 
     encoder = tokenizer.encoder(folder)
     tally = _Tally(encoder)
     done = 0
-    for block in _sampled(corpus, sample_bytes):
+    for block in sampled(corpus, sample_bytes):
         batch: list[str] = []
         size = 0
         for item in corpus.read(block):
@@ -239,16 +240,3 @@ def character_class(character: str) -> str:
         if name.startswith(start):
             return found
     return "latin" if "LATIN" in name else "other"
-
-
-def _sampled(corpus: Corpus, sample_bytes: int | None) -> Iterator[Block]:
-    """The blocks to read; which ones depends on the corpus alone."""
-    if sample_bytes is None:
-        yield from corpus.blocks()
-        return
-    taken = disk = 0
-    for block in corpus.blocks(block_bytes=max(1 << 16, min(1 << 20, sample_bytes // 64))):
-        disk += block.disk_bytes
-        if taken * corpus.total_bytes < sample_bytes * disk:
-            taken += block.stop - block.start
-            yield block

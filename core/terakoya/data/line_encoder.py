@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,29 +42,13 @@ class LineEncoder:
 
     def encode(self, documents: Sequence[str], *, whole: bool = False) -> Encoded:
         """See `Encoder.encode` and `Tokenizer.keeps_line_ends`."""
-        literals: Counter[str] = Counter()
-        lines: list[str] = []
-        ends = np.zeros(len(documents) + 1, np.int64)
-        for number, text in enumerate(documents, 1):
-            literals.update(self._literal.findall(text))
-            lines += [text] if whole else text.split("\n")
-            ends[number] = len(lines)
-        dtype = self.vocabulary.dtype()
-        ids, starts, lengths = [np.empty(0, dtype)], [np.empty(0, bool)], [np.empty(0, np.int64)]
-        for batch in _batches(lines):
-            rows, words = self._rows(batch)
-            lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
-            ids.append(np.fromiter(itertools.chain.from_iterable(rows), dtype, int(lengths[-1].sum())))
-            starts += map(_word_starts, words)
-        every = np.concatenate(lengths)
-        before = np.concatenate([[0], np.cumsum(every > 0)])[ends]
-        return Encoded(
-            ids=np.concatenate(ids),
-            line_lengths=every[every > 0].astype(np.int32),
-            document_lines=np.diff(before).astype(np.int32),
-            word_starts=np.concatenate(starts) if self._knows_words else None,
-            literals=dict(literals),
-        )
+
+        def rows_of(lines: list[str], _: bool) -> tuple[list[list[int]], np.ndarray]:
+            rows, words = self._rows(lines)
+            return rows, np.concatenate([np.empty(0, bool), *map(_word_starts, words)])
+
+        encoded = encode_lines(documents, rows_of, dtype=self.vocabulary.dtype(), literal=self._literal, whole=whole)
+        return encoded if self._knows_words else replace(encoded, word_starts=None)
 
     def _rows(self, lines: list[str]) -> tuple[list[list[int]], list[list[int | None]]]:
         """The ids of each line, and the number of each token's word where words are known."""
@@ -82,6 +67,43 @@ class LineEncoder:
         )
         rows = encoded["input_ids"]
         return rows, [encoded.word_ids(index) for index in range(len(rows))] if self._knows_words else []
+
+
+def encode_lines(
+    documents: Sequence[str],
+    rows_of: Callable[[list[str], bool], tuple[list[list[int]], np.ndarray]],
+    *,
+    dtype: np.dtype,
+    literal: re.Pattern[str],
+    whole: bool,
+) -> Encoded:
+    """The lines of `documents`, or with `whole` each document as one, some at a time through `rows_of`.
+
+    `rows_of(lines, literals)` gives the ids of each line and the word starts (T,) bool over all of them, or (0,) where
+    words are not known; `literals` says whether `literal` was found in any document.
+    """
+    literals: Counter[str] = Counter()
+    lines: list[str] = []
+    ends = np.zeros(len(documents) + 1, np.int64)
+    for number, text in enumerate(documents, 1):
+        literals.update(literal.findall(text))
+        lines += [text] if whole else text.split("\n")
+        ends[number] = len(lines)
+    ids, starts, lengths = [np.empty(0, dtype)], [np.empty(0, bool)], [np.empty(0, np.int64)]
+    for batch in _batches(lines):
+        rows, batch_starts = rows_of(batch, bool(literals))
+        lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
+        ids.append(np.fromiter(itertools.chain.from_iterable(rows), dtype, int(lengths[-1].sum())))
+        starts.append(batch_starts)
+    every = np.concatenate(lengths)
+    before = np.concatenate([[0], np.cumsum(every > 0)])[ends]
+    return Encoded(
+        ids=np.concatenate(ids),
+        line_lengths=every[every > 0].astype(np.int32),
+        document_lines=np.diff(before).astype(np.int32),
+        word_starts=np.concatenate(starts),
+        literals=dict(literals),
+    )
 
 
 def _backend(tokenizer: PreTrainedTokenizerBase) -> Any:

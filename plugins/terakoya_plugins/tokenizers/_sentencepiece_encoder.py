@@ -5,18 +5,17 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from terakoya.components import Encoded
+from terakoya.data.line_encoder import encode_lines
 from terakoya.data.sentencepiece_folder import SentencePieceFolder
 from terakoya.data.vocab import Vocabulary
 from terakoya_plugins.tokenizers._sentencepiece_words import WordBounds, flags
-
-CHUNK_CHARACTERS = 1 << 19
 
 
 class SentencePieceEncoder:
@@ -40,29 +39,12 @@ class SentencePieceEncoder:
     def encode(self, documents: Sequence[str], *, whole: bool = False) -> Encoded:
         """See `Encoder.encode` and `Tokenizer.keeps_line_ends`; MeCab, where it says what words are, reads lines."""
         whole = whole and self._words is None
-        literals: Counter[str] = Counter()
-        lines: list[str] = []
-        ends = np.zeros(len(documents) + 1, np.int64)
-        for number, text in enumerate(documents, 1):
-            literals.update(self._special.findall(text))
-            lines += [text] if whole else text.split("\n")
-            ends[number] = len(lines)
-        dtype = self.vocabulary.dtype()
-        ids, starts, lengths = [np.empty(0, dtype)], [np.empty(0, bool)], [np.empty(0, np.int64)]
-        for chunk in _chunks(lines):
-            rows, chunk_starts = self._rows(chunk, bool(literals) and self._parse)
-            lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
-            ids.append(np.fromiter(itertools.chain.from_iterable(rows), dtype, int(lengths[-1].sum())))
-            starts.append(chunk_starts)
-        every = np.concatenate(lengths)
-        before = np.concatenate([[0], np.cumsum(every > 0)])[ends]
-        return Encoded(
-            ids=np.concatenate(ids),
-            line_lengths=every[every > 0].astype(np.int32),
-            document_lines=np.diff(before).astype(np.int32),
-            word_starts=None if self._words is None else np.concatenate(starts),
-            literals=dict(literals),
-        )
+
+        def rows_of(lines: list[str], literals: bool) -> tuple[list[list[int]], np.ndarray]:
+            return self._rows(lines, literals and self._parse)
+
+        encoded = encode_lines(documents, rows_of, dtype=self.vocabulary.dtype(), literal=self._special, whole=whole)
+        return encoded if self._words is not None else replace(encoded, word_starts=None)
 
     def _rows(self, lines: list[str], search: bool) -> tuple[list[list[int]], np.ndarray]:
         """The ids of each line, and word starts over all of them; `search` says whether lines may hold literals."""
@@ -152,13 +134,3 @@ def _interleaved(texts: Sequence[Any], marks: Sequence[Any]) -> Iterator[Any]:
     for mark, text in zip(marks, texts[1:], strict=True):
         yield mark
         yield text
-
-
-def _chunks(lines: Sequence[str]) -> Iterator[list[str]]:
-    """`lines` in order, some `CHUNK_CHARACTERS` at a time."""
-    start = size = 0
-    for stop, line in enumerate(lines, 1):
-        size += len(line)
-        if size >= CHUNK_CHARACTERS or stop == len(lines):
-            yield list(lines[start:stop])
-            start, size = stop, 0
