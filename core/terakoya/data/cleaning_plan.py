@@ -46,14 +46,14 @@ _EXAMPLES = 3
 
 
 def make_plan(
-    corpus: Corpus, *, processes: int = 1, progress: Callable[[int, int], None] | None = None
+    corpus: Corpus, *, processes: int = 1, name: str = "", progress: Callable[[int, int], None] | None = None
 ) -> dict[str, int]:
     """Decides which documents of `corpus` (made by `cleaned`) stay, unless that is on disk already.
 
-    Says how many documents each step drops and shows three of them. Returns the counts. An interrupted call is
-    continued by the next. Memory: a block of text in each process; for exact duplicates about 250 MB at most; near
-    duplicates: see `near_duplicates`. Disk while it works: 100 bytes a document, and with near duplicates 4 more for
-    each permutation.
+    Says how many documents each step drops and shows three of them, with `name` where there are several corpora.
+    Returns the counts. An interrupted call is continued by the next. Memory: a block of text in each process; for exact
+    duplicates about 250 MB at most; near duplicates: see `near_duplicates`. Disk while it works: 100 bytes a document,
+    and with near duplicates 4 more for each permutation.
 
     Raises UserError when a process dies or a file is damaged.
     """
@@ -79,11 +79,12 @@ def make_plan(
             _decide(cleaning, parts, key)
             shutil.rmtree(parts)
         plan = json.loads((folder / PLAN).read_bytes())
-    for name, examples in plan["examples"].items():
-        logger.info("cleaning: %s dropped %s of %s documents%s", name, f"{plan['counts'][f'dropped by {name}']:,}",
+    what = f"cleaning {name}".strip()
+    for step, examples in plan["examples"].items():
+        logger.info("%s: %s dropped %s of %s documents%s", what, step, f"{plan['counts'][f'dropped by {step}']:,}",
                     f"{plan['counts']['documents']:,}", "".join(f"\n    {each}" for each in examples))  # fmt: skip
     if "held out" in plan["counts"]:
-        logger.info("cleaning: %s documents held out", f"{plan['counts']['held out']:,}")
+        logger.info("%s: %s documents held out", what, f"{plan['counts']['held out']:,}")
     return dict(plan["counts"])
 
 

@@ -72,6 +72,18 @@ class Corpus:
             facts.append(self.cleaning.settings)
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What decides which documents there are, as JSON values: the files' contents and every option, but not where
+        the files lie or how they are cut up."""
+        return {
+            "files": self.fingerprint,
+            "field": self.field,
+            "documents": self.documents,
+            "max_document_bytes": self.max_document_bytes,
+            "cleaning": None if self.cleaning is None else self.cleaning.settings,
+        }
+
     def blocks(self, *, block_bytes: int | None = None) -> Iterator[Block]:
         """Cuts the files into blocks of about `block_bytes` (after decompression) at document boundaries.
 

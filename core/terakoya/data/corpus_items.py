@@ -56,6 +56,7 @@ class Block:
         data: the bytes themselves for compressed and for remote files (a document over the limit is cut short, which
             keeps it over the limit); None for plain files and parquet, which are read where the block is.
         column, columns: in csv and tsv, which column (from 0) holds the text, and how many there are.
+        corpus: which of several corpora that are read as one it belongs to, from 0.
     """
 
     file: Source
@@ -66,6 +67,7 @@ class Block:
     data: bytes | None = None
     column: int = 0
     columns: int = 0
+    corpus: int = 0
 
 
 def reject_bytes(file: Source, line: int, reason: Reason, record: bytes) -> Reject:

@@ -6,7 +6,6 @@ little-endian int64, the words as UTF-8 with a newline between two. The same cor
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -83,7 +82,7 @@ def write_counts(file: Path, corpus: Corpus, splitting: Splitting, table: WordCo
     counts = np.fromiter(table.counts.values(), "<i8", len(table.counts)).tobytes()
     words = "\n".join(table.counts).encode()
     header = {
-        "corpus": _corpus_facts(corpus),
+        "corpus": corpus.facts,
         "splitting": splitting.facts(),
         "table": {name: getattr(table, name) for name in _FACTS},
         "distinct_words": len(table.counts),
@@ -117,7 +116,7 @@ def read_counts(file: Path, corpus: Corpus, splitting: Splitting) -> WordCounts:
     if hashlib.sha256(content).hexdigest() != header.get("sha256"):
         raise UserError(f"{file}: the table is damaged or cut short; count again with `terakoya tokenizer count`")
     _compare(file, "settings", expected=splitting.facts(), got=header["splitting"])
-    _compare(file, "corpus", expected=_corpus_facts(corpus), got=header["corpus"])
+    _compare(file, "corpus", expected=corpus.facts, got=header["corpus"])
     size = 8 * header["distinct_words"]
     words = content[size:].decode().split("\n") if size else []
     counts = np.frombuffer(content[:size], "<i8").tolist()
@@ -137,13 +136,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, str):
         return f'"{value[:12]}..."' if len(value) > 32 else f'"{value}"'
     return "none" if value is None else str(value)
-
-
-def _corpus_facts(corpus: Corpus) -> dict[str, Any]:
-    """What decides which documents there are: the files' contents and every option, but not how they are cut up."""
-    options = {
-        option.name: getattr(corpus, option.name)
-        for option in dataclasses.fields(corpus)
-        if option.name not in ("sources", "block_bytes")
-    }
-    return {"files": corpus.fingerprint, **json.loads(json.dumps(options, default=str))}

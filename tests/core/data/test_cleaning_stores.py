@@ -13,10 +13,12 @@ import pytest
 from word_tokenizer import line_ids, make_folder
 
 from terakoya.commands.prepare import prepare
+from terakoya.data.cleaning_plan import make_plan
 from terakoya.data.corpus import Corpus, Document
 from terakoya.data.store import TokenStore, read_facts
 from terakoya.errors import UserError
-from terakoya.pipeline import Pipeline, _Plan, run_pipeline
+from terakoya.pipeline import Pipeline, run_pipeline
+from terakoya.pipeline_corpora import PipelineCorpus
 
 STEPS: list[dict[str, Any]] = [
     {"type": "length", "min_characters": 7},
@@ -128,15 +130,18 @@ def _texts(corpus: Corpus) -> list[str]:
 
 
 def test_the_pipeline_trains_and_validates_on_the_two_sides(folder: Path) -> None:
-    from terakoya.data.cleaning_plan import make_plan
-
-    plan = _Plan(Pipeline.model_validate(_pipeline(folder)))
-    make_plan(plan.whole)
+    corpus = _only_corpus(_pipeline(folder))
+    make_plan(corpus.whole)
     assert (folder / "store.clean" / "plan.json").exists()
-    train, validation = (_texts(plan.parts[part]) for part in ("train", "validation"))
+    train, validation = (_texts(corpus.parts["train"]), _texts(corpus.parts["validation"]))
     assert sorted(train + validation) == sorted({text for text in TEXTS if text != "short"})
-    assert plan._store_from("train")["clean"] == tuple(STEPS)
-    assert "clean" not in _Plan(Pipeline.model_validate(_pipeline(folder, clean=[], hold_out=1)))._store_from("train")
+    assert corpus.store_from("train")["clean"] == tuple(STEPS)
+    assert "clean" not in _only_corpus(_pipeline(folder, clean=[], hold_out=1)).store_from("train")
+
+
+def _only_corpus(keys: dict[str, Any]) -> PipelineCorpus:
+    pipeline = Pipeline.model_validate(keys)
+    return PipelineCorpus(pipeline.sources[0], pipeline)
 
 
 @pytest.mark.parametrize(
