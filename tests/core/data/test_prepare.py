@@ -19,7 +19,7 @@ import psutil
 import pytest
 from word_tokenizer import WordTokenizer, line_ids, make_folder
 
-from terakoya.data import prepare as prepare_module
+from terakoya.data import preparation
 from terakoya.data.corpus import Corpus
 from terakoya.data.prepare import prepare
 from terakoya.data.store import StoreFacts, TokenStore, verify
@@ -369,8 +369,8 @@ def test_disk_need_is_told_and_a_small_disk_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO, logger="terakoya")
-    real = prepare_module.shutil.disk_usage
-    monkeypatch.setattr(prepare_module.shutil, "disk_usage", lambda _: real("/")._replace(free=1_000_000))
+    real = preparation.shutil.disk_usage
+    monkeypatch.setattr(preparation.shutil, "disk_usage", lambda _: real("/")._replace(free=1_000_000))
     with pytest.raises(UserError, match="expected about 2 MB of free disk, got 1 MB"):
         prepare(corpus, WordTokenizer(), tokenizer_folder, tmp_path / "out", max_rejects=1.0)
     monkeypatch.undo()
@@ -413,7 +413,7 @@ def test_two_at_once_are_refused(corpus: Corpus, tokenizer_folder: Path, tmp_pat
 def test_memory_does_not_grow_with_the_corpus(
     tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepare_module, "_SAMPLE_BYTES", 10_000)
+    monkeypatch.setattr(preparation, "_SAMPLE_BYTES", 10_000)
     peaks = []
     for factor in (1, 10):
         file = tmp_path / f"{factor}.jsonl.gz"

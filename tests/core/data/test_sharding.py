@@ -44,7 +44,7 @@ def make(corpus: Corpus, tmp_path: Path, name: str, shard: str | None = None) ->
 def test_merged_shards_are_the_store_of_one_run(
     corpus: Corpus, tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("terakoya.data.prepare._MIN_BLOCK", 700)
+    monkeypatch.setattr("terakoya.data.preparation._MIN_BLOCK", 700)
     whole = make(corpus, tmp_path, "whole")
     names = [f"s{number}" for number in range(1, count + 1)]
     for number, name in enumerate(names, 1):

@@ -1,0 +1,246 @@
+"""What every way of preparing a store shares: its settings, how it begins, and how parts become the store."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import pickle
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import orjson
+
+from terakoya.components import Tokenizer
+from terakoya.data.assembly import Totals, assemble, write_rejects
+from terakoya.data.corpus import Corpus, Document
+from terakoya.data.encoding import BlockEncoder, Task
+from terakoya.data.resuming import begin, clear, finished_facts
+from terakoya.data.sharding import SHARD, SHARD_BLOCKS, Shard, ShardBlocks
+from terakoya.data.store import PARTS, StoreFacts, Unit
+from terakoya.data.store_writer import Parts, locked
+from terakoya.errors import UserError
+
+logger = logging.getLogger("terakoya")
+
+_SAMPLE_FILES, _SAMPLE_BYTES, _SAMPLE_CHARACTERS = 8, 4 << 20, 30_000
+_MIN_BLOCK, _MAX_BLOCK, _MAX_PARTS = 1 << 20, 32 << 20, 50_000
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """A store to be made, whoever encodes its blocks; picklable.
+
+    Attributes:
+        out: the store's folder.
+        inputs: hashes of what the store is made from; a store or parts with other ones are not this preparation's.
+        options: the settings in words, for the record and for messages.
+        files: size and time of change of each corpus file when this was made.
+    """
+
+    task: Task
+    out: Path
+    inputs: dict[str, str]
+    options: dict[str, str | int | bool | None]
+    block_bytes: int
+    max_rejects: int | float
+    shard: Shard | None
+    files: tuple[tuple[int, int | str], ...]
+
+    @classmethod
+    def of(
+        cls,
+        corpus: Corpus,
+        tokenizer: Tokenizer,
+        tokenizer_folder: Path,
+        out: Path,
+        *,
+        unit: Unit = "document",
+        append_eos: bool = False,
+        max_rejects: int | float = 0.01,
+        shard: Shard | None = None,
+    ) -> Self:
+        """Reads the whole corpus once, for its fingerprint. Raises UserError for a unit that there is not and for a
+        tokenizer that is not there."""
+        out, tokenizer_folder = Path(out), Path(tokenizer_folder)
+        if unit not in ("document", "line"):
+            raise UserError(f'unit: expected "document" or "line", got "{unit}"')
+        if not tokenizer_folder.is_dir():
+            raise UserError(f"{tokenizer_folder}: expected a tokenizer's folder, found none")
+        files = _sizes_and_times(corpus)
+        block_bytes = _block_bytes(corpus)
+        options: dict[str, str | int | bool | None] = {
+            "unit": unit,
+            "append_eos": append_eos,
+            "field": corpus.field,
+            "documents": corpus.documents,
+            "max_document_bytes": corpus.max_document_bytes,
+            "block_bytes": block_bytes,
+            "tokenizer": f"{type(tokenizer).__name__} {tokenizer.model_dump_json()}",
+        }
+        if corpus.cleaning is not None:
+            options.update(corpus.cleaning.facts)
+        inputs = {
+            "corpus": corpus.fingerprint,
+            **{f"tokenizer {name}": value for name, value in sorted(tokenizer.fingerprint(tokenizer_folder).items())},
+            "options": hashlib.sha256(orjson.dumps(options)).hexdigest(),
+        }
+        if shard is not None:
+            inputs[SHARD] = options[SHARD] = str(shard)
+        task = Task(corpus, pickle.dumps(tokenizer), tokenizer_folder, out / PARTS, unit, append_eos)
+        return cls(task, out, inputs, options, block_bytes, max_rejects, shard, files)
+
+    def blocks(self) -> ShardBlocks:
+        """The blocks to encode, in the order of their parts' numbers."""
+        return ShardBlocks(self.task.corpus, self.shard or Shard(), block_bytes=self.block_bytes)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Holds `out` for this process and says what a full disk or an interrupt means. UserError if it is in use."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        with locked(self.out), _ends_explained(self.out):
+            yield
+
+    def finished(self, *, force: bool = False) -> StoreFacts | None:
+        """The facts of this very store if it is there already. `force` first throws away what is there of another.
+
+        Raises UserError if `out` holds anything else.
+        """
+        if force:
+            clear(self.out, self.inputs)
+        return finished_facts(self.out, self.inputs, self.options)
+
+    def begin(self, encoder: BlockEncoder) -> None:
+        """Makes the folder of parts. UserError if the disk is too small or there are parts of something else."""
+        _check_disk(self.out, self.task.corpus, encoder, self.blocks().disk_bytes)
+        begin(self.out, self.inputs, self.options)
+
+    def finish(self, totals: Totals, encoder: BlockEncoder, *, extent: str = "") -> StoreFacts:
+        """Joins the parts, whose sums are `totals`. `extent`: where the shard's blocks begin and end.
+
+        Raises UserError for a corpus that was changed since, for too many rejects, and where there is no document.
+        """
+        if _sizes_and_times(self.task.corpus) != self.files:
+            raise UserError("corpus: a file was changed while it was read; leave the files alone and start again")
+        _judge(self.out, totals, self.max_rejects, self.shard)
+        return assemble(
+            self.out,
+            Parts(self.out, totals),
+            vocabulary=encoder.encoder.vocabulary,
+            unit=self.task.unit,
+            eos=encoder.eos,
+            tokenizer_folder=self.task.tokenizer_folder,
+            inputs=self.inputs,
+            options=self.options if self.shard is None else {**self.options, SHARD_BLOCKS: extent},
+        )
+
+
+def _sizes_and_times(corpus: Corpus) -> tuple[tuple[int, int | str], ...]:
+    return tuple((file.stat().st_size, file.stat().st_mtime_ns) for file in corpus.sources)
+
+
+def _block_bytes(corpus: Corpus) -> int:
+    """Bytes of a block: small enough to share a small corpus evenly, large enough for few parts of a large one."""
+    wanted = min(corpus.block_bytes, max(_MIN_BLOCK, corpus.total_bytes // 64))
+    return max(wanted, min(_MAX_BLOCK, corpus.total_bytes // _MAX_PARTS))
+
+
+@contextmanager
+def _ends_explained(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(
+            f"{out}: the disk is full; make room and run the same command again: finished parts are kept"
+        ) from error
+    except KeyboardInterrupt:
+        logger.warning("interrupted; finished parts are kept: run the same command again and it finishes what is left")
+        raise
+
+
+# ------------------------------------------------------------------------------------------------- disk and rejects
+
+
+def _check_disk(out: Path, corpus: Corpus, encoder: BlockEncoder, disk_bytes: int) -> None:
+    """Says how much disk the store will need. UserError if there is not enough."""
+    files = corpus.sources[:: -(-len(corpus.sources) // _SAMPLE_FILES)]
+    disk = text = sampled = tokens = sequences = 0
+    for file in files:
+        one = replace(corpus, sources=(file,))
+        block = next(one.blocks(block_bytes=_SAMPLE_BYTES), None)
+        if block is None:
+            continue
+        disk += block.disk_bytes
+        few, room = [], _SAMPLE_CHARACTERS
+        for item in one.read(block):
+            if isinstance(item, Document):
+                text += len(item.text)
+                if room > 0:
+                    few.append(item.text[:room])
+                    room -= len(few[-1])
+        encoded = encoder.sample(few)
+        sampled += sum(map(len, few))
+        tokens += len(encoded.ids)
+        sequences += len(encoded.line_lengths)
+    scale = disk_bytes / disk * text / sampled if sampled else 0.0
+    itemsize = encoder.encoder.vocabulary.dtype().itemsize
+    store = int(scale * (tokens * (itemsize + 1 / 8) + 20 * sequences) * 1.05) + 1_000_000
+    need = 2 * store
+    there = sum(f.stat().st_size for f in (out / PARTS).glob("*")) if (out / PARTS).exists() else 0
+    free = shutil.disk_usage(out).free
+    logger.info(
+        "about %s tokens; disk needed: %s for the store and as much again while it is made; free at %s: %s",
+        f"{int(scale * tokens):,}",
+        _megabytes(store),
+        out,
+        _megabytes(free),
+    )
+    if need - there > free:
+        raise UserError(
+            f"{out}: expected about {_megabytes(need - there)} of free disk, got {_megabytes(free)}; make room or "
+            "choose an --out on a larger disk"
+        )
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f} MB"
+
+
+def limit(max_rejects: int | float, documents: int) -> float:
+    """How many of `documents` may be rejected."""
+    return max_rejects * documents if isinstance(max_rejects, float) else max_rejects
+
+
+def by_reason(totals: Totals) -> str:
+    """The rejects in words."""
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in totals.rejected.most_common())
+    return f"{totals.rejected.total():,} of {totals.documents + totals.rejected.total():,} documents ({reasons})"
+
+
+def _judge(out: Path, totals: Totals, max_rejects: int | float, shard: Shard | None) -> None:
+    """Says what was rejected and which special tokens were met. UserError for too many rejects or no document."""
+    if totals.literals:
+        logger.info(
+            "special tokens that stood in the text: %s",
+            ", ".join(f"{token} {count:,} times" for token, count in totals.literals.most_common()),
+        )
+    if not totals.rejected:
+        if not totals.tokens:
+            hint = "the corpus has none" if shard is None else f"shard {shard} has none; make fewer shards"
+            raise UserError(f"{out}: expected at least one document, {hint}")
+        return
+    write_rejects(out, Parts(out, totals))
+    allowed = limit(max_rejects, totals.documents + totals.rejected.total())
+    if totals.rejected.total() > allowed or not totals.tokens:
+        raise UserError(
+            f"{out}: expected at most {int(allowed):,} rejected documents (--max-rejects {max_rejects}), got "
+            f"{by_reason(totals)}; see {out / 'rejects.jsonl'}, mend the corpus or the options, or allow more: what "
+            "is encoded is kept"
+        )
+    logger.warning("rejected %s; listed in %s", by_reason(totals), out / "rejects.jsonl")
