@@ -14,34 +14,14 @@ checkout is left out. Exits with 1 below a goal.
 from __future__ import annotations
 
 import argparse
-import filecmp
-import gzip
-import json
-import os
 import re
-import shutil
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
+
+from prepare_turns import WORKERS, Way, compare, ours, plain, run
 
 GOALS = {"Megatron-LM": 5.0, "Megatron-LM, encoding": 1.7, "datatrove": 8.0}
-WORKERS = 2
-
-OURS = """
-import json, sys, time
-from pathlib import Path
-from terakoya.commands.prepare import prepare
-if __name__ == "__main__":
-    told = []
-    prepare([Path(sys.argv[1])], tokenizer=Path(sys.argv[2]), out=Path(sys.argv[3]), append_eos=True,
-            processes=int(sys.argv[4]), progress=lambda done, total: told.append((time.perf_counter(), done / total)))
-    (first, before), (last, _) = told[0], told[-1]
-    print(json.dumps({"encoding": (last - first) / (1 - before)}))
-"""
 
 DATATROVE = """
 import sys
@@ -71,71 +51,22 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
         work = Path(temporary)
         corpus = work / "corpus.jsonl"
-        with gzip.open(arguments.corpus) as source, corpus.open("wb") as target:
-            shutil.copyfileobj(source, target)
-        megabytes = corpus.stat().st_size / 1e6
+        megabytes = plain(arguments.corpus, corpus)
         halves = _halves(corpus, work / "halves")
-        ways: dict[str, Callable[[Path], float | None]] = {
-            "terakoya": lambda out: _ours(corpus, arguments.tokenizer, out)
-        }
+        ways = {"terakoya": Way(lambda out: ours(corpus, arguments.tokenizer, out, append_eos=True))}
         if arguments.megatron:
-            ways["Megatron-LM"] = lambda out: _megatron(corpus, arguments, out)
+            same = {"tokens.bin": "text_text_document.bin", "tokens.idx": "text_text_document.idx"}
+            ways["Megatron-LM"] = Way(lambda out: _megatron(corpus, arguments, out), same)
         if arguments.datatrove_python:
-            ways["datatrove"] = lambda out: _datatrove(halves, arguments, out)
-        wall: dict[str, list[float]] = {name: [] for name in ways}
-        encoding: dict[str, list[float]] = {name: [] for name in ways}
-        for round_ in range(arguments.rounds):
-            for name, way in ways.items():
-                out = work / f"{name}-{round_}"
-                began = time.perf_counter()
-                phase = way(out)
-                wall[name].append(time.perf_counter() - began)
-                if phase is not None:
-                    encoding[name].append(phase)
-                print(f"round {round_ + 1}  {name:12} {wall[name][-1]:6.1f} s", flush=True)
-            if arguments.megatron:
-                for ours, theirs in (
-                    ("tokens.bin", "text_text_document.bin"),
-                    ("tokens.idx", "text_text_document.idx"),
-                ):
-                    same = filecmp.cmp(
-                        work / f"terakoya-{round_}" / ours, work / f"Megatron-LM-{round_}" / theirs, False
-                    )
-                    print(f"round {round_ + 1}  {ours}: {'the same bytes' if same else 'DIFFERENT BYTES'}")
-            for name in ways:
-                shutil.rmtree(work / f"{name}-{round_}")
-    return _table(megabytes, wall, encoding)
-
-
-def _table(megabytes: float, wall: dict[str, list[float]], encoding: dict[str, list[float]]) -> int:
-    print(f"\n{megabytes:.0f} MB of jsonl, {WORKERS} workers, medians of {len(wall['terakoya'])}\n")
-    print("| way | whole command, s | MB/s | ours is | encoding, s | MB/s | ours is |\n|---|---|---|---|---|---|---|")
-    missed = False
-    for name in wall:
-        seconds = statistics.median(wall[name])
-        ratio = statistics.median(a / b for a, b in zip(wall[name], wall["terakoya"], strict=True))
-        missed |= ratio < GOALS.get(name, 0)
-        cells = [name, f"{seconds:.1f}", f"{megabytes / seconds:.1f}", f"{ratio:.2f} x", "", "", ""]
-        if encoding[name]:
-            seconds = statistics.median(encoding[name])
-            ratio = statistics.median(a / b for a, b in zip(encoding[name], encoding["terakoya"], strict=True))
-            missed |= ratio < GOALS.get(f"{name}, encoding", 0)
-            cells[4:] = [f"{seconds:.1f}", f"{megabytes / seconds:.1f}", f"{ratio:.2f} x"]
-        print(f"| {' | '.join(cells)} |")
-    print(f"\ngoals {GOALS}: {'MISSED' if missed else 'reached'}")
-    return int(missed)
-
-
-def _ours(corpus: Path, tokenizer: Path, out: Path) -> float:
-    done = _run([sys.executable, "-c", OURS, corpus, tokenizer, out, WORKERS])
-    return float(json.loads(done.splitlines()[-1])["encoding"])
+            ways["datatrove"] = Way(lambda out: _datatrove(halves, arguments, out))
+        return compare(ways, GOALS, rounds=arguments.rounds, work=work, megabytes=megabytes)
 
 
 def _megatron(corpus: Path, arguments: argparse.Namespace, out: Path) -> float:
     out.mkdir()
     script = arguments.megatron / "tools" / "preprocess_data.py"
     model = next(arguments.tokenizer.glob("*.model"))
-    said = _run(
+    said = run(
         [
             arguments.megatron_python, "-c", MEGATRON, script, "--input", corpus, "--output-prefix", out / "text",
             "--tokenizer-type", "SentencePieceTokenizer", "--tokenizer-model", model, "--append-eod",
@@ -147,7 +78,7 @@ def _megatron(corpus: Path, arguments: argparse.Namespace, out: Path) -> float:
 
 
 def _datatrove(halves: Path, arguments: argparse.Namespace, out: Path) -> None:
-    _run([arguments.datatrove_python, "-c", DATATROVE, halves, arguments.datatrove_tokenizer, out, WORKERS])
+    run([arguments.datatrove_python, "-c", DATATROVE, halves, arguments.datatrove_tokenizer, out, WORKERS])
 
 
 def _halves(corpus: Path, folder: Path) -> Path:
@@ -158,17 +89,6 @@ def _halves(corpus: Path, folder: Path) -> Path:
         part = lines[worker * len(lines) // WORKERS : (worker + 1) * len(lines) // WORKERS]
         (folder / f"{worker}.jsonl").write_bytes(b"".join(part))
     return folder
-
-
-def _run(command: list[object]) -> str:
-    """Runs a command; returns what it printed. Raises with its words if it fails."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [str(part) for part in command], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
-    )
-    if done.returncode:
-        raise RuntimeError(done.stdout[-3000:])
-    return done.stdout
 
 
 def _arguments() -> argparse.Namespace:
