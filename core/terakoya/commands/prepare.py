@@ -80,6 +80,12 @@ def prepare(
 
     Raises UserError for anything the user can mend; see `terakoya.data.prepare.prepare`.
     """
+    from terakoya.data.workers import warm_up
+
+    processes = processes or _cpus()
+    if processes > 1:
+        warm_up(["terakoya.data.encoding"])
+
     from terakoya.data.cleaning import cleaned
     from terakoya.data.cleaning_plan import make_plan
     from terakoya.data.corpus import Corpus
@@ -92,7 +98,7 @@ def prepare(
     component = recognise_tokenizer(tokenizer, type=type)
     if steps:
         corpus = cleaned(corpus, steps, clean_folder or out.with_name(f"{out.name}.clean"), held_out=held_out)
-        make_plan(corpus, processes=processes or _cpus())
+        make_plan(corpus, processes=processes)
     elif held_out:
         raise UserError('--held-out: expected --clean with a step {"type": "hold_out", "share": ...}')
     if special_tokens_in_text is not None:
@@ -104,7 +110,7 @@ def prepare(
         out,
         unit=unit,
         append_eos=append_eos,
-        processes=processes or _cpus(),
+        processes=processes,
         max_rejects=max_rejects,
         force=force,
         shard=Shard.parse(shard) if shard is not None else None,

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -122,22 +119,15 @@ def _place(batch: Sequence[Document]) -> str:
 _encoder: BlockEncoder | None = None
 
 
-def start_worker(task: Task, parent: Connection) -> None:
-    """Makes this process a worker: it ends at once when the other end of `parent` is closed, by will or by death."""
+def start_worker(task: Task) -> None:
+    """Makes this process one that `encode_block` works in."""
     global _encoder
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     if os.environ.get("TERAKOYA_PLUGINS"):
         from terakoya import plugins
 
         plugins.load()
     _encoder = BlockEncoder(task)
-
-
-def _leave_with(parent: Connection) -> None:
-    parent.poll(None)
-    os._exit(1)
 
 
 def encode_block(number: int, block: Block) -> PartFacts:

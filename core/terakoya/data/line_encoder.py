@@ -17,6 +17,9 @@ from terakoya.data.vocab import Vocabulary
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Row = list[int] | np.ndarray
+"""The ids of a line. All rows of a batch are of one kind."""
+
 BATCH_CHARACTERS = 1 << 19
 BATCH_LINES = 8192
 _NAMES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
@@ -71,7 +74,7 @@ class LineEncoder:
 
 def encode_lines(
     documents: Sequence[str],
-    rows_of: Callable[[list[str], bool], tuple[list[list[int]], np.ndarray]],
+    rows_of: Callable[[list[str], bool], tuple[Sequence[Row], np.ndarray]],
     *,
     dtype: np.dtype,
     literal: re.Pattern[str],
@@ -93,7 +96,7 @@ def encode_lines(
     for batch in _batches(lines):
         rows, batch_starts = rows_of(batch, bool(literals))
         lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
-        ids.append(np.fromiter(itertools.chain.from_iterable(rows), dtype, int(lengths[-1].sum())))
+        ids.append(joined(rows, dtype))
         starts.append(batch_starts)
     every = np.concatenate(lengths)
     before = np.concatenate([[0], np.cumsum(every > 0)])[ends]
@@ -104,6 +107,13 @@ def encode_lines(
         word_starts=np.concatenate(starts),
         literals=dict(literals),
     )
+
+
+def joined(rows: Sequence[Row], dtype: np.dtype | type) -> np.ndarray:
+    """The ids of all `rows`, one after the other, (T,)."""
+    if rows and isinstance(rows[0], np.ndarray):
+        return np.concatenate(rows, dtype=dtype, casting="unsafe")
+    return np.fromiter(itertools.chain.from_iterable(rows), dtype, sum(map(len, rows)))
 
 
 def _backend(tokenizer: PreTrainedTokenizerBase) -> Any:

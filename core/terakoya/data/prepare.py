@@ -8,10 +8,8 @@ share the blocks have in common with this one is in `preparation.py`.
 from __future__ import annotations
 
 import logging
-import multiprocessing
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from terakoya.data.parts import PartFacts, read_part
 from terakoya.data.preparation import Preparation, by_reason, limit
 from terakoya.data.sharding import Shard, ShardBlocks
 from terakoya.data.store import StoreFacts, Unit
+from terakoya.data.workers import workers
 from terakoya.errors import UserError
 
 logger = logging.getLogger("terakoya")
@@ -134,20 +133,11 @@ def _workers(task: Task, encoder: BlockEncoder, processes: int) -> Iterator[Call
     if processes == 1:
         yield encode_here
         return
-    context = multiprocessing.get_context("spawn")
-    worker_end, our_end = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(processes, context, start_worker, (task, worker_end))
-    try:
-        yield lambda number, block: pool.submit(encode_block, number, block)
-    except BrokenProcessPool:
-        raise UserError(
-            f"a worker process died, most likely killed for want of memory; use fewer than --processes {processes}. "
-            "Finished parts are kept: run the same command again and it finishes what is left"
-        ) from None
-    except BaseException:
-        our_end.close()  # the workers leave at once
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-        our_end.close()
-        worker_end.close()
+    with workers(
+        processes,
+        start_worker,
+        (task,),
+        task="prepare",
+        remedy="Finished parts are kept: run the same command again and it finishes what is left",
+    ) as submit:
+        yield lambda number, block: submit(encode_block, number, block)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,16 +65,22 @@ class SentencePieceFolder:
     def vocabulary(self) -> Vocabulary:
         """The facts that training needs; pieces that no text can become count as special."""
         processor = self.processor
-        size = int(processor.get_piece_size())
-        silent = [
-            id for id in range(size) if processor.is_control(id) or processor.is_unknown(id) or processor.is_unused(id)
-        ]
         named = {role: self.special.get(piece, processor.piece_to_id(piece)) for role, piece in self.named.items()}
         return Vocabulary(
-            size=max([size - 1, *self.special.values()]) + 1,
+            size=max([int(processor.get_piece_size()) - 1, *self.special.values()]) + 1,
             **named,
-            special=tuple(sorted({*silent, *named.values(), *self.special.values()})),
+            special=tuple(sorted({*self.silent, *named.values(), *self.special.values()})),
         )
+
+    @functools.cached_property
+    def silent(self) -> Sequence[int]:
+        """The pieces that no text can become: control, unknown and unused ones."""
+        processor = self.processor
+        return [
+            id
+            for id in range(processor.get_piece_size())
+            if processor.is_control(id) or processor.is_unknown(id) or processor.is_unused(id)
+        ]
 
 
 def model_file(folder: Path) -> tuple[Path, Mapping[str, Any]] | None:
