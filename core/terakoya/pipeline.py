@@ -82,7 +82,9 @@ class _Plan:
                 key = "store" if part == "train" else "validation_store"
                 made_from, make = partial(corpus.store_from, part), partial(corpus.prepare, part)
                 stages.append(Stage(" ".join(filter(None, words)), key, out, made_from, make, resumes=True))
-        stages.append(Stage("train", "run", pipeline.run, self._run_from, self._train, resumes=True))
+        stages.append(
+            Stage("train", "run", pipeline.run, self._run_from, self._train, resumes=True, up_to_date=_with_defaults)
+        )
         stages.append(Stage("export", "export", pipeline.export, self._export_from, self._export))
         return stages
 
@@ -149,3 +151,11 @@ class _Plan:
     def _export(self) -> Mapping[str, Any]:
         done = export(self.pipeline.run, self.pipeline.export)
         return {"step": done.step, "models": dict(done.models)}
+
+
+def _with_defaults(made_from: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a run was made from, with today's defaults for settings that there were not then."""
+    try:
+        return {**made_from, "parameters": Parameters.from_dict(made_from["parameters"], source="record").dump()}
+    except UserError:  # a setting of then that there is no more: a change that is worth naming
+        return made_from

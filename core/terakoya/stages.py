@@ -32,6 +32,8 @@ class Stage:
         made_from: a function that returns its settings and inputs, as JSON values.
         make: makes `out` and returns facts about it. Half-made outputs never bear the name `out`, unless `resumes`.
         resumes: `make` goes on with what is there and itself refuses what it cannot go on with.
+        up_to_date: a function that turns what `made_from` returned in an earlier version into what it would return for
+            the same today: a setting that has come since then, and is not given, is no change.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Stage:
     made_from: Callable[[], Mapping[str, Any]]
     make: Callable[[], Mapping[str, Any]]
     resumes: bool = False
+    up_to_date: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,8 @@ def _complaint(stage: Stage, record: Mapping[str, Any] | None, made_from: Mappin
     if record is None:
         return "is there already and was not made by this pipeline"
     changed = differences(record["made_from"], made_from)
+    if changed:
+        changed = differences(json.loads(json.dumps(stage.up_to_date(record["made_from"]), default=str)), made_from)
     if changed:
         return "was made from other settings: " + "; ".join(changed)
     if record["content"] is not None and record["content"] != content_digest(stage.out):
