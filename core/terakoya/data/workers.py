@@ -43,6 +43,7 @@ def workers(
     Raises UserError when one of them dies: `task` is what they were at, `remedy` a sentence on what to do next.
     """
     context = _context()
+    warm_up([start.__module__])
     worker_end, our_end = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(processes, context, _start, (worker_end, dict(os.environ), start, tuple(arguments)))
     try:

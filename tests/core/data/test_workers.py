@@ -1,0 +1,84 @@
+"""Worker processes: what they inherit, and that they never outlive their parent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from terakoya.data.workers import warm_up, workers
+from terakoya.errors import UserError
+
+_mark = ""
+
+
+def _start(mark: str) -> None:
+    global _mark
+    _mark = mark
+
+
+def _seen(name: str) -> tuple[str, str | None, int]:
+    return _mark, os.environ.get(name), os.getpid()
+
+
+def _die() -> None:
+    os._exit(9)
+
+
+def test_workers_are_started_with_their_arguments_and_todays_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm_up()  # from here on the server's environment is old
+    for value in ("one", "two", None):
+        monkeypatch.setenv("TERAKOYA_TEST", value) if value else monkeypatch.delenv("TERAKOYA_TEST")
+        with workers(2, _start, ["given"], task="test") as submit:
+            found = [submit(_seen, "TERAKOYA_TEST").result() for _ in range(4)]
+        assert {each[:2] for each in found} == {("given", value)}
+        assert os.getpid() not in {each[2] for each in found}
+
+
+def test_a_worker_that_dies_is_explained() -> None:
+    with (
+        pytest.raises(UserError, match=r"counting: a worker process died.*fewer than --processes 2\. Nothing is lost"),
+        workers(2, _start, ["given"], task="counting", remedy="Nothing is lost") as submit,
+    ):
+        submit(_die).result()
+
+
+SLEEPERS = """
+import sys, time
+from terakoya.data.workers import workers
+
+def nothing() -> None: ...
+
+def sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+if __name__ == "__main__":
+    with workers(2, nothing, [], task="test") as submit:
+        waiting = [submit(sleep, 0.0).result() for _ in range(4)] + [submit(sleep, 60.0) for _ in range(2)]
+        print("up", flush=True)
+        if sys.argv[1] == "fail":
+            raise SystemExit(3)
+        time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("end", ["kill", "fail"])
+def test_workers_leave_with_their_parent(tmp_path: Path, end: str) -> None:
+    script = tmp_path / "sleepers.py"
+    script.write_text(SLEEPERS)
+    with subprocess.Popen([sys.executable, str(script), end], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None and parent.stdout.readline() == "up\n"
+        family = psutil.Process(parent.pid).children(recursive=True)
+        if end == "kill":
+            parent.kill()
+        assert parent.wait(20) == (3 if end == "fail" else -9)
+    assert end == "fail" or len(family) >= 2
+    until = time.monotonic() + 10
+    while any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in family):
+        assert time.monotonic() < until, f"still there: {family}"
+        time.sleep(0.05)
