@@ -1,0 +1,116 @@
+"""Counting the tokens of a store, at 1 x and at 1,000 x, beside tokenizing the text again.
+
+    python tools/bench/count.py CORPUS.jsonl.gz --tokenizer WORDPIECE_FOLDER [--documents N]
+
+Ours is what `terakoya store count` calls, timed within a process (the first call and the median of many), and the
+whole command. The store of 1,000 times more sequences and tokens is sparse: counting reads a header and two file sizes,
+so what would be in the files does not matter. The peer counts the ids of each line as the field's counting scripts do,
+with Transformers' tokenizer in one process, its start not counted. Exits with 1 above the goal or where counts differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from prepare_turns import plain
+
+from terakoya.commands.prepare import prepare
+from terakoya.commands.store import Count, count
+from terakoya.data.corpus import Corpus, Document
+from terakoya.data.store import IDX_HEADER, IDX_MAGIC
+
+GOAL = 1e-3
+TIMES = 1000
+CALLS = 501
+
+
+def main() -> int:
+    """Prints a table. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
+    parser.add_argument("corpus", type=Path, help="a jsonl.gz file with a field text")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="a tokenizer's folder")
+    parser.add_argument("--documents", type=int, default=1000, help="only the first so many")
+    parser.add_argument("--rounds", type=int, default=5, help="of the whole command")
+    parser.add_argument("--folder", help="where some MB can lie for a while")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as temporary:
+        work = Path(temporary)
+        corpus = work / "corpus.jsonl"
+        megabytes = plain(options.corpus, corpus, documents=options.documents)
+        prepare([corpus], tokenizer=options.tokenizer, out=work / "store", processes=1)
+        seconds, tokens = tokenized_again(corpus, options.tokenizer)
+        small = count(work / "store")
+        large = enlarge(work / "store", work / "large", small)
+        same = tokens == small.tokens and count(large) == Count(*(number * TIMES for number in small))
+        print(f"{megabytes:.1f} MB of jsonl: {small}; counts {'agree' if same else 'DIFFER'}\n")
+        print("| way | tokens | first call, ms | median call, ms | whole command, s |\n|---|---|---|---|---|")
+        print(f"| tokenizing again | {tokens:,} | | {seconds * 1e3:,.0f} | |")
+        worst = 0.0
+        for name, folder, held in (("store", work / "store", small), (f"store x {TIMES:,}", large, count(large))):
+            calls = [timed(folder) for _ in range(CALLS)]
+            worst = max(worst, statistics.median(calls))
+            whole = statistics.median(command(folder) for _ in range(options.rounds))
+            print(
+                f"| {name} | {held.tokens:,} | {calls[0] * 1e3:.3f} | {statistics.median(calls) * 1e3:.3f} "
+                f"| {whole:.2f} |"
+            )
+    missed = worst > GOAL or not same
+    print(f"\ngoal {GOAL * 1e3:g} ms: {'MISSED' if missed else 'reached'}")
+    return int(missed)
+
+
+def timed(folder: Path) -> float:
+    """Seconds of one count."""
+    began = time.perf_counter()
+    count(folder)
+    return time.perf_counter() - began
+
+
+def command(folder: Path) -> float:
+    """Seconds of the whole command."""
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "terakoya", "store", "count", folder], check=True, stdout=subprocess.PIPE)
+    return time.perf_counter() - began
+
+
+def enlarge(store: Path, folder: Path, small: Count) -> Path:
+    """A folder whose files say that it holds `TIMES` times more than `store`: a true header, true sizes, no content."""
+    folder.mkdir()
+    with (store / "tokens.idx").open("rb") as stream:
+        _, version, code, _, _ = IDX_HEADER.unpack(stream.read(IDX_HEADER.size))
+    sequences, entries = small.sequences * TIMES, small.documents * TIMES + 1
+    with (folder / "tokens.idx").open("wb") as stream:
+        stream.write(IDX_HEADER.pack(IDX_MAGIC, version, code, sequences, entries))
+        stream.truncate(IDX_HEADER.size + 12 * sequences + 8 * entries)
+    with (folder / "tokens.bin").open("wb") as stream:
+        stream.truncate((store / "tokens.bin").stat().st_size * TIMES)
+    return folder
+
+
+def tokenized_again(corpus: Path, tokenizer: Path) -> tuple[float, int]:
+    """Seconds and tokens of counting by tokenizing."""
+    from transformers import AutoTokenizer
+
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # "longer than the maximum sequence length"
+    loaded = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
+    source = Corpus([corpus])
+    texts = [each.text for block in source.blocks() for each in source.read(block) if isinstance(each, Document)]
+    began = time.perf_counter()
+    tokens = sum(
+        len(loaded(line, add_special_tokens=False)["input_ids"]) for text in texts for line in text.split("\n")
+    )
+    return time.perf_counter() - began, tokens
+
+
+if __name__ == "__main__":
+    sys.exit(main())
