@@ -160,6 +160,12 @@ def choose(requested: str, *, device: torch.device, precision: str, dropout: flo
     return requested
 
 
+def dropout(module: nn.Module) -> float:
+    """The largest dropout of attention among the Transformers models inside `module`."""
+    models = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
+    return max((float(getattr(model.config, "attention_probs_dropout_prob", 0.0)) for model in models), default=0.0)
+
+
 def use(module: nn.Module, backend: str) -> None:
     """Sets `backend` ("sdpa", "eager" or "flash") on every Transformers model inside `module`."""
     for part in module.modules():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
     from terakoya.data.corpus import Corpus
     from terakoya.data.rows import Layout, Rows
+
+WIDTHS = ("hidden_size", "num_attention_heads", "intermediate_size")
+"""What `Architecture.scaled` scales, by Transformers' names."""
 
 Head = Literal["masked", "pretraining", "causal", "discriminator", "seq2seq", "body"]
 
@@ -146,6 +150,27 @@ class Architecture(Component):
             f"architecture {type(self).__name__}: has no next-sentence head; set objective.next_sentence to false"
         )
 
+    def replaced_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+        """The logits (B, T), for the head `discriminator`, that the token behind each of `hidden` (B, T, H) is not the
+        original one."""
+        raise NotImplementedError
+
+    def scaled(self, fraction: Fraction) -> Self:
+        """This architecture with its width times `fraction`: hidden size, heads and feed-forward, not depth.
+
+        Raises:
+            UserError: a width times `fraction` is no whole number, or this architecture has other names for them.
+        """
+        name, changed = type(self).__name__, {}
+        for key in WIDTHS:
+            width = getattr(self, key, None)
+            if not isinstance(width, int):
+                raise UserError(f"architecture {name}: has no {key} to scale; describe the smaller model in full")
+            if width * fraction != int(width * fraction):
+                raise UserError(f"architecture {name}: {fraction} of {key} {width} is no whole number")
+            changed[key] = int(width * fraction)
+        return type(self).model_validate({**self.model_dump(), **changed})
+
     def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
         """The repeated blocks, for compilation and activation checkpointing."""
         raise NotImplementedError
@@ -174,11 +199,13 @@ class Batch:
 class Term:
     """A number that training reports: the sum a module returns under this name, divided by a global count.
 
-    `weight` None is a metric; a number makes it a loss that is added to the objective with that weight.
+    `weight` None is a metric; a number makes it a loss that is added to the objective with that weight. With `bins` the
+    module returns that many sums, (bins,), which are not reported themselves: `Objective.derived` reads them.
     """
 
     count: str
     weight: float | None = None
+    bins: int | None = None
 
 
 class Objective(Component):
@@ -192,12 +219,20 @@ class Objective(Component):
         """Every name that `build(...)`'s forward returns, with its count and weight."""
         raise NotImplementedError
 
+    def derived(self, sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> Mapping[str, float]:
+        """Numbers to report beside the terms' means: what follows from sums over all ranks but is no sum over a count.
+
+        `sums` holds the terms seen since the last report, float64, () or (bins,); `counts` what they are divided by.
+        """
+        return {}
+
     def collate(self, rows: Rows, vocabulary: Vocabulary) -> Batch:
         """The micro-batch of `rows`: a pure function of rows and their keys."""
         raise NotImplementedError
 
     def build(self, architecture: Architecture, vocabulary: Vocabulary) -> torch.nn.Module:
-        """The one root module. Its forward takes a batch's tensors and returns name -> float32 sum (a scalar)."""
+        """The one root module. Its forward takes a batch's tensors and returns name -> float32 sum, a scalar or
+        (bins,)."""
         raise NotImplementedError
 
     def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:

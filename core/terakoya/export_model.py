@@ -27,15 +27,16 @@ class Exported:
     models: Mapping[str, str]
 
 
-def export(source: Path, out: Path, *, format: str = "huggingface") -> Exported:
+def export(source: Path, out: Path, *, format: str = "huggingface", only: str | None = None) -> Exported:
     """Writes the model(s) of a run, or of one of its checkpoints, into the new folder `out`.
 
     Args:
         source: RUN (its newest checkpoint that is whole is taken) or RUN/checkpoints/step-...
         format: a registered exporter's name.
+        only: the one to write of several models, by its sub-folder, which it keeps: `discriminator`.
 
     Raises:
-        UserError: no checkpoint, a damaged one, a plugin that is missing, or `out` is there already.
+        UserError: no checkpoint, a damaged one, a plugin that is missing, no model `only`, or `out` is there already.
     """
     from terakoya.training import checkpoint
 
@@ -48,6 +49,11 @@ def export(source: Path, out: Path, *, format: str = "huggingface") -> Exported:
         raise UserError(f"{out}: is there already; choose a new folder or remove it")
     manifest = checkpoint.read_manifest(folder)
     models = build_models(folder, manifest)
+    if only is not None:
+        if only not in models:
+            there = ", ".join(sorted(models)) if "" not in models else "one model, without a name"
+            raise UserError(f"--only {only}: {folder} holds no such model; it holds {there}")
+        models = {only: models[only]}
     staging = out.with_name(f".{out.name}.partial")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)

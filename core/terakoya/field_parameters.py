@@ -7,7 +7,6 @@ AdamW without bias correction, eps 1e-6, weight decay 0.01, clipping at 1.0, lin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -107,7 +106,7 @@ def read_field_parameters(
             "sequence_length": entry.sequence_length,
         },
         "architecture": _architecture(entry, family),
-        "objective": _objective(entry, family, where, whole_word_mask),
+        "objective": _objective(entry, family, whole_word_mask),
         "optimizer": {
             "type": "adamw",
             "learning_rate": entry.learning_rate,
@@ -175,20 +174,15 @@ def _architecture(entry: FieldEntry, family: str) -> dict[str, Any]:
     return architecture
 
 
-def _objective(entry: FieldEntry, family: str, where: str, whole_word_mask: bool) -> dict[str, Any]:
+def _objective(entry: FieldEntry, family: str, whole_word_mask: bool) -> dict[str, Any]:
     """Masked tokens with next-sentence pairs for bert, replaced tokens for electra, else masked tokens alone."""
     objective: dict[str, Any] = {
-        "type": "replaced_token_detection" if family == "electra" else "masked_lm",
+        "type": "replaced_token" if family == "electra" else "masked_lm",
         "mlm_probability": 0.15 if entry.mask_percent is None else entry.mask_percent / 100,
         "whole_word_mask": whole_word_mask,
     }
     if family == "electra":
-        try:
-            objective["generator_size"] = float(Fraction(str(entry.generator_size)))
-        except (ValueError, ZeroDivisionError):
-            raise UserError(
-                f'{where}.generator-size: expected a fraction like "1/4", got {shown(entry.generator_size)}'
-            ) from None
+        objective["generator_size"] = entry.generator_size
     if family == "bert":
         objective |= {"layout": "pairs", "next_sentence": True}
     return objective

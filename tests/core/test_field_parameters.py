@@ -151,12 +151,13 @@ def test_a_family_without_a_plugin_is_refused_by_name_and_never_taken_for_bert(t
 def test_an_electra_entry_becomes_electra(tmp_path: Path) -> None:
     raw = read(tmp_path, ELECTRA, model_type="electra-small-paper")
     assert raw["architecture"]["type"] == "electra" and raw["architecture"]["embedding_size"] == 128
-    assert raw["objective"]["generator_size"] == 0.25 and raw["objective"]["mlm_probability"] == 0.15
+    assert raw["objective"]["type"] == "replaced_token"
+    assert raw["objective"]["generator_size"] == "1/4" and raw["objective"]["mlm_probability"] == 0.15
     assert "next_sentence" not in raw["objective"]
     message = refusal(tmp_path, {"embedding-size": 128}, model_type="electra-small")
     assert "electra-small.generator-size: missing" in message and "electra-small.mask-percent: missing" in message
     wrong = refusal(tmp_path, {**ELECTRA, "generator-size": "a/b"}, model_type="electra-small")
-    assert 'generator-size: expected a fraction like "1/4", got "a/b"' in wrong
+    assert 'generator_size: expected a fraction like "1/4", at most 1, got "a/b"' in wrong
 
 
 def test_a_roberta_entry_has_its_own_beta_and_no_next_sentence(tmp_path: Path) -> None:

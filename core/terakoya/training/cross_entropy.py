@@ -32,6 +32,17 @@ def summed_cross_entropy_(logits: Tensor, labels: Tensor) -> Tensor:
     return loss
 
 
+def summed_cross_entropy_and_odds_(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """`summed_cross_entropy_`, and the exponentials (N, C) it works with: each row's softmax, times what makes its
+    largest 1. They carry no gradient and are to be read before the backward, which needs their memory."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if not (torch.is_grad_enabled() and logits.requires_grad):
+        odds = (logits - logits.amax(1, keepdim=True)).exp_()
+        return torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum"), odds
+    loss, odds = _SummedCrossEntropy.apply(logits, labels)
+    return loss, odds.detach()
+
+
 class _SummedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,7 @@ def evaluate(
     """
     rows = min(len(source), batches * share.global_rows)
     terms: Mapping[str, Term] = objective.terms()
-    meter = Meter(terms, connection.device)
+    meter = Meter(terms, connection.device, objective.derived)
     names = sorted({term.count for term in terms.values()})
     start, stop = split(rows, connection.world_size, connection.rank)
     longest = split(rows, connection.world_size, 0)

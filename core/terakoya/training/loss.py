@@ -6,9 +6,10 @@ tokens, a last micro-step that is not full weigh what they hold and no more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,12 +39,22 @@ def weighted(
     return loss
 
 
+Derived = Callable[[Mapping[str, np.ndarray], Mapping[str, int]], Mapping[str, float]]
+"""`Objective.derived`."""
+
+
 class Meter:
     """Sums and counts since they were last taken; sums stay on the device until then, in float64."""
 
-    def __init__(self, terms: Mapping[str, Term], device: torch.device) -> None:
+    def __init__(self, terms: Mapping[str, Term], device: torch.device, derived: Derived | None = None) -> None:
         self.terms = terms
-        self.sums = {name: torch.zeros((), dtype=torch.float64, device=device) for name in terms}
+        self.derived = derived
+        sizes = [term.bins or 1 for term in terms.values()]
+        self.flat = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
+        self.sums = {  # views of `flat`
+            name: piece if term.bins else piece[0]
+            for (name, term), piece in zip(terms.items(), self.flat.split(sizes), strict=True)
+        }
         self.counts = dict.fromkeys({term.count for term in terms.values()}, 0)
         self.seen: set[str] = set()
 
@@ -55,12 +66,17 @@ class Meter:
         self.seen.update(sums)
 
     def stacked(self) -> Tensor:
-        """The sums (n,) in the order of the terms, a new tensor on the device."""
-        return torch.stack(list(self.sums.values()))
+        """All sums, those of a term with `bins` one after another, in the order of the terms: a new tensor (n,) on the
+        device."""
+        return self.flat.clone()
 
     def state(self) -> dict[str, Any]:
         """All of it, as JSON has it."""
-        return {"sums": self.stacked().tolist(), "counts": self.counts, "seen": sorted(self.seen)}
+        return {"sums": self.flat.tolist(), "counts": self.counts, "seen": sorted(self.seen)}
+
+    def add_state(self, sums: Sequence[float]) -> None:
+        """Adds the sums of a `state`."""
+        self.flat += torch.tensor(sums, dtype=torch.float64, device=self.flat.device)
 
     def add_counts(self, counts: Mapping[str, int]) -> None:
         """Adds global counts."""
@@ -70,17 +86,24 @@ class Meter:
     def take(self, global_sums: Tensor) -> dict[str, float]:
         """The means since the last time, from `global_sums` (`stacked` summed over ranks), and a new start.
 
-        `loss` is the weighted sum of the losses; a mean over nothing is left out.
+        `loss` is the weighted sum of the losses; a mean over nothing is left out. What the objective derives follows.
         """
-        means = {}
+        means: dict[str, float] = {}
+        seen: dict[str, np.ndarray] = {}
         loss = 0.0
-        for (name, term), value in zip(self.terms.items(), global_sums.tolist(), strict=True):
-            if name not in self.seen or not self.counts[term.count]:
+        values, start = global_sums.cpu().numpy(), 0
+        for name, term in self.terms.items():
+            stop = start + (term.bins or 1)
+            piece, start = values[start:stop], stop
+            if name not in self.seen:
                 continue
-            means[name] = value / self.counts[term.count]
+            seen[name] = piece if term.bins else piece[0]
+            if term.bins or not self.counts[term.count]:
+                continue
+            means[name] = float(piece[0]) / self.counts[term.count]
             loss += (term.weight or 0.0) * means[name]
-        for total in self.sums.values():
-            total.zero_()
+        derived = self.derived(seen, self.counts) if self.derived else {}
+        self.flat.zero_()
         self.counts = dict.fromkeys(self.counts, 0)
         self.seen.clear()
-        return {"loss": loss, **means}
+        return {"loss": loss, **means, **derived}

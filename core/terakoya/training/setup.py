@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from terakoya.plugins import Registry, registry
 from terakoya.training import checkpoint, run_folder
 from terakoya.training.batches import BatchMaker, to_device
 from terakoya.training.distributed import Connection, DDPEngine, Engine, connect
+from terakoya.training.loss import weighted
 from terakoya.training.record import Record
 from terakoya.training.run import Run
 from terakoya.training.trainer import Trainer, TrainResult
@@ -152,11 +154,13 @@ def build(
         for index, (name, store) in enumerate(stores.validation.items())
     }
     max_steps = resolve_steps(parameters, rows=epoch_rows, tokens=tokens, global_rows=share.global_rows)
-    dropout = float(getattr(architecture, "attention_probs_dropout_prob", 0.0))
-    backend = attention.choose(
-        parameters.attention, device=connection.device, precision=parameters.precision, dropout=dropout
-    )
     module = build_module(parameters, stores.vocabulary)
+    backend = attention.choose(
+        parameters.attention,
+        device=connection.device,
+        precision=parameters.precision,
+        dropout=attention.dropout(module),
+    )
     attention.use(module, backend)
     module.train()
     engine = _engine(parameters, module, connection, share.micro_steps, share.micro_batch_size)
@@ -223,9 +227,11 @@ def _warm_up(engine: Engine, batches: BatchMaker, connection: Connection, *, fla
     """
     if connection.world_size == 1 or not isinstance(engine, DDPEngine):
         return
+    terms = batches.objective.terms()
+    nothing = dict.fromkeys({term.count for term in terms.values()}, 0)
     engine.micro_step(
         to_device(batches.dummy(), connection.device, flash=flash),
-        lambda sums: torch.stack(list(sums.values())).sum() * 0.0,
+        partial(weighted, terms=terms, counts=nothing),
         last=True,
     )
     engine.optimizer.zero_grad()

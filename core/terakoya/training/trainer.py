@@ -70,7 +70,7 @@ class Trainer:
         self.connection: Connection = run.connection
         self.share: Share = batches.share
         self.terms: Mapping[str, Term] = run.objective.terms()
-        self.meter = Meter(self.terms, run.device)
+        self.meter = Meter(self.terms, run.device, run.objective.derived)
         self.count_names = sorted({"tokens", *(term.count for term in self.terms.values())})
         self.norms: list[torch.Tensor] = []  # of the steps since the last look, on the device
         self.last_checkpoint: Path | None = None
@@ -268,8 +268,7 @@ class Trainer:
         """Goes on averaging where the checkpoint stood: each rank its own, or rank 0 all in another world."""
         mine = [states[self.run.rank]] if len(states) == self.run.world_size else list(states) * (self.run.rank == 0)
         for state in mine:
-            for total, value in zip(self.meter.sums.values(), state["sums"], strict=True):
-                total += value
+            self.meter.add_state(state["sums"])
         self.meter.seen.update(*(state["seen"] for state in states))
         self.meter.counts = dict(states[0]["counts"])
 

@@ -51,16 +51,9 @@ class Bert(Architecture):
 
     def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The last hidden states (B, T, H); documents in one row never see each other."""
-        from terakoya import attention
+        from terakoya import encoder_models
 
-        body = getattr(model, "bert", model)
-        arguments = attention.arguments(model, batch)
-        embedded = body.embeddings(
-            input_ids=batch["input_ids"],
-            position_ids=batch["position_ids"],
-            token_type_ids=batch.get("token_type_ids"),
-        )
-        return body.encoder(embedded, **arguments).last_hidden_state
+        return encoder_models.hidden(model, batch)
 
     def logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
         """Vocabulary logits (..., V) of `hidden` (..., H)."""
@@ -72,7 +65,9 @@ class Bert(Architecture):
 
     def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
         """The encoder's layers."""
-        return list(getattr(model, "bert", model).encoder.layer)
+        from terakoya import encoder_models
+
+        return encoder_models.blocks(model)
 
     def max_sequence_length(self) -> int:
         """One position embedding for each position."""

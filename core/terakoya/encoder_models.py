@@ -1,0 +1,51 @@
+"""What Transformers' encoders in BERT's shape have in common: `embeddings`, then an `encoder` of layers.
+
+Letters in shapes: B rows, T positions, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from terakoya import attention
+from terakoya.errors import UserError
+
+
+def hidden(model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The last hidden states (B, T, H) of the body of `model`; documents in one row never see each other."""
+    body = model.base_model
+    embedded = body.embeddings(
+        input_ids=batch["input_ids"],
+        position_ids=batch["position_ids"],
+        token_type_ids=batch.get("token_type_ids"),
+    )
+    if hasattr(body, "embeddings_project"):  # where embeddings are narrower than the layers
+        embedded = body.embeddings_project(embedded)
+    return body.encoder(embedded, **attention.arguments(model, batch)).last_hidden_state
+
+
+def blocks(model: PreTrainedModel) -> Sequence[torch.nn.Module]:
+    """The encoder's layers."""
+    return list(model.base_model.encoder.layer)
+
+
+def share_embeddings(owner: PreTrainedModel, other: PreTrainedModel) -> None:
+    """Makes `other` use the whole embedding module of `owner`: words, positions, token types, norm.
+
+    Raises:
+        UserError: the two modules do not have the same tensors; says which.
+    """
+    mine, theirs = (
+        {name: tuple(value.shape) for name, value in model.base_model.embeddings.named_parameters()}
+        for model in (owner, other)
+    )
+    for name in sorted(mine.keys() | theirs.keys()):
+        if mine.get(name) != theirs.get(name):
+            raise UserError(
+                f"embeddings cannot be shared: {name} is {mine.get(name, 'absent')} in {type(owner).__name__} and "
+                f"{theirs.get(name, 'absent')} in {type(other).__name__}"
+            )
+    other.base_model.embeddings = owner.base_model.embeddings
