@@ -5,18 +5,45 @@ from __future__ import annotations
 import logging
 import sys
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Table
 
 
 @cache
 def console() -> Console:
-    """The console of results: tables and answers, on standard output; in a pipe lines are as long as they need."""
+    """The console of results: tables and answers, on standard output. In a pipe or a file lines are as long as they
+    need and tables end where their text ends."""
     from rich.console import Console
+    from rich.table import Table
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 1000)
+    class PlainConsole(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            super().print(*(Trimmed(each) if isinstance(each, Table) else each for each in objects), **options)
+
+    return Console(highlight=False) if sys.stdout.isatty() else PlainConsole(highlight=False, width=1000)
+
+
+class Trimmed:
+    """A table without the spaces that fill its last column."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table's lines, each up to its last character that is no space."""
+        from rich.segment import Segment
+
+        for line in console.render_lines(self._table, options, pad=False):
+            while line and not line[-1].text.rstrip():
+                line.pop()
+            if line:
+                text, style, control = line.pop()
+                line.append(Segment(text.rstrip(), style, control))
+            yield from line
+            yield Segment.line()
 
 
 @cache

@@ -1,0 +1,65 @@
+"""What a pipe or a file gets: whole lines, without the spaces that fill a table."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from rich.table import Table
+
+from terakoya import log
+
+
+@pytest.fixture(autouse=True)
+def own_console() -> Iterator[None]:
+    """A console made for this test's standard output."""
+    log.console.cache_clear()
+    yield
+    log.console.cache_clear()
+
+
+def sample() -> Table:
+    table = Table("key", "value", box=None, header_style="bold", pad_edge=False)
+    table.add_row("piece", "x" * 150)
+    table.add_row("a row whose last cell is empty", "")
+    table.add_row("two lines", "first  \nsecond")
+    return table
+
+
+def test_tables_in_a_pipe_have_no_trailing_spaces(capsys: pytest.CaptureFixture[str]) -> None:
+    log.console().print(sample())
+    lines = capsys.readouterr().out.split("\n")
+    assert [line.rstrip() for line in lines] == lines
+    assert [line.split("  ")[0] for line in lines] == [
+        "key",
+        "piece",
+        "a row whose last cell is empty",
+        "two lines",
+        "",
+        "",
+    ]
+    assert lines[1].endswith("x" * 150) and lines[4].strip() == "second" and lines[4].startswith(" " * 30)
+
+
+def test_text_keeps_its_own_spaces(capsys: pytest.CaptureFixture[str]) -> None:
+    log.console().print("a line that ends in a space ", markup=False, soft_wrap=True)
+    assert capsys.readouterr().out == "a line that ends in a space \n"
+
+
+def test_a_terminal_gets_tables_as_they_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    log.console().print(sample())
+    assert max(map(len, capsys.readouterr().out.split("\n"))) <= 80
+
+
+@pytest.mark.parametrize("arguments", [["plugins", "list"], ["plugins", "show", "bert"]])
+def test_commands_print_no_trailing_spaces(arguments: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", "terakoya", *arguments], capture_output=True, text=True, check=True)
+    assert len(done.stdout.splitlines()) > 5
+    assert [line for line in done.stdout.splitlines() if line != line.rstrip()] == []
