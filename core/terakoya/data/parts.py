@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -51,8 +52,8 @@ class HashedFile:
 @contextmanager
 def committed(file: Path, *, beside: Path | None = None) -> Iterator[HashedFile]:
     """Writes `file` so that it is there whole or not at all: under another name (in the folder `beside`, else in its
-    own), flushed to disk, then renamed."""
-    draft = (beside or file.parent) / f"{file.name}.{os.getpid()}.tmp"
+    own; it names host and process), flushed to disk, then renamed."""
+    draft = (beside or file.parent) / f"{file.name}.{socket.gethostname()}.{os.getpid()}.tmp"
     with draft.open("wb") as stream:
         yield HashedFile(stream)
         stream.flush()

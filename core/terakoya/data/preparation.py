@@ -23,6 +23,7 @@ from terakoya.data.resuming import begin, clear, finished_facts
 from terakoya.data.sharding import SHARD, SHARD_BLOCKS, Shard, ShardBlocks
 from terakoya.data.store import PARTS, StoreFacts, Unit
 from terakoya.data.store_writer import Parts, locked
+from terakoya.data.submitted_jobs import check_no_jobs
 from terakoya.errors import UserError
 
 logger = logging.getLogger("terakoya")
@@ -108,8 +109,9 @@ class Preparation:
     def finished(self, *, force: bool = False) -> StoreFacts | None:
         """The facts of this very store if it is there already. `force` first throws away what is there of another.
 
-        Raises UserError if `out` holds anything else.
+        Raises UserError if `out` holds anything else, or if jobs that were submitted for it are still at work.
         """
+        check_no_jobs(self.task.parts)
         if force:
             clear(self.out, self.inputs)
         return finished_facts(self.out, self.inputs, self.options)

@@ -1,0 +1,299 @@
+"""The blocks of a preparation under datatrove's executors: processes here, a Slurm array, a Ray cluster.
+
+A task encodes its share of the blocks that have no part yet, with the code and into the parts of
+`terakoya.data.prepare`, so either goes on with what the other left. The parts on disk are the truth: datatrove's own
+record of completed tasks is never asked. One more task joins them. See https://github.com/huggingface/datatrove.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from terakoya import log, plugins
+from terakoya.data.assembly import Totals
+from terakoya.data.block_list import list_blocks, read_blocks
+from terakoya.data.encoding import BlockEncoder, Task
+from terakoya.data.executor_settings import Executor, ExecutorSettings, RaySettings, SlurmSettings, executor_settings
+from terakoya.data.preparation import Preparation
+from terakoya.data.store import StoreFacts
+from terakoya.data.submitted_jobs import note_jobs
+from terakoya.errors import UserError
+
+try:
+    import multiprocess
+    from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
+    from datatrove.pipeline.base import PipelineStep
+except ImportError as error:
+    raise UserError(f'--engine datatrove: needs datatrove ({error}): pip install "terakoya[datatrove]"') from error
+
+logger = logging.getLogger("terakoya")
+
+Given = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """What Slurm was asked to do: the numbers of the jobs that encode (None if every part is there) and join."""
+
+    encode: str | None
+    join: str
+
+
+def prepare_datatrove(
+    preparation: Preparation,
+    *,
+    executor: Executor = "local",
+    settings: Given | None = None,
+    processes: int = 1,
+    force: bool = False,
+) -> StoreFacts | Submitted:
+    """Encodes and joins what `preparation` says. With `slurm` the jobs are submitted and this returns at once.
+
+    `settings` are the executor's, see `executor_settings`; `processes` is how many work at once where they do not say.
+    `force` throws away what the folder holds of another store.
+
+    Raises UserError as `prepare` does, for settings that the executor does not have, when parts are missing after it
+    has returned, and where Slurm or Ray are not to be had.
+    """
+    chosen = executor_settings(executor, settings or {})
+    if executor == "slurm" and "SLURM_ARRAY_TASK_ID" in os.environ:
+        raise UserError("--executor slurm: expected to be started outside of Slurm's array jobs, this is a task of one")
+    with preparation.held():
+        if (facts := preparation.finished(force=force)) is not None:
+            return facts
+        encoder = BlockEncoder(preparation.task)
+        preparation.begin(encoder)
+        blocks = list_blocks(preparation)
+        numbers = blocks.missing(preparation.task.parts)
+        if len(numbers) < len(blocks.blocks):
+            logger.info("%d of %d parts were there already", len(blocks.blocks) - len(numbers), len(blocks.blocks))
+        logs = Path(chosen.logging_dir or preparation.out.with_name(f"{preparation.out.name}.datatrove")).absolute()
+        encode, join = EncodeBlocks(preparation, numbers), JoinParts(preparation)
+        if isinstance(chosen, SlurmSettings):
+            return _submit(encode, join, chosen, logs)
+        if numbers:
+            (_run_ray if isinstance(chosen, RaySettings) else _run_local)(encode, chosen, logs, processes)
+        return join_parts(preparation, encoder, logs=logs)
+
+
+# ------------------------------------------------------------------------------------------------------------- tasks
+
+
+class _Step(PipelineStep):
+    """A step that works where the command was started, with its plugins."""
+
+    type = "terakoya"
+
+    def __init__(self, preparation: Preparation) -> None:
+        super().__init__()
+        self.preparation = preparation
+        self.folder = str(Path.cwd())
+        self.plugins = {
+            name: os.environ[name]
+            for name in (plugins.PLUGINS_VARIABLE, plugins.WITHOUT_VARIABLE)
+            if name in os.environ
+        }
+
+    def _enter(self) -> None:
+        os.chdir(self.folder)  # paths in rejects.jsonl are as the user gave them
+        os.environ.update(self.plugins)
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        if self.plugins:
+            plugins.load()
+
+    def __repr__(self) -> str:
+        return f"{self.type}: {self.name} of {self.preparation.out}"
+
+
+class EncodeBlocks(_Step):
+    """Task `rank` of `world_size` makes the parts of its share of the blocks `numbers` that are not there yet."""
+
+    name = "encode blocks"
+
+    def __init__(self, preparation: Preparation, numbers: tuple[int, ...]) -> None:
+        super().__init__(preparation)
+        self.numbers = numbers
+
+    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
+        """Takes no documents and hands none on. UserError if the parts are another preparation's by now."""
+        self._enter()
+        _leave_with_parent()
+        preparation = self.preparation
+        if (preparation.out / "store.json").exists():
+            return
+        _check_inputs(preparation)
+        blocks = read_blocks(preparation)
+        mine = blocks.share(self.numbers, rank, world_size)
+        parts, corpus = preparation.task.parts, preparation.task.corpus
+        left = [number for number in mine if blocks.part(parts, number) is None]
+        self.stat_update("parts that were there", value=len(mine) - len(left), unit="task")
+        for number, block in blocks.whole(corpus, left, block_bytes=preparation.block_bytes):
+            _check_inputs(preparation)
+            facts = _encoder(preparation.task).encode(number, block)
+            self.stat_update("documents", value=facts.documents, unit="part")
+            self.stat_update("tokens", value=facts.tokens, unit="part")
+            self.stat_update("rejected", value=sum(facts.rejected.values()), unit="part")
+
+
+class JoinParts(_Step):
+    """Makes the store when all parts are there; one task."""
+
+    name = "join parts"
+
+    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
+        """Takes no documents and hands none on. UserError if a part is missing, and as `Preparation.finish`."""
+        log.configure()
+        self._enter()
+        with self.preparation.held():
+            if not (self.preparation.out / "store.json").exists():
+                _check_inputs(self.preparation)
+                join_parts(self.preparation, BlockEncoder(self.preparation.task))
+
+
+def join_parts(preparation: Preparation, encoder: BlockEncoder, *, logs: Path | None = None) -> StoreFacts:
+    """Makes the store of parts that are all there. UserError if one is not, and as `Preparation.finish`."""
+    blocks, totals = read_blocks(preparation), Totals()
+    missing: list[int] = []
+    for number in range(len(blocks.blocks)):
+        facts = blocks.part(preparation.task.parts, number)
+        if facts is None:
+            missing.append(number)
+        else:
+            totals.add(facts)
+    if missing:
+        raise UserError(
+            f"{preparation.out}: {len(missing):,} of {len(blocks.blocks):,} parts are missing, number {missing[0]} the "
+            f"first: a task did not come to its end; {f'see {logs}' if logs else 'see its log'}, and run the same "
+            "command again: finished parts are kept"
+        )
+    return preparation.finish(totals, encoder, extent=blocks.extent)
+
+
+@lru_cache(maxsize=1)
+def _encoder(task: Task) -> BlockEncoder:
+    return BlockEncoder(task)
+
+
+def _check_inputs(preparation: Preparation) -> None:
+    """UserError unless the folder of parts is still this preparation's."""
+    record = preparation.task.parts / "inputs.json"
+    if not record.exists() or orjson.loads(record.read_bytes())["inputs"] != preparation.inputs:
+        raise UserError(f"{preparation.out}: was started over with other input; this task belongs to the one before")
+
+
+_watch: threading.Thread | None = None
+
+
+def _leave_with_parent() -> None:
+    """Ends this process, if it is a pool's, as soon as the one that started it dies."""
+    global _watch
+    parent = multiprocess.parent_process()
+    if parent is None or (_watch is not None and _watch.is_alive()):
+        return
+
+    def leave() -> None:
+        parent.join()
+        os._exit(1)
+
+    _watch = threading.Thread(target=leave, daemon=True)
+    _watch.start()
+
+
+# --------------------------------------------------------------------------------------------------------- executors
+
+
+def _given(settings: ExecutorSettings, *without: str) -> dict[str, Any]:
+    """What the user set; the rest is left to datatrove's own defaults."""
+    return {name: getattr(settings, name) for name in settings.model_fields_set if name not in without}
+
+
+def _run_local(step: EncodeBlocks, settings: ExecutorSettings, logs: Path, processes: int) -> None:
+    tasks = min(settings.tasks or processes, len(step.numbers))
+    workers = processes if settings.workers is None else settings.workers
+    LocalPipelineExecutor(
+        pipeline=[step],
+        tasks=tasks,
+        workers=tasks if workers == -1 else min(workers, tasks),
+        logging_dir=str(logs),
+        skip_completed=False,
+        **_given(settings, "tasks", "workers", "logging_dir"),
+    ).run()
+
+
+def _run_ray(step: EncodeBlocks, settings: ExecutorSettings, logs: Path, processes: int) -> None:
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError('--executor ray: needs ray: pip install "terakoya[ray]"') from error
+    began = not ray.is_initialized()
+    if began:
+        ray.init(include_dashboard=False, log_to_driver=False)
+    try:
+        RayPipelineExecutor(
+            pipeline=[step],
+            tasks=min(settings.tasks or processes, len(step.numbers)),
+            workers=processes if settings.workers is None else settings.workers,
+            logging_dir=str(logs),
+            skip_completed=False,
+            **_given(settings, "tasks", "workers", "logging_dir"),
+        ).run()
+    finally:
+        if began:
+            ray.shutdown()
+
+
+class _Slurm(SlurmPipelineExecutor):
+    def launch_merge_stats(self) -> None:
+        """Nothing: that job would wait for ever where an array's task has failed."""
+
+
+def _submit(encode: EncodeBlocks, join: JoinParts, settings: SlurmSettings, logs: Path) -> Submitted:
+    common = _given(settings, "tasks", "tasks_per_job", "workers", "logging_dir", "max_array_size", "job_name")
+    if not (settings.env_command or settings.condaenv or settings.venv_path):
+        common["env_command"] = f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"'
+    array = None
+    if encode.numbers:
+        array = _Slurm(
+            pipeline=[encode],
+            tasks=min(settings.tasks, len(encode.numbers)),
+            tasks_per_job=settings.tasks_per_job,
+            workers=-1 if settings.workers is None else settings.workers,
+            max_array_size=settings.max_array_size,
+            job_name=settings.job_name,
+            logging_dir=str(logs / "encode"),
+            skip_completed=False,
+            **common,
+        )
+    joining = _Slurm(
+        pipeline=[join],
+        tasks=1,
+        job_name=f"{settings.job_name}-join",
+        logging_dir=str(logs / "join"),
+        skip_completed=False,
+        depends=array,
+        run_on_dependency_fail=True,  # it then says which parts are missing, instead of waiting for ever
+        **common,
+    )
+    try:
+        joining.run()
+    except FileNotFoundError as error:
+        raise UserError(f"--executor slurm: {error.filename}: not found; run this where jobs are submitted") from error
+    except subprocess.CalledProcessError as error:
+        raise UserError(f"--executor slurm: sbatch refused ({error}); its own message is above") from error
+    finally:
+        jobs = [str(job.job_id) for job in (array, joining) if job is not None and job.job_id is not None]
+        if jobs:
+            note_jobs(encode.preparation.task.parts, jobs)
+    return Submitted(str(array.job_id) if array is not None else None, str(joining.job_id))
