@@ -148,7 +148,7 @@ class PipelineCorpus:
             unit=pipeline.unit,
             max_rejects=settings.max_rejects,
             clean=settings.clean or None,
-            clean_folder=self._clean_folder(part),
+            clean_folder=self._clean_folder(part) if settings.clean else None,
             held_out=part == "validation" and settings.splits,
         )
         return {"documents": facts.documents, "tokens": facts.tokens, "rejected": facts.rejected}

@@ -37,6 +37,12 @@ def make_tokenizer(settings: Mapping[str, Any], *, source: str = "tokenizer") ->
         raise UserError("\n".join(f"{source}: {problem}" for problem in explain(error, component))) from None
 
 
+def check_new(folder: Path) -> None:
+    """Raises UserError for a folder that is there already and not empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: expected a new or empty folder, got one with something in it; choose another --out")
+
+
 def train_tokenizer(
     corpus: Corpus,
     folder: Path,
@@ -52,8 +58,7 @@ def train_tokenizer(
     """
     tokenizer = make_tokenizer(settings)
     folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder}: expected a new or empty folder, got one with something in it; choose another --out")
+    check_new(folder)
     staging = folder.with_name(f".{folder.name}.staging-{os.getpid()}")
     staging.mkdir(parents=True)
     try:

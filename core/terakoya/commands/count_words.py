@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from terakoya.commands.cleaning import Clean, CleanFolderOption, CleanOption, cleaned
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,12 +26,15 @@ def count_words(
     processes: int | None = None,
     documents: Documents = "blank",
     field: str = "text",
+    clean: Clean | None = None,
+    clean_folder: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> WordCounts:
     """Counts the words of the files `sources` as the tokenizer that `settings` describe cuts them, into the file `out`.
 
-    The same words serve every kind and setting that cuts them alike: `counts` of its settings takes the file. Raises
-    UserError for wrong settings, a kind that does not learn from words, and a file that is there already.
+    The same words serve every kind and setting that cuts them alike: `counts` of its settings takes the file. `clean`,
+    `clean_folder`: as for `terakoya.commands.tokenizer.train_tokenizer`; the table then serves training after the same
+    steps. Raises UserError for wrong settings, a kind that does not learn from words, and a file that is there already.
     """
     from terakoya.data.corpus import Corpus
     from terakoya.data.corpus_files import find_files
@@ -47,7 +51,9 @@ def count_words(
         raise UserError(f"{out}: expected a new file, got one that is there already; choose another --out")
     corpus = Corpus(find_files(sources), field=field, documents=documents)
     splitting = tokenizer.splitting()
-    table = counted(corpus, splitting, processes=processes or _cpus(), progress=progress)
+    processes = processes or _cpus()
+    corpus = cleaned(corpus, clean, clean_folder, out=out, processes=processes)
+    table = counted(corpus, splitting, processes=processes, progress=progress)
     write_counts(out, corpus, splitting, table)
     return table
 
@@ -59,6 +65,8 @@ def command(
     processes: Annotated[int | None, typer.Option(min=1, help="Default: one for each CPU.", show_default=False)] = None,
     documents: Annotated[Documents, typer.Option(help="What separates documents in txt files.")] = "blank",
     field: Annotated[str, typer.Option(help="The key or column that holds the text.")] = "text",
+    clean: CleanOption = None,
+    clean_folder: CleanFolderOption = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the kind; may be repeated.")
     ] = None,
@@ -85,6 +93,8 @@ def command(
             processes=processes,
             documents=documents,
             field=field,
+            clean=clean,
+            clean_folder=clean_folder,
             progress=lambda done, total: bar.update(line, completed=done, total=total),
         )
     console().print(

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from terakoya.commands.cleaning import Clean, CleanFolderOption, CleanOption, cleaned
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
     from terakoya.components import Tokenizer
-    from terakoya.data.cleaning import Step
     from terakoya.data.corpus_files import RemoteFile
     from terakoya.data.store import StoreFacts
 
@@ -64,7 +63,7 @@ def prepare(
     max_rejects: int | float = 0.01,
     special_tokens_in_text: Specials | None = None,
     max_document_bytes: int = 100_000_000,
-    clean: Path | Sequence[Mapping[str, Any]] | None = None,
+    clean: Clean | None = None,
     clean_folder: Path | None = None,
     held_out: bool = False,
     shard: str | None = None,
@@ -86,21 +85,14 @@ def prepare(
     if processes > 1:
         warm_up(["terakoya.data.encoding"])
 
-    from terakoya.data.cleaning import cleaned
-    from terakoya.data.cleaning_plan import make_plan
     from terakoya.data.corpus import Corpus
     from terakoya.data.corpus_files import find_files
     from terakoya.data.prepare import prepare as prepare_corpus
     from terakoya.data.sharding import Shard
 
     corpus = Corpus(find_files(sources), field=field, documents=documents, max_document_bytes=max_document_bytes)
-    steps = _steps(clean) if clean is not None else ()
     component = recognise_tokenizer(tokenizer, type=type)
-    if steps:
-        corpus = cleaned(corpus, steps, clean_folder or out.with_name(f"{out.name}.clean"), held_out=held_out)
-        make_plan(corpus, processes=processes)
-    elif held_out:
-        raise UserError('--held-out: expected --clean with a step {"type": "hold_out", "share": ...}')
+    corpus = cleaned(corpus, clean, clean_folder, out=out, processes=processes, held_out=held_out)
     if special_tokens_in_text is not None:
         component = component.model_copy(update={"special_tokens_in_text": special_tokens_in_text})
     return prepare_corpus(
@@ -116,20 +108,6 @@ def prepare(
         shard=Shard.parse(shard) if shard is not None else None,
         progress=progress,
     )
-
-
-def _steps(clean: Path | Sequence[Mapping[str, Any]]) -> tuple[Step, ...]:
-    from terakoya.data.cleaning import read_steps
-
-    if not isinstance(clean, Path):
-        return read_steps(list(clean), source="clean")
-    try:
-        value = json.loads(clean.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{clean}: no such file; expected a JSON list of cleaning steps") from None
-    except ValueError as error:
-        raise UserError(f"{clean}: expected a JSON list of cleaning steps, got something else ({error})") from error
-    return read_steps(value, source=clean.name)
 
 
 def _cpus() -> int:
@@ -168,10 +146,8 @@ def command(
         typer.Option(help="What [MASK] and the like in the text become. Default: parse.", show_default=False),
     ] = None,
     max_document_bytes: Annotated[int, typer.Option(min=1, help="Larger documents are rejected.")] = 100_000_000,
-    clean: Annotated[Path | None, typer.Option(help="A JSON list of cleaning steps.", show_default=False)] = None,
-    clean_folder: Annotated[
-        Path | None, typer.Option(help="Where --clean notes what it drops. Default: OUT.clean.", show_default=False)
-    ] = None,
+    clean: CleanOption = None,
+    clean_folder: CleanFolderOption = None,
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Take what the step hold_out sets aside, instead of the rest.")
     ] = False,

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 import typer
 
 from terakoya.commands import count_words, tokenizer_report
+from terakoya.commands.cleaning import Clean, CleanFolderOption, CleanOption, cleaned
 from terakoya.commands.tokenizer_settings import gather, read_settings, take_flags
 from terakoya.errors import UserError
 
@@ -40,19 +41,29 @@ def train_tokenizer(
     processes: int | None = None,
     documents: Documents = "blank",
     field: str = "text",
+    clean: Clean | None = None,
+    clean_folder: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Mapping[str, Any]:
     """Trains a tokenizer of kind `type` on the files `sources` into the new folder `out`; returns facts about it.
+
+    `clean`: cleaning steps, or a JSON file with a list of them; which documents they drop is noted in `clean_folder`,
+    by default `OUT.clean` beside the tokenizer. What a step `hold_out` sets aside is not learnt from.
 
     Raises UserError for anything the user can mend; see `terakoya.tokenizer.train_tokenizer`.
     """
     from terakoya.data.corpus import Corpus
     from terakoya.data.corpus_files import find_files
+    from terakoya.tokenizer import check_new, make_tokenizer
     from terakoya.tokenizer import train_tokenizer as train
 
-    corpus = Corpus(find_files(sources), field=field, documents=documents)
+    out, processes = Path(out), processes or _cpus()
     settings = {**(settings or {}), "type": type}
-    return train(corpus, Path(out), settings=settings, processes=processes or _cpus(), progress=progress)
+    corpus = Corpus(find_files(sources), field=field, documents=documents)
+    make_tokenizer(settings)  # before a corpus is cleaned for nothing
+    check_new(out)
+    corpus = cleaned(corpus, clean, clean_folder, out=out, processes=processes)
+    return train(corpus, out, settings=settings, processes=processes, progress=progress)
 
 
 def import_tokenizer(
@@ -62,14 +73,13 @@ def import_tokenizer(
 
     Raises UserError for anything the user can mend, among it a kind that has no such files.
     """
-    from terakoya.tokenizer import make_tokenizer
+    from terakoya.tokenizer import check_new, make_tokenizer
 
     kind = make_tokenizer({**(settings or {}), "type": type})
     if not isinstance(kind, Importing):
         raise UserError(f"--type {type}: this kind has no model files to take over; use the folder as it is")
     out = Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out}: expected a new or empty folder, got one with something in it; choose another --out")
+    check_new(out)
     staging = out.with_name(f".{out.name}.staging-{os.getpid()}")
     staging.mkdir(parents=True)
     try:
@@ -112,6 +122,8 @@ def command(
     processes: Annotated[int | None, typer.Option(min=1, help="Default: one for each CPU.", show_default=False)] = None,
     documents: Annotated[Documents, typer.Option(help="What separates documents in txt files.")] = "blank",
     field: Annotated[str, typer.Option(help="The key or column that holds the text.")] = "text",
+    clean: CleanOption = None,
+    clean_folder: CleanFolderOption = None,
     settings: Settings = None,
     set_: Set = None,
 ) -> None:
@@ -144,6 +156,8 @@ def command(
             processes=processes,
             documents=documents,
             field=field,
+            clean=clean,
+            clean_folder=clean_folder,
             progress=lambda done, total: bar.update(line, completed=done, total=total),
         )
     _print(out, facts)

@@ -77,11 +77,11 @@ class Corpus:
         """What decides which documents there are, as JSON values: the files' contents and every option, but not where
         the files lie or how they are cut up."""
         return {
-            "files": self.fingerprint,
             "field": self.field,
             "documents": self.documents,
             "max_document_bytes": self.max_document_bytes,
             "cleaning": None if self.cleaning is None else self.cleaning.settings,
+            "files": self.fingerprint,
         }
 
     def blocks(self, *, block_bytes: int | None = None) -> Iterator[Block]:

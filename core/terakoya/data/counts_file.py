@@ -134,5 +134,5 @@ def _compare(file: Path, what: str, *, expected: Mapping[str, Any], got: Mapping
 
 def _shown(value: Any) -> str:
     if isinstance(value, str):
-        return f'"{value[:12]}..."' if len(value) > 32 else f'"{value}"'
+        return f'"{value[:12]}..."' if len(value) > 32 and value.isalnum() else f'"{value}"'
     return "none" if value is None else str(value)
