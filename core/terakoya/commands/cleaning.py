@@ -24,10 +24,12 @@ CleanFolderOption = Annotated[
 ]
 
 
-def read_clean(clean: Clean) -> tuple[Step, ...]:
-    """The steps of `clean`. Raises UserError for a file that is not there and for wrong steps, each by its number."""
+def read_clean(clean: Clean | None) -> tuple[Step, ...]:
+    """The steps of `clean`, none if it is None. Raises UserError for a file that is not there and for wrong steps, each by its number."""
     from terakoya.data.cleaning import read_steps
 
+    if clean is None:
+        return ()
     if not isinstance(clean, Path):
         return read_steps(list(clean), source="clean")
     try:
@@ -40,24 +42,22 @@ def read_clean(clean: Clean) -> tuple[Step, ...]:
 
 
 def cleaned(
-    corpus: Corpus, clean: Clean | None, folder: Path | None, *, out: Path, processes: int, held_out: bool = False
+    corpus: Corpus, steps: Sequence[Step], folder: Path | None, *, out: Path, processes: int, held_out: bool = False
 ) -> Corpus:
-    """`corpus` after the steps `clean`, without what a step `hold_out` sets aside, or with `held_out` that alone.
+    """`corpus` after `steps`, without what a step `hold_out` sets aside, or with `held_out` that alone.
 
     Which documents are dropped is decided now, unless it is noted already in `folder`, by default `OUT.clean` beside
-    `out`. Raises UserError for wrong steps, and for `held_out` without that step.
+    `out`. Raises UserError for `held_out` without that step, and for a folder without steps.
     """
     from terakoya.data import cleaning
     from terakoya.data.cleaning_plan import make_plan
 
-    if clean is None:
+    if not steps:
         if held_out:
             raise UserError('--held-out: expected --clean with a step {"type": "hold_out", "share": ...}')
         if folder is not None:
             raise UserError("--clean-folder: expected --clean with it, the steps whose decisions it notes")
         return corpus
-    corpus = cleaning.cleaned(
-        corpus, read_clean(clean), folder or out.with_name(f"{out.name}.clean"), held_out=held_out
-    )
+    corpus = cleaning.cleaned(corpus, steps, folder or out.with_name(f"{out.name}.clean"), held_out=held_out)
     make_plan(corpus, processes=processes)
     return corpus

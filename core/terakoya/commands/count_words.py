@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from terakoya.commands.cleaning import Clean, CleanFolderOption, CleanOption, cleaned
+from terakoya.commands.cleaning import Clean, CleanFolderOption, CleanOption, cleaned, read_clean
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def count_words(
     corpus = Corpus(find_files(sources), field=field, documents=documents)
     splitting = tokenizer.splitting()
     processes = processes or _cpus()
-    corpus = cleaned(corpus, clean, clean_folder, out=out, processes=processes)
+    corpus = cleaned(corpus, read_clean(clean), clean_folder, out=out, processes=processes)
     table = counted(corpus, splitting, processes=processes, progress=progress)
     write_counts(out, corpus, splitting, table)
     return table

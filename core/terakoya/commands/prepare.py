@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from terakoya.commands.cleaning import Clean, CleanFolderOption, CleanOption, cleaned
+from terakoya.commands.cleaning import Clean, CleanFolderOption, CleanOption, cleaned, read_clean
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
@@ -91,8 +91,9 @@ def prepare(
     from terakoya.data.sharding import Shard
 
     corpus = Corpus(find_files(sources), field=field, documents=documents, max_document_bytes=max_document_bytes)
+    steps = read_clean(clean)
     component = recognise_tokenizer(tokenizer, type=type)
-    corpus = cleaned(corpus, clean, clean_folder, out=out, processes=processes, held_out=held_out)
+    corpus = cleaned(corpus, steps, clean_folder, out=out, processes=processes, held_out=held_out)
     if special_tokens_in_text is not None:
         component = component.model_copy(update={"special_tokens_in_text": special_tokens_in_text})
     return prepare_corpus(

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 import typer
 
 from terakoya.commands import count_words, tokenizer_report
-from terakoya.commands.cleaning import Clean, CleanFolderOption, CleanOption, cleaned
+from terakoya.commands.cleaning import Clean, CleanFolderOption, CleanOption, cleaned, read_clean
 from terakoya.commands.tokenizer_settings import gather, read_settings, take_flags
 from terakoya.errors import UserError
 
@@ -62,7 +62,7 @@ def train_tokenizer(
     corpus = Corpus(find_files(sources), field=field, documents=documents)
     make_tokenizer(settings)  # before a corpus is cleaned for nothing
     check_new(out)
-    corpus = cleaned(corpus, clean, clean_folder, out=out, processes=processes)
+    corpus = cleaned(corpus, read_clean(clean), clean_folder, out=out, processes=processes)
     return train(corpus, out, settings=settings, processes=processes, progress=progress)
 
 
