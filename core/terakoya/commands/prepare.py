@@ -14,12 +14,15 @@ from terakoya.errors import UserError
 
 if TYPE_CHECKING:
     from terakoya.components import Tokenizer
+    from terakoya.data.corpus import Corpus
     from terakoya.data.corpus_files import RemoteFile
     from terakoya.data.store import StoreFacts
 
 Documents = Literal["blank", "line"]
 Unit = Literal["document", "line"]
 Specials = Literal["parse", "split", "reject"]
+Engine = Literal["processes", "datatrove"]
+Executor = Literal["local", "slurm", "ray"]
 
 
 def recognise_tokenizer(folder: Path, *, type: str | None = None) -> Tokenizer:
@@ -85,17 +88,23 @@ def prepare(
     if processes > 1:
         warm_up(["terakoya.data.encoding"])
 
-    from terakoya.data.corpus import Corpus
-    from terakoya.data.corpus_files import find_files
     from terakoya.data.prepare import prepare as prepare_corpus
     from terakoya.data.sharding import Shard
 
-    corpus = Corpus(find_files(sources), field=field, documents=documents, max_document_bytes=max_document_bytes)
-    steps = read_clean(clean)
-    component = recognise_tokenizer(tokenizer, type=type)
-    corpus = cleaned(corpus, steps, clean_folder, out=out, processes=processes, held_out=held_out)
-    if special_tokens_in_text is not None:
-        component = component.model_copy(update={"special_tokens_in_text": special_tokens_in_text})
+    corpus, component = opened(
+        sources,
+        tokenizer=tokenizer,
+        out=out,
+        type=type,
+        processes=processes,
+        documents=documents,
+        field=field,
+        special_tokens_in_text=special_tokens_in_text,
+        max_document_bytes=max_document_bytes,
+        clean=clean,
+        clean_folder=clean_folder,
+        held_out=held_out,
+    )
     return prepare_corpus(
         corpus,
         component,
@@ -109,6 +118,34 @@ def prepare(
         shard=Shard.parse(shard) if shard is not None else None,
         progress=progress,
     )
+
+
+def opened(
+    sources: Sequence[Path | str | RemoteFile],
+    *,
+    tokenizer: Path,
+    out: Path,
+    type: str | None,
+    processes: int,
+    documents: Documents,
+    field: str,
+    special_tokens_in_text: Specials | None,
+    max_document_bytes: int,
+    clean: Clean | None,
+    clean_folder: Path | None,
+    held_out: bool,
+) -> tuple[Corpus, Tokenizer]:
+    """The corpus, with the plan of its cleaning made, and the tokenizer that the arguments of `prepare` mean."""
+    from terakoya.data.corpus import Corpus
+    from terakoya.data.corpus_files import find_files
+
+    corpus = Corpus(find_files(sources), field=field, documents=documents, max_document_bytes=max_document_bytes)
+    steps = read_clean(clean)
+    component = recognise_tokenizer(tokenizer, type=type)
+    corpus = cleaned(corpus, steps, clean_folder, out=out, processes=processes, held_out=held_out)
+    if special_tokens_in_text is not None:
+        component = component.model_copy(update={"special_tokens_in_text": special_tokens_in_text})
+    return corpus, component
 
 
 def _cpus() -> int:
@@ -127,6 +164,7 @@ def parse_max_rejects(text: str) -> int | float:
 
 
 def command(
+    context: typer.Context,
     corpus: Annotated[
         list[str],
         typer.Argument(help="jsonl, txt, csv, tsv (.gz, .zst, .xz, .bz2 too), parquet; folders, s3://, gs://, hf://."),
@@ -156,12 +194,63 @@ def command(
         str | None, typer.Option(help="Encode one share, such as 3/16; see `terakoya store merge`.", show_default=False)
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Throw away another store that OUT holds.")] = False,
+    engine: Annotated[Engine, typer.Option(help="Who hands out the work: own processes, or datatrove.")] = "processes",
+    executor: Annotated[
+        Executor | None, typer.Option(help="datatrove's executor. Default: local.", show_default=False)
+    ] = None,
+    executor_settings: Annotated[
+        Path | None, typer.Option(help="A JSON file with arguments of datatrove's executor.", show_default=False)
+    ] = None,
+    set: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="One of those, such as partition=cpu; may be repeated."),
+    ] = None,
+    slurm_array: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Only print a script that does it in N Slurm jobs.", show_default=False),
+    ] = None,
 ) -> None:
     """Encode text into a token store. Interrupted and started again, it finishes what is left."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from terakoya.commands import prepare_elsewhere
     from terakoya.log import console, error_console
 
+    if slurm_array is not None:
+        return prepare_elsewhere.print_script(context, shards=slurm_array)
+    if engine == "datatrove":
+        processes = processes or _cpus()
+        text, component = opened(
+            corpus,
+            tokenizer=tokenizer,
+            out=out,
+            type=type,
+            processes=processes,
+            documents=documents,
+            field=field,
+            special_tokens_in_text=special_tokens_in_text,
+            max_document_bytes=max_document_bytes,
+            clean=clean,
+            clean_folder=clean_folder,
+            held_out=held_out,
+        )
+        return prepare_elsewhere.run_datatrove(
+            text,
+            component,
+            tokenizer,
+            out,
+            unit=unit,
+            append_eos=append_eos,
+            max_rejects=parse_max_rejects(max_rejects),
+            shard=shard,
+            processes=processes,
+            force=force,
+            executor=executor or "local",
+            settings_file=executor_settings,
+            overrides=set or (),
+        )
+    if executor or executor_settings or set:
+        raise UserError("--executor, --executor-settings, --set: expected --engine datatrove with them")
     with Progress(
         TextColumn("prepare"),
         BarColumn(),
@@ -191,9 +280,4 @@ def command(
             force=force,
             progress=lambda done, total: bar.update(line, completed=done, total=total),
         )
-    console().print(
-        f"{out}: {facts.documents:,} documents, {facts.sequences:,} sequences, {facts.tokens:,} tokens; "
-        f"{facts.rejected:,} documents rejected",
-        soft_wrap=True,
-        markup=False,
-    )
+    console().print(prepare_elsewhere.in_words(out, facts), soft_wrap=True, markup=False)

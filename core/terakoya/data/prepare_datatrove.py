@@ -113,9 +113,6 @@ class _Step(PipelineStep):
         if self.plugins:
             plugins.load()
 
-    def __repr__(self) -> str:
-        return f"{self.type}: {self.name} of {self.preparation.out}"
-
 
 class EncodeBlocks(_Step):
     """Task `rank` of `world_size` makes the parts of its share of the blocks `numbers` that are not there yet."""

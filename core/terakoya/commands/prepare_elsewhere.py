@@ -1,0 +1,116 @@
+"""`terakoya prepare` where others hand out the work: datatrove's executors, or people who run a printed script."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from terakoya.errors import UserError
+
+if TYPE_CHECKING:
+    from terakoya.components import Tokenizer
+    from terakoya.data.corpus import Corpus
+    from terakoya.data.executor_settings import Executor
+    from terakoya.data.store import StoreFacts, Unit
+
+_OF_ONE_RUN = ("out", "processes", "slurm_array")
+
+
+def in_words(out: Path, facts: StoreFacts) -> str:
+    """What was made."""
+    return (
+        f"{out}: {facts.documents:,} documents, {facts.sequences:,} sequences, {facts.tokens:,} tokens; "
+        f"{facts.rejected:,} documents rejected"
+    )
+
+
+def run_datatrove(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    tokenizer_folder: Path,
+    out: Path,
+    *,
+    unit: Unit,
+    append_eos: bool,
+    max_rejects: int | float,
+    shard: str | None,
+    processes: int,
+    force: bool,
+    executor: Executor,
+    settings_file: Path | None,
+    overrides: Sequence[str],
+) -> None:
+    """Prepares with `executor` and says what was made, or which jobs were submitted."""
+    from terakoya.data.executor_settings import executor_settings
+    from terakoya.data.preparation import Preparation
+    from terakoya.data.prepare_datatrove import Submitted, prepare_datatrove
+    from terakoya.data.sharding import Shard
+    from terakoya.log import console
+    from terakoya.parameter_files import read_json, with_overrides
+
+    settings = with_overrides(read_json(settings_file) if settings_file is not None else {}, overrides)
+    executor_settings(executor, settings)  # before the corpus is read
+    preparation = Preparation.of(
+        corpus,
+        tokenizer,
+        tokenizer_folder,
+        out,
+        unit=unit,
+        append_eos=append_eos,
+        max_rejects=max_rejects,
+        shard=Shard.parse(shard) if shard is not None else None,
+    )
+    made = prepare_datatrove(preparation, executor=executor, settings=settings, processes=processes, force=force)
+    if isinstance(made, Submitted):
+        encoding = f"job {made.encode} encodes, job" if made.encode is not None else "every part is there, job"
+        said = f"submitted: {encoding} {made.join} then joins; {out} is finished when there is {out / 'store.json'}"
+    else:
+        said = in_words(out, made)
+    console().print(said, soft_wrap=True, markup=False)
+
+
+def print_script(context: typer.Context, *, shards: int) -> None:
+    """Prints the script that does what was typed in `shards` Slurm jobs. UserError for options that contradict it."""
+    from terakoya.data.slurm_array import array_script
+
+    for name in ("shard", "clean_folder", "force", "engine", "executor", "executor_settings", "set"):
+        if _typed(context, name):
+            raise UserError(f"--slurm-array: --{name.replace('_', '-')} cannot go with it; leave one of them out")
+    parameters = context.params
+    sys.stdout.write(
+        array_script(
+            list(_as_typed(context.parent)) if context.parent is not None else [],
+            list(_as_typed(context)),
+            out=parameters["out"],
+            shards=shards,
+            folder=Path.cwd(),
+            programs=Path(sys.executable).parent,
+            processes=parameters["processes"],
+            cleaning=parameters["clean"] is not None,
+        )
+    )
+
+
+def _typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _as_typed(context: Any) -> Iterator[str]:
+    """The arguments and options that were typed, as words of a command line."""
+    for parameter in context.command.params:
+        name = parameter.name
+        if name is None or name in _OF_ONE_RUN or not _typed(context, name):
+            continue
+        value = context.params[name]
+        if parameter.param_type_name == "argument":
+            yield from map(str, value)
+        elif value is True:
+            yield parameter.opts[0]
+        else:
+            for each in value if isinstance(value, list | tuple) else (value,):
+                yield from (parameter.opts[0], str(each))
