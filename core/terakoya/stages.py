@@ -74,6 +74,7 @@ def run_stages(stages: Sequence[Stage], *, redo: bool = False) -> Iterator[Stage
 def _run(stage: Stage, later: Sequence[Stage], redo: bool) -> StageResult:
     made_from = json.loads(json.dumps(stage.made_from(), default=str))
     record = _read(stage)
+    outdated: Mapping[str, Any] | None = None
     if stage.out.exists():
         complaint = None if record is None and stage.resumes else _complaint(stage, record, made_from)
         if record is not None and complaint is None and (record["finished"] or not stage.resumes):
@@ -86,7 +87,8 @@ def _run(stage: Stage, later: Sequence[Stage], redo: bool) -> StageResult:
         elif complaint is not None and not stage.resumes:
             raise UserError(f"{stage.out}: {complaint}; {_remedy(stage)}")
         elif complaint is not None:
-            logger.info("%s: %s %s", stage.name, stage.out, complaint)
+            logger.info("%s: %s %s; if it cannot go on with that, %s", stage.name, stage.out, complaint, _remedy(stage))
+            outdated = record["made_from"] if record is not None else None
     for other in later:
         if other.out.exists() and not other.resumes and not redo:
             raise UserError(f"{other.out}: would be out of date once {stage.out} is made; {_remedy(other)}")
@@ -94,7 +96,12 @@ def _run(stage: Stage, later: Sequence[Stage], redo: bool) -> StageResult:
     _write(stage, made_from, facts={}, seconds=0.0, finished=False)
     logger.info("%s: %s %s", stage.name, "goes on with" if stage.out.exists() else "makes", stage.out)
     start = time.perf_counter()
-    facts = json.loads(json.dumps(stage.make(), default=str))
+    try:
+        facts = json.loads(json.dumps(stage.make(), default=str))
+    except UserError:
+        if outdated is not None:  # it was refused: what is there is still what it was, for --redo to move aside
+            _write(stage, outdated, facts={}, seconds=0.0, finished=False)
+        raise
     seconds = time.perf_counter() - start
     _write(stage, made_from, facts=facts, seconds=seconds, finished=True)
     return StageResult(stage.name, stage.out, False, seconds, facts)

@@ -198,6 +198,35 @@ def test_a_resuming_stage_decides_itself_about_changed_settings(chain: Chain) ->
     assert chain.second.calls == 2
 
 
+def test_what_a_resuming_stage_refuses_is_moved_aside_by_redo(tmp_path: Path) -> None:
+    chain = Chain(tmp_path)
+    settings = ["old"]
+
+    def make() -> dict[str, Any]:
+        if (tmp_path / "out").exists() and (tmp_path / "out" / "content").read_text() != settings[0]:
+            raise UserError("made from other settings")
+        (tmp_path / "out").mkdir(exist_ok=True)
+        (tmp_path / "out" / "content").write_text(settings[0])
+        return {}
+
+    stages = [
+        Stage("out", "out", tmp_path / "out", lambda: {"from": settings[0]}, make, resumes=True),
+        chain.first.stage,
+    ]
+    list(run_stages(stages))
+    settings[0] = "new"
+    for _ in range(2):
+        with pytest.raises(UserError, match="made from other settings"):
+            list(run_stages(stages))
+    settings[0] = "old"
+    list(run_stages(stages))
+    settings[0] = "new"
+    with pytest.raises(UserError, match="made from other settings"):
+        list(run_stages(stages))
+    assert [result.skipped for result in run_stages(stages, redo=True)] == [False, True]
+    assert (tmp_path / "out.old-1" / "content").read_text() == "old"
+
+
 def test_differences_name_the_path() -> None:
     assert differences({"a": {"b": 1, "c": [1]}}, {"a": {"b": 2, "c": [1]}, "d": None}) == ["a.b: 1 -> 2"]
 

@@ -25,7 +25,10 @@ CleanFolderOption = Annotated[
 
 
 def read_clean(clean: Clean | None) -> tuple[Step, ...]:
-    """The steps of `clean`, none if it is None. Raises UserError for a file that is not there and for wrong steps, each by its number."""
+    """The steps of `clean`, none if it is None.
+
+    Raises UserError for a file that is not there and for wrong steps, each by its number.
+    """
     from terakoya.data.cleaning import read_steps
 
     if clean is None:

@@ -1,0 +1,218 @@
+"""A pipeline of several corpora: a store each, one tokenizer from all, and only what depends on a change made again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from terakoya.data.store import TokenStore
+from terakoya.errors import UserError
+from terakoya.parameters import Parameters
+from terakoya.pipeline import Pipeline, _Plan, run_pipeline
+from terakoya.pipeline_settings import CorpusSettings
+from terakoya.stages import StageResult, run_stages
+
+PARAMETERS: dict[str, Any] = {
+    "data": {"sequence_length": 32},
+    "architecture": {
+        "type": "bert",
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 32,
+    },
+    "objective": {"type": "masked_lm"},
+    "optimizer": {"type": "adamw"},
+    "schedule": {"type": "linear"},
+    "batch_size": {"-1": 2},
+    "max_steps": 2,
+}
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> dict[str, Any]:
+    """Three corpora, each held out in a way of its own, learnt by bytes."""
+    for name, letter in (("wiki", "w"), ("fiction", "f"), ("tech", "t"), ("tech.val", "v")):
+        texts = "".join(json.dumps({"text": f"{letter}{n} {letter * 3}"}) + "\n" for n in range(40))
+        (tmp_path / f"{name}.jsonl").write_text(texts)
+    return {
+        "corpora": {
+            "wiki": {"corpus": str(tmp_path / "wiki.jsonl"), "weight": 70},
+            "fiction": {
+                "corpus": str(tmp_path / "fiction.jsonl"),
+                "weight": 20,
+                "clean": [{"type": "length", "min_characters": 7}, {"type": "hold_out", "share": 0.3}],
+            },
+            "tech": {
+                "corpus": [str(tmp_path / "tech.jsonl")],
+                "weight": 10,
+                "validation_corpus": str(tmp_path / "tech.val.jsonl"),
+            },
+        },
+        "hold_out": 5,
+        "tokenizer": {"type": "byte_bpe", "vocab_size": 300},
+        "parameters": PARAMETERS,
+        "processes": 1,
+        **{key: str(tmp_path / "out" / key) for key in ("tokenizer_folder", "run", "export")},
+        **{key: str(tmp_path / "out" / key) for key in ("store", "validation_store")},
+    }
+
+
+def _changed(keys: dict[str, Any], name: str, **changes: Any) -> dict[str, Any]:
+    return {**keys, "corpora": {**keys["corpora"], name: {**keys["corpora"][name], **changes}}}
+
+
+def _make(keys: dict[str, Any], *, redo: bool = False) -> dict[str, StageResult]:
+    """Runs all stages but training and export."""
+    plan = _Plan(Pipeline.model_validate(keys))
+    plan.check()
+    return {result.name: result for result in run_stages(plan.stages()[:-2], redo=redo)}
+
+
+def _skipped(keys: dict[str, Any], *, redo: bool = False) -> set[str]:
+    return {name for name, result in _make(keys, redo=redo).items() if result.skipped}
+
+
+ALL = ["tokenizer", "prepare wiki", "prepare validation wiki", "prepare fiction", "prepare validation fiction",
+       "prepare tech", "prepare validation tech"]  # fmt: skip
+
+
+def test_each_has_stores_of_its_own_and_nothing_held_out_is_learnt(keys: dict[str, Any]) -> None:
+    made = _make(keys)
+    assert list(made) == ALL
+    assert (made["prepare wiki"].facts["documents"], made["prepare validation wiki"].facts["documents"]) == (35, 5)
+    fiction = [made[f"prepare {part}fiction"].facts["documents"] for part in ("", "validation ")]
+    assert sum(fiction) == 30  # f0 to f9 are too short
+    assert all(fiction)
+    assert (made["prepare tech"].facts["documents"], made["prepare validation tech"].facts["documents"]) == (40, 40)
+    assert made["tokenizer"].facts["documents"] == 35 + fiction[0] + 40
+    store = TokenStore.open(Path(keys["validation_store"]) / "fiction")
+    assert store.facts.documents == fiction[1]
+    assert _skipped(keys) == set(ALL)
+
+
+def test_training_gets_weights_and_every_validation_store(keys: dict[str, Any]) -> None:
+    data = Parameters.from_dict(_Plan(Pipeline.model_validate(keys))._parameters(), source="parameters").data
+    assert [(Path(each.store).name, each.weight) for each in data.train] == [
+        ("wiki", 70),
+        ("fiction", 20),
+        ("tech", 10),
+    ]
+    assert [Path(each).name for each in data.validation] == ["wiki", "fiction", "tech"]
+    without = _changed(keys, "wiki", hold_out=0)
+    data = Parameters.from_dict(_Plan(Pipeline.model_validate(without))._parameters(), source="parameters").data
+    assert [Path(each).name for each in data.validation] == ["fiction", "tech"]
+
+
+def test_a_changed_corpus_is_named_and_only_what_depends_on_it_is_made_again(keys: dict[str, Any]) -> None:
+    _make(keys)
+    keys = {**keys, "tokenizer": None}  # used as it is from now on
+    tech = Path(keys["corpora"]["tech"]["corpus"][0])
+    tech.write_text(tech.read_text().replace("t9", "T9"))
+    with pytest.raises(UserError, match="made from other input; changed: corpus"):
+        _make(keys)
+    others = {name for name in ALL if name not in ("tokenizer", "prepare tech")}
+    assert _skipped(keys, redo=True) == others
+
+
+def test_the_tokenizer_names_the_corpus_that_has_changed(keys: dict[str, Any]) -> None:
+    _make(keys)
+    with pytest.raises(
+        UserError, match=r"tokenizer_folder: was made from other settings: corpora\.wiki\.hold_out: 5 -> 6"
+    ):
+        _make(_changed(keys, "wiki", hold_out=6))
+    turned = {**keys, "corpora": dict(reversed(keys["corpora"].items()))}
+    with pytest.raises(UserError, match="other settings: order: "):
+        _make(turned)
+    assert _skipped(_changed(keys, "wiki", weight=1)) == set(ALL)
+
+
+def test_defaults_come_from_above(keys: dict[str, Any]) -> None:
+    def settings(**changes: Any) -> list[CorpusSettings]:
+        return list(Pipeline.model_validate({**keys, **changes}).sources)
+
+    wiki, fiction, tech = settings(field="body", documents="line", max_rejects=3)
+    assert (wiki.hold_out, fiction.hold_out, tech.hold_out) == (5, 0, 0)
+    assert {(each.field, each.documents, each.max_rejects) for each in (wiki, fiction, tech)} == {("body", "line", 3)}
+    wiki, fiction, tech = settings(hold_out=0, clean=[{"type": "nfkc"}])
+    assert [len(each.clean) for each in (wiki, fiction, tech)] == [1, 2, 1]
+    assert wiki.validation_store is None
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("wiki", {"corpus": "nowhere/*.jsonl"}, r"^corpora\.wiki\.corpus: no file matches nowhere/\*\.jsonl"),
+        ("wiki", {"corpus": "nowhere.jsonl"}, r"^corpora\.wiki\.corpus: nowhere\.jsonl: no such file"),
+        ("tech", {"validation_corpus": "no.txt"}, r"^corpora\.tech\.validation_corpus: no\.txt: no such file"),
+        ("fiction", {"clean": [{"type": "nfck"}]}, r'corpora\.fiction\.clean: 0\.type: .*did you mean "nfkc"'),
+        ("wiki", {"hold_out": 40}, r"^corpora\.wiki\.hold_out: expected fewer documents"),
+    ],
+)
+def test_errors_name_the_corpus(keys: dict[str, Any], name: str, changes: dict[str, Any], message: str) -> None:
+    keys = {**_changed(keys, name, **changes), "hold_out": 0}
+    with pytest.raises(UserError, match=message):
+        list(run_pipeline(Pipeline.model_validate(keys)))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("wiki", {"weight": 0}, r"corpora\.wiki\.weight\n.*greater than 0"),
+        ("wiki", {"weight": -1}, r"corpora\.wiki\.weight\n.*greater than 0"),
+        ("tech", {"weight": 0.0001}, r"corpora\.tech\.weight: 0.0001 is less than one row in 65,536"),
+        ("wiki", {"clean": [{"type": "nfkc"}]}, r"corpora\.wiki\.clean: give hold_out as the last step"),
+        ("tech", {"hold_out": 3}, r"corpora\.tech\.hold_out: give validation_corpus or hold_out, not both"),
+        ("wiki", {"wieght": 3}, "wieght"),
+    ],
+)
+def test_wrong_entries_are_refused(keys: dict[str, Any], name: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Pipeline.model_validate(_changed(keys, name, **changes))
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a.clean", " a", "-a", "Wiki"])
+def test_a_name_that_is_no_folders_name_is_refused(keys: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValueError, match=r"expected a plain name|differ in more than capitals"):
+        Pipeline.model_validate({**keys, "corpora": {**keys["corpora"], name: keys["corpora"]["wiki"]}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"corpora": {}}, "expected either it or corpora, got neither"),
+        ({"corpus": ["wiki.jsonl"]}, "expected either it or corpora, got both"),
+        ({"validation_corpus": ["v.jsonl"]}, "validation_corpus: give it inside each of corpora"),
+        ({"validation_store": None}, "validation_store goes together"),
+    ],
+)
+def test_keys_that_do_not_go_with_corpora(keys: dict[str, Any], changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Pipeline.model_validate({**keys, **changes})
+
+
+def test_a_folder_that_is_a_store_itself_is_refused(keys: dict[str, Any]) -> None:
+    Path(keys["store"]).mkdir(parents=True)
+    (Path(keys["store"]) / "store.json").write_text("{}")
+    with pytest.raises(UserError, match="expected a folder that holds a store for each of corpora"):
+        list(run_pipeline(Pipeline.model_validate(keys)))
+
+
+def test_a_record_of_before_a_setting_came_is_as_good_as_new(keys: dict[str, Any], tmp_path: Path) -> None:
+    plan = _Plan(Pipeline.model_validate(keys))
+    train = plan.stages()[-2]
+    parameters = dict(plan._parameters())
+    removed = parameters.pop("logging_steps")
+    assert train.up_to_date({"parameters": parameters, "stores": []}) == {
+        "parameters": plan._parameters(),
+        "stores": [],
+    }
+    assert train.up_to_date({"parameters": {**parameters, "logging_steps": removed + 1}, "stores": []})[
+        "parameters"
+    ] != (plan._parameters())
+    gone = {"parameters": {**parameters, "no_such_key": 1}}
+    assert train.up_to_date(gone) == gone
