@@ -1,0 +1,61 @@
+"""Byte-pair merges: the pieces and the order of merges that `tokenizers`' own trainer gives."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.trainers import BpeTrainer
+
+from terakoya.data import pair_merging
+
+# Counts no two of which are equal where it matters: the order of the first merges is theirs alone.
+TWICE = {"##ab": 100, "##a": 10, "x#a": 134, "xab": 70, "yab": 60}
+
+
+def library(counts: dict[str, int], vocab_size: int) -> tuple[set[str], list[tuple[str, str]]]:
+    """Pieces and merges as `tokenizers` learns them, pieces inside words with ## before them."""
+    tokenizer = Tokenizer(BPE(continuing_subword_prefix="##"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    trainer = BpeTrainer(
+        vocab_size=vocab_size, min_frequency=1, show_progress=False, continuing_subword_prefix="##", special_tokens=[]
+    )
+    tokenizer.train_from_iterator((f"{word} " * count for word, count in counts.items()), trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    return set(model["vocab"]), [tuple(merge) for merge in model["merges"]]
+
+
+def ours(counts: dict[str, int], vocab_size: int) -> tuple[set[str], list[tuple[str, str]]]:
+    """The same from `merge_pairs`."""
+    words = [[word[0], *(f"##{character}" for character in word[1:])] for word in counts]
+    symbols = {symbol for word in words for symbol in word} | {character for word in counts for character in word}
+    pieces = sorted(symbols, key=lambda symbol: (len(symbol), symbol))
+    merges = pair_merging.merge_pairs(
+        np.array([pieces.index(symbol) for word in words for symbol in word]),
+        np.array([len(word) for word in words]),
+        np.array([*counts.values()]),
+        pieces,
+        join=lambda one, two: one + two.removeprefix("##"),
+        vocab_size=vocab_size,
+        min_frequency=1,
+    )
+    return set(pieces), [(pieces[left], pieces[right]) for left, right in merges]
+
+
+@pytest.mark.parametrize("few", [0, 100])
+def test_a_pair_that_comes_up_twice_counts_where_it_came_last(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`#` and `###a` spell `##a`, a piece that is there already: after it is made so, `##a` and `##b` meet again."""
+    monkeypatch.setattr(pair_merging, "_FEW", few)
+    merges = ours(TWICE, 60)[1]
+    assert merges.index(("#", "###a")) < merges.index(("##a", "##b"))
+    assert len(set(merges)) == len(merges)
+    assert merges == library(TWICE, 60)[1]
+
+
+@pytest.mark.parametrize("vocab_size", [8, 10, 12, 60])
+def test_pieces_and_merges_at_any_size(vocab_size: int) -> None:
+    assert ours(TWICE, vocab_size) == library(TWICE, vocab_size)
