@@ -8,15 +8,14 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from terakoya.data.framing import Segments, frame
-from terakoya.data.keys import hash_u64, permute, row_keys
 from terakoya.data.packing import Plan, stored_plan
 from terakoya.data.pairs import PairPlan, plan_pairs, truncate
+from terakoya.data.row_order import RowOrder
 from terakoya.data.spans import Spans
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
     from terakoya.data.store import TokenStore
 
 logger = logging.getLogger("terakoya")
-
-_BLOCK = 1024
-"""Positions whose rows are worked out at once."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +106,6 @@ class RowSource:
         if store.facts.word_starts:
             self._words = np.asarray(np.memmap(store.folder / "tokens.words", np.uint8, "r"))
         self._pairs: OrderedDict[int, PairPlan] = OrderedDict()
-        self._blocks = lru_cache(maxsize=4)(self._order_block)
         self._plan: Plan | None = None
         if layout.kind in ("packed", "lines"):
             self._plan = stored_plan(
@@ -122,7 +117,8 @@ class RowSource:
                 count=store.facts.documents if layout.kind == "packed" else store.facts.sequences,
                 spans=self._spans.documents if layout.kind == "packed" else self._spans.lines,
             )
-        self._rows = self._count()
+        self._order = RowOrder(self._count, seed=seed, store_index=store_index, shuffle=shuffle)
+        self._rows = self._count(0)
         if self._rows == 0:
             raise UserError(
                 f"{store.folder}: expected text for at least one row of layout {layout.kind}, got empty documents; "
@@ -130,12 +126,12 @@ class RowSource:
             )
 
     def __len__(self) -> int:
-        """Rows in an epoch."""
+        """Rows in an epoch. Of pairs, epoch 0's number counts for all epochs."""
         return self._rows
 
     def load(self, epoch: int, positions: np.ndarray) -> Rows:
         """The rows at `positions` (B,), each in [0, len(self)), of `epoch`. Pure: no state decides the result."""
-        rows, keys = self._ordered(epoch, np.asarray(positions, np.int64))
+        rows, keys = self._order.at(epoch, np.asarray(positions, np.int64))
         next_sentence = None
         if self.layout.kind == "pairs":
             plan = self._epoch_pairs(epoch)
@@ -154,32 +150,6 @@ class RowSource:
         paired = self.layout.kind == "pairs"
         segments = Segments(zero, zero, zero, one, one, zero, zero if paired else None)
         return self._assemble(segments, np.zeros(1, np.uint64), np.full(1, -100, np.int8) if paired else None)
-
-    # --------------------------------------------------------------------------------------- which rows, and keys
-
-    def _ordered(self, epoch: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The plan rows at `positions` (B,) of `epoch`, int64, and their keys, uint64."""
-        first = int(positions.min(initial=0)) // _BLOCK
-        last = int(positions.max(initial=0)) // _BLOCK
-        if last - first > 1:
-            return self._order(epoch, positions)
-        blocks = [self._blocks(epoch, block) for block in range(first, last + 1)]
-        rows, keys = blocks[0] if len(blocks) == 1 else map(np.concatenate, zip(*blocks, strict=True))
-        places = positions - first * _BLOCK
-        return rows.take(places), keys.take(places)
-
-    def _order_block(self, epoch: int, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """`_order` of whole blocks, which costs little more than that of one batch; the last few are kept."""
-        return self._order(epoch, np.arange(block * _BLOCK, (block + 1) * _BLOCK))
-
-    def _order(self, epoch: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As `_ordered`, worked out."""
-        rows = positions
-        if self.shuffle:
-            order = hash_u64(self.seed, epoch, self.store_index, "order")
-            count = len(self._epoch_pairs(epoch)) if self.layout.kind == "pairs" else self._rows
-            rows = permute(positions % count, count, order)
-        return rows, row_keys(self.seed, epoch, self.store_index, rows)
 
     # ------------------------------------------------------------------------------------------- what a row holds
 
@@ -281,10 +251,10 @@ class RowSource:
                 f"{where}: expected at least two documents, got fewer; a random next sentence needs another"
             )
 
-    def _count(self) -> int:
-        """Rows in an epoch. Pairs differ in number from epoch to epoch: epoch 0's number counts for all of them."""
+    def _count(self, epoch: int) -> int:
+        """Rows of `epoch`. Pairs alone differ in number from epoch to epoch."""
         if self.layout.kind == "pairs":
-            return len(self._epoch_pairs(0))
+            return len(self._epoch_pairs(epoch))
         if self.layout.kind == "stream":
             return -(-self._spans.stream_length // (self.sequence_length - 2))
         assert self._plan is not None
