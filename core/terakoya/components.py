@@ -36,6 +36,10 @@ class Component(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    trial: ClassVar[Mapping[str, Any]] = {}
+    """Settings to try this component with in seconds, as `terakoya plugins check` and the project's tests do: small
+    sizes, and a value for whatever has no default. Usual names of sizes need no mention."""
+
 
 # ------------------------------------------------------------------------------------------------------ tokenizer
 
