@@ -43,8 +43,8 @@ class BlockList:
 
     def share(self, numbers: Sequence[int], rank: int, world_size: int) -> Sequence[int]:
         """Those of `numbers` that process `rank` of `world_size` encodes: neighbours, so that a compressed file is read
-        by few of them, with about equal bytes on disk for each."""
-        ends = [0, *accumulate(self.blocks[number].disk_bytes + 1 for number in numbers)]
+        by few of them, with about as much text for each."""
+        ends = [0, *accumulate(_weight(self.blocks[number]) for number in numbers)]
         low, high = (bisect_left(ends, ends[-1] * each / world_size) for each in (rank, rank + 1))
         return numbers[low:high]
 
@@ -73,6 +73,11 @@ class BlockList:
             run.append(number)
         if run:
             yield run
+
+
+def _weight(block: Block) -> int:
+    """About how much text it is: bytes, but of parquet, where a block is counted in rows, what it takes on disk."""
+    return max(1, block.disk_bytes, block.stop - block.start)
 
 
 def list_blocks(preparation: Preparation) -> BlockList:

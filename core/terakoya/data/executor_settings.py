@@ -108,9 +108,7 @@ def executor_settings(executor: Executor, values: Mapping[str, Any]) -> Executor
     if executor == "slurm":
         for name in unknown:
             if name.replace("-", "_") in _OPTIONS_OF_SBATCH:
-                raise UserError(
-                    f"--set {name}: expected sbatch's own options under sbatch_args: sbatch_args.{name}=..."
-                )
+                raise UserError(f"--set {name}: sbatch's own option: give it as --set sbatch_args.{name}=VALUE")
     try:
         return model.model_validate(values)
     except ValidationError as error:

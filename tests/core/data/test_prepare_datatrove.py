@@ -1,0 +1,275 @@
+"""Under datatrove's executors a store has the bytes of one process, whoever was killed, and either engine goes on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from fake_slurm import FakeSlurm
+from word_tokenizer import WordTokenizer, make_folder
+
+from terakoya.data.block_list import list_blocks
+from terakoya.data.corpus import Corpus
+from terakoya.data.executor_settings import executor_settings
+from terakoya.data.preparation import Preparation
+from terakoya.data.prepare import prepare
+from terakoya.data.sharding import Shard
+from terakoya.data.store import StoreFacts
+from terakoya.errors import UserError
+
+datatrove = pytest.importorskip("datatrove", reason="datatrove is not installed")
+
+from terakoya.data.prepare_datatrove import Submitted, prepare_datatrove  # noqa: E402
+
+SLURM = {"tasks": 3, "partition": "cpu", "time": "01:00:00"}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+def rows(seed: int, count: int) -> list[str]:
+    rng = random.Random(seed)
+    words = ["北斎", "寺子屋", "abcdefgh", "往来物", "き"]
+    return [json.dumps({"text": " ".join(rng.choices(words, k=rng.randrange(1, 60)))}) for _ in range(count)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two files in some 25 blocks, the second compressed, one bad line, a tokenizer; it is the working folder."""
+    lines = rows(1, 300)
+    lines.insert(200, '{"no text": 1}')
+    (tmp_path / "a.jsonl").write_text("\n".join(lines[:150]))
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress("\n".join(lines[150:]).encode()))
+    make_folder(tmp_path / "tokenizer")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    return tmp_path
+
+
+def preparation(out: str, *, shard: Shard | None = None) -> Preparation:
+    corpus = Corpus([Path("a.jsonl"), Path("b.jsonl.gz")], block_bytes=6000)
+    return Preparation.of(corpus, WordTokenizer(), Path("tokenizer"), Path(out), max_rejects=1.0, shard=shard)
+
+
+def one_process(out: str, *, shard: Shard | None = None) -> dict[str, bytes]:
+    corpus = Corpus([Path("a.jsonl"), Path("b.jsonl.gz")], block_bytes=6000)
+    prepare(corpus, WordTokenizer(), Path("tokenizer"), Path(out), max_rejects=1.0, shard=shard)
+    return contents(Path(out))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"tasks": 1}, {"tasks": 2}, {"tasks": 7, "workers": 2}, {"tasks": 1000, "start_method": "spawn"}]
+)
+def test_local_gives_the_bytes_of_one_process(folder: Path, settings: dict) -> None:
+    facts = prepare_datatrove(preparation("out"), settings=settings, processes=2)
+    assert contents(folder / "out") == one_process("whole")
+    assert isinstance(facts, StoreFacts) and facts.rejected == 1
+    assert prepare_datatrove(preparation("out")) == facts  # finished already
+    blocks = len(list(preparation("again").blocks()))
+    assert 15 < blocks < 30  # each task has at least one
+    assert len(list((folder / "out.datatrove" / "stats").iterdir())) == min(settings["tasks"], blocks)
+
+
+def test_a_shard_keeps_its_place(folder: Path) -> None:
+    for number in (1, 2, 3):
+        shard = Shard(number, 3)
+        prepare_datatrove(preparation(f"out{number}", shard=shard), processes=2)
+        assert contents(folder / f"out{number}") == one_process(f"whole{number}", shard=shard)
+
+
+def test_shares_are_neighbours_and_hold_every_block_once(folder: Path) -> None:
+    (folder / "a.jsonl").write_text("\n".join(rows(2, 400)))
+    given = preparation("out")
+    given.task.parts.mkdir(parents=True)
+    blocks = list_blocks(given)
+    numbers = tuple(range(3, len(blocks.blocks)))
+    for world in (1, 2, 5, 100):
+        shares = [list(blocks.share(numbers, rank, world)) for rank in range(world)]
+        assert [number for share in shares for number in share] == list(numbers)
+        if world <= 5:
+            sizes = [sum(blocks.blocks[n].stop - blocks.blocks[n].start for n in share) for share in shares]
+            assert max(sizes) - min(sizes) < 2 * 7000
+    again = list(blocks.whole(given.task.corpus, numbers, block_bytes=given.block_bytes))
+    direct = list(enumerate(given.blocks()))[3:]
+    assert again == [(n, b) for n, b in direct]
+    assert any(block.data is not None for _, block in again) and any(block.data is None for _, block in again)
+
+
+def test_a_killed_command_is_finished_by_either_engine(folder: Path) -> None:
+    code = """
+from pathlib import Path
+from test_prepare_datatrove import preparation
+from terakoya.data.prepare_datatrove import prepare_datatrove
+if __name__ == "__main__":
+    prepare_datatrove(preparation("out"), processes=2)
+"""
+    (folder / "command.py").write_text(code)
+    for each in ("datatrove", "processes", "both"):
+        environment = {**os.environ, "WORD_TOKENIZER_DELAY": "0.2", "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen([sys.executable, "command.py"], env=environment, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while len(list(Path("out/.parts").glob("0*.json"))) < 4 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) >= 2
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        _, alive = psutil.wait_procs(children, timeout=5)
+        assert len(alive) <= 1, "workers outlived the command"  # datatrove's idle queue server does
+        for idle in alive:
+            idle.kill()
+        kept = {file: file.stat().st_mtime_ns for file in Path("out/.parts").glob("0*.part")}
+        assert 4 <= len(kept) < 20
+        if each == "both":  # begun by one engine, gone on with by the other, finished by the first
+            for number in (2, 3):
+                (folder / "out" / ".parts" / f"00000{number}.json").unlink(missing_ok=True)
+        if each == "processes":
+            one_process("out")
+        else:
+            prepare_datatrove(preparation("out"), processes=2)
+        assert contents(folder / "out") == one_process("whole")
+        Path("out").rename(f"done-{each}")
+
+
+def test_what_datatrove_calls_completed_is_not_believed(folder: Path) -> None:
+    prepare_datatrove(preparation("out"), processes=2)
+    (folder / "a.jsonl").write_text("\n".join(rows(3, 150)))  # the record of completed tasks is about other text
+    prepare_datatrove(preparation("out"), processes=2, force=True)
+    assert contents(folder / "out") == one_process("whole")
+
+
+def test_a_failed_task_is_told_and_what_it_left_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = one_process("whole")
+    given = preparation("out")
+    given.task.parts.mkdir(parents=True)
+    monkeypatch.setattr("terakoya.data.prepare_datatrove._run_local", lambda *_: None)
+    with pytest.raises(UserError, match=r"(\d+) of \1 parts are missing, number 0 the first.*run the same command"):
+        prepare_datatrove(given, processes=2)
+    monkeypatch.undo()
+    os.chdir(folder)
+    prepare_datatrove(preparation("out"), processes=1)
+    assert contents(folder / "out") == whole
+
+
+@pytest.mark.parametrize(
+    ("executor", "settings", "message"),
+    [
+        ("slurm", {**SLURM, "partitions": "cpu"}, r'partitions: unknown key; did you mean "partition"'),
+        ("slurm", {**SLURM, "account": "lab"}, r"--set account: .* --set sbatch_args.account="),
+        ("slurm", {"tasks": 3, "time": "1:00"}, "partition: missing"),
+        ("slurm", {**SLURM, "depends": "7"}, "depends: unknown key"),
+        ("local", {"tasks": 0}, "tasks: .*greater than 0, got 0"),
+        ("local", {"partition": "cpu"}, "partition: unknown key; known"),
+        ("ray", {"cpus_per_tasks": 2}, r'did you mean "cpus_per_task"'),
+    ],
+)
+def test_settings_an_executor_does_not_have_are_refused(executor: str, settings: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        executor_settings(executor, settings)  # type: ignore[arg-type]
+
+
+def test_every_setting_is_an_argument_of_datatroves_executor() -> None:
+    import inspect
+
+    from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
+
+    from terakoya.data.executor_settings import LocalSettings, RaySettings, SlurmSettings
+
+    pairs = (
+        (LocalSettings, LocalPipelineExecutor),
+        (SlurmSettings, SlurmPipelineExecutor),
+        (RaySettings, RayPipelineExecutor),
+    )
+    for settings, executor in pairs:
+        taken = inspect.signature(executor.__init__).parameters
+        assert set(settings.model_fields) <= set(taken)
+        for name, field in settings.model_fields.items():
+            if name not in ("tasks", "workers", "job_name", "sbatch_args", "srun_args") and not field.is_required():
+                assert field.default == taken[name].default, name
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    fake = FakeSlurm(tmp_path / "slurm")
+    for name, value in fake.environment.items():
+        monkeypatch.setenv(name, value)
+    return fake
+
+
+def submit(settings: dict | None = None, **more: bool) -> Submitted:
+    made = prepare_datatrove(preparation("out"), executor="slurm", settings={**SLURM, **(settings or {})}, **more)
+    assert isinstance(made, Submitted)
+    return made
+
+
+def test_slurm_gives_the_bytes_of_one_process(folder: Path, slurm: FakeSlurm) -> None:
+    made = submit({"sbatch_args": {"account": "lab"}, "max_array_size": 2, "mem_per_cpu_gb": 3})
+    jobs = slurm.jobs()
+    assert len(jobs) == 3 and made.join == "103"  # two arrays of at most two tasks, and the join
+    assert jobs["101"] | {"account": "lab", "partition": "cpu", "time": "01:00:00", "mem-per-cpu": "3G"} == jobs["101"]
+    assert jobs["103"]["dependency"] == "afterany:102"
+    with pytest.raises(UserError, match=r"jobs 102 and 103 were submitted for it and are not done.*scancel 102 103"):
+        one_process("out")
+    with pytest.raises(UserError, match="not done yet"):
+        submit(force=True)
+    assert set(slurm.work_off().values()) == {"completed"}
+    assert contents(folder / "out") == one_process("whole")
+    facts = prepare_datatrove(preparation("out"), executor="slurm", settings=SLURM)
+    assert isinstance(facts, StoreFacts) and len(slurm.jobs()) == 3
+
+
+def test_a_slurm_task_that_died_is_made_up_for(folder: Path, slurm: FakeSlurm) -> None:
+    submit()
+    ended = slurm.work_off(run=lambda job, task: (job, task) != ("101", 1))
+    assert ended == {"101": "failed", "102": "failed"}
+    log = next((folder / "out.datatrove" / "join" / "slurm_logs").iterdir()).read_text()
+    assert "parts are missing" in log and not (folder / "out" / "store.json").exists()
+    made = submit()
+    parts = {file: file.stat().st_mtime_ns for file in Path("out/.parts").glob("0*.part")}
+    assert slurm.work_off(run=lambda job, task: job != "104") | {"103": "completed"} == slurm.work_off()
+    assert all(file.stat().st_mtime_ns == time for file, time in parts.items()), "finished parts were made again"
+    made = submit()  # only the join is left
+    assert made.encode is None and set(slurm.work_off().values()) >= {"completed"}
+    assert contents(folder / "out") == one_process("whole")
+
+
+def test_a_slurm_task_of_other_input_leaves_the_parts_alone(folder: Path, slurm: FakeSlurm) -> None:
+    submit()
+    (folder / "out" / ".parts" / "jobs.json").unlink()
+    (folder / "a.jsonl").write_text("\n".join(rows(4, 150)))
+    one_process("out2")
+    Path("out/.parts/inputs.json").write_text(json.dumps({"inputs": {"corpus": "another"}, "options": {}}))
+    assert set(slurm.work_off().values()) == {"failed"}
+    assert not list(Path("out/.parts").glob("0*"))
+
+
+def test_without_slurm_it_is_refused(folder: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit()
+    for name in ("sbatch", "squeue"):
+        (slurm.spool.parent / "bin" / name).unlink()
+    with pytest.raises(UserError, match=r"there is no squeue on this machine; .*remove out/\.parts/jobs\.json"):
+        submit()
+    Path("out/.parts/jobs.json").unlink()
+    with pytest.raises(UserError, match="sbatch: not found; run this where jobs are submitted"):
+        submit()
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    with pytest.raises(UserError, match="outside of Slurm's array jobs"):
+        submit()
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore")
+def test_ray_gives_the_bytes_of_one_process(folder: Path) -> None:
+    pytest.importorskip("ray", reason="ray is not installed")
+    prepare_datatrove(preparation("out"), executor="ray", settings={"tasks": 3, "mem_per_cpu_gb": 0.2}, processes=2)
+    assert contents(folder / "out") == one_process("whole")
