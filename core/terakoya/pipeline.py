@@ -6,9 +6,10 @@ starts again; one whose settings have changed since is an error that names the c
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from terakoya.errors import UserError
 from terakoya.export_model import export, find_checkpoint
 from terakoya.parameter_files import read_json
 from terakoya.parameters import Parameters
-from terakoya.pipeline_corpora import PipelineCorpus
+from terakoya.pipeline_corpora import Part, PipelineCorpus
 from terakoya.pipeline_settings import Pipeline, read_pipeline
 from terakoya.stages import Stage, StageResult, content_digest, run_stages
 from terakoya.tokenizer import make_tokenizer, train_tokenizer
@@ -80,12 +81,19 @@ class _Plan:
             for part, out in corpus.stores().items():
                 words = ["prepare", *(["validation"] if part == "validation" else []), corpus.settings.name]
                 key = "store" if part == "train" else "validation_store"
-                made_from, make = partial(corpus.store_from, part), partial(corpus.prepare, part)
-                stages.append(Stage(" ".join(filter(None, words)), key, out, made_from, make, resumes=True))
+                made_from, make = partial(self._store_from, corpus, part), partial(corpus.prepare, part)
+                stages.append(
+                    Stage(
+                        " ".join(filter(None, words)), key, out, made_from, make, resumes=True, up_to_date=self._since
+                    )
+                )
         stages.append(
             Stage("train", "run", pipeline.run, self._run_from, self._train, resumes=True, up_to_date=_with_defaults)
         )
-        stages.append(Stage("export", "export", pipeline.export, self._export_from, self._export))
+        stages.append(
+            Stage("export", "export", pipeline.export, self._export_from, self._export,
+                  up_to_date=lambda made_from: {"manifest": self._export_from()["manifest"], **made_from})
+        )  # fmt: skip
         return stages
 
     def _tokenizer_from(self) -> Mapping[str, Any]:
@@ -102,6 +110,21 @@ class _Plan:
         return train_tokenizer(
             corpus, pipeline.tokenizer_folder, settings=pipeline.tokenizer, processes=pipeline.workers
         )
+
+    @cached_property
+    def _ids_from(self) -> Mapping[str, str]:
+        """What ids depend on, hashed: the tokenizer's files, its dictionary, library versions."""
+        from terakoya.commands.prepare import recognise_tokenizer
+
+        folder = self.pipeline.tokenizer_folder
+        return recognise_tokenizer(folder).fingerprint(folder)
+
+    def _store_from(self, corpus: PipelineCorpus, part: Part) -> Mapping[str, Any]:
+        return {**corpus.store_from(part), "ids": self._ids_from}
+
+    def _since(self, made_from: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A store's record, which did not always hold `ids`."""
+        return {"ids": self._ids_from, **made_from}
 
     def _parameters(self) -> Mapping[str, Any]:
         """The parameters, complete, with the pipeline's stores as their data."""
@@ -146,7 +169,9 @@ class _Plan:
         return {}
 
     def _export_from(self) -> Mapping[str, Any]:
-        return {"checkpoint": content_digest(find_checkpoint(self.pipeline.run) / "state")}
+        checkpoint = find_checkpoint(self.pipeline.run)
+        manifest = hashlib.sha256((checkpoint / "manifest.json").read_bytes()).hexdigest()  # it has the files' hashes
+        return {"checkpoint": content_digest(checkpoint / "state"), "manifest": manifest}
 
     def _export(self) -> Mapping[str, Any]:
         done = export(self.pipeline.run, self.pipeline.export)

@@ -80,6 +80,8 @@ def _run(stage: Stage, later: Sequence[Stage], redo: bool) -> StageResult:
         if record is not None and complaint is None and (record["finished"] or not stage.resumes):
             if not record["finished"]:  # stopped between putting the output in place and recording it
                 _write(stage, made_from, facts={}, seconds=0.0, finished=True)
+            elif record["made_from"] != made_from:  # as good as new: noted, so that the next change is seen
+                _write(stage, made_from, facts=record["facts"], seconds=record["seconds"], finished=True)
             logger.info("%s: %s is there, made from the same settings: skipped", stage.name, stage.out)
             return StageResult(stage.name, stage.out, True, record["seconds"], record["facts"])
         if complaint is not None and redo:

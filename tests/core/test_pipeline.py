@@ -198,6 +198,26 @@ def test_a_resuming_stage_decides_itself_about_changed_settings(chain: Chain) ->
     assert chain.second.calls == 2
 
 
+def test_an_older_record_is_read_as_today_and_then_kept_so(tmp_path: Path) -> None:
+    settings = {"from": 1}
+
+    def make() -> dict[str, Any]:
+        (tmp_path / "out").mkdir()
+        return {"made": True}
+
+    def stage() -> Stage:
+        return Stage(
+            "out", "out", tmp_path / "out", lambda: dict(settings), make, up_to_date=lambda old: {"new": 1, **old}
+        )
+
+    list(run_stages([stage()]))
+    settings["new"] = 1
+    assert [(result.skipped, result.facts) for result in run_stages([stage()])] == [(True, {"made": True})]
+    settings["new"] = 2
+    with pytest.raises(UserError, match=r"out: was made from other settings: new: 1 -> 2"):
+        list(run_stages([stage()]))
+
+
 def test_what_a_resuming_stage_refuses_is_moved_aside_by_redo(tmp_path: Path) -> None:
     settings = ["old"]
 

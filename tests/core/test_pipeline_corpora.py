@@ -216,3 +216,15 @@ def test_a_record_of_before_a_setting_came_is_as_good_as_new(keys: dict[str, Any
     ] != (plan._parameters())
     gone = {"parameters": {**parameters, "no_such_key": 1}}
     assert train.up_to_date(gone) == gone
+
+
+def test_another_library_or_dictionary_below_the_tokenizer_is_seen(
+    keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from terakoya_plugins.tokenizers.byte_bpe import ByteBpe
+
+    _make(keys)
+    before = ByteBpe.fingerprint
+    monkeypatch.setattr(ByteBpe, "fingerprint", lambda self, folder: {**before(self, folder), "tokenizers": "0"})
+    with pytest.raises(UserError, match=r"made from other input; changed: tokenizer tokenizers"):
+        _make(keys)

@@ -29,7 +29,7 @@ SUFFIXES = (".jsonl", ".txt", ".csv", ".tsv", ".parquet")
 _ENDINGS = f"{', '.join(SUFFIXES)} (all but parquet also compressed: {', '.join(COMPRESSIONS)})"
 # pathlib folds the two slashes of an address into one.
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/{1,3}(?=[^/])")
-_HUB_REVISION = re.compile(r"hf://(?:datasets/|spaces/|models/)?[^/@]+/[^/@]+@[^/]+")
+_HUB_REVISION = re.compile(r"hf://(?:datasets/|spaces/|models/)?[^/@]+/[^/@]+@(?!main(?:/|$))[^/]+")
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,8 @@ def _remote_files(protocol: str, rest: str, given: str) -> list[RemoteFile]:
     address = f"{protocol}://{'/' if protocol == 'file' else ''}{rest}"
     if protocol == "hf" and not _HUB_REVISION.match(address):
         raise UserError(
-            f"{address}: expected a revision, as in hf://datasets/NAME/SET@REVISION/...: without one the data can "
-            "change between two runs of the same command; take the commit that the dataset's page shows"
+            f"{address}: expected a revision, as in hf://datasets/NAME/SET@REVISION/...: without one, or with main, "
+            "the data can change between two runs of the same command; take the commit that the dataset's page shows"
         )
     with _explained(address):
         system = _file_system(address)

@@ -102,7 +102,9 @@ def test_what_is_not_there_is_named(memory: str) -> None:
         find_files(["nowhere://a/b.txt"])
 
 
-@pytest.mark.parametrize("address", ["hf://datasets/org/set/a.parquet", "hf://datasets/org/set/data@1/a.parquet"])
+@pytest.mark.parametrize(
+    "address", [f"hf://datasets/org/{rest}/a.parquet" for rest in ("set", "set/data@1", "set@main")]
+)
 def test_a_data_set_of_the_hub_needs_a_revision(address: str) -> None:
     with pytest.raises(UserError, match=r"expected a revision, .* the data can change between two runs"):
         find_files([address])
