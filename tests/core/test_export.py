@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 import toy
-from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, BertForMaskedLM
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForSequenceClassification,
+    BertForMaskedLM,
+)
 
 from terakoya import attention
 from terakoya.data.vocab import Vocabulary
@@ -98,3 +103,67 @@ def test_what_cannot_be_exported_is_refused(trained: Path, tmp_path: Path) -> No
     with pytest.raises(UserError, match=r"damaged: state/model-00000\.safetensors"):
         export(trained, tmp_path / "model")
     weights.write_bytes(content)
+
+
+# ----------------------------------------------------------------------------------------------------- two models
+
+
+@pytest.fixture(scope="module")
+def electra(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of an ELECTRA, two steps."""
+    root = tmp_path_factory.mktemp("electra")
+    store = toy.make_store(root / "train", documents=60, seed=1)
+    settings = toy.parameters(
+        store,
+        architecture={
+            "type": "electra", "embedding_size": 12, "hidden_size": 16, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "intermediate_size": 32, "max_position_embeddings": 32,
+        },
+        objective={"type": "replaced_token", "sharing": "disentangled"},
+        max_steps=2,
+    )  # fmt: skip
+    train_here(Parameters.from_dict(settings, source="test"), root / "run")
+    (root / "run/parameters.json").write_text("{}")  # an export reads the checkpoint alone
+    return root / "run"
+
+
+def test_generator_and_discriminator_have_a_folder_each(electra: Path, tmp_path: Path) -> None:
+    done = export(electra, tmp_path / "model")
+    assert done.models == {"generator": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining"}
+    ids = torch.randint(6, 200, (2, 20))
+    folder = find_checkpoint(electra)
+    models = build_models(folder, checkpoint.read_manifest(folder))
+    for name, auto in {"generator": AutoModelForMaskedLM, "discriminator": AutoModelForPreTraining}.items():
+        model = auto.from_pretrained(tmp_path / "model" / name, local_files_only=True).eval()
+        assert type(model).__name__ == done.models[name]
+        with torch.no_grad():
+            assert torch.equal(model(ids).logits, models[name].eval()(ids).logits)
+        assert (tmp_path / "model" / name / "size.txt").is_file(), "the tokenizer lies in each"
+    own = AutoModelForPreTraining.from_pretrained(folder / "model/discriminator", local_files_only=True)
+    assert all(
+        torch.equal(own.state_dict()[name], value) for name, value in models["discriminator"].state_dict().items()
+    )
+
+
+def test_a_discriminator_is_ready_for_fine_tuning(electra: Path, tmp_path: Path) -> None:
+    export(electra, tmp_path / "model", only="discriminator")
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["discriminator"]
+    folder = tmp_path / "model/discriminator"
+    classifier, report = AutoModelForSequenceClassification.from_pretrained(
+        folder, num_labels=3, local_files_only=True, output_loading_info=True
+    )
+    assert all(name.startswith("classifier.") for name in report["missing_keys"])
+    trained = AutoModelForPreTraining.from_pretrained(folder, local_files_only=True)
+    assert all(
+        torch.equal(value, trained.electra.state_dict()[name])
+        for name, value in classifier.electra.state_dict().items()
+    )
+    assert classifier(torch.randint(6, 200, (2, 20))).logits.shape == (2, 3)
+
+
+def test_only_one_of_what_is_there(electra: Path, trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--only judge: .* holds no such model; it holds discriminator, generator"):
+        export(electra, tmp_path / "model", only="judge")
+    with pytest.raises(UserError, match=r"--only generator: .* it holds one model, without a name"):
+        export(trained, tmp_path / "model", only="generator")
+    assert not (tmp_path / "model").exists()

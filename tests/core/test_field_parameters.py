@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 from terakoya.field_parameters import read_field_parameters
 from terakoya.parameters import Parameters
@@ -158,6 +159,62 @@ def test_an_electra_entry_becomes_electra(tmp_path: Path) -> None:
     assert "electra-small.generator-size: missing" in message and "electra-small.mask-percent: missing" in message
     wrong = refusal(tmp_path, {**ELECTRA, "generator-size": "a/b"}, model_type="electra-small")
     assert 'generator_size: expected a fraction like "1/4", at most 1, got "a/b"' in wrong
+
+
+ELECTRAS = {
+    # generator hidden size and heads, masked share, parameters of both over 32,768 words
+    "electra-small-paper": (64, 1, 0.15, 14_436_801),
+    "electra-small": (256, 4, 0.15, 23_363_457),
+    "electra-base": (256, 4, 0.15, 121_113_601),
+    "electra-large": (256, 4, 0.25, 356_957_441),
+}
+
+
+def test_every_electra_entry_is_in_the_table() -> None:
+    assert set(ELECTRAS) == {name for name in json.loads(SHIPPED.read_text()) if name.startswith("electra")}
+
+
+@pytest.mark.parametrize("name", sorted(ELECTRAS))
+def test_an_electra_entry_builds_at_full_size(name: str) -> None:
+    import torch
+
+    hidden, heads, share, expected = ELECTRAS[name]
+    parameters: Any = Parameters.from_dict(read_field_parameters(SHIPPED, name, [Path("a")]), source="parameter.json")
+    vocabulary = Vocabulary(size=32_768, pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))
+    with torch.device("meta"):
+        module: Any = parameters.objective.build(parameters.architecture, vocabulary)
+    generator, discriminator = module.generator.config, module.discriminator.config
+    assert (generator.hidden_size, generator.num_attention_heads) == (hidden, heads)
+    assert generator.intermediate_size == 4 * hidden
+    assert generator.num_hidden_layers == discriminator.num_hidden_layers
+    assert parameters.objective.mlm_probability == share
+    assert sum(parameter.numel() for parameter in module.parameters()) == expected
+
+
+@pytest.mark.parametrize("name", sorted(ELECTRAS))
+def test_an_electra_entry_trains_at_toy_size(name: str, tmp_path: Path) -> None:
+    """The entry itself, every width divided by 16 and with two layers; exported and loaded."""
+    import toy
+    import transformers
+
+    from terakoya.export_model import export
+    from terakoya.training.setup import train_here
+
+    entry = json.loads(SHIPPED.read_text())[name]
+    for key in ("hidden-size", "ffn-inner-hidden-size", "embedding-size"):
+        entry[key] //= 16
+    rows = {"-1": 6}
+    entry |= {"number-of-layers": 2, "sequence-length": 32, "batch-size": rows, "train-steps": 2, "warmup-steps": 1}
+    file = tmp_path / "parameter.json"
+    file.write_text(json.dumps({name: entry}))
+    store = toy.make_store(tmp_path / "store", documents=20, seed=1)
+    raw = {**read_field_parameters(file, name, [store]), "trackers": []}
+    train_here(Parameters.from_dict(raw, source=file.name), tmp_path / "run")
+    done = export(tmp_path / "run", tmp_path / "model")
+    assert done.models == {"generator": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining"}
+    for folder, model in done.models.items():
+        loaded = getattr(transformers, model).from_pretrained(done.out / folder, local_files_only=True)
+        assert loaded.config.max_position_embeddings == 32
 
 
 def test_a_roberta_entry_has_its_own_beta_and_no_next_sentence(tmp_path: Path) -> None:

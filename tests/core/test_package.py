@@ -7,7 +7,7 @@ import pytest
 import terakoya
 
 
-@pytest.mark.parametrize("name", ["train_tokenizer", "prepare", "train", "export", "fill_mask"])
+@pytest.mark.parametrize("name", ["train_tokenizer", "prepare", "train", "export", "fill_mask", "find_replaced"])
 def test_what_the_command_line_does_is_a_function(name: str) -> None:
     function = getattr(terakoya, name)
     assert inspect.isfunction(function) and function.__name__ == name and function.__doc__

@@ -72,9 +72,15 @@ def test_a_preset_loads_and_its_rows_fit_its_positions(preset: str) -> None:
 
 
 def test_the_presets_are_there() -> None:
-    assert {"bert_small.json", "bert_base.json", "bert_large.json", "tiny_bert.json"} <= {
-        path.name for path in PRESETS.iterdir()
-    }
+    assert {
+        "bert_small.json",
+        "bert_base.json",
+        "bert_large.json",
+        "tiny_bert.json",
+        "electra_small.json",
+        "electra_base.json",
+        "tiny_electra.json",
+    } <= {path.name for path in PRESETS.iterdir()}
 
 
 # -------------------------------------------------------------------------------------------------- what is refused

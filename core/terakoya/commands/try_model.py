@@ -1,14 +1,22 @@
-"""`terakoya try`: the top words for each [MASK] of a sentence."""
+"""`terakoya try`: the top words for each [MASK] of a sentence, or the tokens a discriminator believes replaced."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from terakoya.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MASK = "[MASK]"
+DISCRIMINATORS = ("ElectraForPreTraining",)
+"""Transformers' classes that say of each token whether it was replaced."""
 
 
 @dataclass(frozen=True)
@@ -19,28 +27,54 @@ class Guess:
     probability: float
 
 
+@dataclass(frozen=True)
+class Judged:
+    """A token of the text, and the probability that it was replaced."""
+
+    token: str
+    probability: float
+
+    @property
+    def replaced(self) -> bool:
+        """Whether that is likelier than not."""
+        return self.probability >= 0.5
+
+
+def find_model(folder: Path, text: str) -> tuple[Path, bool]:
+    """The Transformers folder that `folder` means, and whether its model is a discriminator.
+
+    `folder` is that folder itself, a checkpoint, or what holds `generator/` and `discriminator/`: the first for a
+    `text` with a [MASK], the second for any other.
+
+    Raises:
+        UserError: there is no model.
+    """
+    if (folder / "manifest.json").is_file():
+        folder = folder / "model"
+    if not (folder / "config.json").is_file():
+        part = folder / ("generator" if MASK in text else "discriminator")
+        if not (part / "config.json").is_file():
+            raise UserError(
+                f"{folder}: expected a Transformers folder, found no config.json; `terakoya export` writes one"
+            )
+        folder = part
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return folder, any(name in DISCRIMINATORS for name in config.get("architectures") or ())
+
+
 def fill_mask(folder: Path, text: str, *, top: int = 5) -> list[list[Guess]]:
     """The `top` guesses for each [MASK] in `text`, best first, by the model in `folder`.
 
     `folder` is an export, a checkpoint's `model/` (its tokenizer lies beside it) or the checkpoint itself.
 
     Raises:
-        UserError: no model or tokenizer there, or no mask in `text`.
+        UserError: no model or tokenizer there, no mask in `text`, or too long a text.
     """
     import torch
-    from transformers import AutoModelForMaskedLM, AutoTokenizer
-    from transformers.utils import logging
+    from transformers import AutoModelForMaskedLM
 
-    if (folder / "manifest.json").is_file():
-        folder = folder / "model"
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder}: expected a Transformers folder, found no config.json")
-    beside = folder.parent / "tokenizer"
-    home = folder if (folder / "tokenizer_config.json").is_file() or not beside.is_dir() else beside
-    logging.disable_progress_bar()
-    tokenizer = AutoTokenizer.from_pretrained(home, local_files_only=True)
-    model = AutoModelForMaskedLM.from_pretrained(folder, local_files_only=True).eval()
-    inputs = tokenizer(text, return_tensors="pt")
+    folder, _ = find_model(folder, text)
+    model, tokenizer, inputs = _load(AutoModelForMaskedLM, folder, text)
     masks = (inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero().flatten()
     if not len(masks):
         raise UserError(f'"{text}": expected a {tokenizer.mask_token} to fill in, found none')
@@ -53,16 +87,77 @@ def fill_mask(folder: Path, text: str, *, top: int = 5) -> list[list[Guess]]:
     ]
 
 
+def find_replaced(folder: Path, text: str) -> list[Judged]:
+    """Every token of `text` with the probability that it was replaced, by the discriminator in `folder` (as for
+    `fill_mask`). Tokens that the tokenizer adds are left out.
+
+    Raises:
+        UserError: no discriminator or tokenizer there, or too long a text.
+    """
+    import torch
+    from transformers import AutoModelForPreTraining
+
+    folder, is_discriminator = find_model(folder, text)
+    if not is_discriminator:
+        raise UserError(f"{folder}: expected a discriminator ({', '.join(DISCRIMINATORS)})")
+    model, tokenizer, inputs = _load(AutoModelForPreTraining, folder, text)
+    with torch.no_grad():
+        probabilities = model(**inputs).logits[0].float().sigmoid().tolist()
+    ids = inputs["input_ids"][0].tolist()
+    # asked for with the text: of ids alone, an unknown word would count as added, too
+    added = tokenizer(text, return_special_tokens_mask=True)["special_tokens_mask"]
+    tokens = zip(tokenizer.convert_ids_to_tokens(ids), probabilities, added, strict=True)
+    return [Judged(token, probability) for token, probability, special in tokens if not special]
+
+
+def _load(auto: Any, folder: Path, text: str) -> tuple[Any, Any, Any]:
+    """Model and tokenizer of `folder`, and `text` as the model takes it."""
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    places = [folder, folder.parent / "tokenizer", folder.parent.parent / "tokenizer"]
+    home = next((place for place in places if (place / "tokenizer_config.json").is_file()), folder)
+    tokenizer = AutoTokenizer.from_pretrained(home, local_files_only=True)
+    model = auto.from_pretrained(folder, local_files_only=True).eval()
+    inputs = tokenizer(text, return_tensors="pt")
+    length, longest = inputs["input_ids"].shape[1], getattr(model.config, "max_position_embeddings", None)
+    if longest is not None and length > longest:
+        raise UserError(f"the text has {length} tokens; the model in {folder} takes at most {longest}")
+    return model, tokenizer, inputs
+
+
 def command(
     folder: Annotated[Path, typer.Argument(help="An exported model, or a checkpoint.", metavar="DIR")],
     text: Annotated[str, typer.Argument(help='For example "東京は日本の[MASK]です。"')],
     top: Annotated[int, typer.Option(min=1, help="How many words for each mask.")] = 5,
 ) -> None:
-    """Fill in the [MASK]s of a sentence with a trained model."""
+    """Fill in the [MASK]s of a sentence; with a discriminator, mark the tokens it believes replaced."""
     from rich.console import Console
 
     console = Console(highlight=False)
+    if find_model(folder, text)[1]:
+        show(find_replaced(folder, text), console)
+        return
     for number, guesses in enumerate(fill_mask(folder, text, top=top), 1):
         console.print(f"[MASK] {number}", markup=False)
         for guess in guesses:
             console.print(f"  {guess.probability:6.3f}  {guess.word}", markup=False)
+
+
+def show(tokens: list[Judged], console: Console) -> None:
+    """Prints the text with replaced tokens in red, or between marks where there is no colour, and their probabilities;
+    if there are none, the likeliest."""
+    from rich.text import Text
+
+    marks = not console.is_terminal or console.no_color
+    line = Text()
+    for number, each in enumerate(tokens):
+        shown = f"«{each.token}»" if each.replaced and marks else each.token
+        line.append(" " if number else "").append(shown, style="bold red" if each.replaced else "")
+    console.print(line, soft_wrap=True)
+    found = [each for each in tokens if each.replaced]
+    if not found:
+        console.print("no token is believed replaced; the likeliest:")
+    for each in found or sorted(tokens, key=lambda each: -each.probability)[:1]:
+        console.print(f"  {each.probability:6.3f}  {each.token}", markup=False)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from terakoya.components import Architecture
+from terakoya.errors import UserError
 from terakoya.training.cross_entropy import IGNORED, summed_cross_entropy_and_odds_
 from terakoya.training.sampling import draw
 
@@ -144,7 +145,17 @@ class DisentangledEmbedding(nn.Module):
 
 
 def disentangle(generator: PreTrainedModel, discriminator: PreTrainedModel) -> None:
-    """Puts the generator's word embeddings plus a difference in place of the discriminator's own."""
+    """Puts the generator's word embeddings plus a difference in place of the discriminator's own.
+
+    Raises:
+        UserError: the two are not equally wide.
+    """
+    widths = [model.get_input_embeddings().embedding_dim for model in (generator, discriminator)]
+    if widths[0] != widths[1]:
+        raise UserError(
+            f"word embeddings cannot be shared: {widths[0]} numbers a word in {type(generator).__name__}, "
+            f"{widths[1]} in {type(discriminator).__name__}"
+        )
     discriminator.set_input_embeddings(DisentangledEmbedding(generator.get_input_embeddings()))
 
 

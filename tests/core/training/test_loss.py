@@ -1,5 +1,8 @@
 """Global normalisation, and the means that are told."""
 
+from collections.abc import Mapping
+
+import numpy as np
 import pytest
 import torch
 
@@ -36,3 +39,29 @@ def test_means_are_over_all_that_was_added_since_the_last_time() -> None:
     meter.add_sums({"accuracy": torch.tensor(3.0)})
     meter.add_counts({"tokens": 4, "rows": 0})
     assert meter.take(meter.stacked()) == {"loss": 0.0, "accuracy": 0.75}
+
+
+def test_bins_are_summed_and_what_follows_from_them_is_told() -> None:
+    """A histogram is no mean: the objective makes numbers of it, of what was seen by all since the last time."""
+    terms = {"one": Term("tokens", 1.0), "bins": Term("rows", bins=3), "unseen": Term("rows", bins=2)}
+    told = []
+
+    def derived(sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> dict[str, float]:
+        told.append((sorted(sums), dict(counts)))
+        return {"share": float(sums["bins"][2] / sums["bins"].sum())}
+
+    def meter() -> Meter:
+        return Meter(terms, torch.device("cpu"), derived)
+
+    first, second = meter(), meter()
+    first.add_sums({"one": torch.tensor(4.0), "bins": torch.tensor([1.0, 0.0, 3.0])})
+    second.add_sums({"one": torch.tensor(2.0), "bins": torch.tensor([5.0, 0.0, 1.0])})
+    first.add_counts({"tokens": 3, "rows": 0})
+    resumed = meter()
+    resumed.add_state(first.state()["sums"])
+    resumed.counts, resumed.seen = first.state()["counts"], set(first.state()["seen"])
+    assert torch.equal(resumed.stacked(), first.stacked()) and first.stacked().shape == (6,)
+    expected = {"loss": 2.0, "one": 2.0, "share": 0.4}
+    assert resumed.take(first.stacked() + second.stacked()) == expected
+    assert told == [(["bins", "one"], {"tokens": 3, "rows": 0})]
+    assert not resumed.stacked().any(), "a new start"

@@ -115,7 +115,9 @@ def start(
 
 
 FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload(["terakoya.training.setup", "torch.utils.tensorboard", "transformers.models.bert"])
+FORKSERVER.set_forkserver_preload(
+    ["terakoya.training.setup", "torch.utils.tensorboard", "transformers.models.bert", "transformers.models.electra"]
+)
 
 
 def _command_line(arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> None:

@@ -33,3 +33,12 @@ def test_without_warm_up() -> None:
     assert Linear().factor(0, max_steps=4) == 1.0
     assert Constant().factor(0, max_steps=4) == 1.0
     assert [Constant(warmup_steps=2).factor(step, max_steps=9) for step in (0, 1, 8)] == [0.5, 1.0, 1.0]
+
+
+def test_the_original_electra_warms_up_while_it_decays() -> None:
+    """Its decay runs from the first step and its warm-up is multiplied with it; one step ahead, as above."""
+    schedule = Linear(warmup_steps=10, simultaneous=True)
+    course = [schedule.factor(step, max_steps=100) for step in range(101)]
+    assert course[0] == 0.1 and course[4] == 0.96 * 0.5 and course[9] == 0.91
+    assert course[50] == 0.5 and course[100] == 0.0
+    assert Linear(simultaneous=True).factor(25, max_steps=100) == 0.75

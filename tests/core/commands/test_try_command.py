@@ -1,0 +1,133 @@
+"""`terakoya try` says what a model believes, as a user sees it."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import BertForMaskedLM, BertTokenizer, ElectraForMaskedLM, ElectraForPreTraining, PreTrainedModel
+
+from terakoya.commands.main import main
+from terakoya.commands.try_model import Judged, fill_mask, find_replaced, show
+from terakoya.data.vocab import Vocabulary
+from terakoya.errors import UserError
+from terakoya_plugins.architectures.bert import Bert
+from terakoya_plugins.architectures.electra import Electra
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "山", "に", "雪", "が", "降る", "電話"]
+VOCABULARY = Vocabulary(size=len(WORDS), pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))
+SIZES = {
+    "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8,
+    "max_position_embeddings": 12,
+}  # fmt: skip
+TEXT = "山 に 電話 が 降る"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What an export of an ELECTRA looks like: a generator that says 雪, a discriminator that hits on 電話."""
+    torch.manual_seed(0)
+    base = tmp_path_factory.mktemp("electra")
+    electra = Electra(embedding_size=8, **SIZES)  # type: ignore[arg-type]
+    generator, discriminator = electra.build(VOCABULARY, "masked"), electra.build(VOCABULARY, "discriminator")
+    assert isinstance(generator, ElectraForMaskedLM) and isinstance(discriminator, ElectraForPreTraining)
+    words = torch.zeros(len(WORDS), 8)
+    words[WORDS.index("電話")] = 40 * torch.arange(-4.0, 4.0)
+    with torch.no_grad():
+        generator.generator_lm_head.bias[WORDS.index("雪")] = 50.0
+        discriminator.electra.embeddings.word_embeddings.weight.copy_(words)
+        head = discriminator.discriminator_predictions
+        example = discriminator.electra(torch.tensor([[2, 5, 6, 10, 8, 9, 3]])).last_hidden_state
+        inner = torch.nn.functional.gelu(head.dense(example))[0]
+        direction = inner[3] - inner[[0, 1, 2, 4, 5, 6]].mean(0)
+        scores = inner @ direction
+        middle = (scores[3] + scores[[0, 1, 2, 4, 5, 6]].max()) / 2
+        scale = 8.0 / (scores[3] - middle)
+        head.dense_prediction.weight.copy_((direction * scale)[None])
+        head.dense_prediction.bias.fill_(-float(middle * scale))
+    save(generator, base / "generator")
+    save(discriminator, base / "discriminator")
+    return base
+
+
+def save(model: PreTrainedModel, place: Path) -> None:
+    model.save_pretrained(place)
+    (place / "vocab.txt").write_text("\n".join(WORDS))
+    BertTokenizer(str(place / "vocab.txt"), do_lower_case=False, tokenize_chinese_chars=False).save_pretrained(place)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    with pytest.raises(SystemExit) as caught:
+        main(["try", *arguments])
+    out, err = capsys.readouterr()
+    assert int(caught.value.code or 0) == code, err
+    return out if code == 0 else err
+
+
+def test_a_discriminator_marks_what_it_believes_replaced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, str(folder), TEXT).splitlines()
+    assert out[0] == "山 に «電話» が 降る"
+    assert len(out) == 2 and out[1].endswith("電話") and 0.9 < float(out[1].split()[0]) <= 1.0
+    tokens = find_replaced(folder / "discriminator", TEXT)
+    assert [each.token for each in tokens] == TEXT.split(), "what the tokenizer adds is left out"
+    assert [each.replaced for each in tokens] == [False, False, True, False, False]
+    assert [each.token for each in find_replaced(folder, "山 に 犬")] == ["山", "に", "[UNK]"], "unknown words stay"
+
+
+def test_in_a_terminal_it_is_red() -> None:
+    tokens = [Judged("山", 0.1), Judged("電話", 0.9)]
+    for options, expected in (
+        ({"force_terminal": True, "color_system": "standard"}, "山 \x1b[1;31m電話\x1b[0m"),
+        ({"force_terminal": True, "no_color": True}, "«電話»"),
+        ({"force_terminal": False}, "山 «電話»"),
+    ):
+        console = Console(file=StringIO(), highlight=False, **options)  # type: ignore[arg-type]
+        show(tokens, console)
+        assert expected in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_nothing_replaced_is_said_too() -> None:
+    console = Console(file=StringIO(), highlight=False)
+    show([Judged("[山]", 0.1), Judged("雪", 0.3)], console)
+    assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "[山] 雪", "no token is believed replaced; the likeliest:", "   0.300  雪"
+    ]  # fmt: skip
+
+
+def test_a_text_with_a_mask_goes_to_the_generator(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, str(folder), "山 に [MASK] が 降る", "--top", "2").splitlines()
+    assert out[0] == "[MASK] 1" and out[1].endswith("雪") and len(out) == 3
+    assert fill_mask(folder / "generator", "[MASK]")[0][0].word == "雪"
+
+
+def test_a_masked_language_model_lies_in_the_folder_itself(tmp_path: Path) -> None:
+    model = Bert(**SIZES).build(VOCABULARY, "masked")  # type: ignore[arg-type]
+    assert isinstance(model, BertForMaskedLM)
+    save(model, tmp_path)
+    assert len(fill_mask(tmp_path, "[MASK] に [MASK]", top=3)) == 2
+    with pytest.raises(UserError, match="expected a discriminator"):
+        find_replaced(tmp_path, TEXT)
+
+
+def test_a_checkpoints_models_use_the_tokenizer_beside_them(folder: Path, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "step-00000001"
+    (checkpoint / "model").mkdir(parents=True)
+    (checkpoint / "manifest.json").write_text("{}")
+    (checkpoint / "tokenizer").mkdir()
+    for name in ("generator", "discriminator"):
+        (checkpoint / "model" / name).mkdir()
+        for file in (folder / name).iterdir():
+            kept = file.name in ("config.json", "model.safetensors")
+            target = checkpoint / ("model/" + name if kept else "tokenizer") / file.name
+            target.write_bytes(file.read_bytes())
+    assert find_replaced(checkpoint, TEXT)[2].replaced
+
+
+def test_mistakes_are_explained(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "found no config.json" in printed(capsys, str(tmp_path), TEXT, code=2)
+    assert "takes at most 12" in printed(capsys, str(folder), "山 " * 11, code=2)
+    assert "has 13 tokens" in printed(capsys, str(folder), "[MASK] " * 11, code=2)
+    assert "expected a [MASK] to fill in" in printed(capsys, str(folder / "generator"), TEXT, code=2)

@@ -1,0 +1,89 @@
+"""The promises for two models in one: neither topology nor stopping changes it. Real processes, real kills."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy
+from test_invariants import FAULTS, relative_error, same_weights, weights
+
+FIXED = [Path(__file__).with_name("fixed_samples.py")]
+ARCHITECTURE = {
+    "type": "electra", "embedding_size": 12, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 32, "max_position_embeddings": 32,
+}  # fmt: skip
+NUMBERS = (
+    "loss", "generator_loss", "generator_accuracy", "sampled_accuracy", "discriminator_loss", "discriminator_accuracy",
+    "discriminator_precision", "discriminator_recall", "discriminator_auc", "replaced_rate", "grad_norm",
+)  # fmt: skip
+
+
+def parameters(store: Path, validation: Path | None = None, **changes: Any) -> dict[str, Any]:
+    """The parameter JSON of a toy ELECTRA."""
+    objective = {"type": "replaced_token", "generator_size": "1/2", "mlm_probability": 0.2}
+    return {**toy.parameters(store, validation), "architecture": ARCHITECTURE, "objective": objective, **changes}
+
+
+@pytest.mark.parametrize("sharing", ["tied", "disentangled"])
+def test_seven_five_four_on_three_nodes_is_sixteen_on_one(sharing: str, store: Path, tmp_path: Path) -> None:
+    """Uneven nodes, an unequal number of micro-steps, fixed samples: the gradients of one big batch, and every number
+    that is reported, those that are no means included."""
+    settings = parameters(
+        store,
+        architecture=toy.without_dropout(ARCHITECTURE),
+        objective={"type": "fixed_samples", "generator_size": "1/2", "sharing": sharing, "mlm_probability": 0.2},
+        optimizer={"type": "adamw", "learning_rate": 0.1, "eps": 1.0, "weight_decay": 0.0},
+        max_steps=3,
+        micro_batch_size=3,
+    )
+    toy.train({**settings, "batch_size": {"-1": 16}}, tmp_path / "one", plugins=FIXED)
+    table = {"0": 7, "1": 5, "2": 4}
+    said = toy.train({**settings, "batch_size": table}, tmp_path / "three", nodes=(1, 1, 1), plugins=FIXED)
+    assert "3 processes on 3 nodes" in said and "3 micro-steps of 3" in said
+    one, three = toy.records(tmp_path / "one"), toy.records(tmp_path / "three")
+    assert one.keys() == three.keys() == {1, 2, 3}
+    for step in one:
+        assert one[step]["discriminator_auc"] != 0.5 and one[step]["replaced_rate"] > 0.05
+        for name in set(NUMBERS) & one[step].keys():
+            tolerance = 2e-3 if name.startswith("discriminator_") and not name.endswith("loss") else 1e-6
+            assert three[step][name] == pytest.approx(one[step][name], rel=tolerance), (step, name)
+    assert relative_error(weights(tmp_path / "one", 3), weights(tmp_path / "three", 3)) < 1e-6
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_killed_and_resumed_is_bit_identical(
+    processes: int, store: Path, validation_store: Path, tmp_path: Path
+) -> None:
+    """With dropout, drawn samples, and an interval of logging that the checkpoint cuts: the histogram goes on too."""
+    table = {str(node): rows for node, rows in enumerate([7, 5, 4][:processes])} if processes > 1 else {"-1": 16}
+    settings = parameters(store, validation_store, batch_size=table, logging_steps=3)
+    nodes = (1,) * processes
+    toy.train(settings, tmp_path / "straight", nodes=nodes, plugins=FAULTS)
+    file = tmp_path / "cut.json"
+    file.write_text(json.dumps(settings))
+    environment = {"FAULT": "kill:8", "FAULT_RANK": str(processes - 1)}
+    toy.finish(toy.start(file, tmp_path / "cut", nodes=nodes, plugins=FAULTS, environment=environment), code=None)
+    assert max(toy.records(tmp_path / "cut")) < 12
+    said = toy.train(settings, tmp_path / "cut", nodes=nodes, plugins=FAULTS)
+    assert "resumed from" in said and "at step 5" in said
+    for kind in ("step", "validation"):
+        cut, straight = (toy.records(tmp_path / name, kind) for name in ("cut", "straight"))
+        assert cut.keys() == straight.keys()
+        for step, values in straight.items():
+            for name in values.keys() - {"time", "tokens_per_second"}:
+                assert cut[step][name] == values[name], (kind, step, name)
+            assert set(NUMBERS) - values.keys() <= {"grad_norm", "discriminator_precision"}
+    assert same_weights(tmp_path / "cut", tmp_path / "straight", 12)
+
+
+def test_another_world_draws_the_same_samples(store: Path, tmp_path: Path) -> None:
+    """With the generator's own draws: one process and three report the same, as long as no rounding flips one."""
+    settings = parameters(store, architecture=toy.without_dropout(ARCHITECTURE), max_steps=4)
+    toy.train(settings, tmp_path / "one")
+    toy.train({**settings, "batch_size": {"0": 7, "1": 5, "2": 4}}, tmp_path / "three", nodes=(1, 1, 1))
+    one, three = toy.records(tmp_path / "one"), toy.records(tmp_path / "three")
+    for step in one:
+        assert three[step]["replaced_rate"] == one[step]["replaced_rate"]
+        assert three[step]["sampled_accuracy"] == one[step]["sampled_accuracy"]
+        assert three[step]["loss"] == pytest.approx(one[step]["loss"], rel=1e-5)

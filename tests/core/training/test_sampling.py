@@ -1,0 +1,76 @@
+"""Drawing from weights: the right distribution, and nothing but the row's own number decides."""
+
+import numpy as np
+import pytest
+import torch
+
+from terakoya.data.keys import numbers, streams
+from terakoya.training.sampling import BLOCK, draw
+
+
+def uniforms(count: int, key: int = 7) -> torch.Tensor:
+    """Numbers as an objective makes them, from keys."""
+    stream = streams(np.array([key], np.uint64), "sample")
+    return torch.from_numpy((numbers(stream, np.arange(count)) >> np.uint64(12)) * 2.0**-52)
+
+
+@pytest.mark.parametrize("classes", [5, BLOCK, BLOCK + 1, 300, 32_768])
+def test_classes_come_as_often_as_their_weights_say(classes: int) -> None:
+    """A chi-square test over classes, rare ones put together: the statistic is within five deviations of its mean."""
+    draws = 40_000
+    logits = torch.randn(classes, generator=torch.Generator().manual_seed(1)) * 2
+    odds = (logits - logits.max()).exp()
+    uniform = uniforms(draws)
+    seen = torch.zeros(classes)
+    for part in uniform.split(2000):
+        seen += torch.bincount(draw(odds.expand(len(part), classes), part), minlength=classes)
+    expected = logits.double().softmax(0).numpy() * draws
+    order = np.argsort(expected)
+    groups = np.minimum(np.floor(expected[order].cumsum() / 20), draws)  # each group is expected 20 times or more
+    _, group = np.unique(groups, return_inverse=True)
+    want = np.bincount(group, expected[order])
+    got = np.bincount(group, seen.numpy()[order])
+    freedom = len(want) - 1
+    statistic = float(((got - want) ** 2 / want).sum())
+    assert freedom > 3 and abs(statistic - freedom) < 5 * (2 * freedom) ** 0.5, (statistic, freedom)
+
+
+def test_it_agrees_with_the_largest_of_logits_plus_gumbel_noise() -> None:
+    """The textbook's other way of drawing has the same frequencies, within what chance allows."""
+    draws, logits = 200_000, torch.tensor([2.0, 0.0, -1.0, -4.0])
+    gumbel = -(-torch.rand(draws, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).log()).log()
+    theirs = torch.bincount((logits + gumbel).argmax(1), minlength=4) / draws
+    ours = torch.bincount(draw(logits.exp().expand(draws, 4), uniforms(draws)), minlength=4) / draws
+    assert ((ours - theirs).abs() < 5 * (theirs / draws * 2).sqrt()).all(), (ours, theirs)
+
+
+def test_the_smallest_weights_are_drawn_too() -> None:
+    """One class of 1, 1,000 of 1e-9: float32 noise, or a running sum in float32, would never reach those."""
+    weights = torch.full((1, 1001), 1e-9)
+    weights[0, 0] = 1.0
+    share = 1e-6 / (1 + 1e-6)
+    uniform = torch.linspace(1 - share, 1 - 2.0**-52, 500, dtype=torch.float64)[1:]
+    drawn = draw(weights.expand(len(uniform), -1), uniform)
+    assert drawn.min() >= 1 and len(drawn.unique()) > 400
+    assert (drawn.diff() >= 0).all(), "in the order of the classes"
+
+
+@pytest.mark.parametrize("classes", [3, BLOCK, 2 * BLOCK + 5])
+def test_a_class_without_weight_is_never_drawn(classes: int) -> None:
+    weights = torch.zeros(4, classes)
+    weights[:, [1, -2]] = torch.tensor([0.25, 1.0])
+    uniform = torch.tensor([0.0, 0.2 - 1e-9, 0.2 + 1e-9, 1 - 2.0**-52], dtype=torch.float64)
+    first, second = 1, classes - 2
+    if first == second:
+        assert draw(weights, uniform).tolist() == [1] * 4
+    else:
+        assert draw(weights, uniform).tolist() == [first, first, second, second]
+
+
+def test_other_rows_change_nothing() -> None:
+    weights = torch.rand(50, 1000, generator=torch.Generator().manual_seed(2)) ** 8
+    uniform = uniforms(50)
+    together = draw(weights, uniform)
+    alone = torch.cat([draw(weights[row : row + 1], uniform[row : row + 1]) for row in range(50)])
+    assert torch.equal(together, alone)
+    assert torch.equal(draw(weights.flip(0), uniform.flip(0)).flip(0), together)

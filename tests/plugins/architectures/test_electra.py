@@ -1,0 +1,53 @@
+"""ELECTRA is Transformers' ELECTRA, of the published sizes."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining, ElectraModel
+
+from terakoya.data.vocab import Vocabulary
+from terakoya.errors import UserError
+from terakoya_plugins.architectures.electra import Electra
+
+VOCABULARY = Vocabulary(size=30522, pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))
+BASE = Electra(
+    embedding_size=768, hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072
+)
+LARGE = Electra(
+    embedding_size=1024, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
+)
+
+
+def test_defaults_are_those_of_electra_config() -> None:
+    theirs = ElectraConfig()
+    assert Electra().config(Vocabulary(size=theirs.vocab_size, pad=0)).to_dict() == theirs.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "published"), [(Electra(), 13_483_008), (BASE, 108_891_648), (LARGE, 334_092_288)]
+)
+def test_the_published_sizes(architecture: Electra, published: int) -> None:
+    """The body over the English vocabulary of 30,522; Clark et al. say 14 M, 110 M and 335 M."""
+    with torch.device("meta"):
+        model = architecture.build(VOCABULARY, "body")
+    assert sum(parameter.numel() for parameter in model.parameters()) == published
+
+
+def test_each_head_is_its_class() -> None:
+    small = Electra(embedding_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    classes = {"masked": ElectraForMaskedLM, "discriminator": ElectraForPreTraining, "body": ElectraModel}
+    assert set(classes) == Electra.heads
+    for head, expected in classes.items():
+        model = small.build(VOCABULARY, head)  # type: ignore[arg-type]
+        assert type(model) is expected and len(small.blocks(model)) == 1
+        assert model.config.pad_token_id == 0
+
+
+def test_a_third_of_base_keeps_depth_and_embeddings() -> None:
+    small = BASE.scaled(Fraction(1, 3))
+    assert (small.hidden_size, small.num_attention_heads, small.intermediate_size) == (256, 4, 1024)
+    assert (small.num_hidden_layers, small.embedding_size) == (12, 768)
+    assert BASE.scaled(Fraction("1/1")) == BASE
+    with pytest.raises(UserError, match="1/5 of hidden_size 768 is no whole number"):
+        BASE.scaled(Fraction(1, 5))

@@ -1,0 +1,390 @@
+"""Replaced-token detection against the paper, written out with plain Transformers models."""
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+from torch.func import functional_call
+from transformers import ElectraForMaskedLM, ElectraForPreTraining
+
+from terakoya import attention
+from terakoya.components import Batch
+from terakoya.data.rows import Rows
+from terakoya.data.vocab import Vocabulary
+from terakoya.errors import UserError
+from terakoya_plugins.architectures.bert import Bert
+from terakoya_plugins.architectures.electra import Electra
+from terakoya_plugins.objectives._replaced_token_module import BINS, corrupt, histogram, measures
+from terakoya_plugins.objectives.replaced_token import ReplacedToken
+
+VOCABULARY = Vocabulary(size=60, pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))
+ELECTRA = Electra(
+    embedding_size=16, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+    max_position_embeddings=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+)  # fmt: skip
+DOCUMENTS = [[9, 12], [20], [5, 6, 7], [24], [3, 18], [11]]
+WORD = "electra.embeddings.word_embeddings.weight"
+
+
+def rows(lengths: list[list[int]], width: int = 24, *, first_key: int = 1) -> Rows:
+    """Packed rows: each inner list holds the lengths, [CLS] and [SEP] included, of a row's documents."""
+    draw = np.random.default_rng(3)
+    tokens = np.zeros((len(lengths), width), np.int32)
+    documents = np.full((len(lengths), width), -1, np.int32)
+    positions = np.zeros((len(lengths), width), np.int32)
+    for row, documents_of_row in enumerate(lengths):
+        at = 0
+        for number, length in enumerate(documents_of_row):
+            tokens[row, at : at + length] = [2, *draw.integers(5, 60, length - 2), 3]
+            documents[row, at : at + length] = number
+            positions[row, at : at + length] = np.arange(length)
+            at += length
+    starts = np.random.default_rng(4).random(tokens.shape) < 0.6
+    keys = np.arange(first_key, first_key + len(lengths), dtype=np.uint64)
+    return Rows(tokens=tokens, document_ids=documents, position_ids=positions, word_starts=starts, keys=keys)
+
+
+def some(all_rows: Rows, chosen: list[int]) -> Rows:
+    """The rows `chosen` of `all_rows`."""
+    assert all_rows.word_starts is not None
+    return Rows(
+        tokens=all_rows.tokens[chosen], document_ids=all_rows.document_ids[chosen],
+        position_ids=all_rows.position_ids[chosen], word_starts=all_rows.word_starts[chosen],
+        keys=all_rows.keys[chosen],
+    )  # fmt: skip
+
+
+def tensors(batch: Batch) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
+
+
+def built(objective: ReplacedToken, architecture: Electra = ELECTRA) -> Any:
+    torch.manual_seed(0)
+    module = objective.build(architecture, VOCABULARY)
+    attention.use(module, "sdpa")
+    for name, parameter in module.named_parameters():
+        if "difference" in name:
+            torch.nn.init.normal_(parameter, std=0.02)
+    return module
+
+
+def fixed_sample(odds: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """Samples that no rounding can change; every fourth is right."""
+    drawn = 5 + (batch["sample_uniforms"] * 55).long()
+    return torch.where(drawn % 4 == 0, batch["masked_labels"].clamp(min=0), drawn)
+
+
+def from_the_paper(
+    batch: Batch, generator: ElectraForMaskedLM, discriminator: ElectraForPreTraining, extra: dict[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Both mean losses with full logits over padded documents; `extra` are weights put in the discriminator's place."""
+    arrays = batch.arrays
+    ids, documents = arrays["input_ids"], arrays["document_ids"]
+    labels = np.full(ids.size, -100)
+    sampled = np.zeros(ids.size, np.int64)
+    used = arrays["masked_labels"] >= 0
+    labels[arrays["masked_positions"][used]] = arrays["masked_labels"][used]
+    sampled[arrays["masked_positions"][used]] = fixed_sample(torch.zeros(0), tensors(batch)).numpy()[used]
+    pieces = [
+        np.flatnonzero((documents == number).ravel() & (np.arange(ids.size) // ids.shape[1] == row))
+        for row in range(len(ids))
+        for number in range(documents[row].max() + 1)
+    ]
+    longest = max(map(len, pieces))
+    shape = (len(pieces), longest)
+    x, y, s = torch.zeros(shape, dtype=torch.long), torch.full(shape, -100), torch.zeros(shape, dtype=torch.long)
+    present = torch.zeros(shape, dtype=torch.long)
+    for number, places in enumerate(pieces):
+        for table, source in ((x, ids.ravel()), (y, labels), (s, sampled)):
+            table[number, : len(places)] = torch.from_numpy(source[places])
+        present[number, : len(places)] = 1
+    generator_loss = generator(x, attention_mask=present, labels=y).loss
+    original = torch.where(y >= 0, y, x)
+    corrupted = torch.where(y >= 0, s, x)
+    replaced = (corrupted != original).long()
+    assert 5 < replaced.sum() < (y >= 0).sum(), "some samples are right"
+    result = functional_call(discriminator, extra, (corrupted,), {"attention_mask": present, "labels": replaced})
+    return generator_loss, result.loss
+
+
+def compare(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    """Each gradient within 1e-5 of its norm; those of nearly nothing within 1e-5 of a thousandth of the largest."""
+    assert ours.keys() == theirs.keys()
+    largest = max(float(value.norm()) for value in theirs.values())
+    for name, value in theirs.items():
+        error = float((ours[name] - value).norm()) / max(float(value.norm()), 1e-3 * largest)
+        assert error < 1e-5, (name, error)
+
+
+@pytest.mark.parametrize("micro_batches", [[[0, 1, 2, 3, 4, 5]], [[0, 1], [2, 3, 4], [5]]])
+@pytest.mark.parametrize("sharing", ["tied", "none", "disentangled"])
+def test_losses_and_gradients_are_those_of_the_paper(sharing: Any, micro_batches: list[list[int]]) -> None:
+    """Packed rows, also in uneven micro-batches, against padded documents through full logits."""
+    objective = ReplacedToken(sharing=sharing, mlm_probability=0.3)
+    module = built(objective)
+    module.sample = fixed_sample
+    everything = rows(DOCUMENTS)
+    whole = objective.collate(everything, VOCABULARY)
+    losses = {"generator_loss": 0.0, "discriminator_loss": 0.0}
+    for chosen in micro_batches:
+        sums = module(tensors(objective.collate(some(everything, chosen), VOCABULARY)))
+        means = {
+            "generator_loss": sums["generator_loss"] / whole.counts["masked"],
+            "discriminator_loss": sums["discriminator_loss"] / whole.counts["tokens"],
+        }
+        (means["generator_loss"] + 50.0 * means["discriminator_loss"]).backward()
+        losses = {name: losses[name] + float(value.detach()) for name, value in means.items()}
+
+    generator = ElectraForMaskedLM(ELECTRA.scaled(Fraction(1, 4)).config(VOCABULARY))
+    generator.load_state_dict(module.generator.state_dict())
+    discriminator = ElectraForPreTraining(ELECTRA.config(VOCABULARY))
+    own = objective.exports(module)["discriminator"].state_dict()
+    discriminator.load_state_dict(own)
+    extra: dict[str, Tensor] = {}
+    difference = torch.zeros(0)
+    if sharing == "tied":
+        discriminator.electra.embeddings = generator.electra.embeddings
+    if sharing == "disentangled":
+        shared = generator.electra.embeddings.word_embeddings.weight.detach()
+        difference = (own[WORD] - shared).requires_grad_()
+        extra = {WORD: shared + difference}
+    generator_loss, discriminator_loss = from_the_paper(whole, generator, discriminator, extra)
+    (generator_loss + 50.0 * discriminator_loss).backward()
+    assert losses["generator_loss"] == pytest.approx(generator_loss.item(), rel=1e-5)
+    assert losses["discriminator_loss"] == pytest.approx(discriminator_loss.item(), rel=1e-5)
+
+    theirs = {f"generator.{name}": value.grad for name, value in generator.named_parameters()}
+    for name, value in discriminator.named_parameters():
+        if sharing == "tied" and "electra.embeddings." in name:
+            continue
+        if sharing == "disentangled" and name == WORD:
+            theirs["discriminator.electra.embeddings.word_embeddings.difference.weight"] = difference.grad
+            continue
+        theirs[f"discriminator.{name}"] = value.grad
+    for name, value in theirs.items():
+        assert value is not None, name
+    compare({name: value.grad for name, value in module.named_parameters()}, theirs)  # type: ignore[misc, arg-type]
+
+
+@pytest.mark.parametrize("sharing", ["tied", "none", "disentangled"])
+def test_what_is_shared(sharing: Any) -> None:
+    module = built(ReplacedToken(sharing=sharing))
+    generator, discriminator = module.generator, module.discriminator
+    assert generator.generator_lm_head.weight is generator.electra.embeddings.word_embeddings.weight
+    assert (discriminator.electra.embeddings is generator.electra.embeddings) == (sharing == "tied")
+    generator.zero_grad()
+    batch = tensors(ReplacedToken().collate(rows(DOCUMENTS), VOCABULARY))
+    module(batch)["discriminator_loss"].backward()
+    reached = generator.electra.embeddings.word_embeddings.weight.grad is not None
+    assert reached == (sharing == "tied"), "only tied embeddings learn from the discriminator"
+    assert generator.electra.encoder.layer[0].output.dense.weight.grad is None, "no gradient flows through samples"
+
+
+def test_at_first_the_discriminator_has_the_generators_embeddings() -> None:
+    torch.manual_seed(0)
+    module = ReplacedToken(sharing="disentangled").build(ELECTRA, VOCABULARY)
+    exported = ReplacedToken().exports(module)
+    generator, discriminator = (exported[name].state_dict() for name in ("generator", "discriminator"))
+    assert torch.equal(generator[WORD], discriminator[WORD])
+
+
+def test_exports_of_disentangled_embeddings_hold_the_sum() -> None:
+    objective = ReplacedToken(sharing="disentangled")
+    module = built(objective).eval()
+    exported = objective.exports(module)["discriminator"]
+    assert type(exported) is ElectraForPreTraining
+    attention.release(exported)
+    attention.use(module, "sdpa")
+    ids = torch.randint(5, 60, (2, 12))
+    batch = {
+        "input_ids": ids, "document_ids": torch.zeros_like(ids), "position_ids": torch.arange(12).expand(2, 12)
+    }  # fmt: skip
+    with torch.no_grad():
+        ours = ELECTRA.replaced_logits(module.discriminator, ELECTRA.hidden(module.discriminator, batch))
+        theirs = exported(ids).logits
+    assert (ours - theirs).abs().max() < 1e-5
+    assert "difference" in dict(module.named_modules())["discriminator.electra.embeddings.word_embeddings"]._modules
+
+
+def test_a_right_sample_counts_as_original_and_unused_slots_write_nothing() -> None:
+    input_ids = torch.tensor([[4, 11, 4, 13], [4, 21, 22, 23]])
+    positions, labels = torch.tensor([0, 2, 4, 0, 0]), torch.tensor([10, 12, 20, -100, -100])
+    ids, replaced = corrupt(input_ids, positions, labels, torch.tensor([10, 50, 51, 52, 53]))
+    assert ids.tolist() == [[10, 11, 50, 13], [51, 21, 22, 23]]
+    assert replaced.tolist() == [[False, False, True, False], [True, False, False, False]]
+
+
+def sampled(objective: ReplacedToken, module: Any, batch: Batch) -> dict[tuple[int, int], int]:
+    """The sample for each masked place (row's number in the batch, column)."""
+    kept: list[Tensor] = []
+    real = type(module).sample
+    module.sample = lambda odds, inner: kept.append(real(module, odds, inner)) or kept[-1]
+    module(tensors(batch))
+    del module.sample
+    used = batch.arrays["masked_labels"] >= 0
+    places = np.divmod(batch.arrays["masked_positions"][used], batch.arrays["input_ids"].shape[1])
+    return {(int(r), int(c)): int(t) for r, c, t in zip(*places, kept[0].numpy()[used], strict=True)}
+
+
+def test_samples_depend_on_row_and_position_alone() -> None:
+    objective = ReplacedToken(mlm_probability=0.3)
+    module = built(objective)
+    everything = rows(DOCUMENTS)
+    together = sampled(objective, module, objective.collate(everything, VOCABULARY))
+    for chosen in ([3], [5, 0, 3]):
+        part = sampled(objective, module, objective.collate(some(everything, chosen), VOCABULARY))
+        for (row, column), token in part.items():
+            assert together[chosen[row], column] == token
+    others = sampled(objective, module, objective.collate(rows(DOCUMENTS, first_key=100), VOCABULARY))
+    assert others != together, "other keys, other draws"
+
+
+def test_temperature_sharpens() -> None:
+    flat, sharp = (ReplacedToken(mlm_probability=0.3, temperature=t) for t in (100.0, 1e-5))
+    batch = flat.collate(rows(DOCUMENTS), VOCABULARY)
+    module = built(sharp)
+    odds = torch.rand(len(batch.arrays["masked_labels"]), 60)
+    assert torch.equal(module.sample(odds / odds.amax(1, keepdim=True), tensors(batch)), odds.argmax(1))
+    assert len(built(flat).sample(odds, tensors(batch)).unique()) > 10
+
+
+def test_the_vocabulary_head_runs_at_masked_positions_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = ReplacedToken()
+    module = built(objective)
+    batch = objective.collate(rows([[20], [20]]), VOCABULARY)
+    seen = []
+    real = Electra.logits
+    monkeypatch.setattr(
+        Electra, "logits", lambda self, model, hidden: seen.append(hidden.shape) or real(self, model, hidden)
+    )
+    module(tensors(batch))
+    assert seen == [(len(batch.arrays["masked_positions"]), 8)]
+
+
+# ------------------------------------------------------------------------------------------------- what is reported
+
+
+def exact_auc(scores: np.ndarray, replaced: np.ndarray) -> float:
+    """The share of (original, replaced) pairs in the right order, half of those that are equal."""
+    ranks = np.argsort(np.argsort(scores, kind="stable"), kind="stable") + 1.0
+    _, inverse = np.unique(scores, return_inverse=True)
+    mean = np.bincount(inverse, ranks) / np.bincount(inverse)
+    hits = int(replaced.sum())
+    return float((mean[inverse][replaced].sum() - hits * (hits + 1) / 2) / (hits * (len(scores) - hits)))
+
+
+@pytest.mark.parametrize(("spread", "shift"), [(0.02, 0.005), (0.3, 0.2), (2.0, 2.5), (6.0, 1.0), (3.0, 9.0)])
+def test_measures_are_those_of_the_scores(spread: float, shift: float) -> None:
+    """The AUC comes from bins: 0.0002 at most from the exact one, from a first step's scores to a last one's."""
+    draw = np.random.default_rng(0)
+    replaced = draw.random(20_000) < 0.12
+    scores = (draw.normal(-shift / 2, spread, 20_000) + shift * replaced).astype(np.float32)
+    real = draw.random(20_000) < 0.9
+    counts = histogram(*(torch.from_numpy(each)[None] for each in (scores, replaced, real))).double().numpy()
+    got = measures(counts)
+    scores, replaced = scores[real], replaced[real]
+    said = scores >= 0
+    assert counts.sum() == real.sum()
+    assert got["discriminator_accuracy"] == pytest.approx((said == replaced).mean())
+    assert got["discriminator_precision"] == pytest.approx(replaced[said].mean())
+    assert got["discriminator_recall"] == pytest.approx(said[replaced].mean())
+    assert got["replaced_rate"] == pytest.approx(replaced.mean())
+    assert abs(got["discriminator_auc"] - exact_auc(scores, replaced)) < 2e-4
+
+
+def test_measures_of_nothing_are_left_out() -> None:
+    assert measures(np.zeros(2 * BINS)) == {}
+    only_originals = np.zeros(2 * BINS)
+    only_originals[10] = 5.0
+    assert measures(only_originals) == {"discriminator_accuracy": 1.0, "replaced_rate": 0.0}
+    not_a_number = histogram(torch.full((1, 3), float("nan")), torch.zeros(1, 3, dtype=torch.bool), torch.ones(1, 3))
+    assert not_a_number.sum() == 3
+
+
+# ----------------------------------------------------------------------------------------------------------- settings
+
+
+def test_a_generator_of_its_own_is_read_and_written_with_its_type() -> None:
+    raw = {"generator": {"type": "electra", "embedding_size": 16, "hidden_size": 8, "num_attention_heads": 2}}
+    objective = ReplacedToken.model_validate(raw)
+    assert objective.generator == Electra(embedding_size=16, hidden_size=8, num_attention_heads=2)
+    dumped = objective.model_dump(mode="json")
+    assert dumped["generator"]["type"] == "electra" and ReplacedToken.model_validate(dumped) == objective
+    for wrong, said in (
+        ({"type": "electro"}, "electro: not installed; did you mean"),
+        ({"hidden_size": 8}, 'expected an object with a "type"'),
+        ({"type": "electra", "hiden_size": 8}, 'hiden_size: unknown key; did you mean "hidden_size"'),
+    ):
+        with pytest.raises(ValidationError, match=said):
+            ReplacedToken.model_validate({"generator": wrong})
+
+
+def test_another_depth_and_bert_as_generator() -> None:
+    deep = Bert(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, max_position_embeddings=32
+    )
+    objective = ReplacedToken(generator=deep, sharing="none")
+    module = built(objective)
+    sums = module(tensors(objective.collate(rows(DOCUMENTS), VOCABULARY)))
+    sums["generator_loss"].backward()
+    assert len(module.generator.bert.encoder.layer) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"generator_size": "a/b"}, 'expected a fraction like "1/4", at most 1, got "a/b"'),
+        ({"generator_size": "3/2"}, "at most 1"),
+        ({"generator_size": "1/0"}, "expected a fraction"),
+        ({"generator_size": "1/2", "generator": ELECTRA}, "exclude each other"),
+        ({"replace_probability": 0.9, "random_probability": 0.2}, "add up to more than 1"),
+        ({"temperature": 0.0}, "greater than 0"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        ReplacedToken(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "architecture", "said"),
+    [
+        ({}, Bert(), "architecture Bert cannot be the discriminator: it has no head 'discriminator'"),
+        ({"generator_size": "1/3"}, ELECTRA, "objective.generator_size: architecture Electra: 1/3 of hidden_size 32"),
+        (
+            {"generator": ELECTRA.model_copy(update={"embedding_size": 8})},
+            ELECTRA,
+            r"objective.sharing: embeddings cannot be shared: LayerNorm.bias is \(8,\) in ElectraForMaskedLM",
+        ),
+        (
+            {"generator": ELECTRA.model_copy(update={"max_position_embeddings": 16}), "sharing": "none"},
+            ELECTRA,
+            "objective.generator: takes rows of at most 16 tokens, the discriminator 32",
+        ),
+        (
+            {"generator": ELECTRA.model_copy(update={"embedding_size": 8}), "sharing": "disentangled"},
+            ELECTRA,
+            "objective.sharing: word embeddings cannot be shared: 8 numbers a word in ElectraForMaskedLM, 16 in",
+        ),
+    ],
+)
+def test_models_that_do_not_fit_are_refused(settings: dict[str, Any], architecture: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        ReplacedToken(**settings).build(architecture, VOCABULARY)
+
+
+def test_stores_that_cannot_be_masked_are_refused() -> None:
+    one = rows([[9]])
+    without = Rows(
+        tokens=one.tokens, document_ids=one.document_ids, position_ids=one.position_ids, word_starts=None,
+        keys=one.keys,
+    )  # fmt: skip
+    with pytest.raises(UserError, match="needs word starts"):
+        ReplacedToken().collate(without, VOCABULARY)
+    assert ReplacedToken(whole_word_mask=False).collate(without, VOCABULARY).counts["masked"] > 0
+    with pytest.raises(UserError, match=r"no \[MASK\]"):
+        ReplacedToken().collate(one, VOCABULARY.model_copy(update={"mask": None}))
