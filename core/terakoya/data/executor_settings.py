@@ -32,7 +32,7 @@ class ExecutorSettings(BaseModel):
         randomize_start_duration: each task waits up to so many seconds before it begins.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
 
     tasks: PositiveInt | None = None
     workers: Workers | None = None

@@ -12,6 +12,7 @@ from terakoya.errors import UserError
 _SCRIPT = Template(r"""#!/bin/bash
 # Encodes a corpus in $shards Slurm jobs and joins their stores. Look through the settings, then run it where jobs are
 # submitted: bash THIS_FILE. Run again after a failure it finishes what is left: jobs that were done say so and end.
+# Each job holds its own shard against --max-rejects.
 set -euo pipefail
 
 JOB_NAME=terakoya-prepare
@@ -22,10 +23,12 @@ TIME=24:00:00       # of one job
 CPUS=4              # of one job: that many processes encode in it
 MEMORY=16G          # of one job
 MORE=()             # more options of sbatch, such as (--constraint=cpu --mail-type=FAIL)
-SETUP=$setup        # what a job runs first, so that it finds terakoya
-FOLDER=$folder      # where jobs start; the other paths may be relative to it
-OUT=$out
 SHARDS=$shards
+# What a job runs first, so that it finds terakoya:
+SETUP=$setup
+# Where jobs start; other paths may be relative to it:
+FOLDER=$folder
+OUT=$out
 
 # ---------------------------------------------------------------------------------------------------------------------
 cd "$$FOLDER"
