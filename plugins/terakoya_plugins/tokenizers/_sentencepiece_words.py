@@ -1,9 +1,10 @@
 """Where MeCab's words begin in a text, white space kept: for training between words and for whole-word masking.
 
-MeCab is asked for words in training only. No piece is learnt that is not inside some word; but Transformers loads a
-model that knows the text alone, and a piece learnt from one word fits over two others as well: って is a word in って言う
-and fits over 習っ|て. Keeping those apart would give other ids than the saved folder. They count as one word instead, so
-that masking still takes whole words: 2 to 5 borders in a hundred, the more the larger the vocabulary.
+MeCab's borders decide what is learnt, not how a text is cut. No piece is learnt that is not inside some word; but
+Transformers loads a model that knows the text alone, and a piece learnt from one word fits over two others as well:
+って is a word in って言う and fits over 習っ|て. Keeping those apart would give other ids than the saved folder. They
+count as one word instead, so that masking still takes whole words: 2 to 5 borders in a hundred, the more the larger
+the vocabulary.
 """
 
 from __future__ import annotations
