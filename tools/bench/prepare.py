@@ -73,7 +73,10 @@ def _megatron(corpus: Path, arguments: argparse.Namespace, out: Path) -> float:
             "--workers", WORKERS, "--log-interval", 1000,
         ]
     )  # fmt: skip
-    documents, rate = re.findall(r"Processed (\d+) documents \(([\d.]+) docs/s", said)[-1]
+    told = re.findall(r"Processed (\d+) documents \(([\d.]+) docs/s", said)
+    if not told:
+        raise SystemExit("Megatron-LM tells its rate every 1,000 documents: expected a corpus of more")
+    documents, rate = told[-1]
     return int(documents) / float(rate)
 
 
