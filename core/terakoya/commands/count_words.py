@@ -49,11 +49,14 @@ def count_words(
         )
     if out.exists():
         raise UserError(f"{out}: expected a new file, got one that is there already; choose another --out")
-    corpus = Corpus(find_files(sources), field=field, documents=documents)
+    corpus = Corpus(find_files(sources), field=field, documents=documents, digests={})
     splitting = tokenizer.splitting()
     processes = processes or _cpus()
     corpus = cleaned(corpus, read_clean(clean), clean_folder, out=out, processes=processes)
+    before = corpus.sizes_and_times()
     table = counted(corpus, splitting, processes=processes, progress=progress)
+    if corpus.sizes_and_times() != before:
+        raise UserError("corpus: a file was changed while it was read; leave the files alone and start again")
     write_counts(out, corpus, splitting, table)
     return table
 

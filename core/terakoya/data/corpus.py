@@ -12,12 +12,13 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
+from dataclasses import field as dataclass_field
 from functools import cached_property
 from typing import Any, Literal
 
 from terakoya.data import corpus_lines, corpus_parquet
 from terakoya.data.cleaning import Cleaning
-from terakoya.data.corpus_files import Source, content_hash, find_files, kind_of
+from terakoya.data.corpus_files import Hashing, Source, content_hash, find_files, has_version, kind_of
 from terakoya.data.corpus_items import EXCERPT_CHARACTERS, Block, Document, Reason, Reject
 from terakoya.errors import UserError
 
@@ -35,6 +36,7 @@ class Corpus:
     before line ends are dropped; NUL and other control characters are kept. All but parquet may be compressed (.gz,
     .zst, .xz, .bz2). A document of more than `max_document_bytes` is rejected, in text formats without being read
     into memory. With `cleaning` (see `terakoya.data.cleaning.cleaned`) documents come out changed, and fewer.
+    In a `digests` that is given, files are hashed while `blocks` reads them, for `fingerprint` to find.
 
     Raises UserError for a missing file or an unknown file name ending.
     """
@@ -46,6 +48,7 @@ class Corpus:
     max_document_bytes: int = 100_000_000
     block_bytes: int = 4 << 20
     cleaning: Cleaning | None = None
+    digests: dict[Source, str] | None = dataclass_field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.documents not in ("blank", "line"):
@@ -64,13 +67,24 @@ class Corpus:
         """A hash of the files' names, sizes and contents (read whole, once, where no object store keeps a hash of
         them) and of the cleaning steps; where the files lie does not matter."""
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-            hashes = list(pool.map(content_hash, self.sources))
+            hashes = list(pool.map(self._content_hash, self.sources))
         facts: list[Any] = [
             [file.name, file.stat().st_size, digest] for file, digest in zip(self.sources, hashes, strict=True)
         ]
         if self.cleaning is not None:
             facts.append(self.cleaning.settings)
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    def sizes_and_times(self) -> list[tuple[int, object]]:
+        """Of each file what changes when it is written to."""
+        return [(stat.st_size, stat.st_mtime_ns) for stat in (file.stat() for file in self.sources)]
+
+    def _content_hash(self, file: Source) -> str:
+        if self.digests is None:
+            return content_hash(file)
+        if file not in self.digests:
+            self.digests[file] = content_hash(file)
+        return self.digests[file]
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -90,20 +104,27 @@ class Corpus:
         Reads every file once, in one pass and in bounded memory; of parquet only the footer. The bytes of compressed
         and of remote files travel with their blocks, so that they are read once whatever the processes.
 
-        Raises UserError for a damaged file and for a column that is not there.
+        Raises UserError for a damaged file, for a column that is not there, and for a file that is not what `digests`
+        say of it.
         """
         size = block_bytes or self.block_bytes
         for file in self.sources:
             if kind_of(file) == "parquet":
                 yield from corpus_parquet.cut(file, size, field=self.field)
-            else:
-                yield from corpus_lines.cut(
-                    file,
-                    size,
-                    by_paragraph=self._by_paragraph(file),
-                    field=self.field,
-                    max_document_bytes=self.max_document_bytes,
-                )
+                continue
+            hashing: list[Hashing] | None = None if self.digests is None or has_version(file) else []
+            yield from corpus_lines.cut(
+                file,
+                size,
+                by_paragraph=self._by_paragraph(file),
+                field=self.field,
+                max_document_bytes=self.max_document_bytes,
+                hashing=hashing,
+            )
+            if hashing and self.digests is not None and hashing[0].count == file.stat().st_size:
+                digest = hashing[0].digest()
+                if self.digests.setdefault(file, digest) != digest:
+                    raise UserError(f"{file}: was changed while it was read; leave the files alone and start again")
 
     def read(self, block: Block) -> Iterator[Document | Reject]:
         """The documents and rejects of `block`, in order."""

@@ -204,6 +204,11 @@ def _version(info: dict[str, Any]) -> str:
 # -------------------------------------------------------------------------------------------------------- content
 
 
+def has_version(file: Source) -> bool:
+    """Whether the place where `file` lies keeps a hash of its content."""
+    return isinstance(file, RemoteFile) and bool(file.version)
+
+
 def content_hash(file: Source) -> str:
     """A hash of the content of `file`: of its bytes, read whole, or the one that an object store keeps."""
     if isinstance(file, RemoteFile) and file.version:
@@ -212,14 +217,44 @@ def content_hash(file: Source) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+class Hashing(io.RawIOBase):
+    """A stream read from its start to its end that hashes what passes, as `content_hash` would."""
+
+    def __init__(self, stream: io.BufferedIOBase) -> None:
+        self._stream, self._hash, self.count = stream, hashlib.sha256(), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._stream.readinto(buffer)
+        self._hash.update(memoryview(buffer)[:count])
+        self.count += count
+        return count
+
+    def tell(self) -> int:
+        return self.count
+
+    def digest(self) -> str:
+        """The hash of the `count` bytes that have passed."""
+        return self._hash.hexdigest()
+
+
 @contextmanager
-def open_plain(file: Source) -> Iterator[tuple[io.BufferedIOBase, io.BufferedIOBase]]:
+def open_plain(
+    file: Source, hashing: list[Hashing] | None = None
+) -> Iterator[tuple[io.BufferedIOBase, io.BufferedIOBase]]:
     """Opens `file`; yields its decompressed bytes, and the stream below whose position tells how far reading got.
 
-    Reading and leaving raise UserError for a damaged or truncated compressed file.
+    What hashes the bytes as they lie on disk is appended to `hashing`. Reading and leaving raise UserError for a
+    damaged or truncated compressed file.
     """
     compression = compression_of(file)
-    with file.open("rb") as raw:
+    with file.open("rb") as opened:
+        raw: io.BufferedIOBase = opened
+        if hashing is not None:
+            hashing.append(Hashing(opened))
+            raw = io.BufferedReader(hashing[-1], 1 << 20)
         if compression is None:
             yield raw, raw
             return

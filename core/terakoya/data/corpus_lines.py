@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import orjson
 
-from terakoya.data.corpus_files import RemoteFile, Source, compression_of, kind_of, open_plain
+from terakoya.data.corpus_files import Hashing, RemoteFile, Source, compression_of, kind_of, open_plain
 from terakoya.data.corpus_items import Block, Document, Reject, reject_bytes, text_document
 from terakoya.errors import UserError, nearest
 
@@ -69,15 +69,23 @@ class Quotes:
                 at, self._inside = opening.end(), True
 
 
-def cut(file: Source, block_bytes: int, *, by_paragraph: bool, field: str, max_document_bytes: int) -> Iterator[Block]:
-    """Cuts a text file into blocks in one pass; see `Corpus.blocks`."""
+def cut(
+    file: Source,
+    block_bytes: int,
+    *,
+    by_paragraph: bool,
+    field: str,
+    max_document_bytes: int,
+    hashing: list[Hashing] | None = None,
+) -> Iterator[Block]:
+    """Cuts a text file into blocks in one pass; see `Corpus.blocks`, and `open_plain` for `hashing`."""
     column, columns = _find_column(file, field) if kind_of(file) in ("csv", "tsv") else (0, 0)
     keep = compression_of(file) is not None or isinstance(file, RemoteFile)
     room = block_bytes + max_document_bytes + 8
     start, line, disk, last = 0, 1, 0, 1
     size = file.stat().st_size
     quotes = Quotes() if kind_of(file) == "csv" else None
-    with open_plain(file) as (stream, raw):
+    with open_plain(file, hashing) as (stream, raw):
         while True:
             bytes_read, newlines, data = _one_block(stream, block_bytes, by_paragraph, quotes, room if keep else 0)
             if not bytes_read:
