@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
@@ -33,6 +33,8 @@ DEFAULT_SIZE = "1/4"
 
 class ReplacedToken(Objective):
     """Settings of replaced-token detection. The run's architecture is the discriminator's."""
+
+    trial: ClassVar[Mapping[str, Any]] = {"generator_size": "1/2"}
 
     layout: Literal["packed", "stream", "lines"] = "packed"
     mlm_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
