@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -187,13 +187,16 @@ def field_names(model: type[BaseModel] | None) -> list[str]:
 def _model_at(model: type[BaseModel], keys: Sequence[str]) -> type[BaseModel] | None:
     """The model that describes the object at `keys` below `model`, None if that is no model."""
     current: type[BaseModel] | None = model
+    named = False
     for key in keys:
         if current is None:
             return None
-        if key.isdigit():
-            continue  # a list's item: its model was found with the list's own key
+        if key.isdigit() or named:
+            named = False
+            continue  # an item of a list or of an object: its model was found with the list's or the object's own key
         field = current.model_fields.get(key)
         current = next(_models_in(field.annotation), None) if field else None
+        named = field is not None and get_origin(field.annotation) is dict
     return current
 
 

@@ -11,7 +11,7 @@ import pytest
 from terakoya.data.store import TokenStore
 from terakoya.errors import UserError
 from terakoya.parameters import Parameters
-from terakoya.pipeline import Pipeline, _Plan, run_pipeline
+from terakoya.pipeline import Pipeline, _Plan, read_pipeline, run_pipeline
 from terakoya.pipeline_settings import CorpusSettings
 from terakoya.stages import StageResult, run_stages
 
@@ -173,6 +173,12 @@ def test_errors_name_the_corpus(keys: dict[str, Any], name: str, changes: dict[s
 def test_wrong_entries_are_refused(keys: dict[str, Any], name: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Pipeline.model_validate(_changed(keys, name, **changes))
+
+
+def test_an_unknown_key_of_an_entry_has_a_nearest_name(keys: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text(json.dumps(_changed(keys, "wiki", wieght=3)))
+    with pytest.raises(UserError, match=r'p\.json: corpora\.wiki\.wieght: unknown key; did you mean "weight"\?'):
+        read_pipeline(tmp_path / "p.json")
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a.clean", " a", "-a", "Wiki"])

@@ -84,7 +84,8 @@ def make_plan(
         logger.info("%s: %s dropped %s of %s documents%s", what, step, f"{plan['counts'][f'dropped by {step}']:,}",
                     f"{plan['counts']['documents']:,}", "".join(f"\n    {each}" for each in examples))  # fmt: skip
     if "held out" in plan["counts"]:
-        logger.info("%s: %s documents held out", what, f"{plan['counts']['held out']:,}")
+        logger.info("%s: %s documents held out%s", what, f"{plan['counts']['held out']:,}",
+                    "".join(f"\n    {each}" for each in plan.get("held_out", ())))  # fmt: skip
     return dict(plan["counts"])
 
 
@@ -236,15 +237,17 @@ def _decide(cleaning: Cleaning, parts: Path, key: str) -> None:
     names = _names(cleaning)
     dropped: Counter[int] = Counter()
     examples: dict[int, list[str]] = {number: [] for number, name in enumerate(names) if name}
+    aside_examples: list[str] = []
     held, start = 0, 0
     with committed(cleaning.folder / "dropped.u8") as left_out, committed(cleaning.folder / "held_out.u8") as held_out:
         for table in tables:
             verdict = verdicts[start : start + len(table)]
             start += len(table)
             left_out.write(np.ascontiguousarray(table["place"][verdict != KEPT]))
-            aside = table["place"][(verdict == KEPT) & table["held"]]
-            held_out.write(np.ascontiguousarray(aside))
+            aside = np.flatnonzero((verdict == KEPT) & table["held"])
+            held_out.write(np.ascontiguousarray(table["place"][aside]))
             held += len(aside)
+            aside_examples += [_example(cleaning, table[at]) for at in aside[: _EXAMPLES - len(aside_examples)]]
             for number, shown in examples.items():
                 found = np.flatnonzero(verdict == number)
                 dropped[number] += len(found)
@@ -254,7 +257,8 @@ def _decide(cleaning: Cleaning, parts: Path, key: str) -> None:
         counts["held out"] = held
     counts["kept"] = total - sum(dropped.values()) - held
     named = {names[number]: shown for number, shown in examples.items()}
-    _write(cleaning.folder / PLAN, {"key": key, "counts": counts, "examples": named, "settings": cleaning.settings})
+    facts = {"key": key, "counts": counts, "examples": named, "held_out": aside_examples, "settings": cleaning.settings}
+    _write(cleaning.folder / PLAN, facts)
 
 
 def _names(cleaning: Cleaning) -> list[str]:

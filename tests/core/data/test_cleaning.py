@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -198,6 +199,7 @@ def test_the_result_does_not_depend_on_processes_or_kills(
     }
     assert "cleaning: length dropped 5 of 150 documents\n    " in caplog.text
     assert caplog.text.count(": 短\n") == 3
+    assert re.search(rf"cleaning: {counts['held out']} documents held out(\n    \S+:\d+: .+){{3}}", caplog.text)
     assert make_plan(cleaned(corpus, steps, tmp_path / "two"), processes=2) == counts
     files = _files(tmp_path / "one")
     assert files == _files(tmp_path / "two")
