@@ -43,8 +43,6 @@ class ExecutorSettings(BaseModel):
 class LocalSettings(ExecutorSettings):
     """`LocalPipelineExecutor`: processes of this machine."""
 
-    start_method: Literal["forkserver", "spawn"] = "forkserver"
-
 
 class SlurmSettings(ExecutorSettings):
     """`SlurmPipelineExecutor`: an array of jobs, and one that joins their parts."""

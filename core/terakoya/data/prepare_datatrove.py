@@ -29,12 +29,15 @@ from terakoya.data.executor_settings import Executor, ExecutorSettings, RaySetti
 from terakoya.data.preparation import Preparation
 from terakoya.data.store import StoreFacts
 from terakoya.data.submitted_jobs import note_jobs
+from terakoya.data.workers import workers
 from terakoya.errors import UserError
 
 try:
+    import dill
     import multiprocess
     from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
     from datatrove.pipeline.base import PipelineStep
+    from datatrove.utils.stats import PipelineStats
 except ImportError as error:
     raise UserError(f'--engine datatrove: needs datatrove ({error}): pip install "terakoya[datatrove]"') from error
 
@@ -194,7 +197,7 @@ _watch: threading.Thread | None = None
 
 
 def _leave_with_parent() -> None:
-    """Ends this process, if it is a pool's, as soon as the one that started it dies."""
+    """Ends this process, if it is one of a Ray actor's pool, as soon as the one that started it dies."""
     global _watch
     parent = multiprocess.parent_process()
     if parent is None or (_watch is not None and _watch.is_alive()):
@@ -218,15 +221,49 @@ def _given(settings: ExecutorSettings, *without: str) -> dict[str, Any]:
 
 def _run_local(step: EncodeBlocks, settings: ExecutorSettings, logs: Path, processes: int) -> None:
     tasks = min(settings.tasks or processes, len(step.numbers))
-    workers = processes if settings.workers is None else settings.workers
-    LocalPipelineExecutor(
+    wanted = processes if settings.workers is None else settings.workers
+    _Local(
         pipeline=[step],
         tasks=tasks,
-        workers=tasks if workers == -1 else min(workers, tasks),
+        workers=tasks if wanted == -1 else min(wanted, tasks),
         logging_dir=str(logs),
         skip_completed=False,
         **_given(settings, "tasks", "workers", "logging_dir"),
     ).run()
+
+
+class _Local(LocalPipelineExecutor):
+    def run(self) -> None:
+        """Runs all tasks in processes that end when this one does. UserError if one dies: datatrove's own pool would
+        wait for it for ever."""
+        self.save_executor_as_json()
+        pickled = dill.dumps(self)
+        if self.workers == 1:
+            stats = [_run_task(pickled, rank) for rank in range(self.tasks)]
+        else:
+            remedy = "Finished parts are kept: run the same command again and it finishes what is left"
+            with workers(self.workers, _keep, (pickled,), task="prepare", remedy=remedy) as submit:
+                running = [submit(_run_kept, rank) for rank in range(self.tasks)]
+                stats = [each.result() for each in running]
+        with self.logging_dir.open("stats.json", "wt") as file:
+            sum(stats, start=PipelineStats()).save_to_disk(file)
+
+
+_kept = b""
+
+
+def _keep(pickled: bytes) -> None:
+    global _kept
+    _kept = pickled
+
+
+def _run_kept(rank: int) -> PipelineStats:
+    return _run_task(_kept, rank)
+
+
+def _run_task(pickled: bytes, rank: int) -> PipelineStats:
+    # unpickled for each task, so that each has statistics of its own; only the first one talks on the console
+    return dill.loads(pickled)._run_for_rank(rank, local_rank=rank)
 
 
 def _run_ray(step: EncodeBlocks, settings: ExecutorSettings, logs: Path, processes: int) -> None:
