@@ -47,11 +47,14 @@ def run_datatrove(
     """Prepares with `executor` and says what was made, or which jobs were submitted."""
     from terakoya.data.executor_settings import executor_settings
     from terakoya.data.preparation import Preparation
-    from terakoya.data.prepare_datatrove import Submitted, prepare_datatrove
     from terakoya.data.sharding import Shard
     from terakoya.log import console
     from terakoya.parameter_files import read_json, with_overrides
 
+    try:
+        from terakoya.data.prepare_datatrove import Submitted, prepare_datatrove
+    except ModuleNotFoundError as error:
+        raise UserError(f'--engine datatrove: {error}; needs datatrove: pip install "terakoya[datatrove]"') from error
     settings = with_overrides(read_json(settings_file) if settings_file is not None else {}, overrides)
     executor_settings(executor, settings)  # before the corpus is read
     preparation = Preparation.of(

@@ -83,6 +83,16 @@ def test_options_that_go_with_datatrove_only(folder: Path) -> None:
     assert not (folder / "out").exists()
 
 
+def test_without_datatrove_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "hidden" / "datatrove").mkdir(parents=True)
+    (folder / "hidden" / "datatrove" / "__init__.py").write_text(
+        'raise ModuleNotFoundError("No module named datatrove")'
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder / "hidden"), os.environ["PYTHONPATH"]]))
+    failed = prepare("out", "--engine", "datatrove", fails=True)
+    assert 'pip install "terakoya[datatrove]"' in failed.stderr
+
+
 @pytest.mark.parametrize("clean", [False, True])
 def test_the_printed_script_makes_the_store_of_one_run(folder: Path, slurm: FakeSlurm, clean: bool) -> None:
     more = ["--max-rejects", "2%"]

@@ -250,12 +250,12 @@ def test_slurm_gives_the_bytes_of_one_process(folder: Path, slurm: FakeSlurm) ->
 
 
 def test_a_slurm_task_that_died_is_made_up_for(folder: Path, slurm: FakeSlurm) -> None:
-    submit()
+    submit({"tasks": 2})
     ended = slurm.work_off(run=lambda job, task: (job, task) != ("101", 1))
     assert ended == {"101": "failed", "102": "failed"}
     log = next((folder / "out.datatrove" / "join" / "slurm_logs").iterdir()).read_text()
     assert "parts are missing" in log and not (folder / "out" / "store.json").exists()
-    made = submit()
+    submit({"tasks": 1})
     parts = {file: file.stat().st_mtime_ns for file in Path("out/.parts").glob("0*.part")}
     assert slurm.work_off(run=lambda job, task: job != "104") | {"103": "completed"} == slurm.work_off()
     assert all(file.stat().st_mtime_ns == time for file, time in parts.items()), "finished parts were made again"
@@ -265,7 +265,7 @@ def test_a_slurm_task_that_died_is_made_up_for(folder: Path, slurm: FakeSlurm) -
 
 
 def test_a_slurm_task_of_other_input_leaves_the_parts_alone(folder: Path, slurm: FakeSlurm) -> None:
-    submit()
+    submit({"tasks": 1})
     (folder / "out" / ".parts" / "jobs.json").unlink()
     (folder / "a.jsonl").write_text("\n".join(rows(4, 150)))
     one_process("out2")
