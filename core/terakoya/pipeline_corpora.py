@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from terakoya.data.cleaning import Step, cleaned, read_steps
 from terakoya.data.cleaning_plan import make_plan
-from terakoya.data.corpus import Corpus
+from terakoya.data.corpus import Corpus, Reject
 from terakoya.data.corpus_files import Source, find_files
 from terakoya.data.hold_out import hold_out
 from terakoya.errors import UserError
@@ -56,8 +58,13 @@ class PipelineCorpus:
         return {"train": Corpus(train, **options), "validation": Corpus([held_out], **options)}
 
     def to_learn_from(self) -> Corpus:
-        """What the tokenizer sees: of a corpus with a name nothing that is held out."""
+        """What the tokenizer sees: of a corpus with a name nothing that is held out.
+
+        Raises UserError where the corpus begins with nothing that is a document: most likely another field is meant.
+        """
         corpus = self.parts["train"] if self.settings.name else self.whole
+        with self._named("corpus"):
+            _check_beginning(replace(corpus, cleaning=None))
         if corpus.cleaning is not None:
             make_plan(corpus, processes=self._pipeline.workers, name=self.settings.name)
         return corpus
@@ -152,3 +159,15 @@ class PipelineCorpus:
             held_out=part == "validation" and settings.splits,
         )
         return {"documents": facts.documents, "tokens": facts.tokens, "rejected": facts.rejected}
+
+
+def _check_beginning(corpus: Corpus) -> None:
+    block = next(corpus.blocks(block_bytes=1 << 20), None)
+    items = [] if block is None else list(corpus.read(block))
+    reasons = Counter(item.reason for item in items if isinstance(item, Reject))
+    if items and reasons.total() == len(items):
+        reason, count = reasons.most_common(1)[0]
+        raise UserError(
+            f"{items[0].file}: expected documents, got {count:,} times {reason} at its beginning; look at field "
+            f'("{corpus.field}") and documents ("{corpus.documents}")'
+        )

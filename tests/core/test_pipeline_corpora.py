@@ -150,6 +150,11 @@ def test_defaults_come_from_above(keys: dict[str, Any]) -> None:
         ("wiki", {"corpus": "nowhere.jsonl"}, r"^corpora\.wiki\.corpus: nowhere\.jsonl: no such file"),
         ("tech", {"validation_corpus": "no.txt"}, r"^corpora\.tech\.validation_corpus: no\.txt: no such file"),
         ("fiction", {"clean": [{"type": "nfck"}]}, r'corpora\.fiction\.clean: 0\.type: .*did you mean "nfkc"'),
+        (
+            "tech",
+            {"field": "body"},
+            r"^corpora\.tech\.corpus: .*tech\.jsonl: expected documents, got 40 times missing field",
+        ),
         ("wiki", {"hold_out": 40}, r"^corpora\.wiki\.hold_out: expected fewer documents"),
     ],
 )
