@@ -21,9 +21,11 @@ from terakoya.training.cross_entropy import IGNORED, summed_cross_entropy_and_od
 from terakoya.training.sampling import draw
 
 BINS = 512
-"""Bins of the discriminator's scores; the upper half holds those of 0 and above."""
-STEEP, LARGEST = 64.0, 16.0
-"""Bins are equally wide in asinh(STEEP x score), up to LARGEST: 0.0005 wide near 0, 3 % of the score far from it."""
+"""Bins of the discriminator's scores."""
+STEEP, LARGEST = 20.0, 16.0
+"""Bins are equally wide in asinh(STEEP x (score - centre)) for scores from -LARGEST to LARGEST: some 0.001 near the
+centre, 2 % of the distance far from it. At the centre lies the score of a discriminator that has learnt no more than
+how many tokens are replaced: there the scores of a young one differ by little."""
 
 
 class ReplacedTokenModule(nn.Module):
@@ -37,6 +39,7 @@ class ReplacedTokenModule(nn.Module):
         discriminator: PreTrainedModel,
         *,
         temperature: float,
+        centre: float,
     ) -> None:
         super().__init__()
         self.generator_architecture = generator_architecture
@@ -44,6 +47,7 @@ class ReplacedTokenModule(nn.Module):
         self.architecture = architecture
         self.discriminator = discriminator
         self.temperature = temperature
+        self.centre = centre
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Sums over the micro-batch: both losses, how often the generator and its samples were right, and a histogram
@@ -67,7 +71,7 @@ class ReplacedTokenModule(nn.Module):
             "generator_accuracy": (right & (labels != IGNORED)).sum(dtype=torch.float32),
             "sampled_accuracy": (sampled == labels).sum(dtype=torch.float32),
             "discriminator_loss": discriminator_loss,
-            "discriminator_scores": histogram(scores.detach(), replaced, real),
+            "discriminator_scores": histogram(scores.detach(), replaced, real, centre=self.centre),
         }
 
     def sample(self, odds: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
@@ -94,21 +98,30 @@ def corrupt(input_ids: Tensor, positions: Tensor, labels: Tensor, sampled: Tenso
     return ids[:count].view_as(input_ids), replaced[:count].view_as(input_ids)
 
 
-def histogram(scores: Tensor, replaced: Tensor, real: Tensor) -> Tensor:
+def histogram(scores: Tensor, replaced: Tensor, real: Tensor, *, centre: float) -> Tensor:
     """How many `real` scores fall into each bin, (2 x BINS,) float32: of original tokens, then of replaced ones."""
-    scale = BINS / 2 / math.asinh(STEEP * LARGEST)
-    bins = (torch.asinh(scores.nan_to_num() * STEEP) * scale).floor() + BINS // 2
-    bins = bins.clamp_(0, BINS - 1).long() + BINS * replaced
+    scale, zero = _scale(centre)
+    places = torch.asinh((scores.nan_to_num() - centre) * STEEP) - math.asinh(-centre * STEEP)
+    bins = ((places * scale).floor() + zero).clamp_(0, BINS - 1)
+    bins = torch.where(scores < 0, bins.clamp(max=zero - 1), bins.clamp(min=zero)).long() + BINS * replaced
     counts = torch.zeros(2 * BINS, dtype=torch.float32, device=scores.device)
     return counts.scatter_add_(0, bins.flatten(), real.flatten().float())
 
 
-def measures(counts: np.ndarray) -> dict[str, float]:
+def _scale(centre: float) -> tuple[float, int]:
+    """Bins for each unit of asinh(STEEP x (score - centre)), and the number of the first bin that starts at 0."""
+    low, middle, high = (math.asinh((score - centre) * STEEP) for score in (-LARGEST, 0.0, LARGEST))
+    scale = BINS / (high - low)
+    return scale, round((middle - low) * scale)
+
+
+def measures(counts: np.ndarray, *, centre: float) -> dict[str, float]:
     """What a `histogram` (2 x BINS,) says of a discriminator that calls tokens of score 0 and above replaced: accuracy,
     precision, recall, area under the ROC curve (scores of one bin counted as equal), and how many were replaced. What
     would be a share of nothing is left out."""
     original, replaced = counts[:BINS], counts[BINS:]
-    found, alarms = replaced[BINS // 2 :].sum(), original[BINS // 2 :].sum()
+    _, zero = _scale(centre)
+    found, alarms = replaced[zero:].sum(), original[zero:].sum()
     originals, replacements = original.sum(), replaced.sum()
     below = original.cumsum() - original / 2  # originals of a lower score, half of those of an equal one
     shares = {

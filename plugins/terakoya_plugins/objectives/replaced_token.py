@@ -7,6 +7,7 @@ original; no gradient flows through samples.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -94,7 +95,8 @@ class ReplacedToken(Objective):
         """The discriminator's accuracy, precision, recall and AUC, and the share of replaced tokens."""
         from terakoya_plugins.objectives._replaced_token_module import measures
 
-        return measures(sums["discriminator_scores"]) if "discriminator_scores" in sums else {}
+        scores = sums.get("discriminator_scores")
+        return {} if scores is None else measures(scores, centre=self._centre())
 
     def collate(self, rows: Rows, vocabulary: Vocabulary) -> Batch:
         """Masks `rows` (B, T) by their keys.
@@ -160,7 +162,13 @@ class ReplacedToken(Objective):
             raise UserError(
                 f"objective.sharing: {error}; give both the same embedding size, or set objective.sharing to none"
             ) from None
-        return module.ReplacedTokenModule(small, generator, architecture, discriminator, temperature=self.temperature)
+        return module.ReplacedTokenModule(
+            small, generator, architecture, discriminator, temperature=self.temperature, centre=self._centre()
+        )
+
+    def _centre(self) -> float:
+        """The score of a discriminator that knows no more than how many tokens are masked."""
+        return math.log(self.mlm_probability / (1.0 - self.mlm_probability))
 
     def _generator(self, architecture: Architecture) -> Architecture:
         if self.generator is not None:
