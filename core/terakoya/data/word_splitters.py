@@ -10,6 +10,7 @@ import importlib.util
 import json
 import logging
 import shutil
+import subprocess
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,8 @@ from terakoya.errors import UserError
 
 SUDACHI_BYTES = 48_000
 """Sudachi takes 49,149 bytes at a time."""
+JUMAN_BYTES = 4_096
+"""What Juman++ takes at a time."""
 _NFKC_GROWTH = 18  # so many characters at most become of one
 
 logger = logging.getLogger("terakoya")
@@ -95,7 +98,23 @@ def words_of(config: Mapping[str, Any], *, special: Sequence[str] = (), white_sp
             sudachi = japanese.SudachiTokenizer(**(config.get("sudachi_kwargs") or {}))
         return LineWords(lambda line: sudachi.tokenize(line), max_bytes=SUDACHI_BYTES)
     juman = japanese.JumanppTokenizer(**(config.get("jumanpp_kwargs") or {}))
-    return LineWords(lambda line: juman.tokenize(line))
+    return LineWords(lambda line: _juman_words(juman, line), max_bytes=JUMAN_BYTES)
+
+
+def _juman_words(juman: Any, line: str) -> list[str]:
+    """The words of `line` from Transformers' JumanppTokenizer. Raises UserError where Juman++ does not answer."""
+    text = (unicodedata.normalize("NFKC", line) if juman.normalize_text else line).strip()
+    if text.startswith("# "):  # a comment, to which Juman++ gives no answer: Transformers waits and fails
+        return [*_juman_words(juman, "#"), *_juman_words(juman, text[2:])]
+    try:
+        words: list[str] = juman.tokenize(text)
+    except (RuntimeError, TimeoutError) as error:
+        raise UserError(
+            f"word_tokenizer juman: expected an answer from jumanpp, got none for the line {text[:60]!r}"
+            f"{'...' if len(text) > 60 else ''} ({len(text):,} characters): {str(error)[:200]}; see that jumanpp runs, "
+            "or take the line out of the corpus"
+        ) from error
+    return words
 
 
 def splitter(config: Mapping[str, Any], special: Sequence[str]) -> Callable[[str], Iterator[str]]:
@@ -126,6 +145,7 @@ def identity(config: Mapping[str, Any]) -> dict[str, str]:
     elif kind == "jumanpp":
         _check_installed(kind, config)
         facts["jumanpp"] = json.dumps(config.get("jumanpp_kwargs") or {}, sort_keys=True)
+        facts["jumanpp version"] = _juman_version()
         facts["rhoknp"] = importlib.metadata.version("rhoknp")
     elif kind == "basic":
         facts["do_lower_case"] = str(bool(config.get("do_lower_case", False)))
@@ -156,6 +176,17 @@ def mecab_options(config: Mapping[str, Any]) -> str:
 def sudachi_dictionary(config: Mapping[str, Any]) -> str:
     """`small`, `core` or `full`."""
     return (config.get("sudachi_kwargs") or {}).get("sudachi_dict_type", "core")
+
+
+def _juman_version() -> str:
+    """What jumanpp says of itself and its dictionary."""
+    done = subprocess.run(["jumanpp", "--version"], capture_output=True, text=True, encoding="utf-8", check=False)
+    if done.returncode:
+        raise UserError(
+            f"word_tokenizer juman: expected its version from `jumanpp --version`, got status {done.returncode}: "
+            f"{done.stderr.strip()[:200]}; see that jumanpp runs"
+        )
+    return done.stdout.strip()
 
 
 def _check_installed(kind: str, config: Mapping[str, Any]) -> None:

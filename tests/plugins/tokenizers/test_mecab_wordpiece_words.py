@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from transformers import AutoTokenizer
 from terakoya.commands.prepare import recognise_tokenizer
 from terakoya.data.corpus import Corpus
 from terakoya.data.word_encoder import WordEncoder
+from terakoya.data.word_splitters import identity, words_of
 from terakoya.errors import UserError
 from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece
 
@@ -112,8 +115,6 @@ def test_ids_of_any_text(case: tuple[Path, dict[str, Any]], text: str) -> None:
 
 @SUDACHI
 def test_sudachis_modes_cut_differently() -> None:
-    from terakoya.data.word_splitters import words_of
-
     cuts = []
     for mode in "ABC":
         config = {"word_tokenizer_type": "sudachi", "sudachi_kwargs": {"sudachi_split_mode": mode}}
@@ -135,6 +136,70 @@ def test_fingerprint_names_the_dictionary(tmp_path: Path) -> None:
     two = MecabWordPiece().fingerprint(train(tmp_path / "b", word_tokenizer="sudachi", sudachi_split_mode="C"))
     assert {"sudachipy", "sudachi dictionary"} <= set(one)
     assert one["sudachi"] != two["sudachi"]
+
+
+STAND_IN = """#!{python}
+import sys
+if "--version" in sys.argv:
+    print("Juman++ Version: 2.0.0 / Dictionary: none")
+    sys.exit()
+for line in sys.stdin:
+    text = line[:-1]
+    if len(text) > 2 and text.startswith("# "):
+        continue
+    if text == "止まれ":
+        sys.exit(1)
+    if len(text.encode()) > 4096:
+        text = ""
+    for word in text.split():
+        for character in word:
+            print(character, character, character, "名詞 6 普通名詞 1 * 0 * 0 NIL")
+    print("EOS", flush=True)
+"""
+
+
+@pytest.fixture(params=[pytest.param("the program", marks=JUMAN), "a stand-in"])
+def juman(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Juman++ itself, or a program that knows no words but speaks and falls silent as Juman++ 2 does."""
+    pytest.importorskip("rhoknp", reason="needs rhoknp")
+    if request.param == "a stand-in":
+        program = tmp_path / "bin" / "jumanpp"
+        program.parent.mkdir()
+        program.write_text(STAND_IN.format(python=sys.executable), encoding="utf-8")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+        monkeypatch.setenv("PYTHONUTF8", "1")
+    return str(request.param)
+
+
+@pytest.mark.parametrize(
+    ("line", "same"),
+    [("# 床は光る", "#床は光る"), ("＃　# 床", "##床"), ("#", "#"), ("#床", "#床"), ("床 # 光", "床#光"), ("# ", "#")],
+)
+def test_a_line_that_juman_takes_for_a_comment_has_its_words(juman: str, line: str, same: str) -> None:
+    words = words_of({"word_tokenizer_type": "jumanpp"})
+    assert "".join(words.split([line])[0].split()) == same
+
+
+def test_a_line_beyond_jumans_limit_is_cut_and_told(juman: str, caplog: pytest.LogCaptureFixture) -> None:
+    words = words_of({"word_tokenizer_type": "jumanpp"})
+    line = "床は光る。" * 273 + "c"
+    assert len(line.encode()) == 4096
+    assert "".join(words.split([line])[0].split()) == line and not caplog.text
+    assert "".join(words.split([line + line])[0].split()) == line + line
+    assert "more than can be cut into words at once" in caplog.text
+
+
+def test_fingerprint_names_jumans_version(juman: str) -> None:
+    facts = identity({"word_tokenizer_type": "jumanpp"})
+    assert facts["jumanpp version"].startswith("Juman++ Version: 2")
+
+
+@pytest.mark.parametrize("juman", ["a stand-in"], indirect=True)
+def test_a_line_that_juman_does_not_answer_is_named(juman: str) -> None:
+    words = words_of({"word_tokenizer_type": "jumanpp"})
+    with pytest.raises(UserError, match=r"got none for the line '止まれ'.*take the line out of the corpus"):
+        words.split(["止まれ"])
 
 
 @pytest.mark.parametrize(
