@@ -28,6 +28,7 @@ from terakoya.errors import UserError
 
 datatrove = pytest.importorskip("datatrove", reason="datatrove is not installed")
 
+from terakoya.data.datatrove_steps import EncodeBlocks  # noqa: E402
 from terakoya.data.prepare_datatrove import Submitted, prepare_datatrove  # noqa: E402
 
 SLURM = {"tasks": 3, "partition": "cpu", "time": "01:00:00"}
@@ -65,6 +66,20 @@ def one_process(out: str, *, shard: Shard | None = None) -> dict[str, bytes]:
     corpus = Corpus([Path("a.jsonl"), Path("b.jsonl.gz")], block_bytes=6000)
     prepare(corpus, WordTokenizer(), Path("tokenizer"), Path(out), max_rejects=1.0, shard=shard)
     return contents(Path(out))
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    fake = FakeSlurm(tmp_path / "slurm")
+    for name, value in fake.environment.items():
+        monkeypatch.setenv(name, value)
+    return fake
+
+
+def submit(settings: dict | None = None, **more: bool) -> Submitted:
+    made = prepare_datatrove(preparation("out"), executor="slurm", settings={**SLURM, **(settings or {})}, **more)
+    assert isinstance(made, Submitted)
+    return made
 
 
 @pytest.mark.parametrize("settings", [{"tasks": 1}, {"tasks": 2}, {"tasks": 7, "workers": 2}, {"tasks": 1000}])
@@ -154,6 +169,20 @@ def test_what_the_own_engine_left_is_used(folder: Path, monkeypatch: pytest.Monk
     assert {**one_process("whole"), "rejects.jsonl": b""} == {**written, "rejects.jsonl": b""}
 
 
+def test_a_task_that_runs_again_makes_only_what_is_missing(folder: Path, slurm: FakeSlurm) -> None:
+    submit()
+    given = preparation("out")
+    task = EncodeBlocks(given, tuple(range(len(list(given.blocks())))))
+    task.run(rank=1, world_size=3)
+    made = sorted(given.task.parts.glob("0*.json"))
+    assert 3 < len(made) < 12
+    made[2].unlink()
+    times = [file.stat().st_mtime_ns for file in made if file.exists()]
+    task.run(rank=1, world_size=3)
+    assert sorted(given.task.parts.glob("0*.json")) == made
+    assert [file.stat().st_mtime_ns for number, file in enumerate(made) if number != 2] == times
+
+
 def test_a_dead_worker_is_explained(folder: Path) -> None:
     lines = rows(5, 900)  # more than is sampled here
     (folder / "a.jsonl").write_text("\n".join([*lines, '{"text": "die!"}', *lines]))
@@ -217,20 +246,6 @@ def test_every_setting_is_an_argument_of_datatroves_executor() -> None:
         for name, field in settings.model_fields.items():
             if name not in ("tasks", "workers", "job_name", "sbatch_args", "srun_args") and not field.is_required():
                 assert field.default == taken[name].default, name
-
-
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    fake = FakeSlurm(tmp_path / "slurm")
-    for name, value in fake.environment.items():
-        monkeypatch.setenv(name, value)
-    return fake
-
-
-def submit(settings: dict | None = None, **more: bool) -> Submitted:
-    made = prepare_datatrove(preparation("out"), executor="slurm", settings={**SLURM, **(settings or {})}, **more)
-    assert isinstance(made, Submitted)
-    return made
 
 
 def test_slurm_gives_the_bytes_of_one_process(folder: Path, slurm: FakeSlurm) -> None:
