@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exported:
-    """What `export` wrote: the folder, the checkpoint it came from, each model's class by sub-folder."""
+    """What `export` wrote: the folder, the checkpoint it came from, and by sub-folder the Transformers class that loads
+    each model. `own_code` names those that travel with their code and are loaded with `trust_remote_code`."""
 
     out: Path
     checkpoint: Path
     step: int
     models: Mapping[str, str]
+    own_code: frozenset[str]
 
 
 def export(source: Path, out: Path, *, format: str = "huggingface", only: str | None = None) -> Exported:
@@ -61,7 +63,9 @@ def export(source: Path, out: Path, *, format: str = "huggingface", only: str | 
     if out.is_dir():
         out.rmdir()
     staging.rename(out)
-    return Exported(out, folder, manifest["step"], {name: type(model).__name__ for name, model in models.items()})
+    autos = {name: type(model)._auto_class for name, model in models.items()}
+    classes = {name: autos[name] or type(model).__name__ for name, model in models.items()}
+    return Exported(out, folder, manifest["step"], classes, frozenset(name for name in autos if autos[name]))
 
 
 def find_checkpoint(source: Path) -> Path:

@@ -9,6 +9,9 @@
 Nouns are called once, when plugins are loaded, in every process. Events are called on every rank, in the main thread.
 Events make no collective calls, except `evaluate` through `run.reduce`. None is first-result and load order never
 matters: a name offered twice is an error that names both modules.
+
+A hook that goes stays here for one more release, marked `@hookspec(warn_on_impl=Leaving("0.3", "use ..."))`; it is
+called as before, and whoever implements it is told at every start and by `terakoya plugins check`.
 """
 
 from __future__ import annotations
@@ -27,6 +30,17 @@ if TYPE_CHECKING:
 
 PROJECT = "terakoya"
 hookspec = pluggy.HookspecMarker(PROJECT)
+
+INTERFACE = "1.0"
+"""The version of what plugins see: this page, `components.py`, and what they name. The first number rises where a
+plugin must be changed, the second where something is added."""
+
+
+class Leaving(FutureWarning):
+    """Marks a hook that the release `version` no longer has; `instead` says what to do."""
+
+    def __init__(self, version: str, instead: str) -> None:
+        super().__init__(f"goes in terakoya {version}: {instead}")
 
 
 # --------------------------------------------------------------------------------------------------------- nouns

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from terakoya.components import KINDS, Component
 from terakoya.discovery import THIRD_PARTY, Broken, Finder, Plugin, PluginError
 from terakoya.errors import UserError, nearest
 from terakoya.events import EVENTS, Events, Listeners, call
+from terakoya.hookspecs import Leaving
 
 logger = logging.getLogger("terakoya")
 
@@ -42,6 +44,17 @@ class Offer(NamedTuple):
     version: str | None
 
 
+class LeavingHook(NamedTuple):
+    """A plugin that implements a hook which the next release does not have."""
+
+    plugin: str
+    source: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"plugin {self.plugin} ({self.source}): {self.text}"
+
+
 class RecordCheck(NamedTuple):
     """What differs between the plugins of a record and those of this process, one sentence each."""
 
@@ -58,6 +71,7 @@ class Registry:
     broken: Sequence[Broken]
     blocked: Sequence[str]
     hook: Events
+    leaving: Sequence[LeavingHook] = ()
 
     def component(self, kind: str, name: str) -> type[Any]:
         """The class registered as `name` among `kind` (a key of `components.KINDS`). UserError if there is none."""
@@ -153,6 +167,8 @@ def load(plugins: Sequence[str] = (), without: Sequence[str] = ()) -> Registry:
         _loaded[key] = _load(*key)
         for broken in _loaded[key].broken:
             logger.warning("%s; skipped", broken)
+        for leaving in _loaded[key].leaving:
+            logger.warning("%s", leaving)
     for variable, values in ((PLUGINS_VARIABLE, asked), (WITHOUT_VARIABLE, left_out)):
         if values:
             os.environ[variable] = os.pathsep.join(values)
@@ -174,13 +190,14 @@ def _load(asked: Sequence[str], without: Sequence[str]) -> Registry:
         manager.enable_tracing()
     finder = Finder(without)
     plugins: dict[str, Plugin] = {}
+    leaving: list[LeavingHook] = []
     for plugin in [*finder.installed(), *(each for name in asked for each in finder.asked_for(name))]:
         if plugin.module.__name__ not in plugins and _has_hooks(manager, plugin):
             for other in plugins.values():
                 if other.name == plugin.name:
                     raise UserError(f"two plugins are called {plugin.name}: {other.source} and {plugin.source}")
             plugins[plugin.module.__name__] = plugin
-            _register(manager, plugin)
+            leaving += _register(manager, plugin)
     fruitful = {plugin.source for plugin in plugins.values()} | {broken.source for broken in finder.broken}
     for source in finder.sources:
         if source not in fruitful:
@@ -207,12 +224,14 @@ def _load(asked: Sequence[str], without: Sequence[str]) -> Registry:
             for result in results:
                 _add(offers, kind, result, plugin)
     events = Events({event: _listeners(manager, event, plugins.values()) for event in EVENTS})
-    return Registry(list(plugins.values()), offers, broken, finder.blocked, events)
+    return Registry(list(plugins.values()), offers, broken, finder.blocked, events, leaving)
 
 
 def _has_hooks(manager: pluggy.PluginManager, plugin: Plugin) -> bool:
     """Whether the module implements a hook. UserError for one that does not exist or was not marked."""
-    specs = {*EVENTS, *NOUNS.values()}
+    specs = {
+        name for name, hook in vars(manager.hook).items() if isinstance(hook, pluggy.HookCaller) and hook.has_spec()
+    }
     found = False
     for name, value in list(vars(plugin.module).items()):
         options = manager.parse_hookimpl_opts(plugin.module, name)
@@ -229,12 +248,22 @@ def _has_hooks(manager: pluggy.PluginManager, plugin: Plugin) -> bool:
     return found
 
 
-def _register(manager: pluggy.PluginManager, plugin: Plugin) -> None:
+def _register(manager: pluggy.PluginManager, plugin: Plugin) -> list[LeavingHook]:
+    """Registers `plugin`; returns what it implements that goes in the next release. UserError for a wrong argument."""
     try:
-        manager.register(plugin.module, name=plugin.name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Leaving)  # told below, with the plugin's name
+            manager.register(plugin.module, name=plugin.name)
     except pluggy.PluginValidationError as error:
         text = " ".join(str(error).split())
         raise UserError(f"plugin {plugin.name} ({plugin.source}): {text}; see terakoya.hookspecs") from error
+    callers = manager.get_hookcallers(plugin.module) or []
+    warned = [(caller.name, caller.spec.warn_on_impl) for caller in callers if caller.spec is not None]
+    return [
+        LeavingHook(plugin.name, str(plugin.source), f"hook {name} {warning}")
+        for name, warning in warned
+        if isinstance(warning, Leaving)
+    ]
 
 
 def _listeners(manager: pluggy.PluginManager, hook: str, plugins: Iterable[Plugin]) -> Listeners:

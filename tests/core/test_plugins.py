@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from terakoya import plugins
+from terakoya import hookspecs, plugins
+from terakoya.contract import check_plugin
 from terakoya.errors import UserError
 from terakoya.plugins import PluginError, load
 
@@ -204,8 +205,8 @@ def test_a_broken_installed_plugin_is_reported_skipped_and_named_when_missed(
     assert told in caplog.text
     assert "bert" in registry.names("architectures")
     with pytest.raises(UserError) as caught:
-        registry.component("architectures", "electra")
-    assert "architecture electra: not installed" in str(caught.value)
+        registry.component("architectures", "acme_bert")
+    assert "architecture acme_bert: not installed" in str(caught.value)
     assert "terakoya" in str(caught.value) and "offers:" in str(caught.value)
     assert f"could not be loaded and might offer it: {told}" in str(caught.value)
 
@@ -352,3 +353,35 @@ def test_a_record_names_missing_and_changed_plugins(write: Write) -> None:
     assert check.changed == ["plugin mine (--plugin: schedules/mine) has changed (same version)"]
     older = [{**entry, "version": "1"}]
     assert "(1 -> None)" in load().check_record(older).changed[0]
+
+
+# -------------------------------------------------------------------------------------------- hooks that go
+
+
+@pytest.fixture
+def _old_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A made-up hook that the next release does not have."""
+
+    @hookspecs.hookspec(warn_on_impl=hookspecs.Leaving("0.9", "use run_finished"))
+    def run_paused(run: object) -> None: ...
+
+    monkeypatch.setattr(hookspecs, "run_paused", run_paused, raising=False)
+
+
+@pytest.mark.usefixtures("_old_hook")
+def test_a_hook_that_goes_is_told_at_every_start_and_still_works(
+    write: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = write("mine.py", EVENT + "run_paused(run):\n    pass\n@hookimpl\ndef run_started(run):\n    pass")
+    with caplog.at_level(logging.WARNING, logger="terakoya"):
+        loaded = load([file])
+    expected = f"plugin mine (--plugin {file}): hook run_paused goes in terakoya 0.9: use run_finished"
+    assert [str(each) for each in loaded.leaving] == [expected]
+    assert caplog.messages == [expected]
+    findings = [finding for finding in check_plugin(file) if finding.verdict == "warning"]
+    assert [finding.text for finding in findings] == [expected]
+
+
+def test_a_hook_that_is_gone_is_an_error(write: Write) -> None:
+    with pytest.raises(UserError, match="there is no hook run_paused"):
+        load([write("mine.py", EVENT + "run_paused(run):\n    pass")])

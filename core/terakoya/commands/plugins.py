@@ -1,4 +1,4 @@
-"""`terakoya plugins`: what is installed, where it came from, and what does not load."""
+"""`terakoya plugins`: what is installed, where it came from, what does not load; and plugins of one's own."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from typing import Annotated
 
 import typer
 
+from terakoya.commands import plugins_check, plugins_new
 from terakoya.errors import UserError
 
-app = typer.Typer(help="What is installed and where it came from.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="What is installed and where it came from; a plugin of your own.", no_args_is_help=True, rich_markup_mode=None
+)
+app.command("new")(plugins_new.command)
+app.command("check")(plugins_check.command)
 
 
 @app.command("show")

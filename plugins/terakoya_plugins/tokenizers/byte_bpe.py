@@ -33,6 +33,7 @@ class ByteBpe(Tokenizer):
     """Pieces of bytes: every text has ids, none is unknown."""
 
     keeps_line_ends: ClassVar[bool] = True
+    trial: ClassVar[Mapping[str, Any]] = {"vocab_size": 300}
 
     vocab_size: int = Field(default=50257, ge=1)
     """Pieces, special tokens and the 256 bytes included."""

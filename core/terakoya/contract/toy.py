@@ -1,0 +1,89 @@
+"""A toy vocabulary, a toy tokenizer, a toy store and toy sizes, to try a component out with in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from terakoya.components import Component
+from terakoya.data.rows import Layout, Rows, RowSource
+from terakoya.data.store import TokenStore, Unit
+from terakoya.data.store_writer import write_store
+from terakoya.data.vocab import Vocabulary
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[BOS]", "[EOS]")
+VOCABULARY = Vocabulary(size=64, pad=0, unk=1, cls=2, sep=3, mask=4, bos=5, eos=6, special=tuple(range(7)))
+SEQUENCE_LENGTH = 32
+
+SIZES: Mapping[str, Any] = {
+    "hidden_size": 16, "d_model": 16, "embedding_size": 16, "intermediate_size": 32, "d_ff": 32, "d_inner": 32,
+    "d_kv": 4, "num_hidden_layers": 2, "num_layers": 2, "num_decoder_layers": 2, "num_attention_heads": 4,
+    "num_heads": 4, "n_head": 4, "max_position_embeddings": 48, "vocab_size": 200,
+}  # fmt: skip
+"""Transformers' usual names of sizes. Width over heads is 4, and a quarter of every width is whole."""
+
+
+def settings(component: type[Component], **further: Any) -> Component:
+    """An instance at toy size: usual sizes small, then what the component's own `trial` says, then `further`."""
+    return component.model_validate(values(component) | further)
+
+
+def values(component: type[Component]) -> dict[str, Any]:
+    """The JSON keys and values of `settings`."""
+    small = {name: value for name, value in SIZES.items() if name in component.model_fields}
+    return {**small, **component.trial}
+
+
+def make_tokenizer(folder: Path) -> Path:
+    """A Transformers tokenizer of words between spaces over `VOCABULARY`, saved into `folder`."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    words = {
+        token: id for id, token in enumerate([*SPECIAL, *(f"w{n}" for n in range(VOCABULARY.size - len(SPECIAL)))])
+    }
+    tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    names = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+    roles = {f"{name}_token": token for name, token in zip(names, SPECIAL, strict=True)}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **roles).save_pretrained(folder)
+    return folder
+
+
+def make_store(folder: Path, *, unit: Unit = "document", documents: int = 48) -> TokenStore:
+    """A store of lines in which each token says much about the next, with its tokenizer; `folder` is new."""
+    draw = np.random.default_rng(5)
+    first, span = VOCABULARY.special[-1] + 1, VOCABULARY.size - len(VOCABULARY.special)
+    texts = []
+    for _ in range(documents):
+        lines = []
+        for _ in range(draw.integers(2, 5)):
+            ids = [int(draw.integers(span))]
+            while len(ids) < draw.integers(4, 12):
+                ids.append((3 * ids[-1] + 7) % span)
+            lines.append([first + each for each in ids])
+        texts.append(lines)
+    return write_store(
+        folder / "store",
+        texts,
+        vocabulary=VOCABULARY,
+        unit=unit,
+        word_starts=[[[True] * len(line) for line in lines] for lines in texts],
+        tokenizer_folder=make_tokenizer(folder / "tokenizer"),
+    )
+
+
+def unit_of(layout: Layout) -> Unit:
+    """What a sequence of a store must be for `layout`."""
+    return "line" if layout.kind in ("lines", "pairs") else "document"
+
+
+def make_rows(store: TokenStore, layout: Layout, *, first: int = 0, count: int = 6) -> Rows:
+    """`count` rows of `store`, from position `first` of the first epoch."""
+    source = RowSource(store, layout, sequence_length=SEQUENCE_LENGTH, seed=11)
+    return source.load(0, np.arange(first, first + count) % len(source))

@@ -1,0 +1,1 @@
+"""What `terakoya plugins new` writes: for each kind a plugin called `example`, and its test (`try_...`)."""

@@ -1,0 +1,22 @@
+"""The export format `example` keeps its promises, and lists what it wrote."""
+
+from pathlib import Path
+
+from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM
+
+from terakoya import contract, plugins
+from terakoya.contract import toy
+
+PLUGIN = Path(__file__).with_name(Path(__file__).name.removeprefix("test_"))
+
+
+def test_it_keeps_what_an_exporter_promises() -> None:
+    assert contract.problems(PLUGIN) == []
+
+
+def test_transformers_loads_it_and_the_list_names_its_files(tmp_path: Path) -> None:
+    exporter = plugins.load([str(PLUGIN)]).component("exporters", "example")()
+    config = BertConfig(vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    exporter.export({"": BertForMaskedLM(config)}, toy.make_tokenizer(tmp_path / "tokenizer"), tmp_path / "out")
+    AutoModelForMaskedLM.from_pretrained(tmp_path / "out", local_files_only=True)
+    assert "  model.safetensors\n" in (tmp_path / "out" / "SHA256SUMS").read_text(encoding="utf-8")

@@ -1,0 +1,20 @@
+"""The tracker `example` keeps its promises, and writes what it is given."""
+
+from pathlib import Path
+
+from terakoya import contract, plugins
+
+PLUGIN = Path(__file__).with_name(Path(__file__).name.removeprefix("test_"))
+
+
+def test_it_keeps_what_a_tracker_promises() -> None:
+    assert contract.problems(PLUGIN) == []
+
+
+def test_a_second_start_goes_on_in_the_same_file(tmp_path: Path) -> None:
+    tracker = plugins.load([str(PLUGIN)]).component("trackers", "example")(digits=3)
+    for step in (10, 20):
+        opened = tracker.open(tmp_path, {"seed": 42})
+        opened.log(step, {"loss": 2 / 3})
+        opened.close()
+    assert (tmp_path / "example.csv").read_text(encoding="utf-8") == "10,loss,0.667\n20,loss,0.667\n"
