@@ -10,17 +10,11 @@ import hashlib
 import io
 import json
 import logging
-import multiprocessing
-import os
 import shutil
-import signal
-import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +25,7 @@ from terakoya.data.cleaning_duplicates import exact_duplicates, near_duplicates,
 from terakoya.data.corpus_items import Block, Document
 from terakoya.data.parts import committed
 from terakoya.data.store_writer import locked
-from terakoya.errors import UserError
+from terakoya.data.workers import workers
 
 if TYPE_CHECKING:
     from terakoya.data.corpus import Corpus
@@ -175,45 +169,23 @@ def _survey(
         for number, block in blocks():
             surveyor.survey(number, block)
         return
-    context = multiprocessing.get_context("spawn")
-    worker_end, our_end = context.Pipe(duplex=False)
-    with (
-        worker_end,
-        our_end,
-        ProcessPoolExecutor(processes, context, _start_worker, (corpus, cleaning, parts, worker_end)) as pool,
-    ):
+    kept = "What is done is kept: run the same command again"
+    with workers(processes, _start_worker, (corpus, cleaning, parts), task="cleaning", remedy=kept) as submit:
         waiting: deque[Future[None]] = deque()
-        try:
-            for number, block in blocks():
-                waiting.append(pool.submit(_survey_block, number, block))
-                if len(waiting) > 2 * processes:
-                    waiting.popleft().result()
-            for future in waiting:
-                future.result()
-        except BrokenProcessPool as error:
-            raise UserError(
-                f"cleaning: one of {processes} processes died, most likely for want of memory; use fewer processes. "
-                "What is done is kept: run the same command again"
-            ) from error
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for number, block in blocks():
+            waiting.append(submit(_survey_block, number, block))
+            if len(waiting) > 2 * processes:
+                waiting.popleft().result()
+        for future in waiting:
+            future.result()
 
 
 _surveyor: _Surveyor | None = None
 
 
-def _start_worker(corpus: Corpus, cleaning: Cleaning, parts: Path, parent: Connection) -> None:
-    """Makes this process a worker that ends when the other end of `parent` is closed: it never outlives the parent."""
+def _start_worker(corpus: Corpus, cleaning: Cleaning, parts: Path) -> None:
     global _surveyor
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     _surveyor = _Surveyor(corpus, cleaning, parts)
-
-
-def _leave_with(parent: Connection) -> None:
-    parent.poll(None)
-    os._exit(1)
 
 
 def _survey_block(number: int, block: Block) -> None:

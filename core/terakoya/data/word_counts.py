@@ -8,18 +8,16 @@ is known and returned. Blocks are merged in the order of the corpus, so the tabl
 from __future__ import annotations
 
 import logging
-import multiprocessing
-import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from terakoya.data.corpus import Block, Corpus, Reject
+from terakoya.data.workers import workers
 from terakoya.errors import UserError
 
 Splitter = Callable[[str], Iterable[str]]
@@ -192,28 +190,14 @@ def _in_order(
             yield block, counter.count(block)
         return
     waiting: deque[tuple[Block, Future[_Counted]]] = deque()
-    with ProcessPoolExecutor(
-        processes,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_start_worker,
-        initargs=(corpus, splitter),
-    ) as pool:
-        try:
-            for block in blocks:
-                waiting.append((block, pool.submit(_count_block, block)))
-                if len(waiting) > 2 * processes:
-                    first, future = waiting.popleft()
-                    yield first, future.result()
-            for first, future in waiting:
+    with workers(processes, _start_worker, (corpus, splitter), task="counting words") as submit:
+        for block in blocks:
+            waiting.append((block, submit(_count_block, block)))
+            if len(waiting) > 2 * processes:
+                first, future = waiting.popleft()
                 yield first, future.result()
-        except BrokenProcessPool as error:
-            raise UserError(
-                f"counting words: one of {processes} processes died, most likely for want of memory; use fewer "
-                "processes"
-            ) from error
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for first, future in waiting:
+            yield first, future.result()
 
 
 _counter: _BlockCounter | None = None
@@ -221,7 +205,6 @@ _counter: _BlockCounter | None = None
 
 def _start_worker(corpus: Corpus, splitter: Callable[[], Splitter]) -> None:
     global _counter
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     _counter = _BlockCounter(corpus, splitter)
 
 

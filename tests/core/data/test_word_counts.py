@@ -86,7 +86,7 @@ def test_progress_and_rejects(tmp_path: Path) -> None:
 
 def test_a_dead_process_is_told(tmp_path: Path) -> None:
     corpus, _ = zipf_corpus(tmp_path / "a.jsonl.gz", documents=10)
-    with pytest.raises(UserError, match="one of 2 processes died"):
+    with pytest.raises(UserError, match="counting words: a worker process died"):
         count_words(corpus, dying, processes=2)
 
 
