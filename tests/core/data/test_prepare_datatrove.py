@@ -28,7 +28,7 @@ from terakoya.errors import UserError
 
 datatrove = pytest.importorskip("datatrove", reason="datatrove is not installed")
 
-from terakoya.data.datatrove_steps import EncodeBlocks  # noqa: E402
+from terakoya.data.datatrove_steps import EncodeBlocks, JoinParts  # noqa: E402
 from terakoya.data.prepare_datatrove import Submitted, prepare_datatrove  # noqa: E402
 
 SLURM = {"tasks": 3, "partition": "cpu", "time": "01:00:00"}
@@ -279,13 +279,13 @@ def test_a_slurm_task_that_died_is_made_up_for(folder: Path, slurm: FakeSlurm) -
     assert contents(folder / "out") == one_process("whole")
 
 
-def test_a_slurm_task_of_other_input_leaves_the_parts_alone(folder: Path, slurm: FakeSlurm) -> None:
-    submit({"tasks": 1})
-    (folder / "out" / ".parts" / "jobs.json").unlink()
-    (folder / "a.jsonl").write_text("\n".join(rows(4, 150)))
-    one_process("out2")
+def test_a_task_of_other_input_leaves_the_parts_alone(folder: Path, slurm: FakeSlurm) -> None:
+    submit()
+    given = preparation("out")
     Path("out/.parts/inputs.json").write_text(json.dumps({"inputs": {"corpus": "another"}, "options": {}}))
-    assert set(slurm.work_off().values()) == {"failed"}
+    for step in (EncodeBlocks(given, (0, 1, 2)), JoinParts(given)):
+        with pytest.raises(UserError, match="started over with other input; this task belongs to the one before"):
+            step.run()
     assert not list(Path("out/.parts").glob("0*"))
 
 
