@@ -1,5 +1,6 @@
 """Replaced-token detection against the paper, written out with plain Transformers models."""
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -13,9 +14,11 @@ from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
 from terakoya import attention
 from terakoya.components import Batch
+from terakoya.data.keys import hash_u64, row_keys
 from terakoya.data.rows import Rows
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
+from terakoya.training.loss import weighted
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.architectures.electra import Electra
 from terakoya_plugins.objectives._replaced_token_module import BINS, corrupt, histogram, measures
@@ -129,15 +132,15 @@ def test_losses_and_gradients_are_those_of_the_paper(sharing: Any, micro_batches
     module.sample = fixed_sample
     everything = rows(DOCUMENTS)
     whole = objective.collate(everything, VOCABULARY)
+    total = 0.0
     losses = {"generator_loss": 0.0, "discriminator_loss": 0.0}
     for chosen in micro_batches:
         sums = module(tensors(objective.collate(some(everything, chosen), VOCABULARY)))
-        means = {
-            "generator_loss": sums["generator_loss"] / whole.counts["masked"],
-            "discriminator_loss": sums["discriminator_loss"] / whole.counts["tokens"],
-        }
-        (means["generator_loss"] + 50.0 * means["discriminator_loss"]).backward()
-        losses = {name: losses[name] + float(value.detach()) for name, value in means.items()}
+        loss = weighted(sums, objective.terms(), whole.counts)
+        loss.backward()
+        total += loss.item()
+        losses["generator_loss"] += sums["generator_loss"].item() / whole.counts["masked"]
+        losses["discriminator_loss"] += sums["discriminator_loss"].item() / whole.counts["tokens"]
 
     generator = ElectraForMaskedLM(ELECTRA.scaled(Fraction(1, 4)).config(VOCABULARY))
     generator.load_state_dict(module.generator.state_dict())
@@ -154,6 +157,7 @@ def test_losses_and_gradients_are_those_of_the_paper(sharing: Any, micro_batches
         extra = {WORD: shared + difference}
     generator_loss, discriminator_loss = from_the_paper(whole, generator, discriminator, extra)
     (generator_loss + 50.0 * discriminator_loss).backward()
+    assert total == pytest.approx(generator_loss.item() + 50.0 * discriminator_loss.item(), rel=1e-5)
     assert losses["generator_loss"] == pytest.approx(generator_loss.item(), rel=1e-5)
     assert losses["discriminator_loss"] == pytest.approx(discriminator_loss.item(), rel=1e-5)
 
@@ -241,6 +245,46 @@ def test_samples_depend_on_row_and_position_alone() -> None:
             assert together[chosen[row], column] == token
     others = sampled(objective, module, objective.collate(rows(DOCUMENTS, first_key=100), VOCABULARY))
     assert others != together, "other keys, other draws"
+
+
+def test_the_numbers_that_draw_are_hashes_of_row_and_position() -> None:
+    """Uniform over [0, 1), and fixed for good: `hash_u64(seed, epoch, store, row, "sample", position)`."""
+    batch = ReplacedToken(mlm_probability=0.4).collate(
+        replace(rows([[24]] * 60), keys=row_keys(5, 1, 2, np.arange(60))), VOCABULARY
+    )
+    used = batch.arrays["masked_labels"] >= 0
+    uniforms = batch.arrays["sample_uniforms"][used]
+    for place, uniform in list(zip(batch.arrays["masked_positions"][used].tolist(), uniforms.tolist(), strict=True))[
+        ::50
+    ]:
+        assert uniform == (hash_u64(5, 1, 2, place // 24, "sample", place % 24) >> 12) / 2.0**52
+    assert 0.0 <= uniforms.min() < 0.02 and 0.98 < uniforms.max() < 1.0
+    assert abs(uniforms.mean() - 0.5) < 4 * (len(uniforms) * 12) ** -0.5
+
+
+def test_of_a_hundred_predicted_tokens_85_show_mask_and_15_themselves() -> None:
+    everything = rows([[24]] * 400)
+    batch = ReplacedToken().collate(everything, VOCABULARY)
+    used = batch.arrays["masked_labels"] >= 0
+    shown = batch.arrays["input_ids"].ravel()[batch.arrays["masked_positions"][used]]
+    share = (shown == VOCABULARY.mask).mean()
+    assert abs(share - 0.85) < 4 * (0.85 * 0.15 / used.sum()) ** 0.5
+    assert (shown[shown != VOCABULARY.mask] == batch.arrays["masked_labels"][used][shown != VOCABULARY.mask]).all()
+
+
+def test_accuracies_are_of_used_slots() -> None:
+    """A generator that says token 0 everywhere, which unused slots stand for inside, is never right."""
+    objective = ReplacedToken(mlm_probability=0.3)
+    module = built(objective).eval()
+    batch = objective.collate(rows(DOCUMENTS), VOCABULARY)
+    assert batch.counts["masked"] < len(batch.arrays["masked_labels"])
+    for token, right in ((0, 0), (int(batch.arrays["masked_labels"][0]), None)):
+        with torch.no_grad():
+            module.generator.generator_lm_head.bias.zero_()[token] = 1e4
+            sums = module(tensors(batch))
+        expected = int((batch.arrays["masked_labels"] == token).sum())
+        assert right is None or expected == right
+        assert float(sums["generator_accuracy"]) == float(sums["sampled_accuracy"]) == expected
 
 
 def test_temperature_sharpens() -> None:
