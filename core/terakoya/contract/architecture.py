@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from terakoya import attention, model_folder
 from terakoya.components import Architecture, Head
-from terakoya.contract import settings
+from terakoya.contract import settings, toy
 from terakoya.contract.findings import Check, NotLookedAt, Wrong
 from terakoya.contract.toy import VOCABULARY
 
@@ -135,7 +135,7 @@ def config(subject: Subject) -> None:
         raise Wrong(f"config returned {type(config).__name__}, expected a transformers.PretrainedConfig")
     if config.vocab_size != VOCABULARY.size:
         raise Wrong(f"its vocab_size is {config.vocab_size}, expected vocabulary.size, which is {VOCABULARY.size}")
-    if config.pad_token_id != VOCABULARY.pad:
+    if config.pad_token_id not in (None, VOCABULARY.pad):
         raise Wrong(
             f"its pad_token_id is {config.pad_token_id}, expected vocabulary.pad, which is {VOCABULARY.pad}; models "
             "treat that id as no text"
@@ -184,15 +184,26 @@ def deterministic(subject: Subject) -> None:
 
 
 def gradients(subject: Subject) -> None:
-    """Gradients reach its weights."""
+    """Gradients reach every weight that may be trained."""
     model = subject.build(subject.head)
-    hidden = subject.architecture.hidden(model, row(subject.length()))
-    if not hidden.requires_grad:
+    result = subject.architecture.hidden(model, row(subject.length()))
+    if not result.requires_grad:
         raise Wrong("hidden cannot be differentiated; is it computed under torch.no_grad, or detached?")
-    (hidden * torch.linspace(-1, 1, hidden.shape[-1])).sum().backward()
-    reached = [each.grad for each in model.parameters() if each.grad is not None]
-    if not reached or not all(bool(torch.isfinite(each).all()) for each in reached):
-        raise Wrong("a gradient is not finite, or none arrives at all")
+    if subject.head in ("masked", "causal"):
+        result = subject.architecture.logits(model, result)
+    elif subject.head == "discriminator":
+        result = subject.architecture.replaced_logits(model, result)
+    (result * torch.linspace(-1, 1, result.shape[-1])).sum().backward()
+    weights = {name: each.grad for name, each in model.named_parameters() if each.requires_grad}
+    missed = sorted(name for name, gradient in weights.items() if gradient is None)
+    if missed and subject.head in ("masked", "causal", "discriminator"):
+        raise Wrong(
+            f"no gradient arrives at {', '.join(missed[:5])}{', ...' if len(missed) > 5 else ''}: with several "
+            "processes each waits for all of them. Build the model without these, or freeze them in build: "
+            "model.part.requires_grad_(False)"
+        )
+    if not all(bool(torch.isfinite(each).all()) for each in weights.values() if each is not None):
+        raise Wrong("a gradient is not finite")
 
 
 def isolated(subject: Subject) -> None:
@@ -230,47 +241,63 @@ def longest(subject: Subject) -> None:
 
 def exported(subject: Subject) -> None:
     """What is saved loads with plain Transformers and gives the logits that were trained."""
-    import transformers
-
     for head in sorted(subject.architecture.heads - {"seq2seq"}):
         model = subject.build(head)
-        batch = row(subject.length())
-        with torch.no_grad():
-            expected = subject.architecture.hidden(model, batch)
-            if head in ("masked", "causal", "pretraining"):
-                expected = subject.architecture.logits(model, expected)
-            elif head == "discriminator":
-                expected = subject.architecture.replaced_logits(model, expected)
+        for weight in model.parameters():  # as training does it: no row of an embedding stays what it was
+            weight.data.add_(torch.randn_like(weight), alpha=0.02)
+        batches = [row(subject.length()), row(subject.length() - 5, padding=5)]
+        batches[1]["input_ids"][batches[1]["document_ids"] < 0] = toy.PAD
+        ours = [_trained_output(subject, model, head, batch) for batch in batches]
         attention.release(model)
-        auto = getattr(transformers, type(model)._auto_class or AUTO[head])
         with tempfile.TemporaryDirectory() as folder:
             model_folder.write(model, Path(folder))
-            try:
-                loaded, report = auto.from_pretrained(
-                    folder,
-                    local_files_only=True,
-                    trust_remote_code=type(model)._auto_class is not None,
-                    output_loading_info=True,
-                )
-            except (ValueError, OSError, AttributeError) as error:
+            loaded = _loaded(Path(folder), AUTO[head], type(model)._auto_class)
+        for batch, expected in zip(batches, ours, strict=True):
+            real = batch["document_ids"] >= 0
+            with torch.no_grad():
+                output = loaded(input_ids=batch["input_ids"], attention_mask=real.long())
+            got = output[0] if getattr(output, "logits", None) is None else output.logits
+            padding = int((~real).sum())
+            if got.shape != expected.shape:
                 raise Wrong(
-                    f"{auto.__name__} does not load it: {' '.join(str(error).split())[:300]}. A model that "
-                    "Transformers does not have travels with its code: see the last page of plugins/README.md"
-                ) from error
-        lacking = sorted(report["missing_keys"]) + sorted(report["unexpected_keys"])
-        if lacking:
-            raise Wrong(f"{auto.__name__} misses weights or finds some too many: {', '.join(lacking[:5])}")
-        with torch.no_grad():
-            output = loaded.eval()(input_ids=batch["input_ids"])
-        got = output[0] if head in ("body", "discriminator") else getattr(output, "logits", None)
-        if head == "pretraining" and got is None:
-            got = output.prediction_logits
-        if got is None or got.shape != expected.shape or difference(got, expected) > TOLERANCE:
-            shape = None if got is None else tuple(got.shape)
-            raise Wrong(
-                f"for {head}, {type(loaded).__name__} gives other numbers on one whole document than hidden and "
-                f"logits do ({shape} and {tuple(expected.shape)}); both must compute what its own forward computes"
-            )
+                    f"for {head}, {type(loaded).__name__} makes {tuple(got.shape)}, hidden and logits make "
+                    f"{tuple(expected.shape)}"
+                )
+            if difference(got[real], expected[real]) > TOLERANCE:
+                place = int((got[real] - expected[real]).abs().flatten(1).amax(0).argmax())
+                raise Wrong(
+                    f"for {head}, {type(loaded).__name__} gives other numbers on a document with {padding} places of "
+                    f"padding than hidden and logits do (most so in column {place}; id {toy.PAD} is padding). Either "
+                    "they do not compute what the model's own forward computes, or loading draws a weight anew"
+                )
+
+
+def _trained_output(subject: Subject, model: PreTrainedModel, head: Head, batch: Mapping[str, Tensor]) -> Tensor:
+    """What objectives train of `head`: logits, or hidden states where there is no head."""
+    with torch.no_grad():
+        hidden = subject.architecture.hidden(model, batch)
+        if head in ("masked", "causal", "pretraining"):
+            return subject.architecture.logits(model, hidden)
+        return subject.architecture.replaced_logits(model, hidden) if head == "discriminator" else hidden
+
+
+def _loaded(folder: Path, auto: str, own: str | None) -> PreTrainedModel:
+    """The model in `folder` as plain Transformers loads it, by `own` with its own code. Raises Wrong if it does not."""
+    import transformers
+
+    try:
+        loaded, report = getattr(transformers, own or auto).from_pretrained(
+            folder, local_files_only=True, trust_remote_code=own is not None, output_loading_info=True
+        )
+    except (ValueError, OSError, AttributeError, ImportError) as error:
+        raise Wrong(
+            f"{own or auto} does not load it: {' '.join(str(error).split())[:300]}. A model that Transformers does not "
+            "have travels with its code: see the last page of plugins/README.md"
+        ) from error
+    lacking = sorted(report["missing_keys"]) + sorted(report["unexpected_keys"])
+    if lacking:
+        raise Wrong(f"{own or auto} misses weights or finds some too many: {', '.join(lacking[:5])}")
+    return loaded.eval()
 
 
 CHECKS: tuple[Check, ...] = (

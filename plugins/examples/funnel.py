@@ -1,0 +1,78 @@
+"""Funnel Transformer (Dai et al., 2020, arXiv:2006.03236): blocks that halve the sequence, a decoder that restores it.
+
+Pooling mixes neighbours, so documents cannot share a row: use the layouts `lines` and `stream`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import NonNegativeFloat, PositiveInt
+
+from terakoya import hookimpl
+from terakoya.components import Architecture, Head
+from terakoya.data.vocab import Vocabulary
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import FunnelConfig, PreTrainedModel
+
+
+class Funnel(Architecture):
+    """Fields bear the names and defaults of Transformers' `FunnelConfig`."""
+
+    heads: ClassVar[frozenset[Head]] = frozenset({"masked", "discriminator"})
+    isolation: ClassVar[Literal["interface", "mask4d", "none"]] = "none"
+    trial: ClassVar[Mapping[str, Any]] = {"block_sizes": (1, 1), "d_head": 4}
+
+    block_sizes: tuple[PositiveInt, ...] = (4, 4, 4)
+    """Layers of each block; from the second on the sequence is half as long as in the block before."""
+    num_decoder_layers: PositiveInt = 2
+    d_model: PositiveInt = 768
+    n_head: PositiveInt = 12
+    d_head: PositiveInt = 64
+    d_inner: PositiveInt = 3072
+    hidden_dropout: NonNegativeFloat = 0.1
+    attention_dropout: NonNegativeFloat = 0.1
+    activation_dropout: NonNegativeFloat = 0.0
+
+    def config(self, vocabulary: Vocabulary) -> FunnelConfig:
+        """The `FunnelConfig`, without a padding id: Transformers sets the embedding of one to zero whenever it loads a
+        Funnel, and with it a row of the vocabulary head, which shares its weights."""
+        from transformers import FunnelConfig
+
+        return FunnelConfig(**self.model_dump(), vocab_size=vocabulary.size)
+
+    def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
+        """`FunnelForMaskedLM` or `FunnelForPreTraining`, the discriminator."""
+        from transformers import FunnelForMaskedLM, FunnelForPreTraining
+
+        models: Mapping[str, type[PreTrainedModel]] = {
+            "masked": FunnelForMaskedLM,
+            "discriminator": FunnelForPreTraining,
+        }
+        return models[head](self.config(vocabulary))
+
+    def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The last hidden states (B, T, H). Positions are relative, so the batch's are not needed."""
+        mask = (batch["document_ids"] >= 0).long()
+        return model.funnel(input_ids=batch["input_ids"], attention_mask=mask).last_hidden_state
+
+    def logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+        """Vocabulary logits (..., V) of `hidden` (..., H)."""
+        return model.lm_head(hidden)
+
+    def replaced_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits (B, T) that a token was replaced, of `hidden` (B, T, H)."""
+        return model.discriminator_predictions(hidden)
+
+    def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
+        """The layers of all blocks and of the decoder."""
+        return [*(layer for block in model.funnel.encoder.blocks for layer in block), *model.funnel.decoder.layers]
+
+
+@hookimpl
+def register_architectures() -> dict[str, type[Architecture]]:
+    """Offers `funnel`."""
+    return {"funnel": Funnel}

@@ -1,0 +1,94 @@
+"""LUKE (Yamada et al., 2020, arXiv:2010.01057), of which the words are trained: a token store knows no entities.
+
+Its attention does not go through Transformers' AttentionInterface, but it takes a mask for each pair of positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import NonNegativeFloat, PositiveInt
+
+from terakoya import hookimpl
+from terakoya.components import Architecture, Head
+from terakoya.data.vocab import Vocabulary
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import LukeConfig, PreTrainedModel
+
+
+class Luke(Architecture):
+    """Fields bear the names and defaults of Transformers' `LukeConfig`."""
+
+    heads: ClassVar[frozenset[Head]] = frozenset({"masked"})
+    isolation: ClassVar[Literal["interface", "mask4d", "none"]] = "mask4d"
+
+    hidden_size: PositiveInt = 768
+    num_hidden_layers: PositiveInt = 12
+    num_attention_heads: PositiveInt = 12
+    intermediate_size: PositiveInt = 3072
+    hidden_dropout_prob: NonNegativeFloat = 0.1
+    attention_probs_dropout_prob: NonNegativeFloat = 0.1
+    max_position_embeddings: PositiveInt = 512
+    """The longest row. The config's is larger by padding id + 1, from where LUKE, like RoBERTa, counts positions."""
+    entity_vocab_size: PositiveInt = 2
+    """Entities, which nothing here trains: raise it, and fine-tune them, later."""
+    entity_emb_size: PositiveInt = 256
+
+    def config(self, vocabulary: Vocabulary) -> LukeConfig:
+        """The `LukeConfig`; attention without the queries that only entities use."""
+        from transformers import LukeConfig
+
+        sizes = self.model_dump() | {"max_position_embeddings": self.max_position_embeddings + _first(vocabulary.pad)}
+        return LukeConfig(
+            **sizes, vocab_size=vocabulary.size, pad_token_id=vocabulary.pad, use_entity_aware_attention=False
+        )
+
+    def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
+        """`LukeForMaskedLM`. What no word reaches is frozen: processes wait for each trainable weight's gradient."""
+        from transformers import LukeForMaskedLM
+
+        model = LukeForMaskedLM(self.config(vocabulary))
+        for unreached in (model.luke.entity_embeddings, model.entity_predictions, model.luke.pooler):
+            unreached.requires_grad_(False)
+        return model
+
+    def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The last hidden states (B, T, H); a mask that is added to the scores keeps documents apart."""
+        import torch
+
+        from terakoya import attention
+
+        embedded = model.luke.embeddings(
+            input_ids=batch["input_ids"],
+            position_ids=batch["position_ids"] + _first(model.config.pad_token_id),
+            token_type_ids=torch.zeros_like(batch["input_ids"]),
+        )
+        together = attention.document_mask(batch["document_ids"])
+        mask = torch.zeros_like(together, dtype=embedded.dtype).masked_fill(~together, torch.finfo(embedded.dtype).min)
+        return model.luke.encoder(embedded, None, attention_mask=mask).last_hidden_state
+
+    def logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+        """Vocabulary logits (..., V) of `hidden` (..., H)."""
+        return model.lm_head(hidden)
+
+    def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
+        """The encoder's layers."""
+        return list(model.luke.encoder.layer)
+
+    def max_sequence_length(self) -> int:
+        """One position embedding for each position."""
+        return self.max_position_embeddings
+
+
+def _first(pad: int | None) -> int:
+    """The position of a document's first token."""
+    return (pad or 0) + 1
+
+
+@hookimpl
+def register_architectures() -> dict[str, type[Architecture]]:
+    """Offers `luke`."""
+    return {"luke": Luke}

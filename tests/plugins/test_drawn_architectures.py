@@ -1,0 +1,128 @@
+"""Two architectures that Transformers has and nobody thought of here, drawn by lot: third-party files, core as it is.
+
+`random.Random("terakoya").sample(["camembert", "convbert", "ernie", "funnel", "luke", "megatron_bert", "mobilebert",
+"roformer", "squeezebert", "xlm_roberta"], 2)` gave funnel and luke. Both have their own attention, which knows nothing
+of Transformers' AttentionInterface: LUKE takes a mask for each pair of positions, Funnel pools neighbours.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toy
+
+from terakoya import attention, contract, plugins
+from terakoya.commands.main import main
+from terakoya.data.vocab import Vocabulary
+from terakoya.errors import UserError
+from terakoya.parameters import Parameters
+from terakoya.training import checkpoint
+from terakoya.training.setup import build_module
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "plugins" / "examples"
+POT = ["camembert", "convbert", "ernie", "funnel", "luke", "megatron_bert", "mobilebert", "roformer", "squeezebert",
+       "xlm_roberta"]  # fmt: skip
+TOY: dict[str, tuple[dict[str, Any], str]] = {
+    "luke": (
+        {
+            "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+            "max_position_embeddings": 32, "entity_emb_size": 8,
+        },
+        "packed",
+    ),
+    "funnel": (
+        {"block_sizes": [1, 1], "num_decoder_layers": 1, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32},
+        "stream",
+    ),
+}  # fmt: skip
+PLAIN = """
+import sys, torch
+from safetensors.torch import save_file
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+model = AutoModelForMaskedLM.from_pretrained(sys.argv[1], local_files_only=True).eval()
+ids = torch.tensor([[2, 30, 31, 4, 33, 34, 35, 3]])
+with torch.no_grad():
+    save_file({"logits": model(input_ids=ids).logits}, sys.argv[2])
+assert "terakoya" not in sys.modules
+"""
+
+
+def test_these_were_drawn() -> None:
+    assert random.Random("terakoya").sample(POT, 2) == ["funnel", "luke"] == sorted(TOY)
+
+
+@pytest.fixture
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "_current", None)
+    monkeypatch.setenv(plugins.PLUGINS_VARIABLE, "")
+
+
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize("name", TOY)
+def test_it_keeps_what_an_architecture_promises(name: str) -> None:
+    assert [str(each) for each in contract.check_plugin(str(EXAMPLES / f"{name}.py"), train=False)
+            if each.verdict in ("wrong", "warning")] == []  # fmt: skip
+
+
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize("name", TOY)
+def test_two_processes_train_it_and_plain_transformers_gives_its_logits(name: str, tmp_path: Path) -> None:
+    sizes, layout = TOY[name]
+    file = EXAMPLES / f"{name}.py"
+    settings = toy.parameters(
+        toy.make_store(tmp_path / "store", documents=40, seed=3),
+        architecture={"type": name, **sizes},
+        objective={"type": "masked_lm", "layout": layout},
+        optimizer={"type": "adamw", "learning_rate": 0.01},
+        max_steps=30,
+        checkpoint={"save_steps": 30},
+    )
+    toy.train(settings, tmp_path / "run", nodes=(2,), plugins=[file])
+    course = toy.losses(tmp_path / "run")
+    assert course[30][0] < course[1][0] - 0.3
+    main_exits_well(["--plugin", str(file), "export", str(tmp_path / "run"), "--out", str(tmp_path / "model")])
+
+    # what plain Transformers gives, in a process without terakoya
+    command = [sys.executable, "-c", PLAIN, str(tmp_path / "model"), str(tmp_path / "logits.safetensors")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    from safetensors.torch import load_file
+
+    theirs = load_file(tmp_path / "logits.safetensors")["logits"]
+
+    # what the plugin gives with the checkpoint's weights
+    folder = tmp_path / "run" / "checkpoints" / "step-00000030"
+    manifest = checkpoint.read_manifest(folder)
+    parameters = Parameters.from_dict(manifest["parameters"], source="manifest")
+    module = build_module(parameters, Vocabulary.model_validate(manifest["vocabulary"])).eval()
+    checkpoint.load_module(folder, module)
+    attention.use(module, "sdpa")
+    ids = torch.tensor([[2, 30, 31, 4, 33, 34, 35, 3]])
+    batch = {"input_ids": ids, "position_ids": torch.arange(8)[None], "document_ids": torch.zeros_like(ids)}
+    model: Any = module.model
+    with torch.no_grad():
+        hidden = parameters.architecture.hidden(model, batch)
+        ours = parameters.architecture.logits(model, hidden)
+    assert (ours - theirs).abs().max() < 1e-5
+
+
+@pytest.mark.usefixtures("_alone")
+def test_funnel_refuses_rows_of_several_documents_by_name() -> None:
+    funnel = plugins.load([str(EXAMPLES / "funnel.py")]).component("architectures", "funnel")
+    assert funnel.isolation == "none"
+    settings = toy.parameters(Path("store"), architecture={"type": "funnel"}, objective={"type": "masked_lm"})
+    with pytest.raises(UserError, match="Funnel cannot keep documents in one row apart"):
+        build_module(Parameters.from_dict(settings, source="test"), Vocabulary(size=60, pad=0, mask=4))
+
+
+def main_exits_well(arguments: list[str]) -> None:
+    """Runs the command line in this process."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code in (0, None)
