@@ -26,7 +26,7 @@ def diagnose(folder: Path) -> list[Finding]:
 
     (built_for, available), torch = _torch()
     memory = psutil.virtual_memory()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = machine.cores()
     extensions = os.environ.get("TORCH_EXTENSIONS_DIR") or "~/.cache/torch_extensions"
     return [
         *versions(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from terakoya.data.blending import PERIOD, integer_weights
 from terakoya.errors import UserError
+from terakoya.machine import cores
 from terakoya.parameter_files import explain, read_json
 
 
@@ -219,9 +219,7 @@ class Pipeline(BaseModel):
     @cached_property
     def workers(self) -> int:
         """Processes for the tokenizer and the stores."""
-        if self.processes:
-            return self.processes
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self.processes or cores()
 
 
 def read_pipeline(file: Path) -> Pipeline:

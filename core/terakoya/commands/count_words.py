@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,6 +10,7 @@ import typer
 
 from terakoya.commands.cleaning import Clean, CleanFolderOption, CleanOption, cleaned, read_clean
 from terakoya.errors import UserError
+from terakoya.machine import cores
 
 if TYPE_CHECKING:
     from terakoya.data.word_counts import WordCounts
@@ -36,6 +36,12 @@ def count_words(
     `clean_folder`: as for `terakoya.commands.tokenizer.train_tokenizer`; the table then serves training after the same
     steps. Raises UserError for wrong settings, a kind that does not learn from words, and a file that is there already.
     """
+    from terakoya.data.workers import warm_up
+
+    processes = processes or cores()
+    if processes > 1:
+        warm_up(["terakoya.data.word_counts"])
+
     from terakoya.data.corpus import Corpus
     from terakoya.data.corpus_files import find_files
     from terakoya.data.counts_file import LearnsFromCounts, counted, write_counts
@@ -51,7 +57,6 @@ def count_words(
         raise UserError(f"{out}: expected a new file, got one that is there already; choose another --out")
     corpus = Corpus(find_files(sources), field=field, documents=documents, digests={})
     splitting = tokenizer.splitting()
-    processes = processes or _cpus()
     corpus = cleaned(corpus, read_clean(clean), clean_folder, out=out, processes=processes)
     before = corpus.sizes_and_times()
     table = counted(corpus, splitting, processes=processes, progress=progress)
@@ -111,7 +116,3 @@ def command(
 def register(app: typer.Typer) -> None:
     """Adds `count` to the verbs of `terakoya tokenizer`."""
     app.command("count")(command)
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

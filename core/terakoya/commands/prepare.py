@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,6 +10,7 @@ import typer
 
 from terakoya.commands.cleaning import Clean, CleanFolderOption, CleanOption, cleaned, read_clean
 from terakoya.errors import UserError
+from terakoya.machine import cores
 
 if TYPE_CHECKING:
     from terakoya.components import Tokenizer
@@ -84,7 +84,7 @@ def prepare(
     """
     from terakoya.data.workers import warm_up
 
-    processes = processes or _cpus()
+    processes = processes or cores()
     if processes > 1:
         warm_up(["terakoya.data.encoding"])
 
@@ -146,10 +146,6 @@ def opened(
     if special_tokens_in_text is not None:
         component = component.model_copy(update={"special_tokens_in_text": special_tokens_in_text})
     return corpus, component
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def parse_max_rejects(text: str) -> int | float:
@@ -219,7 +215,7 @@ def command(
     if slurm_array is not None:
         return prepare_elsewhere.print_script(context, shards=slurm_array)
     if engine == "datatrove":
-        processes = processes or _cpus()
+        processes = processes or cores()
         text, component = opened(
             corpus,
             tokenizer=tokenizer,

@@ -14,6 +14,7 @@ from terakoya.commands import count_words, tokenizer_report
 from terakoya.commands.cleaning import Clean, CleanFolderOption, CleanOption, cleaned, read_clean
 from terakoya.commands.tokenizer_settings import gather, read_settings, take_flags
 from terakoya.errors import UserError
+from terakoya.machine import cores
 
 Documents = Literal["blank", "line"]
 
@@ -52,12 +53,17 @@ def train_tokenizer(
 
     Raises UserError for anything the user can mend; see `terakoya.tokenizer.train_tokenizer`.
     """
+    from terakoya.data.workers import warm_up
+
+    out, processes = Path(out), processes or cores()
+    if processes > 1:
+        warm_up(["terakoya.data.word_counts"])
+
     from terakoya.data.corpus import Corpus
     from terakoya.data.corpus_files import find_files
     from terakoya.tokenizer import check_new, make_tokenizer
     from terakoya.tokenizer import train_tokenizer as train
 
-    out, processes = Path(out), processes or _cpus()
     settings = {**(settings or {}), "type": type}
     corpus = Corpus(find_files(sources), field=field, documents=documents)
     make_tokenizer(settings)  # before a corpus is cleaned for nothing
@@ -224,7 +230,3 @@ def _shown(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{_shown(count)} {name}" for name, count in value.items()) or "0"
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
+from terakoya.machine import cores
+
 GRACE_SECONDS = 15.0
 """How long the others may go on after one process has failed before they are ended."""
 
@@ -25,13 +27,12 @@ def run_processes(arguments: Sequence[str], processes: int) -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     common = {
         "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(processes),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // processes))),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores() // processes))),
     }
     children = [
         subprocess.Popen(
