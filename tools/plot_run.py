@@ -1,7 +1,8 @@
-"""Draws the loss and masked-accuracy curves of one or more runs from their metrics.jsonl.
+"""Draws the curves of one or more runs from their metrics.jsonl: loss and masked accuracy, or whatever else is there.
 
 python tools/plot_run.py work/run --out run.png
 python tools/plot_run.py work/small work/base --labels small base --against hours --out runs.png
+python tools/plot_run.py work/electra --numbers generator_loss discriminator_loss discriminator_auc --out electra.png
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 
 Against = Literal["steps", "hours"]
+NUMBERS = ("loss", "masked_accuracy")
 
 
 @dataclass
@@ -34,8 +36,8 @@ class Curves:
     restarts: list[tuple[int, float]] = field(default_factory=list)
 
 
-def read(folder: Path) -> Curves:
-    """The curves of the run in `folder`. Steps that a resumed run did again count once, as it last did them.
+def read(folder: Path, numbers: Sequence[str] = NUMBERS) -> Curves:
+    """The curves of `numbers` of the run in `folder`. Steps that a resumed run did again count once, as last done.
 
     Raises SystemExit with a sentence if there is no metrics.jsonl or a line in it is damaged.
     """
@@ -62,15 +64,24 @@ def read(folder: Path) -> Curves:
             if rate and tokens is not None:
                 hours += (tokens - max(tokens_at.values())) / rate / 3600
                 tokens_at[step] = tokens
-            _add(curves, record, step, hours, prefix="")
+            _add(curves, record, step, hours, numbers, prefix="")
         elif kind == "validation":
             store = record.get("store")
-            _add(curves, record, step, hours, prefix=f"validation {Path(store).name} " if store else "validation ")
+            _add(
+                curves,
+                record,
+                step,
+                hours,
+                numbers,
+                prefix=f"validation {Path(store).name} " if store else "validation ",
+            )
     return curves
 
 
-def _add(curves: Curves, record: dict[str, Any], step: int, hours: float, *, prefix: str) -> None:
-    for name in ("loss", "masked_accuracy"):
+def _add(
+    curves: Curves, record: dict[str, Any], step: int, hours: float, numbers: Sequence[str], *, prefix: str
+) -> None:
+    for name in numbers:
         value = record.get(name)
         if isinstance(value, int | float) and math.isfinite(value):
             curves.points.setdefault(prefix + name, []).append((step, hours, float(value)))
@@ -86,19 +97,21 @@ def _forget_after(curves: Curves, step: int, hours: float) -> float:
     return min(kept, hours)
 
 
-def draw(runs: Sequence[tuple[str, Curves]], *, against: Against = "steps") -> Any:
-    """A matplotlib figure: losses above, masked accuracy below, restarts as dotted vertical lines."""
-    figure, axes = pyplot.subplots(2, 1, sharex=True, figsize=(9, 7), layout="constrained")
+def draw(runs: Sequence[tuple[str, Curves]], numbers: Sequence[str] = NUMBERS, *, against: Against = "steps") -> Any:
+    """A matplotlib figure: one of `numbers` below another, restarts as dotted vertical lines."""
+    size = (9, 1 + 3 * len(numbers))
+    figure, grid = pyplot.subplots(len(numbers), 1, sharex=True, figsize=size, layout="constrained", squeeze=False)
+    axes = grid[:, 0]
     colours = pyplot.rcParams["axes.prop_cycle"].by_key()["color"]
     for index, (label, curves) in enumerate(runs):
         colour = colours[index % len(colours)]
-        for axis, ending in zip(axes, ("loss", "masked_accuracy"), strict=True):
+        for axis, ending in zip(axes, numbers, strict=True):
             _draw_curves(axis, label, curves, ending, colour, against)
             for restart in curves.restarts:
                 axis.axvline(restart[against == "hours"], color=colour, linestyle=":", linewidth=1)
-    axes[0].set_ylabel("loss (nats)")
-    axes[1].set_ylabel("masked accuracy")
-    axes[1].set_xlabel("optimizer steps" if against == "steps" else "hours of training")
+    for axis, name in zip(axes, numbers, strict=True):
+        axis.set_ylabel(name.replace("_", " ") + " (nats)" * name.endswith("loss"))
+    axes[-1].set_xlabel("optimizer steps" if against == "steps" else "hours of training")
     for axis in axes:
         axis.grid(alpha=0.3)
         if axis.get_legend_handles_labels()[0]:
@@ -108,7 +121,7 @@ def draw(runs: Sequence[tuple[str, Curves]], *, against: Against = "steps") -> A
 
 def _draw_curves(axis: Axes, label: str, curves: Curves, ending: str, colour: str, against: Against) -> None:
     for name, points in curves.points.items():
-        if not name.endswith(ending):
+        if name != ending and not name.endswith(f" {ending}"):
             continue
         validation = name.startswith("validation")
         axis.plot(
@@ -131,13 +144,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the picture to write, for example run.png")
     parser.add_argument("--labels", nargs="+", help="one name for each run (default: the folders' names)")
     parser.add_argument("--against", choices=("steps", "hours"), default="steps", help="the horizontal axis")
+    parser.add_argument(
+        "--numbers", nargs="+", default=list(NUMBERS), metavar="NUMBER", help="what metrics.jsonl names"
+    )
     arguments = parser.parse_args()
     labels = arguments.labels or [run.resolve().name for run in arguments.runs]
     if len(labels) != len(arguments.runs):
         parser.error(f"--labels: expected {len(arguments.runs)} names, got {len(labels)}")
-    figure = draw(
-        [(label, read(run)) for label, run in zip(labels, arguments.runs, strict=True)], against=arguments.against
-    )
+    runs = [(label, read(run, arguments.numbers)) for label, run in zip(labels, arguments.runs, strict=True)]
+    for label, curves in runs:
+        missing = [name for name in arguments.numbers if not any(each.split()[-1] == name for each in curves.points)]
+        if missing:
+            raise SystemExit(f"{label}: metrics.jsonl has no {', '.join(missing)}")
+    figure = draw(runs, arguments.numbers, against=arguments.against)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(arguments.out, dpi=150)
     print(f"wrote {arguments.out}")

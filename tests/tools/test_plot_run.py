@@ -52,6 +52,22 @@ def test_a_picture_is_written(run_folder: Path, against: str) -> None:
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
+def test_other_numbers_are_drawn_where_they_are(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in a panel of its own: a name that ends like another's is not taken for it."""
+    monkeypatch.syspath_prepend(str(TOOL.parent))
+    import plot_run
+
+    line = {"kind": "step", "step": 110, "loss": 5.0, "generator_loss": 4.0, "discriminator_auc": 0.9}
+    metrics = run_folder / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().rpartition("\n")[0] + "\n" + json.dumps(line))
+    numbers = ["loss", "generator_loss", "discriminator_auc"]
+    figure = plot_run.draw([("a", plot_run.read(run_folder, numbers))], numbers)
+    assert [len(axis.lines) - 1 for axis in figure.axes] == [2, 1, 1], "and one line for the restart"
+    command = [sys.executable, str(TOOL), str(run_folder), "--out", str(run_folder / "x.png"), "--numbers", "los"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and "metrics.jsonl has no los" in done.stderr
+
+
 def test_no_run_is_said_in_a_sentence(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(TOOL), str(tmp_path), "--out", str(tmp_path / "x.png")], capture_output=True, text=True

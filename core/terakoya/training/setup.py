@@ -281,7 +281,7 @@ def _refuse_changes(
     record: Record,
     allow_change: frozenset[str],
 ) -> None:
-    before, now = manifest["parameters"], parameters.dump()
+    before, now = _with_defaults(manifest["parameters"]), parameters.dump()
     changed = differences(before, now)
     old, new = dict(leaves(before)), dict(leaves(now))
     for key in changed:
@@ -295,6 +295,13 @@ def _refuse_changes(
         )
     if "data" not in allow_change and sorted(manifest["stores"].values()) != sorted(facts["stores"].values()):
         raise UserError("the token stores are not the ones this run was started with; go on with --allow-change data")
+
+
+def _with_defaults(written: dict[str, Any]) -> dict[str, Any]:
+    """A manifest's parameters with those settings at their defaults that did not exist when it was written."""
+    with contextlib.suppress(UserError):
+        return Parameters.from_dict(written, source="manifest.json").dump()
+    return written
 
 
 def _facts(

@@ -38,11 +38,17 @@ class ReplacedToken(Objective):
     trial: ClassVar[Mapping[str, Any]] = {"generator_size": "1/2"}
 
     layout: Literal["packed", "stream", "lines"] = "packed"
+    """How rows are cut; generator and discriminator see the same."""
     mlm_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
+    """The share of tokens that the generator predicts."""
     whole_word_mask: bool = True
+    """Whether all tokens of a word are predicted together."""
     budgeted: bool = True
+    """Whether each row has exactly its share predicted, not each word by chance."""
     replace_probability: Probability = 0.85
+    """Of the predicted tokens, the share that shows [MASK] to the generator."""
     random_probability: Probability = 0.0
+    """Of the predicted tokens, the share that shows it a random token; the others show themselves."""
     generator: NestedArchitecture | None = None
     """The generator's architecture, in full; excludes `generator_size`."""
     generator_size: str | None = None
@@ -54,7 +60,9 @@ class ReplacedToken(Objective):
     temperature: PositiveFloat = 1.0
     """What the generator's logits are divided by before tokens are drawn."""
     generator_weight: NonNegativeFloat = 1.0
+    """The weight of the generator's loss, a mean over predicted tokens."""
     discriminator_weight: NonNegativeFloat = 50.0
+    """The weight of the discriminator's loss, a mean over all tokens but padding."""
 
     @field_validator("generator_size")
     @classmethod
@@ -146,6 +154,11 @@ class ReplacedToken(Objective):
                     f"objective replaced_token: architecture {type(each).__name__} cannot be the {role}: it has no "
                     f"head {head!r}, only {sorted(each.heads)}"
                 )
+        if self.layout == "packed" and small.isolation == "none":
+            raise UserError(
+                f"objective.generator: architecture {type(small).__name__} cannot keep documents in one row apart; "
+                'use objective.layout "stream" or "lines"'
+            )
         longest = architecture.max_sequence_length(), small.max_sequence_length()
         if longest[1] is not None and (longest[0] is None or longest[0] > longest[1]):
             raise UserError(

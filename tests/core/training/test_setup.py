@@ -1,5 +1,6 @@
-"""Weights come from the seed alone."""
+"""Weights come from the seed alone; a run goes on under a version that knows more settings."""
 
+import json
 from pathlib import Path
 
 import torch
@@ -7,7 +8,7 @@ import toy
 
 from terakoya.data.store import TokenStore
 from terakoya.parameters import Parameters
-from terakoya.training.setup import build_module
+from terakoya.training.setup import build_module, train_here
 
 
 def test_weights_are_drawn_after_seeding(store: Path) -> None:
@@ -20,3 +21,14 @@ def test_weights_are_drawn_after_seeding(store: Path) -> None:
 
     assert torch.equal(build(1), build(1))
     assert not torch.equal(build(1), build(2))
+
+
+def test_a_setting_that_did_not_exist_is_no_change(store: Path, tmp_path: Path) -> None:
+    settings = toy.parameters(store, max_steps=1)
+    train_here(Parameters.from_dict(settings, source="test"), tmp_path)
+    (manifest,) = tmp_path.glob("checkpoints/*/manifest.json")
+    written = json.loads(manifest.read_text())
+    del written["parameters"]["schedule"]["simultaneous"]
+    manifest.write_text(json.dumps(written))
+    train_here(Parameters.from_dict({**settings, "max_steps": 2}, source="test"), tmp_path)
+    assert max(toy.records(tmp_path)) == 2

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -435,6 +435,16 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str
 def test_models_that_do_not_fit_are_refused(settings: dict[str, Any], architecture: Any, said: str) -> None:
     with pytest.raises(UserError, match=said):
         ReplacedToken(**settings).build(architecture, VOCABULARY)
+
+
+def test_a_generator_that_mixes_documents_gets_no_packed_rows() -> None:
+    class Mixing(Electra):
+        isolation: ClassVar[Any] = "none"
+
+    mixing = Mixing(**ELECTRA.scaled(Fraction(1, 4)).model_dump())
+    with pytest.raises(UserError, match="architecture Mixing cannot keep documents in one row apart"):
+        ReplacedToken(generator=mixing).build(ELECTRA, VOCABULARY)
+    assert ReplacedToken(generator=mixing, layout="lines").build(ELECTRA, VOCABULARY)
 
 
 def test_stores_that_cannot_be_masked_are_refused() -> None:
