@@ -33,6 +33,7 @@ bench: $(VENV)/.dev
 	$(VENV)/bin/python tools/bench/encode.py $(CORPUS) --tokenizer $(TOKENIZER)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tools/bench/masking.py --corpus $(CORPUS) --tokenizer $(TOKENIZER)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tools/bench/training.py --corpus $(CORPUS) --tokenizer $(TOKENIZER)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python tools/bench/electra.py --corpus $(CORPUS) --tokenizer $(TOKENIZER)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tools/bench/loop.py
 	$(VENV)/bin/python tools/bench/help.py
 	$(VENV)/bin/python tools/bench/vocabulary.py $(CORPUS)
