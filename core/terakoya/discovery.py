@@ -44,14 +44,20 @@ class PluginError(UserError):
 
 
 def describe(error: BaseException) -> str:
-    """The error in one line: its type, its message, and where in the code it was raised."""
+    """The error in one line: its type, its message, and where it was raised; rather where the plugin's own code stood
+    than deep inside a library."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if "importlib" not in frame.filename and frame.filename != __file__
     ]
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    own = [frame for frame in frames if not _is_library(Path(frame.filename))]
+    place = f" ({(own or frames)[-1].filename}:{(own or frames)[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{place}"
+
+
+def _is_library(file: Path) -> bool:
+    return Path(__file__).parent in file.parents or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,16 @@ class Subject(settings.Subject):
 
     def hidden(self, batch: Mapping[str, Tensor]) -> Tensor:
         """The hidden states (B, T, H) without gradients. Raises Wrong for another shape."""
-        with torch.no_grad():
-            hidden = self.architecture.hidden(self.model, batch)
+        try:
+            with torch.no_grad():
+                hidden = self.architecture.hidden(self.model, batch)
+        except TypeError as error:
+            if "document_mask" not in str(error):
+                raise
+            raise Wrong(
+                "hidden does not hand the model what keeps documents apart; call its body with "
+                "**attention.arguments(model, batch)"
+            ) from error
         shape = tuple(batch["input_ids"].shape)
         if not isinstance(hidden, Tensor):
             raise Wrong(
@@ -236,7 +244,13 @@ def longest(subject: Subject) -> None:
     length = subject.architecture.max_sequence_length()
     if length is None:
         raise NotLookedAt("it has no bound")
-    subject.hidden(row(length))
+    try:
+        subject.hidden(row(length))
+    except (IndexError, RuntimeError) as error:
+        raise Wrong(
+            f"max_sequence_length says {length}, but a row of {length} tokens does not work ({error}); do positions "
+            "begin above 0?"
+        ) from error
 
 
 def exported(subject: Subject) -> None:

@@ -1,0 +1,221 @@
+# ruff: noqa: E501 (a table)
+"""Each promise can be broken, and is then told in plain words: the templates with one thing wrong."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from terakoya import contract, plugins
+from terakoya.commands.main import app
+from terakoya.commands.plugins_new import SINGULAR, TEMPLATES, new
+from terakoya.errors import UserError
+from terakoya.hookspecs import INTERFACE
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test loads plugins as a new process would."""
+    monkeypatch.setattr(plugins, "_current", None)
+    monkeypatch.setattr(plugins, "_loaded", {})
+    for variable in (plugins.PLUGINS_VARIABLE, plugins.WITHOUT_VARIABLE):
+        monkeypatch.setenv(variable, "")
+
+
+BROKEN = {
+    "a heavy import at module level": (
+        "schedule", "import math", "import math\n\nimport torch",
+        r"loading it imports torch: .*mine\.py:\d+\. Move that import into the methods",
+    ),
+    "an unknown hook": (
+        "schedule", "def register_schedules", "def register_schedule",
+        'there is no hook register_schedule; did you mean "register_schedules"',
+    ),
+    "no docstring": ("schedule", '    """Fields are the keys of the parameter JSON."""\n', "", "has no docstring"),
+    "settings that are not frozen": (
+        "schedule", "    warmup_steps", '    model_config = {"frozen": False}\n    warmup_steps', "frozen=False; leave that",
+    ),
+    "a setting that can change": (
+        "schedule", "    warmup_steps: NonNegativeInt = 0", "    warmup_steps: NonNegativeInt = 0\n    lows: list[int] = []",
+        "use tuple for list",
+    ),
+    "unknown keys taken": (
+        "schedule", "    warmup_steps", '    model_config = {"extra": "ignore"}\n    warmup_steps', "taken in silence",
+    ),
+    "a required setting without a trial": (
+        "schedule", "    warmup_steps: NonNegativeInt = 0", "    warmup_steps: NonNegativeInt",
+        r'warmup_steps has no default; .*trial: ClassVar = \{"warmup_steps"',
+    ),
+    "a method that is missing": ("schedule", "def factor", "def factors", "factor missing; see terakoya.components.Sch"),
+    "a factor that is no number": ("schedule", "return self.floor +", "return float('nan') +", r"factor\(0, max_st.*nan"),
+    "a schedule with a memory": (
+        "schedule", "        done = min", "        done = __import__('random').random() or min", "another factor",
+    ),
+    "an optimizer that forgets weights": (
+        "optimizer", "torch.optim.SGD(trainable,", "torch.optim.SGD(trainable[:2],", "it takes 2 tensors",
+    ),
+    "an optimizer with another learning rate": (
+        "optimizer", "lr=self.learning_rate", "lr=self.learning_rate / 2", "a group's lr is 0.025",
+    ),
+    "an optimizer that climbs": (
+        "optimizer", "fused=fused)", "fused=fused, maximize=True)", "the loss went from",
+    ),
+    "no heads": ("architecture", 'frozenset({"masked"})', "frozenset()", "name at least one of masked"),
+    "a vocabulary of another size": (
+        "architecture", "vocab_size=vocabulary.size", "vocab_size=99", "its vocab_size is 99, expected vocabulary.size",
+    ),
+    "padding left out": ("architecture", ", pad_token_id=vocabulary.pad", "", "its pad_token_id is 0, expected"),
+    "weights from a generator": (
+        "architecture", "return BertForMaskedLM(self.config(vocabulary))",
+        "import torch\n        model = BertForMaskedLM(self.config(vocabulary))\n"
+        "        torch.nn.init.normal_(model.cls.predictions.bias, generator=torch.Generator().manual_seed(id(model)))\n"
+        "        return model",
+        "two models from one seed differ, in cls.predictions.bias",
+    ),
+    "an output where hidden states belong": (
+        "architecture", "return encoder_models.hidden(model, batch)", "return model.bert(batch['input_ids'],"
+        " **__import__('terakoya').attention.arguments(model, batch))",
+        r"hidden returned BaseModelOutput\w*, expected a tensor; .*last_hidden_state",
+    ),
+    "documents not kept apart at all": (
+        "architecture", "return encoder_models.hidden(model, batch)", "return model.bert(batch['input_ids'])[0]",
+        r"call its body with \*\*attention\.arguments",
+    ),
+    "hidden states of another shape": (
+        "architecture", "encoder_models.hidden(model, batch)", "encoder_models.hidden(model, batch)[:, 0]",
+        r"for input_ids \(2, 24\) hidden returned \(2, 16\)",
+    ),
+    "logits that need rows": (
+        "architecture", "return model.cls(hidden)", "return model.cls(hidden).view(-1, 24, model.config.vocab_size)",
+        r"logits returned \(2, 24, 64\), expected|raised RuntimeError|logits returned",
+    ),
+    "documents that see each other": (
+        "architecture", "return encoder_models.hidden(model, batch)",
+        "together = {**batch, 'document_ids': batch['document_ids'].clamp(max=0)}\n"
+        "        return encoder_models.hidden(model, together)",
+        "differ by .* when another shares its row",
+    ),
+    "a weight that nothing reaches": (
+        "architecture", "return BertForMaskedLM(self.config(vocabulary))",
+        "import torch\n        model = BertForMaskedLM(self.config(vocabulary))\n"
+        "        model.further = torch.nn.Linear(2, 2)\n        return model",
+        r"no gradient arrives at further\.bias, further\.weight: with several",
+    ),
+    "blocks that are not there": (
+        "architecture", "list(model.base_model.encoder.layer)", "[]", "blocks .*expected a list of modules",
+    ),
+    "a bound that is too high": (
+        "architecture", "return self.max_position_embeddings", "return self.max_position_embeddings + 1", "says 49, but a row of 49 tokens does not",
+    ),
+    "other logits than the model's own": (
+        "architecture", "return model.cls(hidden)", "return model.cls(hidden) * 2", "gives other numbers on a document",
+    ),
+    "no loss key": (
+        "objective", '"example_loss": torch', '"mine": torch', "no example_loss among what forward returned: mine",
+    ),
+    "no loss at all": ("objective", 'Term("hidden", 1.0)', 'Term("hidden")', "terms names no loss"),
+    "a count that is missing": ("objective", ', "hidden": int(chosen.sum())', "", "the batch does not count hidden"),
+    "a batch of chance": (
+        "objective", "drawn = draws(", "drawn = np.random.default_rng().permuted(draws(",
+        "two batches of the same rows differ|another",
+    ),
+    "neighbours that matter": (
+        "objective", "draws(rows.keys[:, None]", "draws(rows.keys[:1, None] + 0 * rows.keys[:, None]",
+        "depend on which other rows are in the batch",
+    ),
+    "means for sums": ("objective", 'reduction="sum"', 'reduction="mean"', "of its halves together"),
+    "a mean over nothing": (
+        "objective", 'reduction="sum"', 'reduction="mean"', "a row of padding is nan; a sum over nothing is 0",
+    ),
+    "padding counted": ("objective", "real = rows.document_ids >= 0", "real = rows.tokens >= 0", "no padding"),
+    "nothing to export": ("objective", 'return {"": module.model}', "return {}", "exports returned {}"),
+    "a folder it does not know": ("tokenizer", "if file.is_file() else None", "if False else None", "does not know the f"),
+    "every folder is its own": (
+        "tokenizer", 'return cls.model_validate_json(file.read_text(encoding="utf-8")) if file.is_file() else None',
+        "return cls()", "takes an empty folder for its own",
+    ),
+    "other ids than Transformers'": (
+        "tokenizer", "return LineEncoder(self.load(folder)",
+        "loaded = self.load(folder)\n        loaded.backend_tokenizer.normalizer = __import__('tokenizers').normalizers"
+        ".Lowercase()\n        return LineEncoder(loaded",
+        "of 'Reading.* it makes",
+    ),
+    "a fingerprint of the path": (
+        "tokenizer", 'return {"tokenizer": hashlib', 'return {"where": str(folder), "tokenizer": hashlib', "leave paths and",
+    ),
+    "an export beside its folder": (
+        "exporter", "for name, model in models.items():", "out = out.parent / 'other'\n        for name, model in models.items():",
+        "wrote nothing into the folder",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_promise_is_told_in_plain_words(case: str, tmp_path: Path) -> None:
+    kind, old, new_text, said = BROKEN[case]
+    source = (TEMPLATES / f"{kind}.py").read_text(encoding="utf-8")
+    assert source.count(old) >= 1, "the template has changed"
+    broken = source.replace(old, new_text)
+    if case == "a batch of chance":
+        broken = broken.replace("np.arange(rows.tokens.shape[1]))", "np.arange(rows.tokens.shape[1])), axis=1)")
+    file = tmp_path / "mine.py"
+    file.write_text(broken, encoding="utf-8")
+    found = list(contract.check_plugin(str(file), train=False))
+    wrong = [str(finding) for finding in found if finding.verdict == "wrong"]
+    assert any(re.search(said, text) for text in wrong), wrong
+
+
+@pytest.mark.parametrize("kind", SINGULAR)
+def test_a_new_plugin_keeps_every_promise(kind: str, tmp_path: Path) -> None:
+    plugin, test = new("my_own", kind, tmp_path)
+    assert "xample" not in plugin.read_text(encoding="utf-8") + test.read_text(encoding="utf-8")
+    found = list(contract.check_plugin(str(plugin), train=False))
+    assert [str(finding) for finding in found if finding.verdict not in ("kept", "not looked at")] == []
+    assert any(str(finding).startswith(f"{kind} my_own") for finding in found)
+
+
+def test_a_run_that_does_not_resume_is_told(tmp_path: Path) -> None:
+    """What only a whole run shows: an optimizer that keeps its state where nobody saves it."""
+    source = (TEMPLATES / "optimizer.py").read_text(encoding="utf-8")
+    file = tmp_path / "mine.py"
+    file.write_text(
+        source.replace(
+            "        return torch",
+            "        class Slowing(torch.optim.SGD):\n            taken = 0\n\n"
+            "            def step(self, closure=None):\n                self.taken += 1\n"
+            "                for group in self.param_groups:\n                    group['momentum'] = 1 / (1 + self.taken)\n"
+            "                return super().step(closure)\n\n        return torch",
+        ).replace("torch.optim.SGD(trainable", "Slowing(trainable"),
+        encoding="utf-8",
+    )
+    wrong = contract.problems(file)
+    assert any("after load_state_dict it takes other steps" in text for text in wrong)
+    assert any("stopped and resumed is not the run that was never stopped" in text for text in wrong)
+
+
+def test_check_ends_with_2_where_something_is_wrong_and_prints_the_interface(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.py", tmp_path / "bad.py"
+    source = (TEMPLATES / "schedule.py").read_text(encoding="utf-8")
+    good.write_text(source, encoding="utf-8")
+    bad.write_text(source.replace('"example"', '"other"').replace("return (step + 1)", "return -1 *"), encoding="utf-8")
+    for file, status, said in ((good, 0, "9 promises kept, 0 not"), (bad, 2, "WRONG")):
+        done = CliRunner().invoke(app, ["plugins", "check", str(file), "--no-train"])
+        assert done.exit_code == status, done.output
+        assert f"plugin interface {INTERFACE}, terakoya" in done.output and said in done.output
+
+
+def test_new_refuses_what_it_cannot_write(tmp_path: Path) -> None:
+    for name, kind, said in (
+        ("My-Model", "architecture", "expected small letters, digits and _"),
+        ("class", "architecture", "expected small letters"),
+        ("mine", "architectur", 'there is no such kind; did you mean "architecture"'),
+        ("bert", "architecture", "architecture bert: is there already"),
+    ):
+        with pytest.raises(UserError, match=said):
+            new(name, kind, tmp_path)
+    new("mine", "schedule", tmp_path)
+    with pytest.raises(UserError, match=r"mine\.py: is there already"):
+        new("mine", "tracker", tmp_path)

@@ -1,0 +1,72 @@
+"""What `terakoya plugins new` writes is what a user goes on with: its tests pass, it is clean, it can be installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from terakoya.commands.main import app
+from terakoya.commands.plugins_new import SINGULAR, new
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*words: str, folder: Path, path: Path | None = None) -> str:
+    """What the command printed; fails if it fails."""
+    environment = {**os.environ, "PYTHONPATH": str(path or ""), "TERAKOYA_PLUGINS": "", "TERAKOYA_WITHOUT": ""}
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def write(kinds: list[str], folder: Path) -> None:
+    for kind in kinds:
+        done = CliRunner().invoke(app, ["plugins", "new", f"my_{kind}", "--kind", kind, "--out", str(folder)])
+        assert done.exit_code == 0 and f"plugins check {folder / f'my_{kind}.py'}" in done.output
+
+
+def test_the_tests_that_it_writes_pass(tmp_path: Path) -> None:
+    write(["launcher", "tracker"], tmp_path)
+    assert "4 passed" in run(sys.executable, "-m", "pytest", "-q", "-W", "error", folder=tmp_path)
+
+
+@pytest.mark.nightly
+def test_the_tests_of_every_kind_pass(tmp_path: Path) -> None:
+    write(list(SINGULAR), tmp_path)
+    assert "18 passed" in run(sys.executable, "-m", "pytest", "-q", "-W", "error", folder=tmp_path)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ruff") is None, reason="ruff is not installed")
+def test_every_kind_is_clean(tmp_path: Path) -> None:
+    write(list(SINGULAR), tmp_path)
+    config = str(ROOT / "pyproject.toml")
+    run(sys.executable, "-m", "ruff", "check", "--config", config, ".", folder=tmp_path)
+    run(sys.executable, "-m", "ruff", "format", "--check", "--config", config, ".", folder=tmp_path)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("hatchling") is None, reason="hatchling, which builds it, is not installed"
+)
+def test_a_package_can_be_installed_and_is_then_there_without_plugin(tmp_path: Path) -> None:
+    files = new("my_model", "architecture", tmp_path, package=True)
+    names = [str(file.relative_to(tmp_path)) for file in files]
+    assert names == [
+        f"terakoya-my-model/{name}" for name in ("pyproject.toml", "terakoya_my_model.py", "test_terakoya_my_model.py")
+    ]
+    site = tmp_path / "site"
+    run(
+        sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index",
+        "--target", str(site), str(files[0].parent), folder=tmp_path,
+    )  # fmt: skip
+    listed = run(sys.executable, "-m", "terakoya", "plugins", "list", folder=tmp_path, path=site)
+    assert any(
+        line.split() == ["architecture", "my_model", "terakoya_my_model", "terakoya-my-model", "0.1.0"]
+        for line in listed.splitlines()
+    )
+    assert not list(site.glob("test_*"))
