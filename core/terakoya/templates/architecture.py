@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveInt
-
 from terakoya import hookimpl
 from terakoya.components import Architecture, Head
 from terakoya.data.vocab import Vocabulary

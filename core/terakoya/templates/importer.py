@@ -18,9 +18,8 @@ class Example(Importer):
     def read(self, source: Path, out: Path) -> None:
         """Reads the checkpoint at `source`, writes a Transformers folder to `out`. UserError for what does not fit."""
         import torch
-        from transformers import AutoConfig, AutoModelForMaskedLM
-
         from terakoya import model_folder
+        from transformers import AutoConfig, AutoModelForMaskedLM
 
         file = source / "pytorch_model.bin"
         if not file.is_file():

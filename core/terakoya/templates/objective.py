@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from pydantic import Field
-
 from terakoya import hookimpl
 from terakoya.components import Architecture, Batch, Objective, Term
 from terakoya.data.keys import chance, draws

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, PositiveFloat
-
 from terakoya import hookimpl
 from terakoya.components import Optimizer
 

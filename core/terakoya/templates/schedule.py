@@ -6,7 +6,6 @@ import math
 from typing import Annotated
 
 from pydantic import Field, NonNegativeInt
-
 from terakoya import hookimpl
 from terakoya.components import Schedule
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
-
 from terakoya import hookimpl
 from terakoya.components import Encoder, Tokenizer
 from terakoya.data.corpus import Corpus

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM
-
 from terakoya import contract, plugins
 from terakoya.contract import toy
+from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 
 PLUGIN = Path(__file__).with_name(Path(__file__).name.removeprefix("test_"))
 

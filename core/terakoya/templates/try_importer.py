@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM
-
 from terakoya import contract, plugins
+from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 
 PLUGIN = Path(__file__).with_name(Path(__file__).name.removeprefix("test_"))
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-
 from terakoya import contract, plugins
 
 PLUGIN = Path(__file__).with_name(Path(__file__).name.removeprefix("test_"))
