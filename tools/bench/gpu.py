@@ -3,14 +3,16 @@
     python tools/bench/gpu.py --model bert_base [--corpus LINES.jsonl.gz --tokenizer TOKENIZER_FOLDER]
 
 Sequence length 512, bfloat16 autocast, no attention dropout. Ours trains on packed documents, the peer on documents
-joined and cut into blocks (nothing padded) and on documents padded to the longest of their batch. Our steps run with
+joined and cut into blocks (nothing padded) and on documents padded to the longest of their batch. For ELECTRA, which
+`Trainer` does not know, the peer is the plain loop of electra.py. Our steps run with
 `torch.cuda.set_sync_debug_mode("error")`: a step that waits for the device, other than a logged one, ends the run.
 Without a corpus documents are random ids with lengths like those of an encyclopaedia. `--tiny` runs the whole script
 on a CPU, to test it.
 
 MFU counts useful work only, the same for both sides: per real token F = 6 P_block + 12 L h s + 6 f P_head, with
 s = sum l^2 / sum l over documents, f the masked share, P_head = h^2 + h V at masked positions only; over the device's
-dense bf16 peak. Padding, logits that no loss needs and attention across documents are not work.
+dense bf16 peak. Padding, logits that no loss needs and attention across documents are not work. ELECTRA's F is that of
+both models: the generator's head at masked positions, the discriminator's at all.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import electra
 import lines
 import numpy as np
 import ours
@@ -40,8 +44,17 @@ from terakoya.training.trainer import Trainer
 MODELS: Mapping[str, dict[str, int]] = {
     "bert_base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
     "bert_large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
-    "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128},
-}
+    "electra_small": {
+        "embedding_size": 128, "hidden_size": 256, "num_hidden_layers": 12, "num_attention_heads": 4,
+        "intermediate_size": 1024,
+    },
+    "electra_base": {
+        "embedding_size": 768, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "intermediate_size": 3072,
+    },
+}  # fmt: skip
+GENERATORS = {"electra_small": "1/4", "electra_base": "1/3"}
+TINY = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 12, "intermediate_size": 192}
 PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12}
 """Dense bf16 FLOP/s by a part of the device's name, from the makers' data sheets; the first that fits counts."""
 MASKED = 0.15
@@ -54,7 +67,8 @@ def main() -> int:
     if not arguments.tiny and not torch.cuda.is_available():
         print("gpu.py: no CUDA device here; --tiny tests the script on a CPU", file=sys.stderr)
         return 2
-    model = MODELS["tiny" if arguments.tiny else arguments.model]
+    model = {**MODELS[arguments.model], **(TINY if arguments.tiny else {})}
+    generator = GENERATORS.get(arguments.model)
     length = 64 if arguments.tiny else arguments.sequence_length
     batch_size = 8 if arguments.tiny else arguments.batch_size
     steps, warm_up = (3, 1) if arguments.tiny else (arguments.steps, arguments.warm_up)
@@ -65,21 +79,27 @@ def main() -> int:
         framed = data.framed()
         sizes = np.array([len(each) for each in framed], dtype=np.float64)
         span = float((sizes**2).sum() / sizes.sum())
-        raw = parameters(data.store(folder / "store").folder, model, length, batch_size, arguments.micro_batch_size)
-        hf = partial(
-            peer.train, raw=raw, vocabulary=data.vocabulary, tokenizer_folder=data.tokenizer_folder, steps=steps,
-            warm_up=warm_up, bf16=True, use_cpu=arguments.tiny,
-        )  # fmt: skip
+        raw = parameters(
+            data.store(folder / "store").folder, model, generator, length, batch_size, arguments.micro_batch_size
+        )
+        common = {"raw": raw, "vocabulary": data.vocabulary, "steps": steps, "warm_up": warm_up, "bf16": True}
+        if generator:
+            name = "plain"
+            place = "cpu" if arguments.tiny else "cuda"
+            hf = partial(electra.train_plain, sampling="gumbel", device=place, **common)
+        else:
+            name = "Trainer"
+            hf = partial(peer.train, tokenizer_folder=data.tokenizer_folder, use_cpu=arguments.tiny, **common)
         contestants: dict[str, turns.Contestant] = {
-            "Trainer, joined blocks": partial(train_peer, train=hf, sequences=peer.blocks(framed, length)),
-            "Trainer, padded documents": partial(train_peer, train=hf, sequences=framed),
+            f"{name}, joined blocks": partial(train_peer, train=hf, sequences=peer.blocks(framed, length)),
+            f"{name}, padded documents": partial(train_peer, train=hf, sequences=framed),
             "terakoya, packed": partial(train_ours, raw=raw, steps=steps, warm_up=warm_up),
         }
-        flops = flops_per_token(model, data.vocabulary.size, span)
+        flops = flops_per_token(model, generator, data.vocabulary.size, span)
         peak = next((value for name, value in PEAKS.items() if name in device), None)
         print(
             f"{device}, torch {torch.__version__}, transformers {transformers.__version__}; "
-            f"{'tiny' if arguments.tiny else arguments.model}, sequence length {length}, {batch_size} rows a step; "
+            f"{'tiny ' * arguments.tiny}{arguments.model}, sequence length {length}, {batch_size} rows a step; "
             f"{len(framed)} documents of {sizes.mean():.0f} tokens, s = {span:.0f}, {flops / 1e9:.3f} GFLOP a token"
         )
         results: dict[str, list[turns.Turn]] = {name: [] for name in contestants}
@@ -95,12 +115,23 @@ def main() -> int:
     return 0
 
 
-def flops_per_token(model: Mapping[str, int], vocabulary_size: int, span: float) -> float:
+def flops_per_token(model: Mapping[str, int], generator: str | None, vocabulary_size: int, span: float) -> float:
     """Forward and backward FLOP of one real token; see the top of this file."""
-    layers, hidden = model["num_hidden_layers"], model["hidden_size"]
-    block = layers * (4 * hidden**2 + 2 * hidden * model["intermediate_size"])
-    head = hidden**2 + hidden * vocabulary_size
-    return 6 * block + 12 * layers * hidden * span + 6 * MASKED * head
+    hidden = model["hidden_size"]
+    if generator is None:
+        return _body(model, 1, span) + 6 * MASKED * (hidden**2 + hidden * vocabulary_size)
+    embedding, share = model["embedding_size"], Fraction(generator)
+    small = int(hidden * share)
+    projections = sum(embedding * width for width in (small, hidden) if width != embedding)
+    heads = MASKED * (small * embedding + embedding * vocabulary_size) + hidden**2 + hidden
+    return _body(model, 1, span) + _body(model, share, span) + 6 * (projections + heads)
+
+
+def _body(model: Mapping[str, int], share: Fraction | int, span: float) -> float:
+    """FLOP of the layers, `share` as wide as `model`."""
+    layers, hidden = model["num_hidden_layers"], float(model["hidden_size"] * share)
+    block = layers * (4 * hidden**2 + 2 * hidden * float(model["intermediate_size"] * share))
+    return 6 * block + 12 * layers * hidden * span
 
 
 def documents(arguments: argparse.Namespace, folder: Path, length: int) -> lines.Lines:
@@ -115,13 +146,19 @@ def documents(arguments: argparse.Namespace, folder: Path, length: int) -> lines
 
 
 def parameters(
-    store: Path, model: Mapping[str, int], length: int, batch_size: int, micro_batch_size: int | None
+    store: Path,
+    model: Mapping[str, int],
+    generator: str | None,
+    length: int,
+    batch_size: int,
+    micro_batch_size: int | None,
 ) -> dict[str, Any]:
     """Our run; the peer takes model and batch size from it."""
+    objective = {"type": "replaced_token", "generator_size": generator} if generator else {"type": "masked_lm"}
     return {
         "data": {"train": [{"store": str(store)}], "sequence_length": length},
-        "architecture": {"type": "bert", **model, "attention_probs_dropout_prob": 0.0},
-        "objective": {"type": "masked_lm", "mlm_probability": MASKED},
+        "architecture": {"type": "electra" if generator else "bert", **model, "attention_probs_dropout_prob": 0.0},
+        "objective": {**objective, "mlm_probability": MASKED},
         "optimizer": {"type": "adamw", "learning_rate": 5e-5, "weight_decay": 0.0},
         "schedule": {"type": "linear", "warmup_steps": 0},
         "batch_size": {"-1": batch_size},
@@ -169,7 +206,7 @@ def _with_memory(turn: turns.Turn) -> turns.Turn:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--model", choices=["bert_base", "bert_large"], default="bert_base")
+    parser.add_argument("--model", choices=list(MODELS), default="bert_base")
     parser.add_argument("--corpus", type=Path, help="jsonl[.gz] with a field text; without it, random ids")
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer's folder, for the corpus")
     parser.add_argument("--documents", type=int, default=20_000, help="how many documents are used")
