@@ -63,3 +63,9 @@ def test_commands_print_no_trailing_spaces(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-m", "terakoya", *arguments], capture_output=True, text=True, check=True)
     assert len(done.stdout.splitlines()) > 5
     assert [line for line in done.stdout.splitlines() if line != line.rstrip()] == []
+
+
+def test_a_bar_that_nobody_sees_leaves_no_trace(capfd: pytest.CaptureFixture[str]) -> None:
+    with log.progress_bar("work") as progress:
+        progress(5, 10)
+    assert capfd.readouterr() == ("", "")

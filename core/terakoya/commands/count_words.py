@@ -80,20 +80,10 @@ def command(
     ] = None,
 ) -> None:
     """Count words once. `tokenizer train --set counts=TABLE` then starts at once, for kinds that cut them alike."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from terakoya.log import console, error_console
+    from terakoya.log import console, progress_bar
     from terakoya.parameter_files import with_overrides
 
-    with Progress(
-        TextColumn("count"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=error_console(),
-        transient=True,
-    ) as bar:
-        line = bar.add_task("count", total=None)
+    with progress_bar("count") as progress:
         table = count_words(
             corpus,
             out,
@@ -103,7 +93,7 @@ def command(
             field=field,
             clean=clean,
             clean_folder=clean_folder,
-            progress=lambda done, total: bar.update(line, completed=done, total=total),
+            progress=progress,
         )
     console().print(
         f"{out}: {len(table.counts):,} distinct words of {table.words:,} in {table.documents:,} documents; "

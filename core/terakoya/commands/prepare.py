@@ -207,10 +207,8 @@ def command(
     ] = None,
 ) -> None:
     """Encode text into a token store. Interrupted and started again, it finishes what is left."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
     from terakoya.commands import prepare_elsewhere
-    from terakoya.log import console, error_console
+    from terakoya.log import console, progress_bar
 
     if slurm_array is not None:
         return prepare_elsewhere.print_script(context, shards=slurm_array)
@@ -247,15 +245,7 @@ def command(
         )
     if executor or executor_settings or set:
         raise UserError("--executor, --executor-settings, --set: expected --engine datatrove with them")
-    with Progress(
-        TextColumn("prepare"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=error_console(),
-        transient=True,
-    ) as bar:
-        line = bar.add_task("prepare", total=None)
+    with progress_bar("prepare") as progress:
         facts = prepare(
             corpus,
             tokenizer=tokenizer,
@@ -274,6 +264,6 @@ def command(
             held_out=held_out,
             shard=shard,
             force=force,
-            progress=lambda done, total: bar.update(line, completed=done, total=total),
+            progress=progress,
         )
     console().print(prepare_elsewhere.in_words(out, facts), soft_wrap=True, markup=False)

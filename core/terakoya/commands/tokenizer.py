@@ -139,21 +139,11 @@ def command(
     --no-add-dummy-prefix; `terakoya plugins show KIND` lists them. `input`, `output_dir` and `model_prefix`, among the
     settings, stand for CORPUS and --out.
     """
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from terakoya.log import error_console
+    from terakoya.log import progress_bar
 
     kind, given, sources = _given(corpus or (), type=type, settings=settings, overrides=set_ or ())
     sources, out = _places(given, sources, out)
-    with Progress(
-        TextColumn("tokenizer"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=error_console(),
-        transient=True,
-    ) as bar:
-        line = bar.add_task("tokenizer", total=None)
+    with progress_bar("tokenizer") as progress:
         facts = train_tokenizer(
             sources,
             out,
@@ -164,7 +154,7 @@ def command(
             field=field,
             clean=clean,
             clean_folder=clean_folder,
-            progress=lambda done, total: bar.update(line, completed=done, total=total),
+            progress=progress,
         )
     _print(out, facts)
 

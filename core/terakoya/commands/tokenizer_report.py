@@ -51,25 +51,21 @@ def command(
     sample_bytes: Annotated[int, typer.Option(min=0, help="Read about so much of the text; 0 means all.")] = 20_000_000,
 ) -> None:
     """Show what tokenizers make of a text: characters per token, unknown and split words, coverage, unused pieces."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
     from rich.table import Table
 
-    from terakoya.log import console, error_console
+    from terakoya.log import console, progress_bar
     from terakoya.tokenizer_report_page import figures, page
 
     if html is not None and not html.parent.is_dir():
         raise UserError(f"--html {html}: no such folder: {html.parent}")
-    with Progress(
-        TextColumn("report"), BarColumn(), DownloadColumn(), console=error_console(), transient=True
-    ) as bar:  # fmt: skip
-        line = bar.add_task("report", total=None)
+    with progress_bar("report") as progress:
         reports = report(
             folders,
             corpus,
             documents=documents,
             field=field,
             sample_bytes=sample_bytes or None,
-            progress=lambda done, total: bar.update(line, completed=done, total=total),
+            progress=progress,
         )
     table = Table(box=None, pad_edge=False)
     table.add_column("")
