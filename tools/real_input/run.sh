@@ -20,9 +20,9 @@ step() {
     shift
     test -e "done/$name" && return
     echo "\$ $*"
-    began=$(date +%s.%N)
+    began=$(date +%s)
     "$@"
-    echo "($(echo "$(date +%s.%N) - $began" | bc | cut -c1-6) s)"
+    echo "($(($(date +%s) - began)) s)"
     mkdir -p done
     touch "done/$name"
 }
