@@ -62,6 +62,30 @@ def arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, 
     return {"document_mask": document_mask(batch["document_ids"])}
 
 
+def additive(allowed: Tensor) -> Tensor:
+    """What models that add a mask to their scores are handed: float32, 0 where `allowed`, else hardly above -inf.
+
+    The number is bfloat16's lowest, so that under autocast too a row of nothing allowed is no row of NaN.
+    """
+    nothing = torch.zeros((), device=allowed.device)
+    return torch.where(allowed, nothing, nothing + torch.finfo(torch.bfloat16).min)
+
+
+def _allowed(document_mask: Tensor, sliding_window: int | None) -> Tensor:
+    """`document_mask` (B, 1, T, T), in a layer of local attention less all that is `sliding_window` places away."""
+    if sliding_window is None:
+        return document_mask
+    place = torch.arange(document_mask.shape[-1], device=document_mask.device)
+    return document_mask & ((place[:, None] - place).abs() < sliding_window)
+
+
+def _biased(attention_mask: Tensor | None, position_bias: Tensor | None) -> Tensor:
+    """What is added to the scores. Raises TypeError where nothing says which documents belong together."""
+    if attention_mask is None:
+        raise TypeError("attention needs document_mask, or an additive attention_mask of four dimensions")
+    return attention_mask if position_bias is None else attention_mask + position_bias
+
+
 def _sdpa(
     module: nn.Module,
     query: Tensor,
@@ -69,15 +93,25 @@ def _sdpa(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    document_mask: Tensor,
+    document_mask: Tensor | None = None,
+    sliding_window: int | None = None,
+    position_bias: Tensor | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """torch's scaled dot-product attention over `query`, `key`, `value` (B, N, T, D); returns (B, T, N, D)."""
+    """torch's scaled dot-product attention over `query`, `key`, `value` (B, N, T, D); returns (B, T, N, D).
+
+    Without `document_mask` the model has handed its layers an `additive` mask itself, to which T5's `position_bias`
+    (1, N, T, T) comes.
+    """
     grouped = query.shape[1] != key.shape[1]
+    if document_mask is not None:
+        mask = _allowed(document_mask, sliding_window)
+    else:
+        mask = _biased(attention_mask, position_bias).to(query.dtype)
     attended = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=document_mask, dropout_p=dropout, scale=scaling, enable_gqa=grouped
+        query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling, enable_gqa=grouped
     )
     return attended.transpose(1, 2), None
 
@@ -89,14 +123,19 @@ def _eager(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    document_mask: Tensor,
+    document_mask: Tensor | None = None,
+    sliding_window: int | None = None,
+    position_bias: Tensor | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Attention written out, softmax in float32; the reference for the others. Same shapes as `_sdpa`."""
+    """Attention written out, softmax in float32; the reference for the others. Same arguments as `_sdpa`."""
     scores = torch.matmul(query, key.transpose(2, 3)) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    scores = scores.masked_fill(~document_mask, torch.finfo(scores.dtype).min)
+    if document_mask is not None:
+        scores = scores.masked_fill(~_allowed(document_mask, sliding_window), torch.finfo(scores.dtype).min)
+    else:
+        scores = scores + _biased(attention_mask, position_bias)
     weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     weights = F.dropout(weights, p=dropout, training=module.training)
     return torch.matmul(weights, value).transpose(1, 2), weights
@@ -111,6 +150,7 @@ def _flash(
     *,
     cu_seqlens: Tensor,
     max_document_length: int,
+    sliding_window: int | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     **_: Any,
@@ -129,7 +169,10 @@ def _flash(
     else:
         flat_query = flat(query)
     longest = max_document_length
-    attended = varlen_attn(flat_query, flat(key), flat(value), cu_seqlens, cu_seqlens, longest, longest)
+    side = -1 if sliding_window is None else sliding_window - 1  # -1: no bound
+    attended = varlen_attn(
+        flat_query, flat(key), flat(value), cu_seqlens, cu_seqlens, longest, longest, window_size=(side, side)
+    )
     assert isinstance(attended, Tensor)
     return attended.unflatten(0, (rows, length)), None
 
@@ -138,19 +181,28 @@ for _name, _function in (("sdpa", _sdpa), ("eager", _eager), ("flash", _flash)):
     AttentionInterface.register(PREFIX + _name, _function)
 
 
-def choose(requested: str, *, device: torch.device, precision: str, dropout: float) -> str:
+def choose(
+    requested: str, *, device: torch.device, precision: str, dropout: float, isolation: str = "interface"
+) -> str:
     """The backend for `"attention": requested`: `auto` takes what is exact and has dropout.
+
+    An architecture whose `isolation` is not "interface" masks in its own way, which flash cannot.
 
     Raises:
         UserError: the backend cannot do what the run asks of it.
     """
     if requested == "auto":
-        fits = device.type == "cuda" and precision == "bf16" and dropout == 0.0
+        fits = device.type == "cuda" and precision == "bf16" and dropout == 0.0 and isolation == "interface"
         return "flash" if fits else "sdpa"
     if requested == "flash":
+        if isolation != "interface":
+            raise UserError(
+                "attention: flash is for models that attend through Transformers' AttentionInterface, which this "
+                'architecture does not; use "attention": "sdpa"'
+            )
         if dropout:
             raise UserError(
-                f"attention: flash has no dropout, but architecture.attention_probs_dropout_prob is {dropout}; "
+                f"attention: flash has no dropout, but the architecture's attention has {dropout}; "
                 'set it to 0.0 or use "attention": "sdpa"'
             )
         if device.type != "cuda" or precision == "fp32":
@@ -163,7 +215,8 @@ def choose(requested: str, *, device: torch.device, precision: str, dropout: flo
 def dropout(module: nn.Module) -> float:
     """The largest dropout of attention among the Transformers models inside `module`."""
     models = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
-    return max((float(getattr(model.config, "attention_probs_dropout_prob", 0.0)) for model in models), default=0.0)
+    names = ("attention_probs_dropout_prob", "attention_dropout")
+    return max((float(getattr(model.config, name, 0.0)) for model in models for name in names), default=0.0)
 
 
 def use(module: nn.Module, backend: str) -> None:

@@ -27,6 +27,20 @@ def hidden(model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.T
     return body.encoder(embedded, **attention.arguments(model, batch)).last_hidden_state
 
 
+def hidden_by_mask(model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The last hidden states (B, T, H) of the body of `model`, whose encoder has its own attention and takes a mask
+    (B, 1, T, T) bool for it: which position may look at which."""
+    body = model.base_model
+    documents = batch["document_ids"]
+    embedded = body.embeddings(
+        input_ids=batch["input_ids"],
+        position_ids=batch["position_ids"],
+        token_type_ids=batch.get("token_type_ids"),
+        mask=documents >= 0,
+    )
+    return body.encoder(embedded, attention.document_mask(documents), output_hidden_states=False).last_hidden_state
+
+
 def blocks(model: PreTrainedModel) -> Sequence[torch.nn.Module]:
     """The encoder's layers."""
     return list(model.base_model.encoder.layer)

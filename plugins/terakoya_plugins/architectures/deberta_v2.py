@@ -1,0 +1,104 @@
+"""DeBERTa-v2 and v3 (He et al., 2021, arXiv:2006.03654 and 2111.09543): one set of projections for content and
+position, relative positions in buckets that grow with distance.
+
+v2 is this with the objective `masked_lm`, v3 with `replaced_token` and `"sharing": "disentangled"`. Without v2's
+convolution beside the first layer, which would mix neighbouring documents, and without the enhanced mask decoder, which
+Transformers does not have. Neither has it v3's head for replaced tokens: the discriminator is a token classifier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from terakoya import hookimpl
+from terakoya.components import Architecture, Head
+from terakoya.data.vocab import Vocabulary
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import DebertaV2Config, PreTrainedModel
+
+REPLACED = {0: "original", 1: "replaced"}
+"""The discriminator's labels."""
+
+
+class DebertaV2(Architecture):
+    """Fields bear the names of Transformers' `DebertaV2Config`; defaults are DeBERTa-v3-base's."""
+
+    heads: ClassVar[frozenset[Head]] = frozenset({"masked", "discriminator", "body"})
+    isolation: ClassVar[Literal["interface", "mask4d", "none"]] = "mask4d"
+
+    hidden_size: PositiveInt = 768
+    num_hidden_layers: PositiveInt = 12
+    num_attention_heads: PositiveInt = 12
+    intermediate_size: PositiveInt = 3072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: NonNegativeFloat = 0.1
+    attention_probs_dropout_prob: NonNegativeFloat = 0.1
+    max_position_embeddings: PositiveInt = 512
+    type_vocab_size: NonNegativeInt = 0
+    initializer_range: NonNegativeFloat = 0.02
+    layer_norm_eps: NonNegativeFloat = 1e-7
+    relative_attention: bool = True
+    max_relative_positions: int = -1
+    """The largest distance that buckets reach; -1: `max_position_embeddings`."""
+    position_buckets: int = 256
+    """Distances told apart, in each direction; beyond half of them a bucket holds several. -1: no buckets."""
+    pos_att_type: tuple[Literal["p2c", "c2p"], ...] = ("p2c", "c2p")
+    """Content looks at position, position at content, or both."""
+    share_att_key: bool = True
+    """Whether content and position use the same projections."""
+    norm_rel_ebd: Literal["layer_norm", "none"] = "layer_norm"
+    position_biased_input: bool = False
+    """Whether absolute positions are added to the embeddings as well, as BERT does."""
+
+    def config(self, vocabulary: Vocabulary) -> DebertaV2Config:
+        """The `DebertaV2Config`, its padding id and vocabulary size from `vocabulary`."""
+        from transformers import DebertaV2Config
+
+        settings = self.model_dump() | {"pos_att_type": list(self.pos_att_type)}
+        return DebertaV2Config(**settings, vocab_size=vocabulary.size, pad_token_id=vocabulary.pad)
+
+    def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
+        """`DebertaV2ForMaskedLM`, `DebertaV2ForTokenClassification` (a discriminator) or `DebertaV2Model`."""
+        from transformers import DebertaV2ForMaskedLM, DebertaV2ForTokenClassification, DebertaV2Model
+
+        config = self.config(vocabulary)
+        if head == "discriminator":
+            config.id2label, config.label2id = REPLACED, {name: number for number, name in REPLACED.items()}
+            return DebertaV2ForTokenClassification(config)
+        return DebertaV2ForMaskedLM(config) if head == "masked" else DebertaV2Model(config)
+
+    def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The last hidden states (B, T, H); documents in one row never see each other."""
+        from terakoya import encoder_models
+
+        return encoder_models.hidden_by_mask(model, batch)
+
+    def logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+        """Vocabulary logits (..., V) of `hidden` (..., H)."""
+        return model.cls(hidden)
+
+    def replaced_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits (B, T) that a token was replaced, of `hidden` (B, T, H)."""
+        scores = model.classifier(model.dropout(hidden))
+        return scores[..., 1] - scores[..., 0]
+
+    def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
+        """The encoder's layers."""
+        from terakoya import encoder_models
+
+        return encoder_models.blocks(model)
+
+    def max_sequence_length(self) -> int | None:
+        """One position embedding for each position, if there are any: relative positions have no end."""
+        return self.max_position_embeddings if self.position_biased_input else None
+
+
+@hookimpl
+def register_architectures() -> dict[str, type[Architecture]]:
+    """Offers `deberta_v2`."""
+    return {"deberta_v2": DebertaV2}
