@@ -22,10 +22,10 @@ from terakoya.training.sampling import draw
 
 BINS = 512
 """Bins of the discriminator's scores."""
-STEEP, LARGEST = 20.0, 16.0
-"""Bins are equally wide in asinh(STEEP x (score - centre)) for scores from -LARGEST to LARGEST: some 0.001 near the
-centre, 2 % of the distance far from it. At the centre lies the score of a discriminator that has learnt no more than
-how many tokens are replaced: there the scores of a young one differ by little."""
+STEEP, LARGEST = 40.0, 16.0
+"""Bins are equally wide in asinh(STEEP x score) + asinh(STEEP x (score - centre)) for scores from -LARGEST to LARGEST:
+0.0014 at 0 and at the centre, some 3 % of the distance from both elsewhere. At 0 lie the scores of a new discriminator,
+at the centre those of one that has learnt no more than how many tokens are replaced: either differ by little."""
 
 
 class ReplacedTokenModule(nn.Module):
@@ -101,16 +101,19 @@ def corrupt(input_ids: Tensor, positions: Tensor, labels: Tensor, sampled: Tenso
 def histogram(scores: Tensor, replaced: Tensor, real: Tensor, *, centre: float) -> Tensor:
     """How many `real` scores fall into each bin, (2 x BINS,) float32: of original tokens, then of replaced ones."""
     scale, zero = _scale(centre)
-    places = torch.asinh((scores.nan_to_num() - centre) * STEEP) - math.asinh(-centre * STEEP)
-    bins = ((places * scale).floor() + zero).clamp_(0, BINS - 1)
+    scores = scores.nan_to_num()
+    places = torch.asinh(scores * STEEP) + torch.asinh((scores - centre) * STEEP) - math.asinh(-centre * STEEP)
+    bins = ((places * scale).floor() + zero).clamp(0, BINS - 1)
     bins = torch.where(scores < 0, bins.clamp(max=zero - 1), bins.clamp(min=zero)).long() + BINS * replaced
     counts = torch.zeros(2 * BINS, dtype=torch.float32, device=scores.device)
     return counts.scatter_add_(0, bins.flatten(), real.flatten().float())
 
 
 def _scale(centre: float) -> tuple[float, int]:
-    """Bins for each unit of asinh(STEEP x (score - centre)), and the number of the first bin that starts at 0."""
-    low, middle, high = (math.asinh((score - centre) * STEEP) for score in (-LARGEST, 0.0, LARGEST))
+    """Bins for each unit of that sum, and the number of the first bin that starts at 0."""
+    low, middle, high = (
+        math.asinh(score * STEEP) + math.asinh((score - centre) * STEEP) for score in (-LARGEST, 0.0, LARGEST)
+    )
     scale = BINS / (high - low)
     return scale, round((middle - low) * scale)
 

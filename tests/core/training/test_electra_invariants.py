@@ -8,6 +8,9 @@ import pytest
 import toy
 from test_invariants import FAULTS, relative_error, same_weights, weights
 
+from terakoya.parameters import Parameters
+from terakoya.training.setup import train_here
+
 FIXED = [Path(__file__).with_name("fixed_samples.py")]
 ARCHITECTURE = {
     "type": "electra", "embedding_size": 12, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -25,8 +28,10 @@ def parameters(store: Path, validation: Path | None = None, **changes: Any) -> d
     return {**toy.parameters(store, validation), "architecture": ARCHITECTURE, "objective": objective, **changes}
 
 
-@pytest.mark.parametrize("sharing", ["tied", "disentangled"])
-def test_seven_five_four_on_three_nodes_is_sixteen_on_one(sharing: str, store: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sharing", "precision"), [("tied", "fp32"), ("disentangled", "fp32"), ("tied", "bf16")])
+def test_seven_five_four_on_three_nodes_is_sixteen_on_one(
+    sharing: str, precision: str, store: Path, tmp_path: Path
+) -> None:
     """Uneven nodes, an unequal number of micro-steps, fixed samples: the gradients of one big batch, and every number
     that is reported, those that are no means included."""
     settings = parameters(
@@ -36,7 +41,9 @@ def test_seven_five_four_on_three_nodes_is_sixteen_on_one(sharing: str, store: P
         optimizer={"type": "adamw", "learning_rate": 0.1, "eps": 1.0, "weight_decay": 0.0},
         max_steps=3,
         micro_batch_size=3,
+        precision=precision,
     )
+    exact = 1e-6 if precision == "fp32" else 1e-2
     toy.train({**settings, "batch_size": {"-1": 16}}, tmp_path / "one", plugins=FIXED)
     table = {"0": 7, "1": 5, "2": 4}
     said = toy.train({**settings, "batch_size": table}, tmp_path / "three", nodes=(1, 1, 1), plugins=FIXED)
@@ -46,9 +53,12 @@ def test_seven_five_four_on_three_nodes_is_sixteen_on_one(sharing: str, store: P
     for step in one:
         assert one[step]["discriminator_auc"] != 0.5 and one[step]["replaced_rate"] > 0.05
         for name in set(NUMBERS) & one[step].keys():
-            tolerance = 2e-3 if name.startswith("discriminator_") and not name.endswith("loss") else 1e-6
-            assert three[step][name] == pytest.approx(one[step][name], rel=tolerance), (step, name)
-    assert relative_error(weights(tmp_path / "one", 3), weights(tmp_path / "three", 3)) < 1e-6
+            # what counts scores by their sign or their bin moves with a rounding
+            counts = name.startswith("discriminator_") and name != "discriminator_loss"
+            if not counts or precision == "fp32":
+                tolerance = 2e-3 if counts else exact
+                assert three[step][name] == pytest.approx(one[step][name], rel=tolerance), (step, name)
+    assert relative_error(weights(tmp_path / "one", 3), weights(tmp_path / "three", 3)) < exact
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3])
@@ -87,3 +97,13 @@ def test_another_world_draws_the_same_samples(store: Path, tmp_path: Path) -> No
         assert three[step]["replaced_rate"] == one[step]["replaced_rate"]
         assert three[step]["sampled_accuracy"] == one[step]["sampled_accuracy"]
         assert three[step]["loss"] == pytest.approx(one[step]["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["lines", "stream", "packed"])
+def test_every_layout_trains(layout: str, store: Path, line_store: Path, tmp_path: Path) -> None:
+    settings = parameters(line_store if layout == "lines" else store, max_steps=40, logging_steps=10)
+    settings["objective"] = {**settings["objective"], "layout": layout, "budgeted": layout != "stream"}
+    train_here(Parameters.from_dict(settings, source="test"), tmp_path / "run")
+    course = [line for _, line in sorted(toy.records(tmp_path / "run").items())]
+    assert course[-1]["generator_loss"] < course[0]["generator_loss"] - 0.5
+    assert course[-1]["discriminator_auc"] > 0.6 > course[0]["discriminator_auc"]

@@ -323,7 +323,8 @@ def exact_auc(scores: np.ndarray, replaced: np.ndarray) -> float:
 
 SCORES = {
     # mean, spread and shift of the replaced tokens' scores, and how far the AUC may be from the exact one
-    "untrained": (0.0, 0.15, 0.02, 5e-4),
+    "untrained": (0.0, 0.01, 0.002, 1e-3),
+    "a step later": (-0.3, 0.1, 0.02, 5e-4),
     "the base rate is all it knows": (-1.75, 0.02, 0.01, 5e-4),
     "young": (-1.8, 0.2, 0.3, 1e-4),
     "trained": (-2.0, 1.0, 1.5, 1e-4),
