@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 MASK = "[MASK]"
-DISCRIMINATORS = ("ElectraForPreTraining",)
-"""Transformers' classes that say of each token whether it was replaced."""
+DISCRIMINATOR = "ElectraForPreTraining"
+"""Transformers' class that says of each token whether it was replaced."""
+REPLACED = "replaced"
+"""The label that makes a token classifier a discriminator."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ def find_model(folder: Path, text: str) -> tuple[Path, bool]:
             )
         folder = part
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return folder, any(name in DISCRIMINATORS for name in config.get("architectures") or ())
+    classes = config.get("architectures") or ()
+    return folder, DISCRIMINATOR in classes or REPLACED in (config.get("label2id") or {})
 
 
 def fill_mask(folder: Path, text: str, *, top: int = 5) -> list[list[Guess]]:
@@ -95,14 +98,20 @@ def find_replaced(folder: Path, text: str) -> list[Judged]:
         UserError: no discriminator or tokenizer there, or too long a text.
     """
     import torch
-    from transformers import AutoModelForPreTraining
+    from transformers import AutoConfig, AutoModelForPreTraining, AutoModelForTokenClassification
 
     folder, is_discriminator = find_model(folder, text)
     if not is_discriminator:
-        raise UserError(f"{folder}: expected a discriminator ({', '.join(DISCRIMINATORS)})")
-    model, tokenizer, inputs = _load(AutoModelForPreTraining, folder, text)
+        raise UserError(
+            f"{folder}: expected a discriminator: {DISCRIMINATOR}, or a token classifier with the label {REPLACED}"
+        )
+    labels = AutoConfig.from_pretrained(folder, local_files_only=True).label2id
+    auto = AutoModelForTokenClassification if REPLACED in labels else AutoModelForPreTraining
+    model, tokenizer, inputs = _load(auto, folder, text)
     with torch.no_grad():
-        probabilities = model(**inputs).logits[0].float().sigmoid().tolist()
+        logits = model(**inputs).logits[0].float()
+    replaced = logits.softmax(-1)[:, labels[REPLACED]] if REPLACED in labels else logits.sigmoid()
+    probabilities = replaced.tolist()
     ids = inputs["input_ids"][0].tolist()
     # asked for with the text: of ids alone, an unknown word would count as added, too
     added = tokenizer(text, return_special_tokens_mask=True)["special_tokens_mask"]

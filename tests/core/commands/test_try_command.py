@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from transformers import BertForMaskedLM, BertTokenizer, ElectraForMaskedLM, ElectraForPreTraining, PreTrainedModel
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForTokenClassification,
+    BertTokenizer,
+    ElectraForMaskedLM,
+    ElectraForPreTraining,
+    PreTrainedModel,
+)
 
 from terakoya.commands.main import main
 from terakoya.commands.try_model import Judged, fill_mask, find_replaced, show
@@ -110,6 +118,19 @@ def test_a_masked_language_model_lies_in_the_folder_itself(tmp_path: Path) -> No
     assert len(fill_mask(tmp_path, "[MASK] に [MASK]", top=3)) == 2
     with pytest.raises(UserError, match="expected a discriminator"):
         find_replaced(tmp_path, TEXT)
+
+
+def test_a_token_classifier_with_such_a_label_is_a_discriminator(tmp_path: Path) -> None:
+    labels = {0: "replaced", 1: "original"}
+    config = BertConfig(vocab_size=len(WORDS), **SIZES, id2label=labels, label2id={"replaced": 0, "original": 1})
+    model = BertForTokenClassification(config)
+    with torch.no_grad():
+        model.classifier.weight.zero_()
+        model.classifier.bias.copy_(torch.tensor([2.0, 0.0]))
+    save(model, tmp_path)
+    tokens = find_replaced(tmp_path, TEXT)
+    assert [each.token for each in tokens] == TEXT.split()
+    assert {round(each.probability, 4) for each in tokens} == {0.8808}, "the logistic function of 2"
 
 
 def test_a_checkpoints_models_use_the_tokenizer_beside_them(folder: Path, tmp_path: Path) -> None:
