@@ -30,6 +30,7 @@ from terakoya.components import Architecture, Component, Objective, Optimizer, S
 from terakoya.errors import UserError, nearest
 from terakoya.parameter_files import explain, leaves, read_json, refuse_secrets, shown, with_overrides
 from terakoya.plugins import Registry
+from terakoya.start_settings import StartFrom
 
 COMPONENTS: Mapping[str, str] = {
     "architecture": "architectures",
@@ -123,6 +124,9 @@ class Parameters(_Settings):
         max_steps, max_tokens, epochs: the run's length; exactly one is given.
         max_grad_norm: the bound on the gradient's norm; 0 is none.
         max_minutes: save and stop after this time; null is never.
+        start_from: where weights come from at step 0; null draws them. A run that goes on does not look there.
+        frozen_layers: how many of the lowest layers keep their weights, together with the embeddings; -1 is none, 0 the
+            embeddings alone.
     """
 
     data: Data
@@ -145,6 +149,8 @@ class Parameters(_Settings):
     trackers: Annotated[tuple[SerializeAsAny[Tracker], ...], Field(strict=False)] = ()
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 42
     max_minutes: PositiveFloat | None = None
+    start_from: StartFrom | None = None
+    frozen_layers: Annotated[int, Field(ge=-1)] = -1
 
     @field_validator("batch_size", mode="before")
     @classmethod

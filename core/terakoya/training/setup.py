@@ -6,7 +6,6 @@ import contextlib
 import json
 import platform
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -24,15 +23,17 @@ from terakoya.data.rows import RowSource
 from terakoya.data.store import TokenStore
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
-from terakoya.parameter_files import leaves
-from terakoya.parameters import RESUME_MAY_CHANGE, Parameters, differences, resolve_steps
+from terakoya.parameters import Parameters, resolve_steps
 from terakoya.plugins import Registry, registry
-from terakoya.training import checkpoint, run_folder
+from terakoya.training import run_folder
 from terakoya.training.batches import BatchMaker, to_device
 from terakoya.training.distributed import Connection, DDPEngine, Engine, connect
+from terakoya.training.frozen import described, freeze
 from terakoya.training.loss import weighted
 from terakoya.training.record import Record
+from terakoya.training.resuming import newest_checkpoint, resume
 from terakoya.training.run import Run
+from terakoya.training.start import Started, start_together
 from terakoya.training.trainer import Trainer, TrainResult
 from terakoya.training.world import Launched, shares
 
@@ -115,9 +116,11 @@ def _train(
     error: BaseException | None = None
     trainer: Trainer | None = None
     try:
-        trainer = build(parameters, out, stores, connection, record, plugins)
+        folder = newest_checkpoint(out, connection, record)
+        trainer = build(parameters, out, stores, connection, record, plugins, fresh=folder is None)
         trainer.run.facts["start"] = start
-        resume(trainer, allow_change)
+        if folder is not None:
+            resume(trainer, folder, allow_change)
         if connection.is_main:
             (out / "parameters.json").write_text(json.dumps(parameters.dump(), indent=2, ensure_ascii=False) + "\n")
         return trainer.train()
@@ -132,9 +135,19 @@ def _train(
 
 
 def build(
-    parameters: Parameters, out: Path, stores: Stores, connection: Connection, record: Record, plugins: Registry
+    parameters: Parameters,
+    out: Path,
+    stores: Stores,
+    connection: Connection,
+    record: Record,
+    plugins: Registry,
+    *,
+    fresh: bool = True,
 ) -> Trainer:
-    """The trainer of a new run: weights drawn after seeding, the same on every rank."""
+    """The trainer of a new run: weights drawn after seeding, the same on every rank, or those of `start_from`.
+
+    A run that is not `fresh` takes its weights from a checkpoint next; it does not look at `start_from`.
+    """
     architecture: Architecture = parameters.architecture
     objective: Objective = parameters.objective
     share = shares(parameters.batch_size, parameters.micro_batch_size, connection.topology)[connection.rank]
@@ -160,17 +173,28 @@ def build(
         device=connection.device,
         precision=parameters.precision,
         dropout=attention.dropout(module),
+        isolation=architecture.isolation,
     )
     attention.use(module, backend)
     module.train()
+    started: Started | None = None
+    if parameters.start_from is not None and fresh:
+        tokenizer_folder = stores.train[0].tokenizer_folder
+        started = start_together(parameters, module, stores.vocabulary, tokenizer_folder, connection)
+        for note in started.notes:
+            record.say(note)
+    freeze(parameters, module, stores.vocabulary)
+    if parameters.frozen_layers >= 0 and parameters.start_from is None:
+        record.warn(f"frozen_layers {parameters.frozen_layers} without start_from: weights that nobody trained stay so")
+    count = sum(parameter.numel() for parameter in module.parameters())
+    sizes = described(module, parameters.frozen_layers)
     engine = _engine(parameters, module, connection, share.micro_steps, share.micro_batch_size)
     run = Run(out, parameters, architecture, objective, stores.vocabulary, engine.module, max_steps, connection)
     batches = BatchMaker(loader, objective, stores.vocabulary, share)
     _warm_up(engine, batches, connection, flash=backend == "flash")
-    count = sum(parameter.numel() for parameter in module.parameters())
     record.say(
         f"{connection.topology.describe()} on {connection.device.type}, {parameters.parallel.engine}, "
-        f"{parameters.precision}, attention {backend}; {count / 1e6:.1f} M parameters; {tokens:,} tokens in "
+        f"{parameters.precision}, attention {backend}; {sizes}; {tokens:,} tokens in "
         f"{epoch_rows:,} rows of {parameters.data.sequence_length}; {share.global_rows} rows a step, "
         f"{share.micro_steps} micro-step{'s' if share.micro_steps > 1 else ''} of {share.micro_batch_size}; "
         f"{max_steps:,} steps"
@@ -178,7 +202,10 @@ def build(
     return Trainer(
         run, engine, batches, validation, record, plugins,
         tokenizer_folder=stores.train[0].tokenizer_folder,
-        facts=_facts(parameters, stores, connection, plugins, max_steps, count),
+        facts={
+            **_facts(parameters, stores, connection, plugins, max_steps, count),
+            "started_from": started.facts if started else None,
+        },
         flash=backend == "flash",
     )  # fmt: skip
 
@@ -195,6 +222,7 @@ def build_module(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
             f"architecture {type(parameters.architecture).__name__} cannot keep documents in one row apart; "
             'use objective.layout "stream" or "lines"'
         )
+    parameters.objective.check(vocabulary, sequence_length=parameters.data.sequence_length)
     torch.manual_seed(int(hash_u64(parameters.seed, "weights")) & 0x7FFF_FFFF_FFFF_FFFF)
     return parameters.objective.build(parameters.architecture, vocabulary)
 
@@ -235,73 +263,6 @@ def _warm_up(engine: Engine, batches: BatchMaker, connection: Connection, *, fla
         last=True,
     )
     engine.optimizer.zero_grad()
-
-
-def resume(trainer: Trainer, allow_change: frozenset[str]) -> None:
-    """Puts `trainer` where the newest whole checkpoint of its run stands, if there is one.
-
-    Raises:
-        UserError: parameters, data or plugins are not what they were and the change was not allowed.
-    """
-    run, connection, record = trainer.run, trainer.connection, trainer.record
-    found: tuple[Path | None, list[str]] = (None, [])
-    if connection.is_main:
-        found = checkpoint.newest(run.folder / "checkpoints")
-    folder, said = connection.broadcast(found)
-    for text in said:
-        record.warn(text)
-    if folder is None:
-        return
-    manifest = checkpoint.read_manifest(folder)
-    _refuse_changes(manifest, run.parameters, trainer.facts, record, allow_change)
-    lacking = trainer.registry.check_record(manifest["plugins"])
-    if lacking.missing:
-        raise UserError(f"{folder}: " + "; ".join(lacking.missing))
-    for text in lacking.changed:
-        record.warn(text)
-    checkpoint.load(folder, trainer.engine)
-    run.step = manifest["step"]
-    run.consumed_rows = manifest["consumed_rows"]
-    run.consumed_tokens = manifest["consumed_tokens"]
-    if run.consumed_rows != run.step * trainer.share.global_rows:
-        raise UserError(
-            f"{folder}: {run.consumed_rows:,} rows were used in {run.step:,} steps; with batch_size "
-            f"{trainer.share.global_rows} it would be {run.step * trainer.share.global_rows:,}: keep the global batch"
-        )
-    trainer.restore_meters(manifest["meters"])
-    trainer.last_checkpoint, trainer.saved_step = folder, run.step
-    record.write("resume", step=run.step, folder=folder.name, world_size=run.world_size)
-    record.say(f"resumed from {folder} at step {run.step:,}")
-
-
-def _refuse_changes(
-    manifest: Mapping[str, Any],
-    parameters: Parameters,
-    facts: Mapping[str, Any],
-    record: Record,
-    allow_change: frozenset[str],
-) -> None:
-    before, now = _with_defaults(manifest["parameters"]), parameters.dump()
-    changed = differences(before, now)
-    old, new = dict(leaves(before)), dict(leaves(now))
-    for key in changed:
-        record.say(f"parameter {key}: was {old.get(key)!r}, is {new.get(key)!r}")
-    allowed = RESUME_MAY_CHANGE | allow_change
-    refused = [key for key in changed if not any(key == each or key.startswith(f"{each}.") for each in allowed)]
-    if refused:
-        raise UserError(
-            f"the run was started with other values of {', '.join(refused)}; start a new run, or go on with "
-            + " ".join(f"--allow-change {key}" for key in refused)
-        )
-    if "data" not in allow_change and sorted(manifest["stores"].values()) != sorted(facts["stores"].values()):
-        raise UserError("the token stores are not the ones this run was started with; go on with --allow-change data")
-
-
-def _with_defaults(written: dict[str, Any]) -> dict[str, Any]:
-    """A manifest's parameters with those settings at their defaults that did not exist when it was written."""
-    with contextlib.suppress(UserError):
-        return Parameters.from_dict(written, source="manifest.json").dump()
-    return written
 
 
 def _facts(

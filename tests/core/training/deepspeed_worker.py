@@ -26,6 +26,7 @@ from terakoya.training import distributed_deepspeed, setup
 from terakoya.training.batches import to_device
 from terakoya.training.distributed import Connection, connect
 from terakoya.training.record import Record
+from terakoya.training.resuming import newest_checkpoint, resume
 from terakoya.training.trainer import Trainer
 from terakoya.training.world import Launched
 
@@ -43,7 +44,9 @@ def run(job: dict[str, Any], connection: Connection) -> None:
     record = Record(out, [], parameters.dump(), active=connection.is_main)
     trainer = setup.build(parameters, out, setup.Stores.open(parameters), connection, record, registry())
     trainer.run.facts["start"] = time.perf_counter()
-    setup.resume(trainer, frozenset({"parallel"}))
+    folder = newest_checkpoint(out, connection, record)
+    if folder is not None:
+        resume(trainer, folder, frozenset({"parallel"}))
     if job.get("poison"):
         poison(trainer, out)
     else:

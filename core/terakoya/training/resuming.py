@@ -1,0 +1,87 @@
+"""A run that goes on: its newest whole checkpoint, what may have changed since, and taking it over."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from terakoya.errors import UserError
+from terakoya.parameter_files import leaves
+from terakoya.parameters import RESUME_MAY_CHANGE, Parameters, differences
+from terakoya.training import checkpoint
+from terakoya.training.distributed import Connection
+from terakoya.training.record import Record
+from terakoya.training.trainer import Trainer
+
+
+def newest_checkpoint(out: Path, connection: Connection, record: Record) -> Path | None:
+    """The newest whole checkpoint of the run in `out`, which it goes on from; None if it has none."""
+    found: tuple[Path | None, list[str]] = (None, [])
+    if connection.is_main:
+        found = checkpoint.newest(out / "checkpoints")
+    folder, said = connection.broadcast(found)
+    for text in said:
+        record.warn(text)
+    return folder
+
+
+def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None:
+    """Puts `trainer` where the checkpoint `folder` of its run stands.
+
+    Raises:
+        UserError: parameters, data or plugins are not what they were and the change was not allowed.
+    """
+    run, record = trainer.run, trainer.record
+    manifest = checkpoint.read_manifest(folder)
+    _refuse_changes(manifest, run.parameters, trainer.facts, record, allow_change)
+    lacking = trainer.registry.check_record(manifest["plugins"])
+    if lacking.missing:
+        raise UserError(f"{folder}: " + "; ".join(lacking.missing))
+    for text in lacking.changed:
+        record.warn(text)
+    checkpoint.load(folder, trainer.engine)
+    trainer.facts = {**trainer.facts, "started_from": manifest.get("started_from")}
+    run.step = manifest["step"]
+    run.consumed_rows = manifest["consumed_rows"]
+    run.consumed_tokens = manifest["consumed_tokens"]
+    if run.consumed_rows != run.step * trainer.share.global_rows:
+        raise UserError(
+            f"{folder}: {run.consumed_rows:,} rows were used in {run.step:,} steps; with batch_size "
+            f"{trainer.share.global_rows} it would be {run.step * trainer.share.global_rows:,}: keep the global batch"
+        )
+    trainer.restore_meters(manifest["meters"])
+    trainer.last_checkpoint, trainer.saved_step = folder, run.step
+    record.write("resume", step=run.step, folder=folder.name, world_size=run.world_size)
+    record.say(f"resumed from {folder} at step {run.step:,}")
+
+
+def _refuse_changes(
+    manifest: Mapping[str, Any],
+    parameters: Parameters,
+    facts: Mapping[str, Any],
+    record: Record,
+    allow_change: frozenset[str],
+) -> None:
+    before, now = _with_defaults(manifest["parameters"]), parameters.dump()
+    changed = differences(before, now)
+    old, new = dict(leaves(before)), dict(leaves(now))
+    for key in changed:
+        record.say(f"parameter {key}: was {old.get(key)!r}, is {new.get(key)!r}")
+    allowed = RESUME_MAY_CHANGE | allow_change
+    refused = [key for key in changed if not any(key == each or key.startswith(f"{each}.") for each in allowed)]
+    if refused:
+        raise UserError(
+            f"the run was started with other values of {', '.join(refused)}; start a new run, or go on with "
+            + " ".join(f"--allow-change {key}" for key in refused)
+        )
+    if "data" not in allow_change and sorted(manifest["stores"].values()) != sorted(facts["stores"].values()):
+        raise UserError("the token stores are not the ones this run was started with; go on with --allow-change data")
+
+
+def _with_defaults(written: dict[str, Any]) -> dict[str, Any]:
+    """A manifest's parameters with those settings at their defaults that did not exist when it was written."""
+    with contextlib.suppress(UserError):
+        return Parameters.from_dict(written, source="manifest.json").dump()
+    return written

@@ -1,0 +1,326 @@
+"""The weights a run begins with: read from Transformers folders, compared name by name, put into the drawn module.
+
+Transformers reads the folders, so safetensors, .bin and sharded files all do. One error names all that does not fit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from terakoya.components import Architecture
+from terakoya.data.vocab import Vocabulary
+from terakoya.errors import UserError
+from terakoya.parameters import Parameters
+from terakoya.start_settings import StartFrom, model_folder
+from terakoya.training.distributed import Connection, named_values
+from terakoya.training.start_vocabulary import vocabulary_problems
+
+KEY = "start_from"
+SHOWN = 8
+"""How many names of one kind an error lists before it counts the rest."""
+BESIDE_THE_WEIGHTS = frozenset({"initializer_range"})
+"""Settings that may differ from the folder's, as dropouts may: they do not say what a weight means."""
+
+
+@dataclass
+class Fit:
+    """How a folder fits the model it is for.
+
+    Attributes:
+        drawn: names that the folder lacks and that keep their drawn values.
+        left: names of the folder that the model has no place for.
+        problems: what forbids the start, a line each.
+        notes: what is said of a start that stands.
+    """
+
+    drawn: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Started:
+    """What a run began with: `facts` for its record, by model's name, and `notes` to print."""
+
+    facts: dict[str, Any]
+    notes: list[str]
+
+
+def start_together(
+    parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, tokenizer_folder: Path, connection: Connection
+) -> Started:
+    """`start` on rank 0, whose weights the engine gives to the others; the folders need not be anywhere else.
+
+    Raises:
+        UserError: on every rank, what `start` raises.
+    """
+    told: Started | str = ""
+    if connection.is_main:
+        try:
+            told = start(parameters, module, vocabulary, tokenizer_folder)
+        except UserError as error:
+            told = str(error)
+    told = connection.broadcast(told)
+    if isinstance(told, str):
+        raise UserError(told)
+    return told
+
+
+def start(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, tokenizer_folder: Path) -> Started:
+    """Puts the weights of `start_from` into `module`, which `objective.build` made; all of them or none.
+
+    Args:
+        tokenizer_folder: the stores' tokenizer, which the folder's own is compared with.
+
+    Raises:
+        UserError: a line for each thing that does not fit: settings, vocabulary, weights missing, left over or of
+            another shape, and shared weights that differ.
+    """
+    settings = parameters.start_from
+    assert settings is not None
+    targets = parameters.objective.exports(module)
+    folders = find_folders(settings, targets)
+    keys = _architecture_keys(parameters)
+    own = {id(value) for _, value in named_values(module)}
+    values: dict[int, tuple[str, Tensor]] = {}
+    problems, facts, notes = [], {}, []
+    for name, target in targets.items():
+        folder = folders[name]
+        where = f"{KEY}: {folder}"
+        fit = Fit()
+        config = _read_config(folder, target, where)
+        fit.problems += [
+            f"{where}: {each}" for each in vocabulary_problems(folder, config, vocabulary, tokenizer_folder)
+        ]
+        _compare_settings(config, target.config, keys, where, fit)
+        source, info = _read_model(folder, type(target), config, where)
+        _compare_weights(source, info, target, settings, where, fit)
+        _collect(source, target, fit, own, values, where)
+        problems += fit.problems
+        notes += fit.notes
+        facts[name] = {"folder": str(folder), "files": _hashes(folder)}
+    if problems:
+        raise UserError("\n".join(problems))
+    with torch.no_grad():
+        for _, value in named_values(module):
+            if id(value) in values:
+                value.copy_(values[id(value)][1])
+    return Started(facts, notes)
+
+
+def find_folders(settings: StartFrom, targets: Mapping[str, PreTrainedModel]) -> dict[str, Path]:
+    """The folder of each model, by its name in `Objective.exports`.
+
+    Raises:
+        UserError: other names than those of the objective, or a folder that holds no model.
+    """
+    given = settings.folder
+    if isinstance(given, Path):
+        if not given.is_dir():
+            model_folder(given, KEY)  # says what to do
+        return {name: model_folder(given / name, KEY) for name in targets}
+    if given.keys() != targets.keys():
+        names = ", ".join(sorted(f'"{name}"' for name in targets if name))
+        expected = f"one folder for each of {names}" if names else "one folder, since the objective trains one model"
+        raise UserError(f"{KEY}: expected {expected}; got " + ", ".join(f'"{name}"' for name in sorted(given)))
+    return {name: model_folder(folder, KEY) for name, folder in given.items()}
+
+
+# ------------------------------------------------------------------------------------------------------- settings
+
+
+def _architecture_keys(parameters: Parameters) -> list[str]:
+    """The names of the settings of every architecture in `parameters`: Transformers' own names."""
+    fields = dict.fromkeys(type(parameters.architecture).model_fields)
+    for value in dict(parameters.objective).values():
+        if isinstance(value, Architecture):
+            fields |= dict.fromkeys(type(value).model_fields)
+    return [*fields, "tie_word_embeddings"]
+
+
+def _read_config(folder: Path, target: PreTrainedModel, where: str) -> PretrainedConfig:
+    """The folder's config, of the class that `target` has.
+
+    Raises:
+        UserError: it cannot be read, or is of another model type.
+    """
+    kind = type(target.config)
+    try:
+        raw, _ = PretrainedConfig.get_config_dict(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{where}: config.json cannot be read: {error}") from error
+    if raw.get("model_type") != kind.model_type:
+        raise UserError(
+            f"{where}: is a model of type {json.dumps(raw.get('model_type'))}, the architecture is of type "
+            f'"{kind.model_type}"; expected a folder of the same'
+        )
+    config: PretrainedConfig = kind.from_dict(raw)
+    return config
+
+
+def _compare_settings(
+    source: PretrainedConfig, target: PretrainedConfig, keys: list[str], where: str, fit: Fit
+) -> None:
+    """Notes each of `keys` that differs: a problem where it says what weights mean."""
+    for key in keys:
+        if not hasattr(source, key) or not hasattr(target, key):
+            continue
+        theirs, ours = getattr(source, key), getattr(target, key)
+        if theirs == ours:
+            continue
+        text = f"{where}: {key} is {json.dumps(theirs)} there and {json.dumps(ours)} in the parameters"
+        if "dropout" in key or key in BESIDE_THE_WEIGHTS:
+            fit.notes.append(f"{text}, which stands")
+        else:
+            fit.problems.append(f"{text}; set it to the folder's")
+
+
+# -------------------------------------------------------------------------------------------------------- weights
+
+
+def _read_model(
+    folder: Path, kind: type[PreTrainedModel], config: PretrainedConfig, where: str
+) -> tuple[PreTrainedModel, Mapping[str, Any]]:
+    """The folder's model in fp32, and what Transformers says of its names.
+
+    Raises:
+        UserError: no weights, or weights that cannot be read.
+    """
+    try:
+        with _quiet():
+            model, info = kind.from_pretrained(
+                folder,
+                config=config,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                dtype=torch.float32,
+                attn_implementation="eager",
+            )
+    except (OSError, ValueError, RuntimeError, KeyError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
+        raise UserError(f"{where}: weights cannot be read: {error}") from error
+    return model, info
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """While open, Transformers neither reports nor draws bars: what it has to say is in its loading info."""
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+
+
+def _compare_weights(
+    source: PreTrainedModel,
+    info: Mapping[str, Any],
+    target: PreTrainedModel,
+    settings: StartFrom,
+    where: str,
+    fit: Fit,
+) -> None:
+    """Notes names that are missing or left over, and shapes that differ; heads as `settings` say."""
+    made_anew = {name for name, _ in source.named_buffers()} - set(source.state_dict())
+    missing = sorted(info["missing_keys"])
+    surplus = sorted(set(info["unexpected_keys"]) - made_anew)
+    fit.drawn = [name for name in missing if settings.new_heads and _is_head(name, target)]
+    fit.left = [name for name in surplus if settings.drop_heads and _is_head(name, target)]
+    for names, allowed, what, key in (
+        (missing, fit.drawn, "lacks", "new_heads"),
+        (surplus, fit.left, "has weights without a place in the model:", "drop_heads"),
+    ):
+        wrong = [name for name in names if name not in allowed]
+        if allowed:
+            ends = "; they are drawn" if key == "new_heads" else "; they are left out"
+            fit.notes.append(f"{where}: {what} {_listed(allowed)}{ends}")
+        if wrong:
+            hint = ""
+            if all(_is_head(name, target) for name in wrong):
+                hint = f'; allow it with {{"folder": ..., "{key}": true}}'
+            fit.problems.append(f"{where}: {what} {_listed(wrong)}{hint}")
+    wrong = [f"{name} {tuple(stored)} for {tuple(made)}" for name, stored, made in sorted(info["mismatched_keys"])]
+    if wrong:
+        fit.problems.append(f"{where}: its weights do not fit its own config.json: {_listed(wrong)}")
+    fit.problems += [f"{where}: {text}" for text in info.get("error_msgs", ())]
+    ours = {name: value.shape for name, value in named_values(target)}
+    theirs = {name: value.shape for name, value in named_values(source)}
+    wrong = [
+        f"{name} is {tuple(theirs[name])}, expected {tuple(ours[name])}"
+        for name in sorted(ours.keys() & theirs.keys())
+        if ours[name] != theirs[name]
+    ]
+    if wrong:
+        fit.problems.append(f"{where}: weights of another shape: {_listed(wrong, 3)}")
+
+
+def _is_head(name: str, target: PreTrainedModel) -> bool:
+    """Whether the weight `name` lies outside the body: in a head, or in the pooler that feeds one."""
+    first, *_ = parts = name.split(".")
+    prefix = target.base_model_prefix
+    whole = not prefix or not hasattr(target, prefix)
+    # a folder of the body alone bears its names without the prefix
+    body = whole or first == prefix or first in dict(target.base_model.named_children())
+    return not body or "pooler" in parts
+
+
+def _collect(
+    source: PreTrainedModel,
+    target: PreTrainedModel,
+    fit: Fit,
+    own: set[int],
+    values: dict[int, tuple[str, Tensor]],
+    where: str,
+) -> None:
+    """Adds to `values` what each tensor of `target` becomes, by its identity; tensors that share a place must agree."""
+    ours, theirs = target.state_dict(keep_vars=True), source.state_dict(keep_vars=True)
+    computed = [name for name, value in ours.items() if id(value) not in own]
+    if computed:
+        fit.problems.append(
+            f"{where}: {_listed(computed)} cannot be set: the objective computes them from other weights when it "
+            "exports; share weights plainly or not at all"
+        )
+    drawn = {id(ours[name]) for name in fit.drawn if name in ours}
+    differing = []
+    for name, value in ours.items():
+        if name not in theirs or id(value) in drawn or theirs[name].shape != value.shape:
+            continue
+        label, before = values.setdefault(id(value), (f"{where.partition(': ')[2]} {name}", theirs[name].detach()))
+        if not torch.equal(before, theirs[name]):
+            differing.append((label, name))
+    for label, name in differing[:SHOWN]:
+        fit.problems.append(
+            f"{where}: {name} is one weight with {label} in this model, but they differ; take folders of one and the "
+            "same training, or settings that do not share it"
+        )
+
+
+def _listed(names: list[str], shown: int = SHOWN) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    """The SHA-256 of the folder's config and weights, by file."""
+    weights = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
+    found = {}
+    for path in [folder / "config.json", *weights]:
+        with path.open("rb") as file:
+            found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
