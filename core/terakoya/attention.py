@@ -24,12 +24,14 @@ PREFIX = "terakoya_"
 BACKENDS = ("sdpa", "eager", "flash")
 
 
-def document_mask(document_ids: Tensor) -> Tensor:
-    """Which position may look at which, (B, 1, T, T) bool, from `document_ids` (B, T), -1 for padding.
+def document_mask(document_ids: Tensor, seen: Tensor | None = None) -> Tensor:
+    """Which position may look at which, (B, 1, T, T) bool, from `document_ids` (B, T), -1 for padding; with the ids
+    `seen` (B, S) of other positions, as a decoder sees an encoder's, (B, 1, T, S).
 
     Padding looks at padding, so that no row of the softmax is empty; nothing that counts looks at it.
     """
-    return (document_ids[:, None, :, None] == document_ids[:, None, None, :]).contiguous()
+    seen = document_ids if seen is None else seen
+    return (document_ids[:, None, :, None] == seen[:, None, None, :]).contiguous()
 
 
 def boundaries(document_ids: np.ndarray) -> tuple[np.ndarray, int]:

@@ -219,6 +219,9 @@ class Objective(Component):
         """How rows are cut from a token store."""
         raise NotImplementedError
 
+    def check(self, vocabulary: Vocabulary, *, sequence_length: int) -> None:
+        """Called once before a run: raises UserError where `vocabulary`, or rows of `sequence_length`, do not do."""
+
     def terms(self) -> Mapping[str, Term]:
         """Every name that `build(...)`'s forward returns, with its count and weight."""
         raise NotImplementedError

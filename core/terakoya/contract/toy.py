@@ -14,10 +14,10 @@ from terakoya.data.store import TokenStore, Unit
 from terakoya.data.store_writer import write_store
 from terakoya.data.vocab import Vocabulary
 
-SPECIAL = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", "[BOS]", "[EOS]")
+SPECIAL = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", "[BOS]", "[EOS]", *(f"[unused{n}]" for n in range(8)))
 PAD = 3
 """Not 0, so that a config which leaves it at its default is seen."""
-VOCABULARY = Vocabulary(size=64, pad=PAD, unk=0, cls=1, sep=2, mask=4, bos=5, eos=6, special=tuple(range(7)))
+VOCABULARY = Vocabulary(size=64, pad=PAD, unk=0, cls=1, sep=2, mask=4, bos=5, eos=6, special=tuple(range(len(SPECIAL))))
 SEQUENCE_LENGTH = 32
 
 SIZES: Mapping[str, Any] = {
@@ -52,7 +52,7 @@ def make_tokenizer(folder: Path) -> Path:
     tokenizer = Tokenizer(WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     names = ("unk", "cls", "sep", "pad", "mask", "bos", "eos")
-    roles = {f"{name}_token": token for name, token in zip(names, SPECIAL, strict=True)}
+    roles = {f"{name}_token": token for name, token in zip(names, SPECIAL, strict=False)}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **roles).save_pretrained(folder)
     return folder
 
