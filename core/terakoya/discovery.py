@@ -84,9 +84,16 @@ class Plugin:
     source: Source
 
     def sha256(self) -> str | None:
-        """The hash of the module's file, None if it has none."""
+        """The hash of the module's file and, of a package, of the files beside it that start with "_"; None if it has
+        no file."""
         file = getattr(self.module, "__file__", None)
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else None
+        if not file:
+            return None
+        content = Path(file).read_bytes()
+        if hasattr(self.module, "__path__"):
+            private = sorted(path for path in Path(file).parent.glob("_*.py") if path != Path(file))
+            content += b"".join(path.read_bytes() for path in private)
+        return hashlib.sha256(content).hexdigest()
 
 
 @dataclass(frozen=True)

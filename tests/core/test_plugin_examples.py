@@ -1,81 +1,153 @@
-"""The examples of plugins/README.md, run as they stand there."""
+"""plugins/README.md, read as a newcomer reads it: every file written, every command given, in their order."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
+from typer.testing import CliRunner
 
-from terakoya import attention, plugins
-from terakoya.data.vocab import Vocabulary
+from terakoya import plugins
+from terakoya.commands.main import app
 
-PAGE = Path(__file__).resolve().parents[2] / "plugins" / "README.md"
-EXAMPLES = dict(re.findall(r"<!-- file: (\S+) -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S))
-VOCABULARY = Vocabulary(size=60, pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "plugins" / "README.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+PART = re.compile(r"<!-- (file: (\S+)|run|python) -->\n```\w*\n(.*?)```", re.S)
+FILES = {name: content for kind, name, content in PART.findall(TEXT) if kind.startswith("file")}
+
+
+class Reader:
+    """Somebody who follows the page in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.printed: dict[str, str] = {}
+        """What each command, and each program, printed."""
+
+    def follow(self) -> None:
+        """Writes, runs, in order. Fails with what was printed if a command fails."""
+        for kind, name, content in PART.findall(TEXT):
+            if kind.startswith("file"):
+                (self.folder / name).parent.mkdir(exist_ok=True)
+                (self.folder / name).write_text(content, encoding="utf-8")
+            elif kind == "python":
+                self.printed[content] = self.program(content)
+            else:
+                for line in content.splitlines():
+                    self.printed[line] = self.command(shlex.split(line))
+
+    def command(self, words: list[str]) -> str:
+        """One command, its plugins loaded as a new process would load them."""
+        assert words[0] == "terakoya"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(plugins, "_current", None)
+            patch.setenv(plugins.PLUGINS_VARIABLE, "")
+            done = CliRunner().invoke(app, words[1:], catch_exceptions=True)
+        assert done.exit_code == 0, f"{shlex.join(words)}\n{done.output}\n{done.exception!r}"
+        return done.output
+
+    def program(self, content: str) -> str:
+        """A Python program in a process that has never heard of terakoya, with no network."""
+        told = content + "\nimport sys\nassert 'terakoya' not in sys.modules\n"
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(self.folder / "modules")}
+        done = subprocess.run(
+            [sys.executable, "-c", told], capture_output=True, text=True, cwd=self.folder, env=environment, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    """The page, followed to its end with the bundled corpus."""
+    reader = Reader(tmp_path_factory.mktemp("page"))
+    shutil.copyfile(ROOT / "core" / "terakoya" / "demo" / "corpus.txt", reader.folder / "corpus.txt")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(reader.folder)
+        reader.follow()
+        yield reader
+
+
+def losses(run: Path) -> list[float]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [line["loss"] for line in lines if line["kind"] == "step"]
+
+
+def test_the_architecture_is_as_short_as_promised_and_learns(reader: Reader) -> None:
+    assert len(FILES["albert.py"].splitlines()) <= 40
+    course = losses(reader.folder / "work" / "albert")
+    assert course[-1] < course[0] - 0.5
+    checked = reader.printed["terakoya plugins check albert.py"]
+    assert ", 0 not" in checked and "architecture albert" in checked
+    config = json.loads((reader.folder / "work" / "albert-model" / "config.json").read_text(encoding="utf-8"))
+    assert config["architectures"] == ["AlbertForMaskedLM"] and config["hidden_size"] == 64
+    assert "[MASK] 1" in next(text for line, text in reader.printed.items() if " try " in line)
+
+
+def test_the_tokenizer_makes_a_store_of_characters(reader: Reader) -> None:
+    assert "tokenizer characters" in reader.printed["terakoya plugins check characters.py"]
+    facts = json.loads((reader.folder / "work" / "character-store" / "store.json").read_text(encoding="utf-8"))
+    assert facts["vocabulary"]["size"] == 300 and not facts["word_starts"]
+    letters = "".join((reader.folder / "corpus.txt").read_text(encoding="utf-8").split())
+    assert facts["tokens"] == len(letters)
+
+
+def test_a_model_of_ones_own_travels_with_its_code(reader: Reader) -> None:
+    folder = reader.folder / "work" / "averages-model"
+    assert (folder / "_modeling_averages.py").read_text(encoding="utf-8") == FILES["averages/_modeling_averages.py"]
+    assert "terakoya" not in FILES["averages/_modeling_averages.py"]
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert config["auto_map"]["AutoModelForMaskedLM"] == "_modeling_averages.AveragesForMaskedLM"
+    course = losses(reader.folder / "work" / "averages")
+    assert course[-1] < course[0] - 0.5
+    (printed,) = [text for line, text in reader.printed.items() if line.startswith("from transformers")]
+    assert re.fullmatch(r"torch\.Size\(\[1, \d+, 3000\]\)\n", printed)
+    exported = next(text for line, text in reader.printed.items() if "export work/averages" in line)
+    assert "AutoModelForMaskedLM" in exported and "trust_remote_code=True" in exported
+    # the code belongs to the plugin: a run notices when it changes
+    (before,) = recorded(reader.folder / "averages")
+    with (reader.folder / "averages" / "_modeling_averages.py").open("a", encoding="utf-8") as file:
+        file.write("# edited\n")
+    (after,) = recorded(reader.folder / "averages")
+    assert before != after
+
+
+def recorded(plugin: Path) -> list[str]:
+    """The hashes that a run writes down of the plugin."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plugins, "_current", None)
+        patch.setenv(plugins.PLUGINS_VARIABLE, "")
+        record = plugins.load([str(plugin)]).record()
+    return [each["sha256"] for each in record if each["name"] == plugin.name]
 
 
 @pytest.fixture
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> plugins.Registry:
-    """The bundled plugins and one example, loaded as `--plugin FILE` loads it."""
-    file = tmp_path / str(request.param)
-    file.write_text(EXAMPLES[request.param], encoding="utf-8")
+def diary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> plugins.Registry:
+    """The bundled plugins and the example of an event."""
+    file = tmp_path / "diary.py"
+    file.write_text(FILES["diary.py"], encoding="utf-8")
     monkeypatch.setattr(plugins, "_current", None)
     monkeypatch.setenv(plugins.PLUGINS_VARIABLE, "")
     return plugins.load([str(file)])
 
 
-@pytest.mark.parametrize("registry", ["albert.py"], indirect=True)
-def test_the_architecture_learns_exports_and_keeps_documents_apart(registry: plugins.Registry, tmp_path: Path) -> None:
-    from transformers import AutoModelForMaskedLM
-
-    settings = dict.fromkeys(("embedding_size", "hidden_size", "intermediate_size"), 16)
-    architecture = registry.component("architectures", "albert")(
-        **settings, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=16
-    )
-    objective = registry.component("objectives", "masked_lm")()
-    torch.manual_seed(0)
-    module = objective.build(architecture, VOCABULARY)
-    attention.use(module, "sdpa")
-    model = objective.exports(module)[""]
-
-    ids = torch.from_numpy(np.random.default_rng(0).integers(5, 60, (1, 12)))
-    documents = torch.tensor([[0] * 5 + [1] * 7])
-    positions = torch.tensor([[*range(5), *range(7)]])
-    packed = {"input_ids": ids, "document_ids": documents, "position_ids": positions}
-    alone = {name: value[:, 5:] for name, value in packed.items()}
-    module.eval()
-    difference = architecture.hidden(model, packed)[:, 5:] - architecture.hidden(model, alone)
-    assert difference.abs().max() < 1e-5
-
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
-    batch = {**packed, "masked_positions": torch.tensor([1, 8]), "masked_labels": ids[0, [1, 8]]}
-    losses = []
-    for _ in range(10):
-        loss = module(batch)["mlm_loss"]
-        losses.append(loss.item())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert losses[-1] < losses[0] / 2
-
-    attention.release(model)
-    model.save_pretrained(tmp_path / "model")
-    again = AutoModelForMaskedLM.from_pretrained(tmp_path / "model", local_files_only=True)
-    assert type(again).__name__ == "AlbertForMaskedLM"
-
-
-@pytest.mark.parametrize("registry", ["diary.py"], indirect=True)
-def test_the_event_plugin_writes_its_diary(registry: plugins.Registry, tmp_path: Path) -> None:
+def test_the_event_plugin_writes_its_diary(diary: plugins.Registry, tmp_path: Path) -> None:
     run: Any = SimpleNamespace(rank=0, world_size=2, folder=tmp_path, step=0, consumed_tokens=0)
-    registry.hook.run_started(run)
+    diary.hook.run_started(run)
     run.step, run.consumed_tokens = 5, 1280
-    registry.hook.checkpoint_saved(run, tmp_path / "checkpoints" / "step-00000005")
-    registry.hook.run_finished(run, None)
+    diary.hook.checkpoint_saved(run, tmp_path / "checkpoints" / "step-00000005")
+    diary.hook.run_finished(run, None)
     lines = (tmp_path / "diary.txt").read_text(encoding="utf-8").splitlines()
     assert [line[21:] for line in lines] == [
         "step 0  started with 2 process(es)",
@@ -83,13 +155,18 @@ def test_the_event_plugin_writes_its_diary(registry: plugins.Registry, tmp_path:
         "step 5  finished",
     ]
     run.rank = 1
-    registry.hook.run_finished(run, KeyboardInterrupt())
+    diary.hook.run_finished(run, KeyboardInterrupt())
     assert len((tmp_path / "diary.txt").read_text(encoding="utf-8").splitlines()) == 3
 
 
 def test_the_page_names_every_event_and_every_kind() -> None:
-    page = PAGE.read_text(encoding="utf-8")
     for hook in [*plugins.EVENTS, *plugins.NOUNS.values()]:
-        assert f"`{hook}" in page, hook
-    for link in re.findall(r"\]\(([^)#]+)\)", page):
-        assert link.startswith("https://") or (PAGE.parent / link).exists(), link
+        assert f"`{hook}" in TEXT, hook
+    headings = {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^## (.+)$", TEXT, re.M)
+    }
+    for link in re.findall(r"\]\(([^)]+)\)", TEXT):
+        if link.startswith("#"):
+            assert link[1:] in headings, link
+        else:
+            assert link.startswith("https://") or (PAGE.parent / link.split("#")[0]).exists(), link

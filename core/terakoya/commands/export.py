@@ -29,4 +29,4 @@ def command(
         console.print(f"  from transformers import AutoTokenizer, {model}", markup=False, soft_wrap=True)
         trust = ", trust_remote_code=True" if name in done.own_code else ""
         console.print(f'  model = {model}.from_pretrained("{folder}"{trust})', markup=False, soft_wrap=True)
-        console.print(f'  tokenizer = AutoTokenizer.from_pretrained("{folder}")', markup=False, soft_wrap=True)
+        console.print(f'  tokenizer = AutoTokenizer.from_pretrained("{folder}"{trust})', markup=False, soft_wrap=True)
