@@ -143,7 +143,7 @@ def test_an_unknown_model_type_lists_the_nearest_entry() -> None:
         read_field_parameters(SHIPPED, "bert-bas", [Path("a")])
 
 
-@pytest.mark.parametrize("family", ["modernbert", "debertav2"])
+@pytest.mark.parametrize("family", ["albert", "debertav2"])
 def test_a_family_without_a_plugin_is_refused_by_name_and_never_taken_for_bert(tmp_path: Path, family: str) -> None:
     message = refusal(tmp_path, model_type=f"{family}-base")
     assert f"architecture.type: architecture {family}: not installed" in message

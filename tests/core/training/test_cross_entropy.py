@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from terakoya.training.cross_entropy import summed_cross_entropy_
+from terakoya.training.cross_entropy import summed_cross_entropy_, summed_cross_entropy_and_odds_
 
 
 def case(rows: int, classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,3 +93,21 @@ def test_one_array_of_the_logits_size() -> None:
     with Watch():
         F.cross_entropy(hidden @ weight.T, labels, reduction="sum").backward()
     assert len(arrays) >= 3, "the watch sees torch's own"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("training", [True, False])
+def test_odds_are_the_softmax_but_for_a_factor(training: bool, dtype: torch.dtype) -> None:
+    """The largest of each row is exactly 1, no gradient comes through them, and the loss's is what it was."""
+    labels = torch.tensor([3, -100, 0, 6])
+    start = torch.randn(4, 7, dtype=dtype, generator=torch.Generator().manual_seed(0)).requires_grad_(training)
+    loss, odds = summed_cross_entropy_and_odds_(start * 3, labels)
+    assert not odds.requires_grad and odds.dtype == torch.float32
+    assert torch.allclose(odds / odds.sum(1, keepdim=True), (start.detach() * 3).float().softmax(1))
+    assert torch.equal(odds.amax(1), torch.ones(4))
+    expected = torch.nn.functional.cross_entropy((start * 3).float(), labels, ignore_index=-100, reduction="sum")
+    assert torch.allclose(loss, expected)
+    if training:
+        (theirs,) = torch.autograd.grad(expected, start)
+        (ours,) = torch.autograd.grad(loss, start)
+        assert torch.allclose(ours, theirs, atol=1e-5 if dtype == torch.float32 else 2e-2)
