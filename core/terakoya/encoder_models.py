@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from terakoya import attention
@@ -27,9 +28,15 @@ def hidden(model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.T
     return body.encoder(embedded, **attention.arguments(model, batch)).last_hidden_state
 
 
-def hidden_by_mask(model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def hidden_by_mask(
+    model: PreTrainedModel, batch: Mapping[str, torch.Tensor], *, lowered: tuple[str, ...] = ()
+) -> torch.Tensor:
     """The last hidden states (B, T, H) of the body of `model`, whose encoder has its own attention and takes a mask
-    (B, 1, T, T) bool for it: which position may look at which."""
+    (B, 1, T, T) bool for it: which position may look at which.
+
+    Under autocast the encoder's weights with names in `lowered` are used in the lower precision. Autocast itself does
+    that in products alone: a bias that the encoder adds on its own would make float32 of what it is added to.
+    """
     body = model.base_model
     documents = batch["document_ids"]
     embedded = body.embeddings(
@@ -38,7 +45,13 @@ def hidden_by_mask(model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) ->
         token_type_ids=batch.get("token_type_ids"),
         mask=documents >= 0,
     )
-    return body.encoder(embedded, attention.document_mask(documents), output_hidden_states=False).last_hidden_state
+    weights, device = {}, embedded.device.type
+    if torch.is_autocast_enabled(device):
+        low = torch.get_autocast_dtype(device)
+        names = ((name, name.rpartition(".")[2], weight) for name, weight in body.encoder.named_parameters())
+        weights = {name: weight.to(low) for name, last, weight in names if last in lowered}
+    arguments = (embedded, attention.document_mask(documents))
+    return functional_call(body.encoder, weights, arguments, {"output_hidden_states": False}).last_hidden_state
 
 
 def blocks(model: PreTrainedModel) -> Sequence[torch.nn.Module]:

@@ -63,7 +63,7 @@ class Deberta(Architecture):
         """The last hidden states (B, T, H); documents in one row never see each other."""
         from terakoya import encoder_models
 
-        return encoder_models.hidden_by_mask(model, batch)
+        return encoder_models.hidden_by_mask(model, batch, lowered=("q_bias", "v_bias"))
 
     def logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
         """Vocabulary logits (..., V) of `hidden` (..., H)."""
