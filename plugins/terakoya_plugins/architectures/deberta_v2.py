@@ -9,7 +9,7 @@ Transformers does not have. Neither has it v3's head for replaced tokens: the di
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
@@ -30,6 +30,7 @@ class DebertaV2(Architecture):
 
     heads: ClassVar[frozenset[Head]] = frozenset({"masked", "discriminator", "body"})
     isolation: ClassVar[Literal["interface", "mask4d", "none"]] = "mask4d"
+    trial: ClassVar[Mapping[str, Any]] = {"position_buckets": 8}
 
     hidden_size: PositiveInt = 768
     num_hidden_layers: PositiveInt = 12

@@ -6,7 +6,7 @@ Every `global_attn_every_n_layers`-th layer sees its whole document, the others 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -24,6 +24,7 @@ class ModernBert(Architecture):
 
     heads: ClassVar[frozenset[Head]] = frozenset({"masked", "body"})
     isolation: ClassVar[Literal["interface", "mask4d", "none"]] = "interface"
+    trial: ClassVar[Mapping[str, Any]] = {"local_attention": 8}
 
     hidden_size: PositiveInt = 768
     num_hidden_layers: PositiveInt = 22

@@ -1,0 +1,206 @@
+"""Span corruption: what is cut out can be put back, in spans as the paper wants them; losses are Transformers' T5's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import T5ForConditionalGeneration
+
+from terakoya import attention
+from terakoya.components import Batch
+from terakoya.data.rows import Rows
+from terakoya.data.vocab import Vocabulary
+from terakoya.errors import UserError
+from terakoya_plugins.architectures.bert import Bert
+from terakoya_plugins.architectures.t5 import T5
+from terakoya_plugins.objectives._span_corruption_rows import amounts
+from terakoya_plugins.objectives.span_corruption import SpanCorruption
+
+PAD, CLS, SEP = 0, 2, 3
+SENTINELS = tuple(range(5, 45))
+VOCABULARY = Vocabulary(size=400, pad=PAD, unk=1, cls=CLS, sep=SEP, mask=4, special=tuple(range(45)))
+MODEL = T5(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, dropout_rate=0.0)
+
+
+def make_rows(lengths: list[list[int]], width: int = 64, *, key: int = 1, special: float = 0.0) -> Rows:
+    """Packed rows: each inner list holds the lengths, [CLS] and [SEP] included, of a row's documents; a share `special`
+    of what lies between is [UNK]."""
+    draw = np.random.default_rng(3)
+    tokens = np.full((len(lengths), width), PAD, np.int32)
+    documents = np.full((len(lengths), width), -1, np.int32)
+    positions = np.zeros((len(lengths), width), np.int32)
+    for row, documents_of_row in enumerate(lengths):
+        at = 0
+        for number, length in enumerate(documents_of_row):
+            body = draw.integers(45, 400, length - 2)
+            body[draw.random(length - 2) < special] = 1
+            tokens[row, at : at + length] = [CLS, *body, SEP]
+            documents[row, at : at + length] = number
+            positions[row, at : at + length] = np.arange(length)
+            at += length
+    return Rows(
+        tokens=tokens, document_ids=documents, position_ids=positions, word_starts=None,
+        keys=np.arange(key, key + len(lengths), dtype=np.uint64),
+    )  # fmt: skip
+
+
+def documents(rows: Rows, batch: Batch) -> Iterator[tuple[list[int], list[int], list[int], list[int]]]:
+    """Each document's tokens, encoder input, decoder input and labels."""
+    arrays = batch.arrays
+    for row in range(len(rows)):
+        for number in range(rows.document_ids[row].max() + 1):
+            there = arrays["decoder_document_ids"][row] == number
+            yield (
+                rows.tokens[row][rows.document_ids[row] == number].tolist(),
+                arrays["input_ids"][row][arrays["document_ids"][row] == number].tolist(),
+                arrays["decoder_input_ids"][row][there].tolist(),
+                arrays["labels"][row][there].tolist(),
+            )
+
+
+def put_back(source: list[int], labels: list[int]) -> list[int]:
+    """The document, each sentinel in `source` replaced by what `labels` say of it."""
+    spans: dict[int, list[int]] = {}
+    assert not labels or labels[-1] == SEP
+    for token in labels[:-1]:
+        if token in SENTINELS:
+            assert token not in spans
+            spans[token] = []
+        else:
+            spans[list(spans)[-1]].append(token)
+    assert list(spans) == list(SENTINELS[: len(spans)]) == [token for token in source if token in SENTINELS]
+    return [each for token in source for each in spans.get(token, [token])]
+
+
+lengths = st.lists(st.lists(st.integers(2, 20), max_size=3), min_size=1, max_size=4)
+
+
+@settings(deadline=None, max_examples=60)
+@given(lengths, st.floats(0.05, 0.9), st.floats(1.0, 5.0), st.integers(0, 2**40), st.sampled_from([0.0, 0.3]))
+def test_what_is_cut_out_can_be_put_back(
+    shape: list[list[int]], density: float, span: float, key: int, special: float
+) -> None:
+    rows = make_rows(shape, key=key, special=special)
+    objective = SpanCorruption(noise_density=density, mean_noise_span_length=span)
+    batch = objective.collate(rows, VOCABULARY)
+    for tokens, source, decoder_input, labels in documents(rows, batch):
+        assert put_back(source, labels) == tokens
+        assert decoder_input == ([PAD, *labels[:-1]] if labels else [])
+    assert batch.counts["targets"] == sum(len(labels) for *_, labels in documents(rows, batch))
+    padding = batch.arrays["decoder_document_ids"] < 0
+    assert (batch.arrays["labels"][padding] == -100).all() and (batch.arrays["labels"][~padding] >= 0).all()
+
+
+def test_amounts_are_those_of_the_paper() -> None:
+    rows = make_rows([[64], [34, 30], [12, 2, 3, 4]])
+    batch = SpanCorruption().collate(rows, VOCABULARY)
+    found = []
+    for tokens, source, _, labels in documents(rows, batch):
+        spans = sum(token in SENTINELS for token in source)
+        noise = len(labels) - spans - bool(labels)
+        found.append((len(tokens) - 2, noise, spans))
+        # spans never touch: a sentinel is not followed by another
+        assert not any(a in SENTINELS and b in SENTINELS for a, b in zip(source, source[1:], strict=False))
+    assert found == [(62, 9, 3), (32, 5, 2), (28, 4, 1), (10, 2, 1), (0, 0, 0), (1, 0, 0), (2, 1, 1)]
+    assert [each.tolist() for each in amounts(np.array([510]), 0.15, 3.0)] == [[77], [26]]
+
+
+def test_every_place_gives_way_equally_often() -> None:
+    """Of all ways to place one span of 2 among 8 tokens, each as often: places near an end in fewer of them."""
+    rows = make_rows([[10]] * 4000, 16)
+    arrays = SpanCorruption(noise_density=0.25, mean_noise_span_length=2.0).collate(rows, VOCABULARY).arrays
+    sentinel = arrays["input_ids"].tolist()
+    first = np.array([row.index(SENTINELS[0]) for row in sentinel])
+    counts = np.bincount(first - 1, minlength=7)
+    assert counts.sum() == 4000 and (abs(counts - 4000 / 7) < 5 * (4000 / 7) ** 0.5).all()
+
+
+def test_special_tokens_stay_and_split_a_span() -> None:
+    rows = make_rows([[60]], special=0.4)
+    batch = SpanCorruption(noise_density=0.6, mean_noise_span_length=5.0).collate(rows, VOCABULARY)
+    ((tokens, source, _, labels),) = documents(rows, batch)
+    assert source.count(1) == tokens.count(1) > 5 and 1 not in labels
+    assert sum(token in SENTINELS for token in source) > 7
+
+
+def test_a_row_alone_is_corrupted_as_in_company_and_the_key_decides() -> None:
+    rows = make_rows([[30, 20], [50], [64]])
+    batch = SpanCorruption().collate(rows, VOCABULARY)
+    alone = SpanCorruption().collate(make_rows([[30, 20]]), VOCABULARY)
+    assert np.array_equal(batch.arrays["input_ids"][:1], alone.arrays["input_ids"])
+    other = SpanCorruption().collate(make_rows([[30, 20]], key=9), VOCABULARY)
+    assert not np.array_equal(other.arrays["input_ids"], alone.arrays["input_ids"])
+
+
+def test_too_few_sentinels_are_refused_with_the_remedy() -> None:
+    few = VOCABULARY.model_copy(update={"special": tuple(range(15))})
+    SpanCorruption().check(few, sequence_length=200)
+    with pytest.raises(
+        UserError, match=r"a row of 512 tokens takes up to 26 sentinel tokens.*there are 10.*num_unused"
+    ):
+        SpanCorruption().check(few, sequence_length=512)
+    SpanCorruption().check(VOCABULARY, sequence_length=512)
+
+
+def test_named_sentinels_are_taken_in_their_order() -> None:
+    named = tuple(reversed(SENTINELS))
+    batch = SpanCorruption(sentinels=named).collate(make_rows([[64]]), VOCABULARY)
+    found = [token for token in batch.arrays["input_ids"][0].tolist() if token in SENTINELS]
+    assert found == list(named[: len(found)]) and len(found) == 3
+    for wrong in ((100,), (SEP,)):
+        with pytest.raises(UserError, match=f"without another meaning, got {wrong[0]}"):
+            SpanCorruption(sentinels=wrong).collate(make_rows([[64]]), VOCABULARY)
+    with pytest.raises(UserError, match="each id once"):
+        SpanCorruption(sentinels=(5, 5)).collate(make_rows([[64]]), VOCABULARY)
+
+
+def test_an_encoder_is_refused() -> None:
+    with pytest.raises(UserError, match="Bert has no head 'seq2seq'"):
+        SpanCorruption().build(Bert(hidden_size=8, num_attention_heads=2), VOCABULARY)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@pytest.mark.parametrize("projection", ["relu", "gated-gelu"])
+def test_loss_and_gradients_are_those_of_transformers_on_separate_documents(backend: str, projection: str) -> None:
+    """Packed rows against each document alone in plain Transformers, which makes the decoder's input itself."""
+    model = MODEL.model_copy(update={"feed_forward_proj": projection})
+    rows = make_rows([[30, 12, 20], [64], [5, 40]])
+    objective = SpanCorruption()
+    torch.manual_seed(0)
+    module = objective.build(model, VOCABULARY)
+    attention.use(module, backend)
+    batch = objective.collate(rows, VOCABULARY)
+    ours = module({name: torch.from_numpy(array) for name, array in batch.arrays.items()})["span_loss"]
+    ours.backward()
+
+    reference = T5ForConditionalGeneration(model.config(VOCABULARY))
+    reference.load_state_dict(module.model.state_dict())
+    total = torch.zeros(())
+    for _, source, _, labels in documents(rows, batch):
+        loss = reference(input_ids=torch.tensor([source]), labels=torch.tensor([labels])).loss
+        total = total + loss * len(labels)
+    total.backward()
+    assert abs(float(ours.detach()) - float(total.detach())) / float(total.detach()) < 1e-6
+    for (name, mine), theirs in zip(module.model.named_parameters(), reference.parameters(), strict=True):
+        assert (mine.grad - theirs.grad).norm() / (theirs.grad.norm() + 1e-12) < 1e-4, name
+
+
+@pytest.mark.parametrize("which", ["document_ids", "decoder_document_ids"])
+def test_a_document_let_in_is_seen(which: str) -> None:
+    """In the encoder, and between the two, or in the decoder: one mask left out changes the loss."""
+    torch.manual_seed(0)
+    module = SpanCorruption().build(MODEL, VOCABULARY)
+    attention.use(module, "sdpa")
+    batch = {
+        name: torch.from_numpy(array)
+        for name, array in SpanCorruption().collate(make_rows([[32, 32]]), VOCABULARY).arrays.items()
+    }
+    leaky = {**batch, which: torch.zeros_like(batch[which])}
+    with torch.no_grad():
+        apart, leaking = (module(each)["span_loss"] for each in (batch, leaky))
+    assert abs(float(apart - leaking)) > 1e-3
