@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
 from terakoya.errors import UserError, nearest
+from terakoya.field_start import SIZES, FieldStart, read_field_start
 from terakoya.parameter_files import explain, read_json, shown
 
 
@@ -49,16 +50,11 @@ class FieldEntry(BaseModel):
     pretrained_model_name_or_path: str | None = None
     pretrained_generator_model_name_or_path: str | None = None
     pretrained_discriminator_model_name_or_path: str | None = None
-    flozen_layers: int | None = None
+    flozen_layers: Annotated[int, Field(ge=-1)] = -1
+    """Embeddings and so many of the lowest layers keep their weights; -1: all are trained."""
 
 
 ELECTRA_KEYS = ("embedding-size", "generator-size", "mask-percent")
-START_KEYS = (
-    "pretrained_model_name_or_path",
-    "pretrained_generator_model_name_or_path",
-    "pretrained_discriminator_model_name_or_path",
-    "flozen-layers",
-)
 
 
 def read_field_parameters(
@@ -87,12 +83,13 @@ def read_field_parameters(
     where = f"{path.name}: {model_type}"
     if not isinstance(raw, Mapping):
         raise UserError(f"{where}: expected an object, got {shown(raw)}")
+    family = model_type.partition("-")[0]
+    start = read_field_start(raw, where, family)
     try:
-        entry = FieldEntry.model_validate(dict(raw))
+        entry = FieldEntry.model_validate(dict(start.entry if start else raw))
     except ValidationError as error:
         raise UserError("\n".join(f"{path.name}: {line}" for line in explain(error, FieldEntry, model_type))) from None
-    family = model_type.partition("-")[0]
-    _refuse_unsupported(entry, raw, where, family)
+    _refuse_unsupported(raw, where, family, started=start is not None)
 
     precision = _precision(entry, raw, where, fp16_type)
     batch_size = {node: rows * entry.accumulation_steps for node, rows in entry.batch_size.items()}
@@ -105,8 +102,8 @@ def read_field_parameters(
             "validation": [str(store) for store in validation],
             "sequence_length": entry.sequence_length,
         },
-        "architecture": _architecture(entry, family),
-        "objective": _objective(entry, family, whole_word_mask),
+        "architecture": start.architecture if start else _architecture(entry, family),
+        "objective": _objective(entry, family, whole_word_mask, start),
         "optimizer": {
             "type": "adamw",
             "learning_rate": entry.learning_rate,
@@ -126,18 +123,14 @@ def read_field_parameters(
         "logging_steps": entry.logging_steps,
         "trackers": [{"type": "tensorboard"}],
         "seed": 42,
+        "start_from": start.start_from if start else None,
+        "frozen_layers": entry.flozen_layers,
     }
 
 
-def _refuse_unsupported(entry: FieldEntry, raw: Mapping[str, Any], where: str, family: str) -> None:
-    starts = [key for key in START_KEYS if key in raw]
-    if starts:
-        raise UserError(
-            f"{where}: {', '.join(starts)}: starting from a trained model is not supported; "
-            "leave the keys out to train from scratch"
-        )
+def _refuse_unsupported(raw: Mapping[str, Any], where: str, family: str, *, started: bool) -> None:
     if family == "electra":
-        missing = [key for key in ELECTRA_KEYS if key not in raw]
+        missing = [key for key in ELECTRA_KEYS if key not in raw and not started]
         if missing:
             raise UserError("\n".join(f"{where}.{key}: missing; electra entries need it" for key in missing))
     else:
@@ -161,20 +154,12 @@ def _precision(entry: FieldEntry, raw: Mapping[str, Any], where: str, fp16_type:
 
 
 def _architecture(entry: FieldEntry, family: str) -> dict[str, Any]:
-    architecture: dict[str, Any] = {
-        "type": family,
-        "hidden_size": entry.hidden_size,
-        "num_hidden_layers": entry.number_of_layers,
-        "num_attention_heads": entry.attention_heads,
-        "intermediate_size": entry.ffn_inner_hidden_size,
-        "max_position_embeddings": entry.sequence_length,
-    }
-    if entry.embedding_size is not None:
-        architecture["embedding_size"] = entry.embedding_size
-    return architecture
+    stated = entry.model_dump(by_alias=True, exclude_none=True)
+    sizes = {name: stated[key] for key, name in SIZES.items() if key in stated}
+    return {"type": family, **sizes, "max_position_embeddings": entry.sequence_length}
 
 
-def _objective(entry: FieldEntry, family: str, whole_word_mask: bool) -> dict[str, Any]:
+def _objective(entry: FieldEntry, family: str, whole_word_mask: bool, start: FieldStart | None) -> dict[str, Any]:
     """Masked tokens with next-sentence pairs for bert, replaced tokens for electra, else masked tokens alone."""
     objective: dict[str, Any] = {
         "type": "replaced_token" if family == "electra" else "masked_lm",
@@ -182,7 +167,10 @@ def _objective(entry: FieldEntry, family: str, whole_word_mask: bool) -> dict[st
         "whole_word_mask": whole_word_mask,
     }
     if family == "electra":
-        objective["generator_size"] = entry.generator_size
+        if start is not None and entry.generator_size is None:
+            objective["generator"] = start.generator
+        else:
+            objective["generator_size"] = entry.generator_size
     if family == "bert":
         objective |= {"layout": "pairs", "next_sentence": True}
     return objective

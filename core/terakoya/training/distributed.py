@@ -304,7 +304,7 @@ class DDPEngine:
         """See `Engine`."""
         for name, parameter in self.module.named_parameters():
             states = {key.rpartition("/")[2]: key for key in names if key.rpartition("/")[0] == name}
-            if not states:
+            if not states or not parameter.requires_grad:
                 continue
             on_device = self.fused or parameter.device.type == "cpu"
             self.optimizer.state[parameter] = {

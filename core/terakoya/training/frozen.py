@@ -26,11 +26,11 @@ def freeze(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary) ->
     count = parameters.frozen_layers
     if count < 0:
         return
-    for name, model in models(module):
+    for model in models(module):
         blocks = list(_architecture_of(parameters, model, vocabulary).blocks(model))
         if count > len(blocks):
             raise UserError(
-                f"frozen_layers: expected at most {len(blocks)}, the layers of {name or type(model).__name__}, "
+                f"frozen_layers: expected at most {len(blocks)}, as many layers as {type(model).__name__} has, "
                 f"got {count}"
             )
         for part in [*_embeddings(model, blocks), *blocks[:count]]:
@@ -49,14 +49,14 @@ def described(module: nn.Module, frozen_layers: int) -> str:
     return f"{count:,} parameters, {trained:,} of them trained (embeddings{layers} frozen)"
 
 
-def models(module: nn.Module) -> Iterator[tuple[str, PreTrainedModel]]:
-    """Name and model of each of Transformers' models in `module` that is not part of another."""
+def models(module: nn.Module) -> Iterator[PreTrainedModel]:
+    """Each of Transformers' models in `module` that is not part of another."""
     found: list[str] = []
     for name, each in module.named_modules():
         inside = any(not outer or name.startswith(f"{outer}.") for outer in found)
         if isinstance(each, PreTrainedModel) and not inside:
             found.append(name)
-            yield name, each
+            yield each
 
 
 def _architecture_of(parameters: Parameters, model: PreTrainedModel, vocabulary: Vocabulary) -> Architecture:

@@ -160,7 +160,8 @@ def _read_config(folder: Path, target: PreTrainedModel, where: str) -> Pretraine
     """
     kind = type(target.config)
     try:
-        raw, _ = PretrainedConfig.get_config_dict(folder, local_files_only=True)
+        with _quiet():
+            raw, _ = PretrainedConfig.get_config_dict(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise UserError(f"{where}: config.json cannot be read: {error}") from error
     if raw.get("model_type") != kind.model_type:
@@ -253,9 +254,11 @@ def _compare_weights(
         if wrong:
             hint = ""
             if all(_is_head(name, target) for name in wrong):
-                hint = f'; allow it with {{"folder": ..., "{key}": true}}'
+                hint = f'; allow it with "{KEY}": {{"folder": ..., "{key}": true}}'
             fit.problems.append(f"{where}: {what} {_listed(wrong)}{hint}")
-    wrong = [f"{name} {tuple(stored)} for {tuple(made)}" for name, stored, made in sorted(info["mismatched_keys"])]
+    wrong = [
+        f"{name} is {tuple(stored)}, expected {tuple(made)}" for name, stored, made in sorted(info["mismatched_keys"])
+    ]
     if wrong:
         fit.problems.append(f"{where}: its weights do not fit its own config.json: {_listed(wrong)}")
     fit.problems += [f"{where}: {text}" for text in info.get("error_msgs", ())]
@@ -297,18 +300,22 @@ def _collect(
             "exports; share weights plainly or not at all"
         )
     drawn = {id(ours[name]) for name in fit.drawn if name in ours}
-    differing = []
+    differing: dict[str, list[str]] = {}
     for name, value in ours.items():
         if name not in theirs or id(value) in drawn or theirs[name].shape != value.shape:
             continue
-        label, before = values.setdefault(id(value), (f"{where.partition(': ')[2]} {name}", theirs[name].detach()))
+        origin, before = values.setdefault(id(value), (where, theirs[name].detach()))
         if not torch.equal(before, theirs[name]):
-            differing.append((label, name))
-    for label, name in differing[:SHOWN]:
-        fit.problems.append(
-            f"{where}: {name} is one weight with {label} in this model, but they differ; take folders of one and the "
-            "same training, or settings that do not share it"
-        )
+            differing.setdefault(origin, []).append(name)
+    for origin, names in differing.items():
+        if origin == where:
+            fit.problems.append(f"{where}: {_listed(names)} differs from the weight that it is one with in the model")
+        else:
+            other = origin.removeprefix(f"{KEY}: ")
+            fit.problems.append(
+                f"{where}: {_listed(names)} and the same in {other} are one weight in the model, but they differ; take "
+                "folders of one and the same training, or settings of the objective that do not share them"
+            )
 
 
 def _listed(names: list[str], shown: int = SHOWN) -> str:
