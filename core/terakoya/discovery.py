@@ -182,7 +182,10 @@ def _import_file(path: Path) -> str:
     """Imports the plugin file or package folder at `path`; returns the name of its module, told by its whole path."""
     file = (path / "__init__.py" if path.is_dir() else path).resolve()
     if not file.is_file():
-        raise UserError(f"--plugin {path}: expected a Python file, a package's folder or a module's name; not found")
+        raise UserError(
+            f"--plugin {path}: expected a Python file, a package's folder (with __init__.py) or a module's name; "
+            "not found"
+        )
     name = f"terakoya_plugin_{path.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
     if name not in sys.modules:
         folders = [str(file.parent)] if path.is_dir() else None

@@ -18,7 +18,7 @@ import pluggy
 
 from terakoya import hookspecs
 from terakoya.components import KINDS, Component
-from terakoya.discovery import THIRD_PARTY, Broken, Finder, Plugin, PluginError
+from terakoya.discovery import THIRD_PARTY, Broken, Finder, Plugin, PluginError, Source
 from terakoya.errors import UserError, nearest
 from terakoya.events import EVENTS, Events, Listeners, call
 from terakoya.hookspecs import Leaving
@@ -191,14 +191,18 @@ def _load(asked: Sequence[str], without: Sequence[str]) -> Registry:
     finder = Finder(without)
     plugins: dict[str, Plugin] = {}
     leaving: list[LeavingHook] = []
+    fruitful: set[Source] = set()
     for plugin in [*finder.installed(), *(each for name in asked for each in finder.asked_for(name))]:
-        if plugin.module.__name__ not in plugins and _has_hooks(manager, plugin):
+        if plugin.module.__name__ in plugins:
+            fruitful.add(plugin.source)
+        elif _has_hooks(manager, plugin):
+            fruitful.add(plugin.source)
             for other in plugins.values():
                 if other.name == plugin.name:
                     raise UserError(f"two plugins are called {plugin.name}: {other.source} and {plugin.source}")
             plugins[plugin.module.__name__] = plugin
             leaving += _register(manager, plugin)
-    fruitful = {plugin.source for plugin in plugins.values()} | {broken.source for broken in finder.broken}
+    fruitful |= {broken.source for broken in finder.broken}
     for source in finder.sources:
         if source not in fruitful:
             text = "has no hook; mark its functions with @hookimpl (see terakoya.hookspecs)"

@@ -66,8 +66,7 @@ class Luke(Architecture):
             position_ids=batch["position_ids"] + _first(model.config.pad_token_id),
             token_type_ids=torch.zeros_like(batch["input_ids"]),
         )
-        together = attention.document_mask(batch["document_ids"])
-        mask = torch.zeros_like(together, dtype=embedded.dtype).masked_fill(~together, torch.finfo(embedded.dtype).min)
+        mask = attention.additive(attention.document_mask(batch["document_ids"]))
         return model.luke.encoder(embedded, None, attention_mask=mask).last_hidden_state
 
     def logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:

@@ -272,6 +272,14 @@ def test_a_plugin_without_hooks_is_an_error_where_asked_for_and_reported_where_i
         load([write("empty.py", "VALUE = 1")])
 
 
+def test_an_installed_module_may_be_asked_for_and_checked_too() -> None:
+    name = "terakoya_plugins.schedules.linear"
+    assert "linear" in load([name]).names("schedules")
+    found = list(check_plugin(name, train=False))
+    assert {finding.verdict for finding in found} == {"kept"}
+    assert {finding.component for finding in found} == {name, "schedule linear", "schedule constant"}
+
+
 def test_a_missing_file_and_two_files_of_one_name_are_errors(write: Write, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not found"):
         load([str(tmp_path / "nowhere.py")])

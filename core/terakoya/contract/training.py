@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
-from terakoya.components import Architecture, Objective
+from terakoya.components import Architecture, Objective, Optimizer
 from terakoya.contract import settings, toy
 from terakoya.contract.findings import Check, NotLookedAt, Wrong
 from terakoya.errors import UserError
@@ -21,6 +21,7 @@ from terakoya.plugins import registry
 from terakoya.training.setup import train_here
 
 STEPS = 40
+HIGH_RATE = 0.01
 PARTS = ("architectures", "objectives", "optimizers", "schedules")
 
 
@@ -58,7 +59,7 @@ def run(names: Mapping[str, str], folder: Path) -> None:
             "data": {"train": [str(store.folder)], "sequence_length": toy.SEQUENCE_LENGTH},
             "architecture": values["architectures"],
             "objective": {**values["objectives"], **layout},
-            "optimizer": {**values["optimizers"], "learning_rate": 0.01},
+            "optimizer": {"learning_rate": _rate(components["optimizers"]), **values["optimizers"]},
             "schedule": values["schedules"],
             "batch_size": {"-1": 16},
             "micro_batch_size": 8,
@@ -95,6 +96,12 @@ def run(names: Mapping[str, str], folder: Path) -> None:
         lacking = sorted(report["missing_keys"]) + sorted(report["unexpected_keys"])
         if lacking:
             raise Wrong(f"the export misses weights, or has some too many: {', '.join(lacking[:5])}")
+
+
+def _rate(optimizer: type[Optimizer]) -> float:
+    """A learning rate that a toy run learns with: the optimizer's own, if that is high enough."""
+    own = optimizer.model_fields["learning_rate"].default
+    return max(HIGH_RATE, own) if isinstance(own, float) else HIGH_RATE
 
 
 @contextmanager
