@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertModel, ElectraConfig, ElectraModel, ModernBertConfig, ModernBertModel
+from transformers import (
+    AttentionInterface,
+    BertConfig,
+    BertModel,
+    ElectraConfig,
+    ElectraModel,
+    ModernBertConfig,
+    ModernBertModel,
+)
 
 from terakoya import attention
 from terakoya.errors import UserError
@@ -46,6 +54,49 @@ def test_documents_in_one_row_are_as_if_alone(family: str, backend: str, padding
     assert (together - alone).abs().max() < 2e-6
 
 
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_a_layer_of_local_attention_sees_what_transformers_lets_it_see(backend: str) -> None:
+    ids = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
+    torch.manual_seed(0)
+    model = ModernBertModel(ModernBertConfig(**SIZES, **ids, local_attention=4)).eval()
+    batch = packed()
+    with torch.no_grad():
+        alone = torch.cat([model(piece).last_hidden_state for piece in batch["input_ids"].split(LENGTHS, dim=1)], dim=1)
+        attention.use(model, backend)
+        given = attention.arguments(model, batch)
+        together = model(batch["input_ids"], position_ids=batch["position_ids"], **given).last_hidden_state
+        model.layers[1].attn.sliding_window = None
+        everywhere = model(batch["input_ids"], position_ids=batch["position_ids"], **given).last_hidden_state
+    assert (together - alone).abs().max() < 2e-6
+    assert (everywhere - alone).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+def test_a_mask_and_a_bias_that_the_model_hands_over_are_added(backend: str) -> None:
+    function = AttentionInterface()[attention.PREFIX + backend]
+    draw = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 4, 6, 8, generator=draw) for _ in range(3))
+    bias = torch.randn(1, 4, 6, 6, generator=draw)
+    allowed = torch.rand(2, 1, 6, 6, generator=draw) < 0.5
+    allowed[1, 0, 2] = False  # padding may see nothing at all
+    mask = attention.additive(allowed)
+    given, _ = function(torch.nn.Identity(), query, key, value, mask, position_bias=bias, scaling=1.0)
+    scores = (query @ key.transpose(2, 3) + bias).masked_fill(~allowed, float("-inf"))
+    expected = (scores.softmax(-1) @ value).transpose(1, 2)
+    seen = allowed.any(-1).squeeze(1)
+    assert torch.isfinite(given).all() and (given[seen] - expected[seen]).abs().max() < 1e-5
+    with pytest.raises(TypeError, match="document_mask"):
+        function(torch.nn.Identity(), query, key, value, None)
+    assert torch.isfinite(mask.to(torch.bfloat16)).all()
+
+
+def test_a_decoder_sees_its_own_document_of_the_encoder() -> None:
+    target, source = torch.tensor([[0, 1, 1, -1]]), torch.tensor([[0, 0, 1, -1, -1]])
+    assert attention.document_mask(target, source)[0, 0].int().tolist() == [
+        [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 1]
+    ]  # fmt: skip
+
+
 def test_a_single_mask_bit_matters() -> None:
     torch.manual_seed(0)
     model = MODELS["bert"]().eval()
@@ -74,6 +125,10 @@ def test_backends_that_cannot_do_it_are_refused() -> None:
     assert attention.choose("auto", device=torch.device("cuda"), precision="bf16", dropout=0.0) == "flash"
     with pytest.raises(UserError, match="flash has no dropout"):
         attention.choose("flash", device=torch.device("cuda"), precision="bf16", dropout=0.1)
+    cuda = torch.device("cuda")
+    assert attention.choose("auto", device=cuda, precision="bf16", dropout=0.0, isolation="mask4d") == "sdpa"
+    with pytest.raises(UserError, match="which this architecture does not"):
+        attention.choose("flash", device=cuda, precision="bf16", dropout=0.0, isolation="mask4d")
     with pytest.raises(UserError, match="needs a GPU"):
         attention.choose("flash", device=cpu, precision="bf16", dropout=0.0)
 

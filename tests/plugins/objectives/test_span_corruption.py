@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -105,7 +106,7 @@ def test_amounts_are_those_of_the_paper() -> None:
         noise = len(labels) - spans - bool(labels)
         found.append((len(tokens) - 2, noise, spans))
         # spans never touch: a sentinel is not followed by another
-        assert not any(a in SENTINELS and b in SENTINELS for a, b in zip(source, source[1:], strict=False))
+        assert not any(a in SENTINELS and b in SENTINELS for a, b in pairwise(source))
     assert found == [(62, 9, 3), (32, 5, 2), (28, 4, 1), (10, 2, 1), (0, 0, 0), (1, 0, 0), (2, 1, 1)]
     assert [each.tolist() for each in amounts(np.array([510]), 0.15, 3.0)] == [[77], [26]]
 

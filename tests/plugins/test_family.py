@@ -1,0 +1,243 @@
+"""The encoders and T5, family by family: of the published sizes, with Transformers' losses, documents kept apart; and
+every entry of the field's parameter file from training to plain Transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import toy
+import transformers
+
+from terakoya import attention
+from terakoya.components import Architecture, Objective
+from terakoya.contract.toy import VOCABULARY
+from terakoya.contract.toy import make_store as contract_store
+from terakoya.data.rows import Layout, RowSource
+from terakoya.data.vocab import Vocabulary
+from terakoya.export_model import build_models, export
+from terakoya.field_parameters import read_field_parameters
+from terakoya.parameters import Parameters
+from terakoya.plugins import registry
+from terakoya.training import checkpoint
+from terakoya.training.setup import train_here
+
+PRESETS = Path(__file__).resolve().parents[2] / "parameters"
+ENTRIES = PRESETS / "parameter.json"
+
+# ----------------------------------------------------------------------------------------------- published sizes
+
+PUBLISHED: dict[str, tuple[int, float, float]] = {
+    # vocabulary of the published model, its parameters in millions, of them in word embeddings
+    "bert_base": (30_522, 110, 23.4),
+    "bert_large": (30_522, 335, 31.3),  # 340 in the paper
+    "electra_small": (30_522, 13.5, 3.9),  # 14 in the paper, over 512 positions
+    "electra_base": (30_522, 110, 23.4),
+    "roberta_base": (50_265, 125, 38.6),
+    "deberta_base": (50_265, 139, 38.6),
+    "deberta_v3_base": (128_100, 184, 98.4),  # 86 of layers, 98 of embeddings
+    "modernbert_base": (50_368, 149, 38.7),
+    "t5_base": (32_128, 222.9, 24.7),  # 220 in the paper
+}
+
+
+def full_size(architecture: Architecture, words: int, *, pad: int = 0) -> tuple[float, float]:
+    """Parameters of the body, or of the whole of an encoder-decoder, and of its word embeddings, in millions."""
+    vocabulary = Vocabulary(size=words, pad=pad, unk=3, cls=4, sep=2, mask=5, special=(0, 1, 2, 3, 4, 5))
+    with torch.device("meta"):
+        model = architecture.build(vocabulary, "body" if "body" in architecture.heads else "seq2seq")
+    embeddings: Any = model.get_input_embeddings()
+    return sum(each.numel() for each in model.parameters()) / 1e6, embeddings.weight.numel() / 1e6
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_a_preset_has_the_published_size(preset: str) -> None:
+    words, millions, of_words = PUBLISHED[preset]
+    architecture = Parameters.load(PRESETS / f"{preset}.json").architecture
+    total, embedded = full_size(architecture, words, pad=1 if preset.startswith("roberta") else 0)
+    assert abs(total / millions - 1) < 0.011 and round(embedded, 1) == of_words
+
+
+def test_every_preset_of_full_size_is_in_the_table() -> None:
+    assert set(PUBLISHED) == {file.stem for file in PRESETS.glob("*_base.json")} | {"bert_large", "electra_small"}
+
+
+def test_deberta_v3s_generator_is_half_as_deep_and_as_wide() -> None:
+    parameters = Parameters.load(PRESETS / "deberta_v3_base.json")
+    objective: Any = parameters.objective
+    half = parameters.architecture.model_copy(update={"num_hidden_layers": 6})
+    assert objective.generator == half and objective.sharing == "disentangled"
+
+
+# ------------------------------------------------------------------------------------------ the field's own entries
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy.make_store(tmp_path_factory.mktemp("family") / "store", documents=20, seed=1, unit="line")
+
+
+@pytest.mark.parametrize("name", list(json.loads(ENTRIES.read_text())))
+def test_an_entry_trains_goes_on_is_exported_and_loads(name: str, store: Path, tmp_path: Path) -> None:
+    """The entry itself, every width divided by 16 and with two layers."""
+    entry = json.loads(ENTRIES.read_text())[name]
+    for key in ("hidden-size", "ffn-inner-hidden-size", "embedding-size"):
+        if key in entry:
+            entry[key] //= 16
+    entry |= {
+        "number-of-layers": 2, "sequence-length": 32, "warmup-steps": 1, "learning-rate": 1e-3,
+        "batch-size": dict.fromkeys(entry["batch-size"], 6) if len(entry["batch-size"]) == 1 else {"-1": 6},
+    }  # fmt: skip
+    file = tmp_path / "parameter.json"
+    for steps in (2, 4):
+        file.write_text(json.dumps({name: {**entry, "train-steps": steps}}))
+        raw = {**read_field_parameters(file, name, [store]), "trackers": [], "logging_steps": 1}
+        train_here(Parameters.from_dict(raw, source=file.name), tmp_path / "run")
+    course = toy.losses(tmp_path / "run")
+    assert sorted(course) == [1, 2, 3, 4] and set(toy.records(tmp_path / "run", "resume")) == {2}
+    loads(tmp_path / "run", tmp_path / "model")
+
+
+def loads(run: Path, out: Path) -> dict[str, torch.nn.Module]:
+    """Exports `run`; each model that plain Transformers loads gives the logits of the one trained."""
+    done = export(run, out)
+    trained = build_models(done.checkpoint, checkpoint.read_manifest(done.checkpoint))
+    ids = torch.tensor([[2, 30, 31, 4, 33, 34, 35, 3]])
+    found = {}
+    for folder, model in done.models.items():
+        loaded = getattr(transformers, model).from_pretrained(done.out / folder, local_files_only=True).eval()
+        attention.release(trained[folder])
+        further = {"decoder_input_ids": ids} if loaded.config.is_encoder_decoder else {}
+        with torch.no_grad():
+            theirs, ours = (each(input_ids=ids, **further)[0] for each in (loaded, trained[folder].eval()))
+        assert (theirs - ours).abs().max() < 1e-5
+        found[folder] = loaded
+    return found
+
+
+# --------------------------------------------------------------------------- losses, and documents that share a row
+
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+FAMILY: dict[str, dict[str, Any]] = {
+    "bert": {**TINY, **STILL, "max_position_embeddings": 64},
+    "electra": {**TINY, **STILL, "embedding_size": 16, "max_position_embeddings": 64},
+    "roberta": {**TINY, **STILL, "max_position_embeddings": 64},
+    "deberta": {**TINY, **STILL, "max_position_embeddings": 64},
+    "deberta-near": {**TINY, **STILL, "max_relative_positions": 6},
+    "deberta-absolute": {**TINY, **STILL, "position_biased_input": True, "type_vocab_size": 2},
+    "deberta_v2": {**TINY, **STILL, "position_buckets": 8, "max_position_embeddings": 64},
+    "deberta_v2-apart": {**TINY, **STILL, "position_buckets": -1, "share_att_key": False, "norm_rel_ebd": "none"},
+    "modernbert": {**TINY, "num_hidden_layers": 4, "local_attention": 8, "max_position_embeddings": 64},
+}
+
+
+def build(name: str, **objective: Any) -> tuple[Any, Any, Any]:
+    """Objective, its module and the model in it, weights moved away from where they begin."""
+    architecture: Architecture = registry().component("architectures", name.partition("-")[0])(**FAMILY[name])
+    learnt: Objective = registry().component("objectives", "masked_lm")(mlm_probability=0.3, **objective)
+    torch.manual_seed(0)
+    module: Any = learnt.build(architecture, VOCABULARY)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.1)
+    module.model.tie_weights()
+    attention.use(module, "sdpa")
+    return learnt, module.eval(), module.model
+
+
+def labels_of(arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """What each place (B, T) is to be, -100 where nothing is asked."""
+    labels = np.full(arrays["input_ids"].size, -100)
+    used = arrays["masked_labels"] >= 0
+    labels[arrays["masked_positions"][used]] = arrays["masked_labels"][used]
+    return labels.reshape(arrays["input_ids"].shape)
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_the_loss_of_padded_rows_is_transformers_own(name: str, tmp_path: Path) -> None:
+    objective, module, model = build(name, layout="lines")
+    source = RowSource(contract_store(tmp_path / "toy", unit="line"), Layout("lines"), sequence_length=32, seed=1)
+    batch = objective.collate(source.load(0, np.arange(16)), VOCABULARY)
+    with torch.no_grad():
+        ours = module({key: torch.from_numpy(value) for key, value in batch.arrays.items()})["mlm_loss"]
+    attention.release(model)
+    padding = batch.arrays["document_ids"] < 0
+    assert padding.any()
+    with torch.no_grad():
+        theirs = model(
+            input_ids=torch.from_numpy(batch.arrays["input_ids"]),
+            attention_mask=torch.from_numpy(~padding).long(),
+            labels=torch.from_numpy(labels_of(dict(batch.arrays))),
+        ).loss
+    assert abs(float(ours) / batch.counts["masked"] - float(theirs)) < 1e-5 * float(theirs)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", FAMILY)
+def test_each_token_of_a_packed_row_has_the_loss_it_has_alone(name: str, backend: str, tmp_path: Path) -> None:
+    """The document alone goes through plain Transformers."""
+    objective, module, model = build(name)
+    source = RowSource(contract_store(tmp_path / "toy"), Layout("packed"), sequence_length=60, seed=1)
+    batch = objective.collate(source.load(0, np.arange(6)), VOCABULARY)
+    arrays = {key: torch.from_numpy(value) for key, value in batch.arrays.items()}
+    attention.use(module, backend)
+    with torch.no_grad():
+        logits = module.architecture.logits(model, module.architecture.hidden(model, arrays))
+    attention.release(model)
+    documents, most = batch.arrays["document_ids"], 0
+    for row, number in {(row, number) for row, column in np.ndindex(documents.shape)
+                        if (number := int(documents[row, column])) >= 0}:  # fmt: skip
+        here = documents[row] == number
+        with torch.no_grad():
+            alone = model(input_ids=arrays["input_ids"][row][here][None]).logits[0]
+        original = torch.from_numpy(source.load(0, np.array([row])).tokens[0][here]).long()
+        one, other = (
+            torch.nn.functional.cross_entropy(each, original, reduction="none") for each in (alone, logits[row][here])
+        )
+        assert (one - other).abs().max() < 1e-5 * max(1.0, float(one.max()))
+        most = max(most, number)
+    assert most >= 1
+
+
+# ------------------------------------------------------------------------------------------ whole runs of their own
+
+RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str]]] = {
+    "deberta-v3": (
+        {"type": "deberta_v2", **FAMILY["deberta_v2"]},
+        {
+            "type": "replaced_token", "sharing": "disentangled",
+            "generator": {"type": "deberta_v2", **FAMILY["deberta_v2"], "num_hidden_layers": 1},
+        },
+        {"generator": "DebertaV2ForMaskedLM", "discriminator": "DebertaV2ForTokenClassification"},
+    ),
+    "deberta": ({"type": "deberta", **FAMILY["deberta"]}, {"type": "masked_lm"}, {"": "DebertaForMaskedLM"}),
+    "t5": (
+        {"type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2},
+        {"type": "span_corruption"},
+        {"": "T5ForConditionalGeneration"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", RUNS)
+def test_it_learns_in_both_precisions_and_loads(name: str, precision: str, tmp_path: Path) -> None:
+    architecture, objective, models = RUNS[name]
+    settings = toy.parameters(
+        contract_store(tmp_path / "data").folder, architecture=architecture, objective=objective, precision=precision,
+        optimizer={"type": "adamw", "learning_rate": 0.01}, max_steps=20, micro_batch_size=8, logging_steps=1,
+    )  # fmt: skip
+    train_here(Parameters.from_dict(settings, source="test"), tmp_path / "run")
+    course = toy.losses(tmp_path / "run")
+    assert course[20][0] < course[1][0] - 0.1
+    loaded: Any = loads(tmp_path / "run", tmp_path / "model")
+    assert {folder: type(model).__name__ for folder, model in loaded.items()} == models
+    if name == "deberta-v3":
+        assert loaded["discriminator"].config.id2label == {0: "original", 1: "replaced"}
+        words = [model.get_input_embeddings().weight for model in loaded.values()]
+        assert not torch.equal(*words)  # the sum of what both learn, and what the generator alone does
