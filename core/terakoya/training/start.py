@@ -129,12 +129,18 @@ def find_folders(settings: StartFrom, targets: Mapping[str, PreTrainedModel]) ->
         UserError: other names than those of the objective, or a folder that holds no model.
     """
     given = settings.folder
+    names = ", ".join(sorted(f'"{name}"' for name in targets if name))
     if isinstance(given, Path):
-        if not given.is_dir():
-            model_folder(given, KEY)  # says what to do
+        lacking = [name for name in targets if name and not (given / name / "config.json").is_file()]
+        if lacking and (given / "config.json").is_file():
+            raise UserError(
+                f"{KEY}: {given}: is one model, the objective trains {names}; give a folder for each: "
+                '{"NAME": FOLDER, ...}'
+            )
+        if lacking:
+            model_folder(given, KEY)
         return {name: model_folder(given / name, KEY) for name in targets}
     if given.keys() != targets.keys():
-        names = ", ".join(sorted(f'"{name}"' for name in targets if name))
         expected = f"one folder for each of {names}" if names else "one folder, since the objective trains one model"
         raise UserError(f"{KEY}: expected {expected}; got " + ", ".join(f'"{name}"' for name in sorted(given)))
     return {name: model_folder(folder, KEY) for name, folder in given.items()}

@@ -1,0 +1,178 @@
+"""What is frozen stays bit for bit, in one process and in several, and after a resume; the rest is trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toy
+from safetensors.torch import load_file
+from test_invariants import same_weights, weights
+from test_start import electra, save_bert, save_electra, settings
+from torch import nn
+
+from terakoya.errors import UserError
+from terakoya.parameters import Parameters
+from terakoya.training.frozen import freeze
+from terakoya.training.setup import Stores, build_module, train_here
+
+FAULTS = [Path(__file__).with_name("faults.py")]
+LOWEST = ("embeddings", "encoder.layer.0.")
+
+
+def is_low(name: str) -> bool:
+    """Whether a weight of BERT's or ELECTRA's is an embedding or of the lowest layer."""
+    return any(part in name for part in LOWEST) or "decoder.weight" in name
+
+
+def frozen_and_trained(raw: dict[str, Any]) -> tuple[set[str], set[str]]:
+    parameters = Parameters.from_dict(raw, source="test")
+    vocabulary = Stores.open(parameters).vocabulary
+    module = build_module(parameters, vocabulary)
+    freeze(parameters, module, vocabulary)
+    found: dict[bool, set[str]] = {True: set(), False: set()}
+    for name, parameter in module.named_parameters():
+        found[parameter.requires_grad].add(name)
+    return found[False], found[True]
+
+
+def test_minus_one_freezes_nothing_and_zero_the_embeddings(store: Path) -> None:
+    assert frozen_and_trained(settings(store, None))[0] == set()
+    frozen, trained = frozen_and_trained(settings(store, None, frozen_layers=0))
+    assert frozen == {
+        "model.bert.embeddings.word_embeddings.weight",
+        "model.bert.embeddings.position_embeddings.weight",
+        "model.bert.embeddings.token_type_embeddings.weight",
+        "model.bert.embeddings.LayerNorm.weight",
+        "model.bert.embeddings.LayerNorm.bias",
+    }, "and with the words the head's matrix, which is the same"
+    assert "model.cls.predictions.bias" in trained, "the head's bias is its own"
+    frozen, trained = frozen_and_trained(settings(store, None, frozen_layers=2))
+    assert len(frozen) == 5 + 2 * 16 and all(name.startswith("model.cls.") for name in trained)
+
+
+@pytest.mark.parametrize("sharing", ["tied", "none", "disentangled"])
+def test_both_models_of_electra_are_frozen(sharing: str, store: Path) -> None:
+    raw = {**electra(store, None, sharing=sharing), "frozen_layers": 1}
+    frozen, trained = frozen_and_trained(raw)
+    assert all(is_low(name) for name in frozen) and not any(is_low(name) for name in trained)
+    for model in ("generator", "discriminator"):
+        assert sum(name.startswith(f"{model}.electra.encoder.layer.0.") for name in frozen) == 16
+        assert f"{model}.electra.embeddings_project.weight" in frozen, "what comes before the first layer"
+    assert {"generator.generator_lm_head.bias", "discriminator.discriminator_predictions.dense.weight"} <= trained
+
+
+def test_a_nested_generator_of_another_shape_is_frozen_too(store: Path) -> None:
+    raw = electra(store, None, sharing="none")
+    generator = {**raw["architecture"], "type": "bert", "num_attention_heads": 2, "num_hidden_layers": 1}
+    generator.pop("embedding_size")
+    raw["objective"] = {"type": "replaced_token", "generator": generator, "sharing": "none"}
+    frozen, _ = frozen_and_trained({**raw, "frozen_layers": 1})
+    assert "generator.bert.encoder.layer.0.output.dense.weight" in frozen
+    with pytest.raises(UserError, match="expected at most 1, as many layers as BertForMaskedLM has, got 2"):
+        frozen_and_trained({**raw, "frozen_layers": 2})
+
+
+def test_more_layers_than_there_are_is_refused(store: Path) -> None:
+    with pytest.raises(
+        UserError, match="frozen_layers: expected at most 2, as many layers as BertForMaskedLM has, got 3"
+    ):
+        frozen_and_trained(settings(store, None, frozen_layers=3))
+    with pytest.raises(UserError, match=r"frozen_layers: expected greater than or equal to -1, got -2"):
+        frozen_and_trained(settings(store, None, frozen_layers=-2))
+
+
+def test_nothing_left_to_train_is_refused(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_head(*_: Any) -> nn.Module:
+        module = nn.Module()
+        module.bert = build_module(parameters, vocabulary).model.bert  # type: ignore[union-attr]
+        return module
+
+    parameters = Parameters.from_dict(settings(store, None, frozen_layers=2), source="test")
+    vocabulary = Stores.open(parameters).vocabulary
+    with pytest.raises(UserError, match="2 leaves nothing to train"):
+        freeze(parameters, without_head(), vocabulary)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_what_is_frozen_stays_bit_for_bit(processes: int, store: Path, tmp_path: Path) -> None:
+    save_bert(tmp_path / "m")
+    table = {"0": 9, "1": 7} if processes == 2 else {"-1": 16}
+    raw = settings(store, str(tmp_path / "m"), frozen_layers=1, max_steps=4, batch_size=table)
+    said = toy.train(raw, tmp_path / "run", nodes=(1,) * processes)
+    assert "8,728 parameters, 2,728 of them trained (embeddings and the lowest layer frozen)" in said
+    before = load_file(tmp_path / "m/model.safetensors")
+    after = load_file(tmp_path / "run/checkpoints/step-00000004/model/model.safetensors")
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        same = value.numpy().tobytes() == after[name].numpy().tobytes()
+        assert same == is_low(name), name
+    moments = load_file(tmp_path / "run/checkpoints/step-00000004/state/optimizer-00000.safetensors")
+    assert moments and not any(is_low(name) for name in moments), "the optimizer knows what it trains alone"
+
+
+def test_two_processes_train_what_one_trains(store: Path, tmp_path: Path) -> None:
+    """The folder is read by rank 0 alone; the others get its weights."""
+    save_electra(tmp_path / "e")
+    raw = {**electra(store, str(tmp_path / "e"), sharing="tied"), "frozen_layers": 1}
+    raw["optimizer"] = {"type": "adamw", "learning_rate": 0.1, "eps": 1.0}
+    toy.train(raw, tmp_path / "one")
+    toy.train({**raw, "batch_size": {"0": 9, "1": 7}}, tmp_path / "two", nodes=(1, 1))
+    one, two = toy.losses(tmp_path / "one"), toy.losses(tmp_path / "two")
+    for step in (1, 2):
+        assert one[step] == pytest.approx(two[step], rel=1e-5)
+    first, second = weights(tmp_path / "one", 2), weights(tmp_path / "two", 2)
+    for name, value in first.items():
+        assert torch.equal(value, second[name]) if is_low(name) else torch.allclose(value, second[name], atol=1e-5)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_killed_and_resumed_is_bit_identical(processes: int, store: Path, tmp_path: Path) -> None:
+    save_bert(tmp_path / "m")
+    table = {"0": 9, "1": 7} if processes == 2 else {"-1": 16}
+    raw = toy.parameters(store, start_from=str(tmp_path / "m"), frozen_layers=1, batch_size=table)
+    nodes = (1,) * processes
+    toy.train(raw, tmp_path / "straight", nodes=nodes, plugins=FAULTS)
+    file = tmp_path / "cut.json"
+    file.write_text(json.dumps(raw))
+    environment = {"FAULT": "kill:8", "FAULT_RANK": str(processes - 1)}
+    toy.finish(toy.start(file, tmp_path / "cut", nodes=nodes, plugins=FAULTS, environment=environment), code=None)
+    (tmp_path / "m").rename(tmp_path / "gone")
+    said = toy.train(raw, tmp_path / "cut", nodes=nodes, plugins=FAULTS)
+    assert "at step 5" in said and "of them trained" in said
+    assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
+    assert same_weights(tmp_path / "cut", tmp_path / "straight", 12)
+
+
+def test_another_number_of_frozen_layers_needs_leave(store: Path, tmp_path: Path) -> None:
+    raw = settings(store, None, frozen_layers=1, max_steps=1)
+
+    def go_on(steps: int, frozen: int, **options: Any) -> None:
+        changed = {**raw, "max_steps": steps, "frozen_layers": frozen}
+        train_here(Parameters.from_dict(changed, source="test"), tmp_path / "run", **options)
+
+    go_on(1, 1)
+    with pytest.raises(UserError, match="--allow-change frozen_layers"):
+        go_on(2, -1)
+    for steps, frozen in ((2, -1), (3, 2)):
+        go_on(steps, frozen, allow_change=frozenset({"frozen_layers"}))
+    one, two, three = (weights(tmp_path / "run", step) for step in (1, 2, 3))
+    low, high, head = (
+        "model.bert.encoder.layer.0.output.dense.weight",
+        "model.bert.encoder.layer.1.output.dense.weight",
+        "model.cls.predictions.transform.dense.weight",
+    )
+    assert not torch.equal(one[low], two[low]) and torch.equal(two[low], three[low])
+    assert not torch.equal(one[high], two[high]) and torch.equal(two[high], three[high])
+    assert not torch.equal(two[head], three[head])
+    moments = load_file(tmp_path / "run/checkpoints/step-00000003/state/optimizer-00000.safetensors")
+    assert not any(".encoder." in name for name in moments)
+
+
+def test_freezing_weights_that_nobody_trained_is_warned_of(store: Path, tmp_path: Path) -> None:
+    train_here(Parameters.from_dict(settings(store, None, frozen_layers=0), source="test"), tmp_path / "run")
+    texts = [json.loads(line).get("text", "") for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert any("frozen_layers 0 without start_from" in text for text in texts)

@@ -1,0 +1,428 @@
+"""A run that starts from a Transformers folder begins with that folder's numbers, or says all that keeps it from it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import toy
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForPreTraining,
+    BertModel,
+    ElectraConfig,
+    ElectraForMaskedLM,
+    ElectraForPreTraining,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from terakoya.errors import UserError
+from terakoya.export_model import export
+from terakoya.parameters import Parameters
+from terakoya.plugins import registry
+from terakoya.training import checkpoint
+from terakoya.training.distributed import connect
+from terakoya.training.record import Record
+from terakoya.training.setup import Stores, build, build_module, train_here
+from terakoya.training.start import start
+from terakoya.training.trainer import Trainer
+from terakoya.training.world import Launched
+
+BERT = {
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+    "max_position_embeddings": 32, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+    "vocab_size": 200, "pad_token_id": 0,
+}  # fmt: skip
+ELECTRA = {**BERT, "embedding_size": 12, "num_attention_heads": 4}
+GENERATOR = {**ELECTRA, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16}
+NEXT_SENTENCE = {"type": "masked_lm", "layout": "pairs", "next_sentence": True}
+HEAD_OF_MASKED = (
+    "cls.predictions.bias, cls.predictions.decoder.bias, cls.predictions.transform.LayerNorm.bias, "
+    "cls.predictions.transform.LayerNorm.weight, cls.predictions.transform.dense.bias, "
+    "cls.predictions.transform.dense.weight"
+)
+HEAD_OF_SENTENCES = (
+    "bert.pooler.dense.bias, bert.pooler.dense.weight, cls.seq_relationship.bias, cls.seq_relationship.weight"
+)
+
+
+def spread(model: PreTrainedModel, seed: int) -> PreTrainedModel:
+    """`model` with weights far from those that any seed of a run draws, norms and biases too."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def save_bert(folder: Path, kind: type[PreTrainedModel] = BertForMaskedLM, **changes: Any) -> PreTrainedModel:
+    model = spread(kind(BertConfig(**{**BERT, **changes})), 1)
+    model.save_pretrained(folder)
+    return model
+
+
+def save_electra(folder: Path, *, alike: bool = True) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """`generator/` and `discriminator/` in `folder`; `alike` with the same embeddings."""
+    generator = spread(ElectraForMaskedLM(ElectraConfig(**GENERATOR)), 2)
+    discriminator = spread(ElectraForPreTraining(ElectraConfig(**ELECTRA)), 3)
+    if alike:
+        discriminator.electra.embeddings.load_state_dict(generator.electra.embeddings.state_dict())
+    generator.save_pretrained(folder / "generator")
+    discriminator.save_pretrained(folder / "discriminator")
+    return generator, discriminator
+
+
+def settings(store: Path, start_from: Any, **changes: Any) -> dict[str, Any]:
+    """The parameter JSON; a change of the architecture is of its keys."""
+    raw = toy.parameters(store, start_from=start_from, max_steps=2)
+    changes["architecture"] = toy.without_dropout(raw["architecture"]) | changes.get("architecture", {})
+    return {**raw, **changes}
+
+
+def electra(store: Path, start_from: Any, *, sharing: str = "tied") -> dict[str, Any]:
+    architecture = {key: value for key, value in ELECTRA.items() if key not in ("vocab_size", "pad_token_id")}
+    objective = {"type": "replaced_token", "generator_size": "1/2", "sharing": sharing}
+    return {
+        **toy.parameters(store, start_from=start_from, max_steps=2),
+        "architecture": {"type": "electra", **architecture},
+        "objective": objective,
+    }
+
+
+def begin(raw: Mapping[str, Any]) -> Any:
+    """The root module after its start."""
+    parameters = Parameters.from_dict(raw, source="test")
+    stores = Stores.open(parameters)
+    module = build_module(parameters, stores.vocabulary)
+    begin.notes = start(parameters, module, stores.vocabulary, stores.train[0].tokenizer_folder).notes  # type: ignore[attr-defined]
+    return module
+
+
+def refusal(raw: Mapping[str, Any]) -> str:
+    with pytest.raises(UserError) as caught:
+        begin(raw)
+    return str(caught.value)
+
+
+def trainer(raw: Mapping[str, Any], out: Path) -> Trainer:
+    """The trainer of a run in this process."""
+    parameters = Parameters.from_dict(raw, source="test")
+    out.mkdir()
+    record = Record(out, (), {}, active=False)
+    connection = connect(Launched.read())
+    return build(parameters, out, Stores.open(parameters), connection, record, registry())
+
+
+Score = Callable[[Tensor, Tensor], Tensor]
+
+
+def by_document(batch: Mapping[str, Tensor], ids: Tensor, labels: Tensor, score: Score) -> float:
+    """The sum of `score(ids, labels)` (1, n) over each document alone, as plain Transformers reads it."""
+    total = 0.0
+    for row, documents in enumerate(batch["document_ids"]):
+        for document in documents.unique():
+            if document >= 0:
+                here = documents == document
+                total += float(score(ids[row, here][None], labels[row, here][None]))
+    return total
+
+
+def first_batches(made: Trainer) -> list[dict[str, Tensor]]:
+    return [{name: torch.from_numpy(array) for name, array in each.arrays.items()} for each in made.batches(0).real]
+
+
+# -------------------------------------------------------------------------------------------------- real numbers
+
+
+def test_the_first_loss_is_that_of_plain_transformers(store: Path, tmp_path: Path) -> None:
+    plain = save_bert(tmp_path / "bert")
+    made = trainer(settings(store, str(tmp_path / "bert")), tmp_path / "run")
+    total, count = 0.0, 0
+
+    def score(ids: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(plain(input_ids=ids).logits[0], labels[0], reduction="sum")
+
+    for batch in first_batches(made):
+        labels = torch.full_like(batch["input_ids"], -100).flatten()
+        used = batch["masked_labels"] != -100
+        labels[batch["masked_positions"][used]] = batch["masked_labels"][used]
+        with torch.no_grad():
+            total += by_document(batch, batch["input_ids"], labels.view_as(batch["input_ids"]), score)
+        count += int(used.sum())
+    values = made.one_step().values
+    assert values is not None and values["loss"] == pytest.approx(total / count, rel=1e-5)
+    drawn = trainer(settings(store, None), tmp_path / "drawn").one_step().values
+    assert drawn is not None and abs(drawn["loss"] - values["loss"]) > 0.1
+
+
+def test_both_first_losses_of_electra_are_those_of_plain_transformers(store: Path, tmp_path: Path) -> None:
+    generator, discriminator = save_electra(tmp_path / "electra")
+    made = trainer(electra(store, str(tmp_path / "electra")), tmp_path / "run")
+    module: Any = made.engine.module
+    module.sample = lambda odds, batch: (batch["masked_labels"].clamp(min=0) * 7 + 3) % 200
+    sums, masked, tokens = [0.0, 0.0], 0, 0
+
+    def scored(ids: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(generator(input_ids=ids).logits[0], labels[0], reduction="sum")
+
+    def judged(ids: Tensor, labels: Tensor) -> Tensor:
+        logits = discriminator(input_ids=ids).logits
+        return F.binary_cross_entropy_with_logits(logits, labels.float(), reduction="sum")
+
+    for batch in first_batches(made):
+        ids, used = batch["input_ids"], batch["masked_labels"] != -100
+        places, originals = batch["masked_positions"][used], batch["masked_labels"][used]
+        labels, corrupted = torch.full_like(ids, -100).flatten(), ids.flatten().clone()
+        labels[places], corrupted[places] = originals, (originals * 7 + 3) % 200
+        replaced = torch.zeros_like(labels)
+        replaced[places] = (corrupted[places] != originals).long()
+        with torch.no_grad():
+            sums[0] += by_document(batch, ids, labels.view_as(ids), scored)
+            sums[1] += by_document(batch, corrupted.view_as(ids), replaced.view_as(ids), judged)
+        masked, tokens = masked + int(used.sum()), tokens + int((batch["document_ids"] >= 0).sum())
+    values = made.one_step().values
+    assert values is not None
+    assert values["generator_loss"] == pytest.approx(sums[0] / masked, rel=1e-5)
+    assert values["discriminator_loss"] == pytest.approx(sums[1] / tokens, rel=1e-5)
+
+
+@pytest.mark.parametrize("form", ["safetensors", "sharded", "bin", "old_bin", "half"])
+def test_every_form_of_weights_is_read(form: str, store: Path, tmp_path: Path) -> None:
+    plain, folder = save_bert(tmp_path / "model"), tmp_path / form
+    expected = {name: value.clone() for name, value in plain.state_dict().items()}
+    if form in ("bin", "old_bin"):
+        plain.config.save_pretrained(folder)
+        old = expected
+        if form == "old_bin":  # what checkpoints of years ago look like
+            old = {name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): value
+                   for name, value in expected.items()}  # fmt: skip
+            old["bert.embeddings.position_ids"] = torch.arange(32)[None]
+        torch.save(old, folder / "pytorch_model.bin")
+    elif form == "half":
+        plain.half().save_pretrained(folder)
+        expected = {name: value.half().float() for name, value in expected.items()}
+    else:
+        plain.save_pretrained(folder, max_shard_size="5KB" if form == "sharded" else "1GB")
+        assert (len(list(folder.glob("*.safetensors"))) > 1) == (form == "sharded")
+    got = begin(settings(store, str(folder))).model.state_dict()
+    assert got.keys() == expected.keys()
+    for name, value in got.items():
+        assert value.dtype == torch.float32 and torch.equal(value, expected[name]), name
+
+
+def test_an_export_of_two_models_is_one_folder_or_two(store: Path, tmp_path: Path) -> None:
+    raw = electra(store, None)
+    train_here(Parameters.from_dict(raw, source="test"), tmp_path / "run")
+    export(tmp_path / "run", tmp_path / "model")
+    one = begin(electra(store, str(tmp_path / "model")))
+    for name in ("generator", "discriminator"):
+        for key, value in load_file(tmp_path / "model" / name / "model.safetensors").items():
+            assert torch.equal(getattr(one, name).state_dict()[key], value), key
+    shutil.move(tmp_path / "model/generator", tmp_path / "elsewhere")
+    pair = {"generator": str(tmp_path / "elsewhere"), "discriminator": str(tmp_path / "model/discriminator")}
+    two = begin(electra(store, pair))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    said = refusal(electra(store, str(tmp_path / "model")))
+    assert "found no config.json in it; it holds discriminator/; name one of these" in said
+    said = refusal(electra(store, str(tmp_path / "elsewhere")))
+    assert 'is one model, the objective trains "discriminator", "generator"; give a folder for each' in said
+
+
+# -------------------------------------------------------------------------------------------------------- heads
+
+
+def test_a_head_that_the_folder_lacks_is_named_unless_it_may_be_drawn(store: Path, tmp_path: Path) -> None:
+    body = save_bert(tmp_path / "body", BertModel)
+    raw = settings(store, str(tmp_path / "body"))
+    said = refusal(raw).splitlines()
+    assert said[0] == (
+        f"start_from: {tmp_path}/body: lacks {HEAD_OF_MASKED}; "
+        'allow it with "start_from": {"folder": ..., "new_heads": true}'
+    )
+    assert said[1].startswith(
+        f"start_from: {tmp_path}/body: has weights without a place in the model: pooler.dense.bias"
+    )
+    assert said[1].endswith('"drop_heads": true}') and len(said) == 2
+    allowed = {"folder": str(tmp_path / "body"), "new_heads": True, "drop_heads": True}
+    module = begin({**raw, "start_from": allowed})
+    assert f"lacks {HEAD_OF_MASKED}; they are drawn" in begin.notes[0]  # type: ignore[attr-defined]
+    assert "they are left out" in begin.notes[1]  # type: ignore[attr-defined]
+    for name, value in body.state_dict().items():
+        assert name.startswith("pooler") or torch.equal(module.model.bert.state_dict()[name], value)
+    parameters = Parameters.from_dict({**raw, "start_from": None}, source="test")
+    drawn: Any = build_module(parameters, Stores.open(parameters).vocabulary)
+    for name, value in drawn.model.cls.predictions.transform.state_dict().items():
+        assert torch.equal(module.model.cls.predictions.transform.state_dict()[name], value), "drawn from the seed"
+
+
+def test_next_sentence_needs_its_head(line_store: Path, tmp_path: Path) -> None:
+    save_bert(tmp_path / "masked")
+    save_bert(tmp_path / "both", BertForPreTraining)
+    assert f"lacks {HEAD_OF_SENTENCES}" in refusal(
+        settings(line_store, str(tmp_path / "masked"), objective=NEXT_SENTENCE)
+    )
+    begin(settings(line_store, str(tmp_path / "both"), objective=NEXT_SENTENCE))
+    said = refusal(settings(line_store, str(tmp_path / "both")))
+    assert f"has weights without a place in the model: {HEAD_OF_SENTENCES}" in said and "drop_heads" in said
+
+
+def test_weights_of_the_body_are_never_optional(store: Path, tmp_path: Path) -> None:
+    save_bert(tmp_path / "model")
+    file = tmp_path / "model/model.safetensors"
+    weights = load_file(file)
+    dense = weights.pop("bert.encoder.layer.1.output.dense.weight")
+    weights |= {
+        "bert.encoder.layer.2.output.dense.weight": dense,
+        "bert.encoder.layer.0.output.dense.bias": torch.ones(32),
+    }
+    save_file(weights, file, metadata={"format": "pt"})
+    allowed = {"folder": str(tmp_path / "model"), "new_heads": True, "drop_heads": True}
+    where = f"start_from: {tmp_path}/model: "
+    assert refusal(settings(store, allowed)).splitlines() == [
+        where + "lacks bert.encoder.layer.1.output.dense.weight",
+        where + "has weights without a place in the model: bert.encoder.layer.2.output.dense.weight",
+        where + "its weights do not fit its own config.json: "
+        "bert.encoder.layer.0.output.dense.bias is (32,), expected (16,)",
+    ]
+
+
+# ---------------------------------------------------------------------------------------------- what does not fit
+
+
+def test_settings_that_differ_are_all_named(store: Path, tmp_path: Path) -> None:
+    save_bert(tmp_path / "m", num_hidden_layers=3, hidden_act="relu", layer_norm_eps=1e-5, vocab_size=210)
+    where = f"start_from: {tmp_path}/m: "
+    assert refusal(settings(store, str(tmp_path / "m"))).splitlines() == [
+        where + "its vocabulary has 210 entries, the stores' 200; prepare the stores with the folder's tokenizer",
+        where + "num_hidden_layers is 3 there and 2 in the parameters; set it to the folder's",
+        where + 'hidden_act is "relu" there and "gelu" in the parameters; set it to the folder\'s',
+        where + "layer_norm_eps is 1e-05 there and 1e-12 in the parameters; set it to the folder's",
+        where + "weights of another shape: bert.embeddings.word_embeddings.weight is (210, 16), expected (200, 16), "
+        "cls.predictions.bias is (210,), expected (200,)",
+    ]
+
+
+def test_dropout_is_the_runs_own_and_said(store: Path, tmp_path: Path) -> None:
+    save_bert(tmp_path / "m", hidden_dropout_prob=0.2)
+    begin(settings(store, str(tmp_path / "m")))
+    assert begin.notes == [  # type: ignore[attr-defined]
+        f"start_from: {tmp_path}/m: hidden_dropout_prob is 0.2 there and 0.0 in the parameters, which stands"
+    ]
+
+
+def save_tokenizer(folder: Path, tokens: list[str]) -> None:
+    from tokenizers import Tokenizer, models
+
+    model = models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token="[UNK]")
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), unk_token="[UNK]").save_pretrained(folder)
+
+
+def test_another_tokenizer_of_the_same_size_is_named(store: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "store"
+    shutil.copytree(store, copy)
+    save_bert(tmp_path / "m")
+    tokens = ["[PAD]", "[UNK]", *(f"字{index}" for index in range(2, 200))]
+    save_tokenizer(copy / "tokenizer", tokens)
+    save_tokenizer(tmp_path / "m", tokens)
+    begin(settings(copy, str(tmp_path / "m")))
+    tokens[7], tokens[9] = tokens[9], "江戸"
+    save_tokenizer(tmp_path / "m", tokens)
+    assert refusal(settings(copy, str(tmp_path / "m"))) == (
+        f"start_from: {tmp_path}/m: its tokenizer is another than the stores': 2 ids mean something else "
+        '(7 is "字9" there and "字7" here; 9 is "江戸" there and "字9" here); '
+        "prepare the stores with the folder's tokenizer"
+    )
+    (tmp_path / "m/tokenizer.json").write_text("{")
+    assert "its tokenizer (tokenizer.json) cannot be compared" in refusal(settings(copy, str(tmp_path / "m")))
+
+
+def test_another_family_is_refused(store: Path, tmp_path: Path) -> None:
+    save_electra(tmp_path / "e")
+    said = refusal(settings(store, str(tmp_path / "e/generator")))
+    assert said.endswith(
+        'is a model of type "electra", the architecture is of type "bert"; expected a folder of the same'
+    )
+
+
+def test_embeddings_that_are_shared_must_agree(store: Path, tmp_path: Path) -> None:
+    save_electra(tmp_path / "e", alike=False)
+    said = refusal(electra(store, str(tmp_path / "e")))
+    assert said.startswith(f"start_from: {tmp_path}/e/discriminator: electra.embeddings.word_embeddings.weight, ")
+    assert f"and the same in {tmp_path}/e/generator are one weight in the model, but they differ" in said
+    assert len(said.splitlines()) == 1
+    begin(electra(store, str(tmp_path / "e"), sharing="none"))
+
+
+def test_a_tied_head_of_its_own_is_refused(store: Path, tmp_path: Path) -> None:
+    save_bert(tmp_path / "m")
+    file = tmp_path / "m/model.safetensors"
+    save_file({**load_file(file), "cls.predictions.decoder.weight": torch.ones(200, 16)}, file, {"format": "pt"})
+    said = refusal(settings(store, str(tmp_path / "m")))
+    assert said.endswith("cls.predictions.decoder.weight differs from the weight that it is one with in the model")
+
+
+def test_folders_that_are_none(store: Path, tmp_path: Path) -> None:
+    said = refusal(settings(store, "tohoku-nlp/bert-base-japanese-v3"))
+    assert "is no folder here" in said and "a run never downloads" in said
+    assert "hf download tohoku-nlp/bert-base-japanese-v3 --local-dir tohoku-nlp/bert-base-japanese-v3" in said
+    assert "no such folder" in refusal(settings(store, str(tmp_path / "gone")))
+    assert "is a file" in refusal(settings(store, str(store / "tokens.bin")))
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    assert f"terakoya export {tmp_path}/run --out DIR" in refusal(settings(store, str(tmp_path / "run")))
+    save_electra(tmp_path / "e")
+    assert "it holds discriminator/, generator/; name one of these" in refusal(settings(store, str(tmp_path / "e")))
+    pair = {"generator": "x", "critic": "y"}
+    expected = 'expected one folder for each of "discriminator", "generator"; got "critic", "generator"'
+    assert expected in refusal(electra(store, pair))
+    assert "since the objective trains one model" in refusal(settings(store, {"generator": "x"}))
+
+
+def test_folders_that_are_damaged(store: Path, tmp_path: Path) -> None:
+    save_bert(tmp_path / "m")
+    raw, file = settings(store, str(tmp_path / "m")), tmp_path / "m/model.safetensors"
+    file.write_bytes(file.read_bytes()[:3000])
+    assert "weights cannot be read" in refusal(raw)
+    file.unlink()
+    assert "weights cannot be read: Error no file named model.safetensors" in refusal(raw)
+    (tmp_path / "m/pytorch_model.bin").write_bytes(b"PK")
+    assert "weights cannot be read" in refusal(raw)
+    (tmp_path / "m/config.json").write_text("{")
+    assert "config.json cannot be read" in refusal(raw)
+
+
+# ------------------------------------------------------------------------------------------- runs and their record
+
+
+def test_a_resumed_run_and_an_export_need_the_folder_no_more(store: Path, tmp_path: Path) -> None:
+    save_bert(tmp_path / "m")
+    raw = settings(store, str(tmp_path / "m"), checkpoint={"save_steps": 1})
+    train_here(Parameters.from_dict(raw, source="test"), tmp_path / "run")
+    facts = checkpoint.read_manifest(tmp_path / "run/checkpoints/step-00000001")["started_from"]
+    assert facts[""]["folder"] == str(tmp_path / "m") and len(facts[""]["files"]["model.safetensors"]) == 64
+    shutil.rmtree(tmp_path / "m")
+    train_here(Parameters.from_dict({**raw, "max_steps": 3}, source="test"), tmp_path / "run")
+    assert sorted(toy.records(tmp_path / "run")) == [1, 2, 3]
+    assert checkpoint.read_manifest(tmp_path / "run/checkpoints/step-00000003")["started_from"] == facts
+    export(tmp_path / "run", tmp_path / "exported")
+    BertForMaskedLM.from_pretrained(tmp_path / "exported", local_files_only=True)
+
+
+def test_a_dry_run_reads_the_folder(store: Path, tmp_path: Path) -> None:
+    save_bert(tmp_path / "m", num_hidden_layers=3)
+    file = tmp_path / "dry.json"
+    file.write_text(json.dumps(settings(store, str(tmp_path / "m"))))
+    said = toy.finish(toy.start(file, tmp_path / "run", "--dry-run"), code=2)
+    assert "error: start_from:" in said and "num_hidden_layers is 3 there and 2" in said
+    file.write_text(json.dumps(settings(store, str(tmp_path / "m"), architecture={"num_hidden_layers": 3})))
+    assert "one step: loss" in toy.finish(toy.start(file, tmp_path / "run", "--dry-run"))
+    assert not (tmp_path / "run").exists()
