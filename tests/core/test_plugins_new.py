@@ -12,7 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from terakoya.commands.main import app
-from terakoya.commands.plugins_new import SINGULAR, new
+from terakoya.commands.plugins_new import SINGULAR, TEMPLATES, new
+from terakoya.components import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,6 +24,11 @@ def run(*words: str, folder: Path, path: Path | None = None) -> str:
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def test_there_is_a_template_for_each_kind() -> None:
+    assert [f"{kind}s" for kind in SINGULAR] == list(KINDS)
+    assert all((TEMPLATES / f"{name}.py").is_file() for kind in SINGULAR for name in (kind, f"try_{kind}"))
 
 
 def write(kinds: list[str], folder: Path) -> None:

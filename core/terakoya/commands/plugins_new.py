@@ -9,11 +9,13 @@ from typing import Annotated
 
 import typer
 
-from terakoya.components import KINDS
 from terakoya.errors import UserError, nearest
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
-SINGULAR = {kind.removesuffix("s"): kind for kind in KINDS}
+SINGULAR = (
+    "tokenizer", "architecture", "objective", "optimizer", "schedule", "exporter", "importer", "tracker", "launcher"
+)  # fmt: skip
+"""Each of `components.KINDS`, which are not imported here: `terakoya --help` must not wait for them."""
 
 PYPROJECT = """\
 [build-system]
@@ -50,7 +52,7 @@ def new(name: str, kind: str, out: Path, *, package: bool = False) -> list[Path]
         raise UserError(f'"{name}": expected small letters, digits and _, beginning with a letter, such as my_{kind}')
     from terakoya.plugins import registry
 
-    if name in registry().names(SINGULAR[kind]):
+    if name in registry().names(f"{kind}s"):
         raise UserError(f"{kind} {name}: is there already, see `terakoya plugins list`; choose another name")
     folder, module = (out / f"terakoya-{name.replace('_', '-')}", f"terakoya_{name}") if package else (out, name)
     files = {
