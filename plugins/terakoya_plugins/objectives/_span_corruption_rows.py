@@ -50,7 +50,6 @@ def corrupt(
     edges = _edges(rows.document_ids)
     noise = _noise(rows, real, ordinary, edges, density, span_length)
     first = noise & ~np.concatenate([[False], noise[:-1]])
-    first[edges] = noise[edges]
     number = first.cumsum() - 1  # of the span that a place belongs to, counted over all documents
     document = np.repeat(np.arange(len(edges)), np.diff(np.append(edges, batch * width)))
     number -= (first.cumsum() - first)[edges][document]

@@ -129,6 +129,15 @@ def test_special_tokens_stay_and_split_a_span() -> None:
     assert sum(token in SENTINELS for token in source) > 7
 
 
+def test_spans_beyond_the_last_sentinel_stay() -> None:
+    """Where special tokens split spans into more than a row of that length has by itself."""
+    rows = make_rows([[60], [30, 30]], special=0.4)
+    objective = SpanCorruption(noise_density=0.6, mean_noise_span_length=5.0, sentinels=SENTINELS[:3])
+    for tokens, source, _, labels in documents(rows, objective.collate(rows, VOCABULARY)):
+        assert put_back(source, labels) == tokens
+        assert sum(token in SENTINELS for token in source) == 3
+
+
 def test_a_row_alone_is_corrupted_as_in_company_and_the_key_decides() -> None:
     rows = make_rows([[30, 20], [50], [64]])
     batch = SpanCorruption().collate(rows, VOCABULARY)
