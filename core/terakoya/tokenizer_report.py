@@ -7,13 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from terakoya.components import Encoded, Encoder, Tokenizer
     from terakoya.data.corpus import Corpus
 
@@ -45,7 +47,8 @@ class TokenizerReport:
         words: of the text, by number of tokens from 1 to 5 or more; None where the tokenizer does not know words.
         coverage: by class of characters, in the order of `CLASSES`; classes that do not occur are left out.
         counts: (vocabulary,) int64, how often each id occurs.
-        pieces: (vocabulary,) each id's piece as the tokenizer writes it.
+        pieces: (vocabulary,) each id's piece as the tokenizer writes it; of a byte-level one the text it stands for,
+            spaces as U+2581, where that is whole characters.
     """
 
     name: str
@@ -145,7 +148,6 @@ def measure(
     if not tally.documents:
         raise UserError("tokenizer report: expected a corpus with at least one document, found none")
     vocabulary = encoder.vocabulary
-    pieces = tokenizer.load(folder).convert_ids_to_tokens(list(range(vocabulary.size)))
     return TokenizerReport(
         name=folder.name,
         kind=kind,
@@ -158,8 +160,20 @@ def measure(
         words=None if tally.words is None else tuple(tally.words.tolist()),
         coverage=_coverage(encoder, tally.characters),
         counts=tally.counts,
-        pieces=tuple("" if piece is None else piece for piece in pieces),
+        pieces=_pieces(tokenizer.load(folder), vocabulary.size),
         ordinary=vocabulary.ordinary,
+    )
+
+
+def _pieces(tokenizer: PreTrainedTokenizerBase, size: int) -> tuple[str, ...]:
+    pieces = ["" if piece is None else piece for piece in tokenizer.convert_ids_to_tokens(list(range(size)))]
+    decoder: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    if type(decoder).__name__ != "ByteLevel":
+        return tuple(pieces)
+    texts = [decoder.decode([piece]) for piece in pieces]
+    marks = str.maketrans({" ": "\u2581", "\n": "\\n", "\t": "\\t"})
+    return tuple(
+        piece if "\ufffd" in text else text.translate(marks) for piece, text in zip(pieces, texts, strict=True)
     )
 
 

@@ -105,3 +105,12 @@ def test_nothing_to_measure_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n\n")
     with pytest.raises(UserError, match="at least one document"):
         report([folder / "tok"], [tmp_path / "empty.txt"])
+
+
+def test_byte_level_pieces_are_shown_as_text(folder: Path) -> None:
+    source = folder / "text.txt"
+    settings = {"type": "byte_bpe", "vocab_size": 1000}
+    train_tokenizer(Corpus([source]), folder / "bytes", settings=settings)
+    pieces = report([folder / "bytes"], [source])[0].pieces
+    assert {"の", "\u2581", "いる"} <= set(pieces), [piece for piece in pieces if not piece.isascii()][-40:]
+    assert len(set(pieces)) == len(pieces), "parts of characters are told apart"

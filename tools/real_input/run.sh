@@ -16,15 +16,15 @@ kinds="mecab_wordpiece mecab_character sentencepiece byte_bpe"
 
 # Prints a command and its seconds; a command that succeeded once is not run again.
 step() {
-    name=$1
+    step=$1
     shift
-    test -e "done/$name" && return
+    test -e "done/$step" && return
     echo "\$ $*"
     began=$(date +%s)
     "$@"
     echo "($(($(date +%s) - began)) s)"
     mkdir -p done
-    touch "done/$name"
+    touch "done/$step"
 }
 
 corpus="$data/ja-medium.jsonl.gz"
