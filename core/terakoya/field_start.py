@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 
 from terakoya import plugins
 from terakoya.components import Architecture
+from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 from terakoya.parameter_files import explain, read_json, shown
 from terakoya.start_settings import model_folder
@@ -29,6 +31,9 @@ SIZES = {
     "embedding-size": "embedding_size",
 }
 """The file's names of an architecture's sizes, and Transformers'."""
+
+
+LENGTH = "max_position_embeddings"
 
 
 @dataclass(frozen=True)
@@ -104,9 +109,18 @@ def _folder(value: Any, where: str) -> Path:
 
 
 def _settings(folder: Path, kind: type[Architecture]) -> dict[str, Any]:
-    """The folder's values of the settings that the architecture has."""
+    """The folder's values of the settings that the architecture has.
+
+    An architecture may count positions otherwise than its config does, as RoBERTa's does: what it adds is taken off.
+    """
     config = read_json(folder / "config.json")
-    return {key: config[key] for key in kind.model_fields if key in config}
+    settings = {key: config[key] for key in kind.model_fields if key in config}
+    if LENGTH in settings:
+        with contextlib.suppress(ValidationError):  # told where the whole is read
+            vocabulary = Vocabulary(size=config.get("vocab_size", 1), pad=config.get("pad_token_id"))
+            made = kind.model_validate(settings).config(vocabulary)
+            settings[LENGTH] -= getattr(made, LENGTH) - settings[LENGTH]
+    return settings
 
 
 def _longest(kind: type[Architecture], settings: Mapping[str, Any], where: str) -> int | None:

@@ -31,8 +31,10 @@ from terakoya.training.start_vocabulary import vocabulary_problems
 KEY = "start_from"
 SHOWN = 8
 """How many names of one kind an error lists before it counts the rest."""
-BESIDE_THE_WEIGHTS = frozenset({"initializer_range"})
-"""Settings that may differ from the folder's, as dropouts may: they do not say what a weight means."""
+WITHOUT_MEANING = frozenset({"vocab_size", "use_cache"})
+"""Of a config: what is compared otherwise, and what says nothing of weights."""
+OF_OTHER_HEADS = ("classifier_", "summary_", "sparse_", "deterministic_")
+"""How settings begin that belong to heads for other tasks, or to ways of computing."""
 
 
 @dataclass
@@ -94,7 +96,7 @@ def start(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, tok
     assert settings is not None
     targets = parameters.objective.exports(module)
     folders = find_folders(settings, targets)
-    keys = _architecture_keys(parameters)
+    settable = _settable(parameters)
     own = {id(value) for _, value in named_values(module)}
     values: dict[int, tuple[str, Tensor]] = {}
     problems, facts, notes = [], {}, []
@@ -106,7 +108,7 @@ def start(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, tok
         fit.problems += [
             f"{where}: {each}" for each in vocabulary_problems(folder, config, vocabulary, tokenizer_folder)
         ]
-        _compare_settings(config, target.config, keys, where, fit)
+        _compare_settings(config, target.config, settable, where, fit)
         source, info = _read_model(folder, type(target), config, where)
         _compare_weights(source, info, target, settings, where, fit)
         _collect(source, target, fit, own, values, where)
@@ -149,13 +151,10 @@ def find_folders(settings: StartFrom, targets: Mapping[str, PreTrainedModel]) ->
 # ------------------------------------------------------------------------------------------------------- settings
 
 
-def _architecture_keys(parameters: Parameters) -> list[str]:
-    """The names of the settings of every architecture in `parameters`: Transformers' own names."""
-    fields = dict.fromkeys(type(parameters.architecture).model_fields)
-    for value in dict(parameters.objective).values():
-        if isinstance(value, Architecture):
-            fields |= dict.fromkeys(type(value).model_fields)
-    return [*fields, "tie_word_embeddings"]
+def _settable(parameters: Parameters) -> frozenset[str]:
+    """The names of the settings of every architecture in `parameters`."""
+    nested = [value for value in dict(parameters.objective).values() if isinstance(value, Architecture)]
+    return frozenset(key for each in [parameters.architecture, *nested] for key in type(each).model_fields)
 
 
 def _read_config(folder: Path, target: PreTrainedModel, where: str) -> PretrainedConfig:
@@ -180,20 +179,23 @@ def _read_config(folder: Path, target: PreTrainedModel, where: str) -> Pretraine
 
 
 def _compare_settings(
-    source: PretrainedConfig, target: PretrainedConfig, keys: list[str], where: str, fit: Fit
+    source: PretrainedConfig, target: PretrainedConfig, settable: frozenset[str], where: str, fit: Fit
 ) -> None:
-    """Notes each of `keys` that differs: a problem where it says what weights mean."""
-    for key in keys:
-        if not hasattr(source, key) or not hasattr(target, key):
+    """Notes each setting of the model that differs: a problem where it says what weights mean."""
+    theirs, ours = source.to_dict(), target.to_dict()
+    general = PretrainedConfig().to_dict().keys() - {"tie_word_embeddings"}
+    for key in ours:
+        if key in general or key in WITHOUT_MEANING or key.startswith(OF_OTHER_HEADS):
             continue
-        theirs, ours = getattr(source, key), getattr(target, key)
-        if theirs == ours:
+        if key not in theirs or theirs[key] == ours[key]:
             continue
-        text = f"{where}: {key} is {json.dumps(theirs)} there and {json.dumps(ours)} in the parameters"
-        if "dropout" in key or key in BESIDE_THE_WEIGHTS:
+        text = f"{where}: {key} is {json.dumps(theirs[key])} there and {json.dumps(ours[key])} in the parameters"
+        if "dropout" in key or key.startswith("initializer") or key.endswith("_token_id"):
             fit.notes.append(f"{text}, which stands")
-        else:
+        elif key in settable:
             fit.problems.append(f"{text}; set it to the folder's")
+        else:
+            fit.problems.append(f"{text}; it follows from other settings, or the architecture has none for it")
 
 
 # -------------------------------------------------------------------------------------------------------- weights
