@@ -1,0 +1,72 @@
+"""Every registered architecture starts from a folder of its own and is frozen from below."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from terakoya import model_folder
+from terakoya.contract import toy
+from terakoya.data.store import TokenStore
+from terakoya.parameters import Parameters
+from terakoya.plugins import registry
+from terakoya.training.frozen import freeze
+from terakoya.training.setup import build_module
+from terakoya.training.start import start
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "masked": {"type": "masked_lm"},
+    "pretraining": {"type": "masked_lm", "layout": "pairs", "next_sentence": True},
+    "discriminator": {"type": "replaced_token", "generator_size": "1/2", "sharing": "none"},
+    "seq2seq": {"type": "span_corruption"},
+}
+
+
+def pairs() -> Iterator[tuple[str, str]]:
+    """Each architecture that comes along, with each head that an objective trains."""
+    for name in registry().names("architectures"):
+        for head in sorted(registry().component("architectures", name).heads & OBJECTIVES.keys()):
+            yield name, head
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    return toy.make_store(tmp_path_factory.mktemp("architectures"))
+
+
+@pytest.mark.parametrize(("name", "head"), list(pairs()))
+def test_an_architecture_starts_and_freezes(name: str, head: str, store: TokenStore, tmp_path: Path) -> None:
+    vocabulary = store.facts.vocabulary
+    architecture = toy.settings(registry().component("architectures", name)).model_dump(mode="json")
+    raw = {
+        "data": {"train": [str(store.folder)], "sequence_length": toy.SEQUENCE_LENGTH},
+        "architecture": {"type": name, **architecture},
+        "objective": OBJECTIVES[head],
+        "optimizer": {"type": "adamw"},
+        "schedule": {"type": "linear"},
+        "batch_size": {"-1": 4},
+        "max_steps": 1,
+        "seed": 1,
+    }
+    first = Parameters.from_dict(raw, source="test")
+    saved = first.objective.exports(build_module(first, vocabulary))
+    for key, model in saved.items():
+        model_folder.write(model, tmp_path / "model" / key)
+    changed = {**raw, "seed": 2, "start_from": str(tmp_path / "model"), "frozen_layers": 1}
+    second = Parameters.from_dict(changed, source="test")
+    module = build_module(second, vocabulary)
+    start(second, module, vocabulary, store.tokenizer_folder)
+    freeze(second, module, vocabulary)
+    for key, model in second.objective.exports(module).items():
+        weights = load_file(tmp_path / "model" / key / "model.safetensors")
+        for weight, value in model.state_dict().items():
+            assert weight not in weights or torch.equal(weights[weight], value), weight
+        blocks = list(second.architecture.blocks(model))
+        assert not any(parameter.requires_grad for parameter in blocks[0].parameters())
+        assert all(parameter.requires_grad for parameter in blocks[-1].parameters())
+        assert not model.get_input_embeddings().weight.requires_grad
