@@ -90,6 +90,23 @@ def fill_mask(folder: Path, text: str, *, top: int = 5) -> list[list[Guess]]:
     ]
 
 
+def write_on(folder: Path, text: str, *, most: int = 64) -> str:
+    """What the encoder-decoder in `folder` (as for `fill_mask`) writes of `text`, at most `most` tokens, the likeliest
+    each time; special tokens, such as those that stand for spans, included.
+
+    Raises:
+        UserError: no model or tokenizer there, or too long a text.
+    """
+    import torch
+    from transformers import AutoModelForSeq2SeqLM
+
+    model, tokenizer, inputs = _load(AutoModelForSeq2SeqLM, find_model(folder, text)[0], text)
+    inputs.pop("token_type_ids", None)
+    with torch.no_grad():
+        written = model.generate(**inputs, max_new_tokens=most, do_sample=False)[0, 1:]
+    return " ".join(tokenizer.convert_ids_to_tokens(written))
+
+
 def find_replaced(folder: Path, text: str) -> list[Judged]:
     """Every token of `text` with the probability that it was replaced, by the discriminator in `folder` (as for
     `fill_mask`). Tokens that the tokenizer adds are left out.
@@ -131,6 +148,9 @@ def _load(auto: Any, folder: Path, text: str) -> tuple[Any, Any, Any]:
     model = auto.from_pretrained(folder, local_files_only=True).eval()
     inputs = tokenizer(text, return_tensors="pt")
     length, longest = inputs["input_ids"].shape[1], getattr(model.config, "max_position_embeddings", None)
+    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
+    if longest is not None and table is not None and table.padding_idx is not None:
+        longest -= table.padding_idx + 1  # RoBERTa's positions begin behind the padding id
     if longest is not None and length > longest:
         raise UserError(f"the text has {length} tokens; the model in {folder} takes at most {longest}")
     return model, tokenizer, inputs
@@ -141,12 +161,17 @@ def command(
     text: Annotated[str, typer.Argument(help='For example "東京は日本の[MASK]です。"')],
     top: Annotated[int, typer.Option(min=1, help="How many words for each mask.")] = 5,
 ) -> None:
-    """Fill in the [MASK]s of a sentence; with a discriminator, mark the tokens it believes replaced."""
+    """Fill in the [MASK]s of a sentence; with a discriminator, mark the tokens it believes replaced; with an
+    encoder-decoder, write what it makes of the text."""
     from rich.console import Console
 
     console = Console(highlight=False)
-    if find_model(folder, text)[1]:
+    model, is_discriminator = find_model(folder, text)
+    if is_discriminator:
         show(find_replaced(folder, text), console)
+        return
+    if json.loads((model / "config.json").read_text(encoding="utf-8")).get("is_encoder_decoder"):
+        console.print(write_on(folder, text), markup=False)
         return
     for number, guesses in enumerate(fill_mask(folder, text, top=top), 1):
         console.print(f"[MASK] {number}", markup=False)

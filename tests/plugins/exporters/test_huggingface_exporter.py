@@ -1,0 +1,61 @@
+"""Beside every model AutoTokenizer loads the tokenizer that the model was trained with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, BertJapaneseTokenizer, BertTokenizer, PreTrainedModel
+
+from terakoya.data.vocab import Vocabulary
+from terakoya.plugins import registry
+from terakoya_plugins.exporters.huggingface import HuggingFace
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ga", "##ra", "su"]
+VOCABULARY = Vocabulary(size=len(WORDS), pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))
+SIZES = {
+    "hidden_size": 8, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_hidden_layers": 1, "num_layers": 1, "num_heads": 2,
+    "num_attention_heads": 2, "intermediate_size": 8,
+}  # fmt: skip
+
+
+def build(name: str, vocabulary: Vocabulary) -> PreTrainedModel:
+    """A tiny model."""
+    component = registry().component("architectures", name)
+    architecture = component(**{key: value for key, value in SIZES.items() if key in component.model_fields})
+    return architecture.build(vocabulary, "masked" if "masked" in component.heads else sorted(component.heads)[0])
+
+
+@pytest.mark.parametrize("name", registry().names("architectures"))
+def test_the_tokenizer_of_an_export_is_the_one_of_the_run(name: str, tmp_path: Path) -> None:
+    source = tmp_path / "tokenizer"
+    source.mkdir()
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    BertJapaneseTokenizer(
+        str(tmp_path / "vocab.txt"),
+        word_tokenizer_type="basic",
+        subword_tokenizer_type="wordpiece",
+        do_lower_case=False,
+    ).save_pretrained(source)
+    HuggingFace().export({"": build(name, VOCABULARY)}, source, tmp_path / "out")
+    for further in ({}, {"trust_remote_code": True}):
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True, **further)
+        assert isinstance(tokenizer, BertJapaneseTokenizer)
+        assert tokenizer("gara su [MASK]")["input_ids"] == [2, 5, 6, 7, 4, 3]
+    assert (tmp_path / "out" / "tokenization.py").exists() == (name == "modernbert")
+
+
+@pytest.mark.parametrize("name", ["bert", "electra", "roberta", "deberta", "deberta_v2", "t5"])
+def test_a_model_without_token_types_is_given_none(name: str, tmp_path: Path) -> None:
+    source = tmp_path / "tokenizer"
+    BertTokenizer(vocab={word: number for number, word in enumerate(WORDS)}).save_pretrained(source)
+    assert "token_type_ids" in AutoTokenizer.from_pretrained(source).model_input_names
+    model = build(name, VOCABULARY).eval()
+    HuggingFace().export({"": model}, source, tmp_path / "out")
+    pair = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)("ga", "su", return_tensors="pt")
+    assert ("token_type_ids" in pair) == (name in ("bert", "electra"))
+    if name == "t5":
+        assert model.generate(**pair, max_new_tokens=2).shape[0] == 1
+    else:
+        assert torch.isfinite(model(**pair).logits).all()
