@@ -24,6 +24,8 @@ from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.architectures.electra import Electra
+from terakoya_plugins.architectures.roberta import Roberta
+from terakoya_plugins.architectures.t5 import T5
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "山", "に", "雪", "が", "降る", "電話"]
 VOCABULARY = Vocabulary(size=len(WORDS), pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))
@@ -145,6 +147,26 @@ def test_a_checkpoints_models_use_the_tokenizer_beside_them(folder: Path, tmp_pa
             target = checkpoint / ("model/" + name if kept else "tokenizer") / file.name
             target.write_bytes(file.read_bytes())
     assert find_replaced(checkpoint, TEXT)[2].replaced
+
+
+def test_an_encoder_decoder_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    model = T5(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2).build(VOCABULARY, "seq2seq")
+    with torch.no_grad():  # whatever it reads, it writes 雪, whose embedding is the longest by far
+        for weight in (model.shared.weight, model.decoder.block[0].layer[2].DenseReluDense.wo.weight):
+            weight.abs_()
+        model.shared.weight[WORDS.index("雪")] *= 100
+    save(model, tmp_path)
+    out = printed(capsys, str(tmp_path), TEXT).split()
+    assert len(out) == 64 and set(out) == {"雪"}
+
+
+def test_a_model_whose_positions_begin_later_takes_so_many_fewer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(Roberta(**SIZES).build(VOCABULARY, "masked"), tmp_path)  # type: ignore[arg-type]
+    assert "takes at most 12" in printed(capsys, str(tmp_path), "[MASK] " * 11, code=2)
+    assert "[MASK] 10\n" in printed(capsys, str(tmp_path), "[MASK] " * 10)
 
 
 def test_mistakes_are_explained(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
