@@ -34,14 +34,12 @@ def info(folder: Path) -> StoreFacts:
 
 
 def count(folder: Path) -> Count:
-    """How much the store in `folder` holds, from its index header and file sizes alone. UserError as `info`."""
-    from terakoya.data.store import Index
-    from terakoya.errors import UserError
+    """How much the store in `folder` holds, from headers and sizes of files alone; ids are not looked at. UserError as
+    `info`."""
+    from terakoya.data.store import TokenStore
 
-    index, file = Index.open(folder / "tokens.idx"), folder / "tokens.bin"
-    if not file.is_file():
-        raise UserError(f"{file}: no such file; the store is incomplete")
-    return Count(len(index.documents) - 1, len(index.lengths), file.stat().st_size // index.dtype.itemsize)
+    facts = TokenStore.open(folder, look_at_ids=False).facts
+    return Count(facts.documents, facts.sequences, facts.tokens)
 
 
 def verify(folder: Path) -> list[str]:
@@ -84,18 +82,31 @@ def info_command(store: Store, json: Json = False) -> None:
 
 
 @app.command("count")
-def count_command(store: Store, json: Json = False) -> None:
-    """Count documents, sequences and tokens: reads a header, whatever the size."""
+def count_command(
+    stores: Annotated[list[Path], typer.Argument(metavar="STORE...", show_default=False)], json: Json = False
+) -> None:
+    """Count documents, sequences and tokens: reads headers, whatever the size. Several stores make a table."""
+    import orjson
+    from rich.table import Table
+
     from terakoya.log import console
 
-    counted = count(store)
+    counted = [(str(store), count(store)._asdict()) for store in stores]
     if json:
-        import orjson
-
-        console().print(orjson.dumps(counted._asdict()).decode(), markup=False, soft_wrap=True)
+        shown: object = dict(counted) if len(counted) > 1 else counted[0][1]
+        console().print(orjson.dumps(shown).decode(), markup=False, soft_wrap=True)
         return
-    for name, number in counted._asdict().items():
-        console().print(f"{name} {number}")
+    if len(counted) == 1:
+        for name, number in counted[0][1].items():
+            console().print(f"{name} {number}")
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("store")
+    for name in Count._fields:
+        table.add_column(name, justify="right")
+    for store, numbers in counted:
+        table.add_row(store.replace("[", "\\["), *(f"{number:,}" for number in numbers.values()))
+    console().print(table)
 
 
 @app.command("verify")

@@ -75,6 +75,9 @@ def test_prepare_with_a_plugin_in_two_processes_then_look_at_the_store(folder: P
     assert terakoya("store", "count", store).stdout.split() == [
         "documents", "99", "sequences", "198", "tokens", str(facts.tokens),
     ]  # fmt: skip
+    table = terakoya("store", "count", store, store).stdout.splitlines()
+    assert table[0].split() == ["store", "documents", "sequences", "tokens"]
+    assert [line.split()[1:] for line in table[1:]] == [["99", "198", f"{facts.tokens:,}"]] * 2
     assert verify(store) == [] and "sound" in terakoya("store", "verify", store).stdout
 
     content = bytearray((store / "tokens.bin").read_bytes())
@@ -82,6 +85,9 @@ def test_prepare_with_a_plugin_in_two_processes_then_look_at_the_store(folder: P
     (store / "tokens.bin").write_bytes(content)
     damaged = terakoya("store", "verify", store)
     assert damaged.returncode == 1 and "content changed" in damaged.stdout
+    (store / "tokens.bin").write_bytes(content[:-2])
+    short = terakoya("store", "count", store)
+    assert short.returncode == 2 and "tokens.bin: expected" in short.stderr and not short.stdout
 
 
 def test_an_unknown_tokenizer_folder_is_explained(folder: Path) -> None:
