@@ -241,3 +241,19 @@ def test_it_learns_in_both_precisions_and_loads(name: str, precision: str, tmp_p
         assert loaded["discriminator"].config.id2label == {0: "original", 1: "replaced"}
         words = [model.get_input_embeddings().weight for model in loaded.values()]
         assert not torch.equal(*words)  # the sum of what both learn, and what the generator alone does
+
+
+@pytest.mark.parametrize("name", ["roberta", "deberta", "deberta_v2", "modernbert", "t5"])
+def test_two_processes_train_what_one_does(name: str, tmp_path: Path) -> None:
+    architecture = (
+        {"type": "t5", **RUNS["t5"][0], "dropout_rate": 0.0} if name == "t5" else {"type": name, **FAMILY[name]}
+    )
+    settings = toy.parameters(
+        contract_store(tmp_path / "data").folder, architecture=architecture, max_steps=4,
+        objective={"type": "span_corruption" if name == "t5" else "masked_lm"},
+    )  # fmt: skip
+    for processes in (1, 2):
+        toy.train(settings, tmp_path / f"run{processes}", nodes=(processes,))
+    one, two = (toy.losses(tmp_path / f"run{processes}") for processes in (1, 2))
+    for step, values in one.items():
+        assert np.allclose(values, two[step], rtol=1e-5), step
