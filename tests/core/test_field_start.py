@@ -18,6 +18,8 @@ from transformers import (
     ElectraForMaskedLM,
     ElectraForPreTraining,
     PreTrainedModel,
+    RobertaConfig,
+    RobertaForMaskedLM,
 )
 
 from terakoya.errors import UserError
@@ -114,6 +116,16 @@ def test_an_entry_trains_resumes_and_exports(name: str, entry: dict[str, Any], h
         frozen = "bert.encoder.layer.0.output.dense.weight", "bert.embeddings.word_embeddings.weight"
         assert all(torch.equal(before[key], after[key]) for key in frozen)
         assert not torch.equal(*(each["bert.encoder.layer.1.output.dense.weight"] for each in (before, after)))
+
+
+def test_positions_are_counted_as_the_architecture_counts_them(here: Path) -> None:
+    """RoBERTa's config has padding id + 1 places more than a row may be long."""
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "type_vocab_size": 1}
+    save(RobertaForMaskedLM(RobertaConfig(**{**SIZES, "max_position_embeddings": 49, **shape})), "roberta")
+    store = toy.make_store(here / "s", documents=20, seed=1)
+    raw = read("roberta-x", {**BERT, "pretrained_model_name_or_path": "someone/roberta"}, store)
+    assert raw["data"]["sequence_length"] == raw["architecture"]["max_position_embeddings"] == 48
+    train_here(Parameters.from_dict(raw, source="parameter.json"), here / "run")
 
 
 def test_a_name_on_the_hub_is_refused_with_the_way_to_get_it(here: Path) -> None:

@@ -6,10 +6,8 @@ Transformers reads the folders, so safetensors, .bin and sharded files all do. O
 from __future__ import annotations
 
 import hashlib
-import json
 import pickle
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,23 +16,18 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
-from terakoya.components import Architecture
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 from terakoya.parameters import Parameters
 from terakoya.start_settings import StartFrom, model_folder
 from terakoya.training.distributed import Connection, named_values
+from terakoya.training.start_config import compare_settings, quiet, read_config, settable
 from terakoya.training.start_vocabulary import vocabulary_problems
 
 KEY = "start_from"
 SHOWN = 8
 """How many names of one kind an error lists before it counts the rest."""
-WITHOUT_MEANING = frozenset({"vocab_size", "use_cache"})
-"""Of a config: what is compared otherwise, and what says nothing of weights."""
-OF_OTHER_HEADS = ("classifier_", "summary_", "sparse_", "deterministic_")
-"""How settings begin that belong to heads for other tasks, or to ways of computing."""
 
 
 @dataclass
@@ -96,7 +89,7 @@ def start(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, tok
     assert settings is not None
     targets = parameters.objective.exports(module)
     folders = find_folders(settings, targets)
-    settable = _settable(parameters)
+    keys = settable(parameters)
     own = {id(value) for _, value in named_values(module)}
     values: dict[int, tuple[str, Tensor]] = {}
     problems, facts, notes = [], {}, []
@@ -104,11 +97,13 @@ def start(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, tok
         folder = folders[name]
         where = f"{KEY}: {folder}"
         fit = Fit()
-        config = _read_config(folder, target, where)
+        config = read_config(folder, target, where)
         fit.problems += [
             f"{where}: {each}" for each in vocabulary_problems(folder, config, vocabulary, tokenizer_folder)
         ]
-        _compare_settings(config, target.config, settable, where, fit)
+        wrong, free = compare_settings(config, target.config, keys)
+        fit.problems += [f"{where}: {each}" for each in wrong]
+        fit.notes += [f"{where}: {each}" for each in free]
         source, info = _read_model(folder, type(target), config, where)
         _compare_weights(source, info, target, settings, where, fit)
         _collect(source, target, fit, own, values, where)
@@ -148,56 +143,6 @@ def find_folders(settings: StartFrom, targets: Mapping[str, PreTrainedModel]) ->
     return {name: model_folder(folder, KEY) for name, folder in given.items()}
 
 
-# ------------------------------------------------------------------------------------------------------- settings
-
-
-def _settable(parameters: Parameters) -> frozenset[str]:
-    """The names of the settings of every architecture in `parameters`."""
-    nested = [value for value in dict(parameters.objective).values() if isinstance(value, Architecture)]
-    return frozenset(key for each in [parameters.architecture, *nested] for key in type(each).model_fields)
-
-
-def _read_config(folder: Path, target: PreTrainedModel, where: str) -> PretrainedConfig:
-    """The folder's config, of the class that `target` has.
-
-    Raises:
-        UserError: it cannot be read, or is of another model type.
-    """
-    kind = type(target.config)
-    try:
-        with _quiet():
-            raw, _ = PretrainedConfig.get_config_dict(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{where}: config.json cannot be read: {error}") from error
-    if raw.get("model_type") != kind.model_type:
-        raise UserError(
-            f"{where}: is a model of type {json.dumps(raw.get('model_type'))}, the architecture is of type "
-            f'"{kind.model_type}"; expected a folder of the same'
-        )
-    config: PretrainedConfig = kind.from_dict(raw)
-    return config
-
-
-def _compare_settings(
-    source: PretrainedConfig, target: PretrainedConfig, settable: frozenset[str], where: str, fit: Fit
-) -> None:
-    """Notes each setting of the model that differs: a problem where it says what weights mean."""
-    theirs, ours = source.to_dict(), target.to_dict()
-    general = PretrainedConfig().to_dict().keys() - {"tie_word_embeddings"}
-    for key in ours:
-        if key in general or key in WITHOUT_MEANING or key.startswith(OF_OTHER_HEADS):
-            continue
-        if key not in theirs or theirs[key] == ours[key]:
-            continue
-        text = f"{where}: {key} is {json.dumps(theirs[key])} there and {json.dumps(ours[key])} in the parameters"
-        if "dropout" in key or key.startswith("initializer") or key.endswith("_token_id"):
-            fit.notes.append(f"{text}, which stands")
-        elif key in settable:
-            fit.problems.append(f"{text}; set it to the folder's")
-        else:
-            fit.problems.append(f"{text}; it follows from other settings, or the architecture has none for it")
-
-
 # -------------------------------------------------------------------------------------------------------- weights
 
 
@@ -210,7 +155,7 @@ def _read_model(
         UserError: no weights, or weights that cannot be read.
     """
     try:
-        with _quiet():
+        with quiet():
             model, info = kind.from_pretrained(
                 folder,
                 config=config,
@@ -223,18 +168,6 @@ def _read_model(
     except (OSError, ValueError, RuntimeError, KeyError, EOFError, SafetensorError, pickle.UnpicklingError) as error:
         raise UserError(f"{where}: weights cannot be read: {error}") from error
     return model, info
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """While open, Transformers neither reports nor draws bars: what it has to say is in its loading info."""
-    level = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
 
 
 def _compare_weights(
@@ -301,12 +234,12 @@ def _collect(
 ) -> None:
     """Adds to `values` what each tensor of `target` becomes, by its identity; tensors that share a place must agree."""
     ours, theirs = target.state_dict(keep_vars=True), source.state_dict(keep_vars=True)
-    computed = [name for name, value in ours.items() if id(value) not in own]
-    if computed:
+    if any(id(value) not in own for value in ours.values()):
         fit.problems.append(
-            f"{where}: {_listed(computed)} cannot be set: the objective computes them from other weights when it "
-            "exports; share weights plainly or not at all"
+            f"{where}: this model cannot be set: the objective computes it from other weights when it exports; choose "
+            "settings of the objective that share weights as they are, or not at all"
         )
+        return
     drawn = {id(ours[name]) for name in fit.drawn if name in ours}
     differing: dict[str, list[str]] = {}
     for name, value in ours.items():

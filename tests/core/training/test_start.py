@@ -363,6 +363,12 @@ def test_embeddings_that_are_shared_must_agree(store: Path, tmp_path: Path) -> N
     begin(electra(store, str(tmp_path / "e"), sharing="none"))
 
 
+def test_weights_that_an_objective_computes_are_refused_by_name(store: Path, tmp_path: Path) -> None:
+    save_electra(tmp_path / "e")
+    said = refusal(electra(store, str(tmp_path / "e"), sharing="disentangled"))
+    assert f"start_from: {tmp_path}/e/discriminator: this model cannot be set: the objective computes it" in said
+
+
 def test_a_tied_head_of_its_own_is_refused(store: Path, tmp_path: Path) -> None:
     save_bert(tmp_path / "m")
     file = tmp_path / "m/model.safetensors"
