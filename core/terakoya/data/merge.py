@@ -14,6 +14,7 @@ import orjson
 from terakoya.data.assembly import Bits, Options, Totals, assemble, new_store_folder
 from terakoya.data.sharding import SHARD, SHARD_BLOCKS, check_joined
 from terakoya.data.store import StoreFacts, TokenStore
+from terakoya.data.store_hashes import check_recorded, read_recorded
 from terakoya.errors import UserError
 
 _CHUNK = 1 << 20
@@ -26,7 +27,8 @@ def merge(folders: Sequence[Path], out: Path, *, word_starts: bool = True) -> St
     this order, give the whole store of that corpus, `store.json` included. `word_starts` false leaves word starts
     out.
 
-    Raises UserError where a store is damaged or differs from the first in vocabulary, tokenizer, unit, end of document,
+    Every file that is read is held against the hash in its `store.json`, ids and words while they pass. Raises
+    UserError where a store is damaged or differs from the first in vocabulary, tokenizer, unit, end of document,
     id type or in knowing words, for shards in another order or with gaps, and where `out` holds anything.
     """
     if len(folders) < 2:
@@ -34,6 +36,8 @@ def merge(folders: Sequence[Path], out: Path, *, word_starts: bool = True) -> St
     stores = tuple(TokenStore.open(Path(folder)) for folder in folders)
     for store in stores[1:]:
         _check_alike(stores[0], store, word_starts)
+    for store in stores:
+        check_recorded(store, "tokens.idx")
     inputs, options = _record(stores)
     facts = stores[0].facts
     tokenizer = stores[0].tokenizer_folder
@@ -67,7 +71,8 @@ class Merged:
 
     def ids(self) -> Iterator[bytes]:
         """All ids."""
-        return self._file("tokens.bin")
+        for store in self.stores:
+            yield from read_recorded(store, "tokens.bin", chunk_bytes=_CHUNK)
 
     def lengths(self) -> Iterator[np.ndarray]:
         """Tokens of each sequence."""
@@ -84,7 +89,7 @@ class Merged:
         """Which tokens start a word."""
         for store in self.stores:
             left = store.facts.tokens
-            for chunk in _read(store.folder / "tokens.words"):
+            for chunk in read_recorded(store, "tokens.words", chunk_bytes=_CHUNK):
                 yield chunk, min(left, 8 * len(chunk))
                 left -= 8 * len(chunk)
 
@@ -93,10 +98,6 @@ class Merged:
         for store in self.stores:
             if store.facts.rejected:
                 yield from _read(store.folder / "rejects.jsonl")
-
-    def _file(self, name: str) -> Iterator[bytes]:
-        for store in self.stores:
-            yield from _read(store.folder / name)
 
 
 def _chunks(array: np.ndarray) -> Iterator[np.ndarray]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from terakoya.data.assembly import Bits, Totals, assemble, new_store_folder
 from terakoya.data.store import StoreFacts, TokenStore
+from terakoya.data.store_hashes import check_digest, check_recorded
 from terakoya.errors import UserError
 
 _DOCUMENTS, _TOKENS = 1 << 14, 1 << 20
@@ -26,8 +27,8 @@ def split(folder: Path, outs: Sequence[Path], *, weights: Sequence[int], seed: i
     """Shares the documents of the store in `folder` among the new stores `outs`, about as `weights` are to each other.
 
     A document's share is drawn from a hash of its ids and `seed`: the same document always goes to the same side, in
-    whichever store it is. Order is kept. Raises UserError where counts do not fit, an out folder holds anything, the
-    store is damaged, or a share gets no document.
+    whichever store it is. Order is kept. Raises UserError where counts do not fit, an out folder holds anything, a
+    share gets no document, or a file of the store is not what its `store.json` recorded.
     """
     if len(outs) != len(weights) or len(outs) < 2:
         raise UserError(f"--parts: expected one weight for each --out, two or more, got {len(weights)} for {len(outs)}")
@@ -36,6 +37,7 @@ def split(folder: Path, outs: Sequence[Path], *, weights: Sequence[int], seed: i
     if len({Path(out).resolve() for out in outs}) < len(outs):
         raise UserError("--out: expected a folder of its own for each part, got one twice")
     store = TokenStore.open(Path(folder))
+    check_recorded(store, "tokens.idx", *(["tokens.words"] if store.facts.word_starts else []))
     sides = _sides(store, weights, seed)
     counts = np.bincount(sides, minlength=len(weights))
     for number, count in enumerate(counts):
@@ -135,15 +137,22 @@ def _bounds(place: int, counts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def _sides(store: TokenStore, weights: Sequence[int], seed: int) -> np.ndarray:
-    """(D,) int32, the part of each document: its hash modulo the sum of the weights, counted off."""
+    """(D,) int32, the part of each document: its hash modulo the sum of the weights, counted off.
+
+    The index is taken to be sound. Raises UserError if the ids, all of which are read, are not what was recorded.
+    """
     sides = np.zeros(store.facts.documents, np.int32)
     ends, key = np.cumsum(weights), seed.to_bytes(8, "little", signed=True)
+    whole = hashlib.sha256()
     for first, place, counts, lengths in _windows(store):
         bounds = _bounds(place, counts, lengths)
         draws = np.zeros(len(counts), np.uint64)
         for number in range(len(counts)):
-            ids = store.tokens[bounds[number] : bounds[number + 1]].astype("<u4")
+            stored = np.asarray(store.tokens[bounds[number] : bounds[number + 1]])
+            whole.update(stored)
+            ids = stored.astype("<u4")
             draws[number] = int.from_bytes(hashlib.blake2b(ids.tobytes(), digest_size=8, key=key).digest(), "little")
         share = (draws % np.uint64(ends[-1])).astype(np.int64)
         sides[first : first + len(counts)] = np.searchsorted(ends, share, side="right")
+    check_digest(store, "tokens.bin", whole.hexdigest())
     return sides

@@ -20,6 +20,7 @@ from terakoya.data.keys import hash_u64, permute
 from terakoya.data.parts import sync_folder
 from terakoya.data.spans import Spans
 from terakoya.data.store import StoreFacts, TokenStore
+from terakoya.data.store_hashes import check_recorded
 from terakoya.data.store_writer import write_store
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
@@ -48,19 +49,22 @@ def export_blocks(
     by nothing if that has none either) and cut; the last, short block is dropped unless `keep_short`. `shuffle_seed`
     puts the whole blocks in an order of its own; None leaves them in order.
 
-    Raises UserError for a damaged store, one smaller than a block, and if `out` is there already.
+    Raises UserError for a store whose ids or index are not what its `store.json` recorded (they are read once more for
+    that, which is little beside writing JSON), for one smaller than a block, and if `out` is there already.
     """
     if block_size < 1:
         raise UserError(f"--block-size: expected at least 1, got {block_size}")
     if (out := Path(out)).exists():
         raise UserError(f"{out}: expected a new file, got one that is there; choose another --out")
-    stream = _Stream(TokenStore.open(Path(folder)))
+    store = TokenStore.open(Path(folder))
+    stream = _Stream(store)
     whole, short = divmod(len(stream), block_size)
     if not whole and not (short and keep_short):
         raise UserError(
             f"{folder}: expected {block_size:,} tokens for a block, got {short:,}; choose a smaller --block-size, or "
             "--keep-short"
         )
+    check_recorded(store, "tokens.bin", "tokens.idx")
     out.parent.mkdir(parents=True, exist_ok=True)
     draft = out.with_name(f".{out.name}.part")
     try:

@@ -77,3 +77,10 @@ def small_store(
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     fingerprint = f"{unit}-{eos}-{hash((tuple(map(tuple, documents)),)):x}"
     return SmallStore(folder, facts, array, offsets, np.array(first, np.int64), fingerprint)
+
+
+def damage(file: Path) -> None:
+    """Changes one bit in the middle; of an id the lowest, so that it stays one of the vocabulary."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 4 * 2] ^= 1
+    file.write_bytes(content)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_store import damage
 from word_tokenizer import WordTokenizer, make_folder
 
 from terakoya.data.corpus import Corpus
@@ -126,6 +127,19 @@ def test_a_damaged_store_and_a_single_one_are_refused(tmp_path: Path) -> None:
     (tmp_path / "b" / "tokens.bin").write_bytes(b"123")
     with pytest.raises(UserError, match=r"b/tokens\.bin: expected 4 bytes, got 3"):
         merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize("damaged", ["a", "b"])
+def test_a_changed_file_is_refused_and_leaves_nothing(tmp_path: Path, name: str, damaged: str) -> None:
+    lines = [[list(range(40)), list(range(40, 80))] for _ in range(3)]
+    words = [[[each % 2 == 0 for each in line] for line in document] for document in lines]
+    for folder in "ab":
+        write_store(tmp_path / folder, lines, vocabulary=Vocabulary(size=100), unit="line", word_starts=words)
+    damage(tmp_path / damaged / name)
+    with pytest.raises(UserError, match=rf"{damaged}/{name}: content changed .*expected SHA-256 \w+, got \w+"):
+        merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "b"]
 
 
 def test_memory_does_not_grow_with_the_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_store import damage
 
 from terakoya.data.split import split
 from terakoya.data.store import TokenStore, Unit, verify
@@ -75,6 +76,15 @@ def test_the_seed_decides(tmp_path: Path) -> None:
         return (tmp_path / name / "tokens.bin").read_bytes()
 
     assert tokens("a", 1) == tokens("b", 1) != tokens("c", 2)
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "tokens.idx", "tokens.words"])
+def test_a_changed_file_is_refused_and_leaves_nothing(tmp_path: Path, name: str) -> None:
+    store = make(tmp_path / "store", random_documents(5, 60))
+    damage(store.folder / name)
+    with pytest.raises(UserError, match=rf"store/{name}: content changed .*expected SHA-256 \w+, got \w+"):
+        split(store.folder, [tmp_path / "a", tmp_path / "b"], weights=[1, 1])
+    assert [file.name for file in tmp_path.iterdir()] == ["store"]
 
 
 def test_impossible_splits_are_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_store import damage
 from word_tokenizer import make_folder
 
 from terakoya.data.store import StoreFacts, TokenStore, verify
@@ -137,6 +138,15 @@ def test_what_is_no_block_is_named_and_leaves_nothing(tmp_path: Path, line: str,
     with pytest.raises(UserError, match=f"a.jsonl, {message}"):
         bring_in([tmp_path / "a.jsonl"], tmp_path / "store")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.jsonl", "tokenizer"]
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "tokens.idx"])
+def test_a_changed_store_is_not_exported(tmp_path: Path, name: str) -> None:
+    write_store(tmp_path / "s", [[np.arange(6, 90)], [[7] * 100]] * 5, vocabulary=VOCABULARY)
+    damage(tmp_path / "s" / name)
+    with pytest.raises(UserError, match=rf"s/{name}: content changed .*expected SHA-256 \w+, got \w+"):
+        export_blocks(tmp_path / "s", tmp_path / "a.jsonl", block_size=64, shuffle_seed=1)
+    assert [file.name for file in tmp_path.iterdir()] == ["s"]
 
 
 def test_export_refuses_what_would_be_lost_or_empty(tmp_path: Path) -> None:
