@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,7 @@ from terakoya.data.corpus_files import Source
 Reason = Literal[
     "bad UTF-8",
     "bad JSON",
+    "lone surrogate",
     "bad CSV",
     "wrong number of columns",
     "not a JSON object",
@@ -21,6 +23,16 @@ Reason = Literal[
     "special token in text",
 ]
 """Why a document was quarantined. The last two are found while encoding."""
+
+REMEDIES: Mapping[str, str] = {
+    "bad UTF-8": "convert the text to UTF-8, for example with `iconv -f SHIFT_JIS -t UTF-8` or `-f UTF-16`",
+    "lone surrogate": "write whole characters, not half of one as \\ud83d alone is",
+    "missing field": "choose the key that holds the text with --field",
+    "field is not a string": "choose the key that holds the text with --field",
+    "document too large": "allow longer ones with --max-document-bytes",
+    "special token in text": "choose what becomes of them with --special-tokens-in-text",
+}
+"""What a user can do about many rejects of one reason."""
 
 EXCERPT_CHARACTERS = 80
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import orjson
 
 from terakoya.data.corpus_files import Hashing, RemoteFile, Source, compression_of, kind_of, open_plain
-from terakoya.data.corpus_items import Block, Document, Reject, reject_bytes, text_document
+from terakoya.data.corpus_items import Block, Document, Reason, Reject, reject_bytes, text_document
 from terakoya.errors import UserError, nearest
 
 Record = tuple[int, bytes, bool]
@@ -20,6 +22,7 @@ Record = tuple[int, bytes, bool]
 _READ_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
 # A blank line: spaces, tabs, carriage returns and ideographic spaces (U+3000, three bytes in UTF-8) only.
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _BLANK = re.compile(rb"(?:[ \t\r\n]|\xe3\x80\x80)*\Z")
 _UNCLOSED = "expected a closing quote, the file ends without one; mend the file"
 _OPENING = re.compile(rb'[,\r\n]"')
@@ -182,7 +185,7 @@ def _from_json(file: Source, line: int, record: bytes, field: str) -> Document |
     try:
         value = orjson.loads(record)
     except orjson.JSONDecodeError:
-        return reject_bytes(file, line, "bad JSON" if _is_utf8(record) else "bad UTF-8", record)
+        return reject_bytes(file, line, _not_json(record), record)
     if not isinstance(value, dict):
         return reject_bytes(file, line, "not a JSON object", record)
     if field not in value:
@@ -232,12 +235,17 @@ def _find_column(file: Source, field: str) -> tuple[int, int]:
     return names.index(field), len(names)
 
 
-def _is_utf8(record: bytes) -> bool:
+def _not_json(record: bytes) -> Reason:
+    """Why orjson refuses `record`."""
     try:
-        record.decode()
+        text = record.decode()
     except UnicodeDecodeError:
-        return False
-    return True
+        return "bad UTF-8"
+    if _SURROGATE.search(text):
+        with suppress(ValueError, RecursionError):
+            json.loads(text)  # takes halves of characters
+            return "lone surrogate"
+    return "bad JSON"
 
 
 # ------------------------------------------------------------------------------------------------- lines to records

@@ -18,6 +18,7 @@ import orjson
 from terakoya.components import Tokenizer
 from terakoya.data.assembly import Totals, assemble, write_rejects
 from terakoya.data.corpus import Corpus, Document
+from terakoya.data.corpus_items import REMEDIES
 from terakoya.data.encoding import BlockEncoder, Task
 from terakoya.data.resuming import begin, clear, finished_facts
 from terakoya.data.sharding import SHARD, SHARD_BLOCKS, Shard, ShardBlocks
@@ -240,9 +241,17 @@ def _judge(out: Path, totals: Totals, max_rejects: int | float, shard: Shard | N
     write_rejects(out, Parts(out, totals))
     allowed = limit(max_rejects, totals.documents + totals.rejected.total())
     if totals.rejected.total() > allowed or not totals.tokens:
+        most = totals.rejected.most_common(1)[0][0]
+        with (out / "rejects.jsonl").open("rb") as stream:
+            first = next(reject for reject in map(orjson.loads, stream) if reject["reason"] == most)
+        expected = "at least one document that is not rejected"
+        remedies = [REMEDIES[most]] if most in REMEDIES else []
+        remedies.append("mend the corpus")
+        if totals.tokens:
+            expected = f"at most {int(allowed):,} rejected documents (--max-rejects {max_rejects})"
+            remedies.append("allow more; what is encoded is kept")
         raise UserError(
-            f"{out}: expected at most {int(allowed):,} rejected documents (--max-rejects {max_rejects}), got "
-            f"{by_reason(totals)}; see {out / 'rejects.jsonl'}, mend the corpus or the options, or allow more: what "
-            "is encoded is kept"
+            f"{out}: expected {expected}, got {by_reason(totals)}, the first in {first['file']}, line "
+            f"{first['line']}: {first['excerpt'].strip()}\nAll are in {out / 'rejects.jsonl'}: {', or '.join(remedies)}"
         )
     logger.warning("rejected %s; listed in %s", by_reason(totals), out / "rejects.jsonl")

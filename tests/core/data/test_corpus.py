@@ -104,6 +104,8 @@ def test_each_fault_is_named_with_its_line(tmp_path: Path) -> None:
         b'{"text": "\\ud800"}',
         b'{"text": "' + b"x" * 200 + b'"}',
         b'{"text": "nul \\u0000 kept"}',
+        b'{"text": "half \\uD83D of one"}',
+        b'{"text": "neither JSON \\ud83d"',
     ]
     file = write(tmp_path / "a.jsonl", b"\n".join(rows))
     items = read_all(Corpus([file], max_document_bytes=100), block_bytes=7)
@@ -116,12 +118,14 @@ def test_each_fault_is_named_with_its_line(tmp_path: Path) -> None:
         (5, "field is not a string"),
         (6, "empty document"),
         (7, "not a JSON object"),
-        (9, "bad JSON"),
+        (9, "lone surrogate"),
         (10, "document too large"),
+        (12, "lone surrogate"),
+        (13, "bad JSON"),
     ]
     excerpts = [item.excerpt for item in items if isinstance(item, Reject)]
     assert excerpts[0] == '{"text": "bad \\xff byte"}'
-    assert excerpts[-1].startswith('{"text": "xxx') and len(excerpts[-1]) == 80
+    assert excerpts[-3].startswith('{"text": "xxx') and len(excerpts[-3]) == 80
 
 
 def test_bad_bytes_spoil_only_their_own_document_in_txt(tmp_path: Path) -> None:

@@ -440,3 +440,26 @@ def test_progress_ends_at_the_whole(corpus: Corpus, tokenizer_folder: Path, tmp_
     )
     assert len(seen) > 10 and seen == sorted(seen)
     assert seen[-1] == (corpus.total_bytes, corpus.total_bytes)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        (
+            "a.txt",
+            "市場の朝".encode("shift_jis"),
+            r"got 1 of 1 documents \(1 bad UTF-8\), the first in .*line 1: .*\n.*iconv",
+        ),
+        (
+            "a.jsonl",
+            b'{"body": "one"}\n{"body": "two"}',
+            r'got 2 of.*line 1: {"body": "one"}\n.*with --field, or mend the corpus$',
+        ),
+    ],
+)
+def test_a_corpus_of_rejects_says_what_to_do(
+    tokenizer_folder: Path, tmp_path: Path, name: str, content: bytes, expected: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match="expected at least one document that is not rejected, " + expected):
+        prepare(Corpus([tmp_path / name]), WordTokenizer(), tokenizer_folder, tmp_path / "out", max_rejects=1.0)
