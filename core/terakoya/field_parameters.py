@@ -54,6 +54,8 @@ class FieldEntry(BaseModel):
     """Embeddings and so many of the lowest layers keep their weights; -1: all are trained."""
 
 
+RENAMED = {"debertav2": "deberta_v2"}
+"""Families that the file spells differently."""
 ELECTRA_KEYS = ("embedding-size", "generator-size", "mask-percent")
 
 
@@ -69,9 +71,10 @@ def read_field_parameters(
 ) -> dict[str, Any]:
     """The entry `model_type` of the file `path`, as the JSON that `Parameters.from_dict` reads.
 
-    The family is the name's first word: `bert-base-dist` is a `bert`. `whole_word_mask` is the original's
-    `--do_whole_word_mask`, `fp16_type` its `--fp16_type`. `processes_per_node` matters with `accumulation-steps` above
-    1: what a process takes at once is then its share of the entry's `batch-size`.
+    The family is the name's first word: `bert-base-dist` is a `bert`, `debertav2-base` a `deberta_v2`.
+    `whole_word_mask` is the original's `--do_whole_word_mask`, `fp16_type` its `--fp16_type`. `processes_per_node`
+    matters with `accumulation-steps` above 1: what a process takes at once is then its share of the entry's
+    `batch-size`.
 
     Raises:
         UserError: no such entry; missing, unknown or wrong keys, all of them; what is not supported.
@@ -84,6 +87,7 @@ def read_field_parameters(
     if not isinstance(raw, Mapping):
         raise UserError(f"{where}: expected an object, got {shown(raw)}")
     family = model_type.partition("-")[0]
+    family = RENAMED.get(family, family)
     start = read_field_start(raw, where, family)
     try:
         entry = FieldEntry.model_validate(dict(start.entry if start else raw))

@@ -143,7 +143,7 @@ def test_an_unknown_model_type_lists_the_nearest_entry() -> None:
         read_field_parameters(SHIPPED, "bert-bas", [Path("a")])
 
 
-@pytest.mark.parametrize("family", ["albert", "debertav2"])
+@pytest.mark.parametrize("family", ["albert", "debertav3"])
 def test_a_family_without_a_plugin_is_refused_by_name_and_never_taken_for_bert(tmp_path: Path, family: str) -> None:
     message = refusal(tmp_path, model_type=f"{family}-base")
     assert f"architecture.type: architecture {family}: not installed" in message
@@ -215,6 +215,11 @@ def test_an_electra_entry_trains_at_toy_size(name: str, tmp_path: Path) -> None:
     for folder, model in done.models.items():
         loaded = getattr(transformers, model).from_pretrained(done.out / folder, local_files_only=True)
         assert loaded.config.max_position_embeddings == 32
+
+
+def test_debertav2_is_deberta_v2(tmp_path: Path) -> None:
+    raw = read(tmp_path, model_type="debertav2-base")
+    assert raw["architecture"]["type"] == "deberta_v2" and raw["objective"]["type"] == "masked_lm"
 
 
 def test_a_roberta_entry_has_its_own_beta_and_no_next_sentence(tmp_path: Path) -> None:
