@@ -79,10 +79,12 @@ def _check_command(text: str) -> None:
 
 @functools.cache
 def _settings_flags() -> set[str]:
-    """Every setting of every kind of tokenizer as an option."""
+    """Every setting of every kind of tokenizer as an option, as `terakoya plugins show` and SentencePiece spell it, and
+    SentencePiece's names for corpus and folder."""
     registry = plugins.registry()
     kinds = [registry.component("tokenizers", name) for name in registry.names("tokenizers")]
-    return {f"--{name.replace('_', '-')}" for kind in kinds for name in kind.model_fields}
+    names = {"input", "output_dir", "model_prefix", *(name for kind in kinds for name in kind.model_fields)}
+    return {f"--{spelt}" for name in names for spelt in (name, name.replace("_", "-"))}
 
 
 def _code_blocks(page: str, language: str) -> list[str]:

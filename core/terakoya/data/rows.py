@@ -236,7 +236,8 @@ class RowSource:
         for name in ("cls", "sep", "pad"):
             if getattr(self.vocabulary, name) is None:
                 raise UserError(
-                    f"{where}: expected a vocabulary with a {name} token, got none; train the tokenizer with one"
+                    f"{where}: expected a vocabulary with a {name} token, got none; use a tokenizer that has one (of "
+                    "kind sentencepiece: trained with --special-tokens bert)"
                 )
         if self.layout.kind in ("lines", "pairs") and self.store.facts.unit != "line":
             raise UserError(
