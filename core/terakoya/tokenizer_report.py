@@ -7,15 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from terakoya.errors import UserError
+from terakoya.tokenizer_report_pieces import read_pieces
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from terakoya.components import Encoded, Encoder, Tokenizer
     from terakoya.data.corpus import Corpus
 
@@ -47,8 +46,9 @@ class TokenizerReport:
         words: of the text, by number of tokens from 1 to 5 or more; None where the tokenizer does not know words.
         coverage: by class of characters, in the order of `CLASSES`; classes that do not occur are left out.
         counts: (vocabulary,) int64, how often each id occurs.
-        pieces: (vocabulary,) each id's piece as the tokenizer writes it; of a byte-level one the text it stands for,
-            spaces as U+2581, where that is whole characters.
+        pieces, lengths: (vocabulary,) each id's piece as it is shown, and its characters (int64): see
+            `terakoya.tokenizer_report_pieces.read_pieces`.
+        ordinary: the ids that are neither special nor an unused slot.
     """
 
     name: str
@@ -63,6 +63,7 @@ class TokenizerReport:
     coverage: dict[str, Coverage]
     counts: np.ndarray
     pieces: tuple[str, ...]
+    lengths: np.ndarray
     ordinary: np.ndarray
 
     @property
@@ -90,7 +91,7 @@ class TokenizerReport:
     def longest(self, number: int) -> list[tuple[str, int]]:
         """The longest pieces that occur, each with how often; of equal length the most frequent first."""
         used = self.ordinary[self.counts[self.ordinary] > 0].tolist()
-        used.sort(key=lambda id: (-len(_bare(self.pieces[id])), -self.counts[id], id))
+        used.sort(key=lambda id: (-self.lengths[id], -self.counts[id], id))
         return [(self.pieces[id], int(self.counts[id])) for id in used[:number]]
 
     def never_used(self) -> list[str]:
@@ -100,8 +101,8 @@ class TokenizerReport:
     def piece_lengths(self, longest: int = 10) -> list[int]:
         """How many ordinary pieces have 1, 2, ... `longest` or more characters, without WordPiece's and
         SentencePiece's marks."""
-        lengths = Counter(min(longest, max(1, len(_bare(self.pieces[id])))) for id in self.ordinary.tolist())
-        return [lengths[length] for length in range(1, longest + 1)]
+        lengths = np.minimum(self.lengths[self.ordinary], longest)
+        return [int(count) for count in np.bincount(lengths, minlength=longest + 1)[1:]]
 
     def share_of_most_frequent(self, numbers: Sequence[int]) -> list[float]:
         """The share of all tokens that the k most frequent ids make up, for each k of `numbers`."""
@@ -148,6 +149,7 @@ def measure(
     if not tally.documents:
         raise UserError("tokenizer report: expected a corpus with at least one document, found none")
     vocabulary = encoder.vocabulary
+    pieces, lengths = read_pieces(tokenizer.load(folder), vocabulary.size)
     return TokenizerReport(
         name=folder.name,
         kind=kind,
@@ -160,26 +162,10 @@ def measure(
         words=None if tally.words is None else tuple(tally.words.tolist()),
         coverage=_coverage(encoder, tally.characters),
         counts=tally.counts,
-        pieces=_pieces(tokenizer.load(folder), vocabulary.size),
+        pieces=pieces,
+        lengths=lengths,
         ordinary=vocabulary.ordinary,
     )
-
-
-def _pieces(tokenizer: PreTrainedTokenizerBase, size: int) -> tuple[str, ...]:
-    pieces = ["" if piece is None else piece for piece in tokenizer.convert_ids_to_tokens(list(range(size)))]
-    decoder: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
-    if type(decoder).__name__ != "ByteLevel":
-        return tuple(pieces)
-    texts = [decoder.decode([piece]) for piece in pieces]
-    marks = str.maketrans({" ": "\u2581", "\n": "\\n", "\t": "\\t"})
-    return tuple(
-        piece if "\ufffd" in text else text.translate(marks) for piece, text in zip(pieces, texts, strict=True)
-    )
-
-
-def _bare(piece: str) -> str:
-    """A piece without the mark that it goes on a word, or that a space comes before it."""
-    return piece.removeprefix("##").removeprefix("\u2581")
 
 
 class _Tally:

@@ -10,6 +10,8 @@ from terakoya.tokenizer_report import LONGEST_WORD, TokenizerReport
 COLOURS = ("#4363d8", "#e07b00", "#2e8b57", "#b8336a", "#7a5195", "#5f6b6d")
 MOST_FREQUENT = (10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000)
 EXAMPLES = 60
+CHARACTER_WIDTH, LINE_HEIGHT = 7.2, 12
+"""Of figures in pictures, roughly, in the pictures' units."""
 
 STYLE = """
 body { font: 15px/1.6 system-ui, "Hiragino Sans", "Noto Sans JP", sans-serif; margin: 2rem auto; max-width: 62rem;
@@ -58,7 +60,7 @@ def page(reports: Sequence[TokenizerReport], *, corpus: str) -> str:
         _table(["", *names], [[name, *(figure[name] for figure in each)] for name in first]),
         "<h2>Tokens per word</h2>",
         _words(reports),
-        "<h2>Characters that are known</h2><p>Each character encoded alone; by how often it occurs, and by kinds.</p>",
+        "<h2>Characters that are known</h2><p>Each encoded alone; in % by how often it occurs, and by kinds.</p>",
         _known(reports),
         "<h2>What the most frequent pieces make up</h2><p>Share of all tokens.</p>",
         _bars(
@@ -91,15 +93,19 @@ def page(reports: Sequence[TokenizerReport], *, corpus: str) -> str:
 
 
 def _words(reports: Sequence[TokenizerReport]) -> str:
-    known = [report for report in reports if report.words is not None]
-    if not known:
+    series, colours, left_out = [], [], []
+    for report, colour in zip(reports, _colours(len(reports)), strict=True):
+        if report.words is None or not sum(report.words):
+            left_out.append(report.name)
+            continue
+        series.append([100 * count / sum(report.words) for count in report.words])
+        colours.append(colour)
+    if not series:
         return "<p>None of these tokenizers knows words.</p>"
-    shares = []
-    for report in reports:
-        words = report.words or (0,) * LONGEST_WORD
-        shares.append([100 * count / max(1, sum(words)) for count in words])
+    note = f" Not known, and so left out: {escape(', '.join(left_out))}." if left_out else ""
     labels = [*map(str, range(1, LONGEST_WORD)), f"{LONGEST_WORD} +"]
-    return _bars(labels, shares, lambda value: f"{value:.1f} %")
+    bars = _bars(labels, series, lambda value: f"{value:.1f} %", colours)
+    return f"<p>Share of all words that are so many tokens.{note}</p>{bars}"
 
 
 def _known(reports: Sequence[TokenizerReport]) -> str:
@@ -115,36 +121,52 @@ def _known(reports: Sequence[TokenizerReport]) -> str:
     return _bars(classes, shares, lambda value: f"{value:.2f}") + table
 
 
-def _bars(labels: Sequence[str], series: Sequence[Sequence[float]], show: Callable[[float], str]) -> str:
-    """Groups of upright bars, one group a label, one bar in it a series."""
-    width, height, bottom, top = 900, 230, 24, 18
+def _bars(
+    labels: Sequence[str],
+    series: Sequence[Sequence[float]],
+    show: Callable[[float], str],
+    colours: Sequence[str] | None = None,
+) -> str:
+    """Groups of upright bars, one group a label, one bar in it a series; figures above them, on end where bars are
+    narrow, none where they are too narrow for that too."""
+    width, tallest, bottom = 900, 212, 24
+    colours = colours or _colours(len(series))
     largest = max([value for values in series for value in values], default=0.0) or 1.0
     group = width / max(1, len(labels))
-    bar = min(46.0, 0.8 * group / len(series))
+    bar = min(60.0, 0.8 * group / len(series))
+    room = CHARACTER_WIDTH * max([len(show(value)) for values in series for value in values], default=0)
+    lying = bar >= room
+    height = tallest + (18 if lying else 10 + room)
     shapes = []
     for place, label in enumerate(labels):
         left = place * group + (group - bar * len(series)) / 2
         for number, values in enumerate(series):
-            tall = (height - top) * values[place] / largest
+            tall = tallest * values[place] / largest
             x, y = left + number * bar, height - tall
+            shown = escape(show(values[place]))
             shapes.append(
                 f'<rect x="{x:.1f}" y="{y:.1f}" width="{bar - 2:.1f}" height="{tall:.1f}" '
-                f'fill="{COLOURS[number % len(COLOURS)]}"><title>{escape(show(values[place]))}</title></rect>'
+                f'fill="{colours[number]}"><title>{shown}</title></rect>'
             )
-            if bar >= 34:
-                middle = x + bar / 2 - 1
-                shown = escape(show(values[place]))
+            middle = x + bar / 2 - 1
+            if lying:
                 shapes.append(f'<text x="{middle:.1f}" y="{y - 4:.1f}" text-anchor="middle">{shown}</text>')
+            elif bar >= LINE_HEIGHT:
+                shapes.append(f'<text transform="translate({middle + 4:.1f} {y - 4:.1f}) rotate(-90)">{shown}</text>')
         centre = (place + 0.5) * group
-        shapes.append(f'<text x="{centre:.1f}" y="{height + 17}" text-anchor="middle">{escape(label)}</text>')
-    shapes.append(f'<line x1="0" x2="{width}" y1="{height}" y2="{height}" stroke="#9aa3a6"/>')
-    return f'<svg viewBox="0 0 {width} {height + bottom}" role="img" width="100%">{"".join(shapes)}</svg>'
+        shapes.append(f'<text x="{centre:.1f}" y="{height + 17:.1f}" text-anchor="middle">{escape(label)}</text>')
+    shapes.append(f'<line x1="0" x2="{width}" y1="{height:.1f}" y2="{height:.1f}" stroke="#9aa3a6"/>')
+    return f'<svg viewBox="0 0 {width} {height + bottom:.1f}" role="img" width="100%">{"".join(shapes)}</svg>'
+
+
+def _colours(number: int) -> list[str]:
+    return [COLOURS[each % len(COLOURS)] for each in range(number)]
 
 
 def _legend(names: Sequence[str]) -> str:
     dots = (
-        f'<span><span class="dot" style="background:{COLOURS[number % len(COLOURS)]}"></span>{escape(name)}</span>'
-        for number, name in enumerate(names)
+        f'<span><span class="dot" style="background:{colour}"></span>{escape(name)}</span>'
+        for name, colour in zip(names, _colours(len(names)), strict=True)
     )
     return f'<p class="legend">{"".join(dots)}</p>'
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from terakoya.commands.tokenizer_report import report
 from terakoya.data.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.tokenizer import train_tokenizer
 from terakoya.tokenizer_report import TokenizerReport, character_class
-from terakoya.tokenizer_report_page import figures, page
+from terakoya.tokenizer_report_page import COLOURS, figures, page
+from terakoya.tokenizer_report_pieces import read_pieces
 
 TEXTS = [
     "朝の市場では、魚屋が大きな声で今日の鯵をすすめていた。\n値段は百円から。",
@@ -114,3 +117,64 @@ def test_byte_level_pieces_are_shown_as_text(folder: Path) -> None:
     pieces = report([folder / "bytes"], [source])[0].pieces
     assert {"の", "\u2581", "いる"} <= set(pieces), [piece for piece in pieces if not piece.isascii()][-40:]
     assert len(set(pieces)) == len(pieces), "parts of characters are told apart"
+    assert {"\\xe3", "\\x81", "\\x00", "\\n"} <= set(pieces)
+
+
+def byte_level(pieces: list[bytes]) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer with these pieces, and two tokens of its own, which are no bytes."""
+    library = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    written: dict[int, str] = {}
+    for character in map(chr, [*range(0x800), *range(0x800, 0xD800, 64), *range(0x10000, 0x110000, 4096)]):
+        written.update(zip(character.encode(), library.pre_tokenize_str(character)[0][0], strict=True))
+    vocabulary = ["<s>", *("".join(written[byte] for byte in piece) for piece in pieces)]
+    backend = Tokenizer(models.BPE(vocab={piece: id for id, piece in enumerate(vocabulary)}, merges=[]))
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>")
+    tokenizer.add_tokens(["é終"])
+    return tokenizer
+
+
+def test_parts_of_characters_are_shown_as_bytes() -> None:
+    whole = [text.encode() for text in ("の", " 朝の\n", "é", "𠮷", "##")]
+    parts = [b"\xe3\x81", b"\xae\xe3\x81", "雨".encode() + b"\xe3", b"\xb8\x82a", b"\xf0\xa0\xae"]
+    tokenizer = byte_level([*whole, *parts])
+    pieces, lengths = read_pieces(tokenizer, len(tokenizer))
+    assert dict(zip(pieces, lengths.tolist(), strict=True)) == {
+        "<s>": 3, "の": 1, "\u2581朝の\\n": 3, "é": 1, "𠮷": 1, "##": 2,
+        "\\xe3\\x81": 1, "\\xae\\xe3\\x81": 2, "雨\\xe3": 2, "\\xb8\\x82a": 2, "\\xf0\\xa0\\xae": 1, "é終": 2,
+    }  # fmt: skip
+
+
+def test_bytes_of_sentencepiece_are_one_character(folder: Path) -> None:
+    settings = {"type": "sentencepiece", "vocab_size": 400, "byte_fallback": True, "hard_vocab_limit": False}
+    train_tokenizer(Corpus([folder / "text.txt"]), folder / "pieces", settings=settings)
+    (folder / "rare.txt").write_text("鱧の鱧", encoding="utf-8")
+    measured = report([folder / "pieces"], [folder / "rare.txt"])[0]
+    byte = measured.pieces.index("<0xE9>")
+    assert (measured.counts[byte], measured.lengths[byte]) == (2, 1)
+    assert measured.longest(1)[0][1] == 2, "the most frequent of pieces of one character, which is a byte"
+    assert measured.piece_lengths()[0] >= 256 > measured.piece_lengths()[5]
+
+
+def test_tokenizers_without_words_have_no_bars(measured: TokenizerReport) -> None:
+    wordless = replace(measured, name="a<b", words=None)
+    section = page([wordless, measured], corpus="").partition("<h2>Tokens per word</h2>")[2].partition("<h2>")[0]
+    assert section.count("<rect") == 5 and "left out: a&lt;b." in section
+    assert COLOURS[1] in section and COLOURS[0] not in section, "colours are those of the legend"
+    section = page([measured], corpus="").partition("<h2>Tokens per word</h2>")[2].partition("<h2>")[0]
+    assert "left out" not in section
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 6, 14])
+def test_figures_in_pictures_do_not_overlap(measured: TokenizerReport, number: int) -> None:
+    text = page([measured] * number, corpus="")
+    pictures = ElementTree.fromstring(text.split("\n", 1)[1].replace('<meta charset="utf-8">', "")).findall(".//svg")
+    assert len(pictures) == 4
+    for picture in pictures:
+        bars, texts = picture.findall("rect"), picture.findall("text")
+        bar = float(bars[0].attrib["width"]) + 2
+        below = texts[-1].attrib["y"]
+        figures = [each for each in texts if each.get("y") != below]
+        assert len(figures) == (len(bars) if bar >= 12 else 0)
+        for figure in figures:
+            assert "transform" in figure.attrib or 6.5 * len(figure.text or "") <= bar, (figure.text, bar)
