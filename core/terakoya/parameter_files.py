@@ -158,7 +158,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         kind, got = problem["type"], problem["input"]
         if kind == "extra_forbidden":
             known = field_names(_model_at(model, keys[:-1]))
-            text = f"unknown key{nearest(keys[-1], known)}"
+            text = f"unknown key{_nearest_key(keys[-1], known)}"
         elif kind == "missing":
             text = "missing"
         elif kind in ("value_error", "assertion_error"):
@@ -175,6 +175,16 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         if line not in lines:
             lines.append(line)
     return lines
+
+
+def _nearest_key(key: str, known: Sequence[str]) -> str:
+    """As `nearest`; where none is near, the keys of which `key` is a part: `min` of `min_characters`."""
+    text = nearest(key, known)
+    parts = set(key.lower().split("_"))
+    longer = [f'"{name}"' for name in known if parts <= set(name.split("_"))]
+    if "did you mean" not in text and 1 <= len(longer) <= 3:
+        return f"; did you mean {' or '.join(longer)}?"
+    return text
 
 
 def field_names(model: type[BaseModel] | None) -> list[str]:

@@ -149,7 +149,7 @@ def test_defaults_come_from_above(keys: dict[str, Any]) -> None:
         ("wiki", {"corpus": "nowhere/*.jsonl"}, r"^corpora\.wiki\.corpus: no file matches nowhere/\*\.jsonl"),
         ("wiki", {"corpus": "nowhere.jsonl"}, r"^corpora\.wiki\.corpus: nowhere\.jsonl: no such file"),
         ("tech", {"validation_corpus": "no.txt"}, r"^corpora\.tech\.validation_corpus: no\.txt: no such file"),
-        ("fiction", {"clean": [{"type": "nfck"}]}, r'corpora\.fiction\.clean: 0\.type: .*did you mean "nfkc"'),
+        ("fiction", {"clean": [{"type": "nfck"}]}, r'corpora\.fiction\.clean\.0\.type: .*did you mean "nfkc"'),
         (
             "tech",
             {"field": "body"},

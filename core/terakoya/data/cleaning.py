@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from terakoya.data.corpus_files import Source
 from terakoya.data.corpus_items import Block, Document, Reject
@@ -137,42 +137,39 @@ _TYPES: Mapping[str, type[Step]] = {
 }
 
 
-class Steps(BaseModel):
-    """The list of steps, in order."""
-
-    model_config = ConfigDict(frozen=True)
-
-    clean: tuple[Annotated[Step, Field(discriminator="type")], ...] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        types = [step.type for step in self.clean]
-        twice = {each for each in types if types.count(each) > 1 and each != "characters"}
-        if twice:
-            raise ValueError(f"{', '.join(sorted(twice))}: expected once, got it twice")
-        if "hold_out" in types[:-1]:
-            raise ValueError("hold_out: expected as the last step, so that what is held out is clean too")
-        return self
-
-
 def read_steps(value: Any, *, source: str) -> tuple[Step, ...]:
     """The steps that the JSON value `value` describes: a list of objects, each with its `type`.
 
+    `source`: where the list stands: a file's name, or its key, `clean` or `pipeline: corpora.wiki.clean`.
+
     Raises UserError, each problem on a line that begins with `source`.
     """
-    from terakoya.parameter_files import explain
+    from terakoya.parameter_files import explain, shown
 
-    for number, each in enumerate(value if isinstance(value, list | tuple) else []):
+    if not isinstance(value, list | tuple) or not value:
+        raise UserError(f"{source}: expected a list of one cleaning step or more, got {shown(value)}")
+    below = f"{source}." if source.endswith("clean") else f"{source}: "
+    steps: list[Step] = []
+    problems: list[str] = []
+    for number, each in enumerate(value):
         kind = each.get("type") if isinstance(each, Mapping) else None
-        if kind not in _TYPES:
+        if not isinstance(kind, str) or kind not in _TYPES:
             raise UserError(
-                f"{source}: {number}.type: expected one of {', '.join(_TYPES)}, got {json.dumps(kind)}"
+                f"{below}{number}.type: expected one of {', '.join(_TYPES)}, got {shown(kind)}"
                 + (nearest(kind, _TYPES) if isinstance(kind, str) else "")
             )
-    try:
-        return Steps.model_validate({"clean": value}).clean
-    except ValidationError as error:
-        raise UserError("\n".join(f"{source}: {problem}" for problem in explain(error, Steps))) from None
+        try:
+            steps.append(_TYPES[kind].model_validate(each))
+        except ValidationError as error:
+            problems += explain(error, _TYPES[kind], str(number))
+    if problems:
+        raise UserError("\n".join(below + problem for problem in problems))
+    types = [step.type for step in steps]
+    if twice := sorted({each for each in types if types.count(each) > 1 and each != "characters"}):
+        raise UserError(f"{source}: {', '.join(twice)}: expected once, got it twice")
+    if "hold_out" in types[:-1]:
+        raise UserError(f"{source}: hold_out: expected as the last step, so that what is held out is clean too")
+    return tuple(steps)
 
 
 def change(steps: Iterable[Step], text: str) -> str:

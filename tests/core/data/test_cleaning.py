@@ -250,19 +250,45 @@ def test_a_plan_that_is_there_is_not_made_again(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        ([{"type": "nfcc"}], 'clean: 0.type: expected one of nfkc, .*, got "nfcc"; did you mean "nfkc"'),
-        ([{"min_characters": 2}], "clean: 0.type: expected one of"),
-        ([{"type": "length", "min_chars": 2}], "min_chars.*unknown key"),
-        ([{"type": "length", "min_characters": -1}], "min_characters"),
+        (
+            [{"type": "nfcc"}],
+            "0.type: expected one of nfkc, sentences, length, characters, exact_duplicates, near_duplicates, hold_out, "
+            'got "nfcc"; did you mean "nfkc"?',
+        ),
+        ([{"type": "length", "min": 3}], '0.min: unknown key; did you mean "min_characters"?'),
+        (
+            [{"type": "length", "min_chars": 2}],
+            '0.min_chars: unknown key; did you mean "min_characters" or "max_characters"?',
+        ),
+        (
+            [{"type": "nfkc"}, {"type": "length", "min_characters": "x"}],
+            '1.min_characters: expected an integer, unable to parse string as an integer, got "x"',
+        ),
+        ([{"type": "hold_out"}], "0.share: missing"),
         ([{"type": "nfkc"}, {"type": "nfkc"}], "nfkc: expected once, got it twice"),
-        ([{"type": "hold_out", "share": 0.1}, {"type": "nfkc"}], "hold_out: expected as the last step"),
-        ([], "at least 1 item"),
-        ("nfkc", "clean"),
+        (
+            [{"type": "hold_out", "share": 0.1}, {"type": "nfkc"}],
+            "hold_out: expected as the last step, so that what is held out is clean too",
+        ),
+        ([], "expected a list of one cleaning step or more, got []"),
+        ({"clean": []}, 'expected a list of one cleaning step or more, got {"clean": []}'),
     ],
 )
 def test_wrong_steps_are_refused(steps: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        read_steps(steps, source="clean")
+    """One line that names the file, the place in its list, and nothing that the file has not."""
+    with pytest.raises(UserError) as refused:
+        read_steps(steps, source="c2.json")
+    assert str(refused.value) == f"c2.json: {message}"
+
+
+def test_wrong_steps_among_other_settings_are_named_by_their_whole_path() -> None:
+    steps = [{"type": "length", "min": 3}, {"type": "nfkc", "form": "C"}]
+    with pytest.raises(UserError) as refused:
+        read_steps(steps, source="pipeline: corpora.wiki.clean")
+    assert [line.partition(";")[0] for line in str(refused.value).split("\n")] == [
+        "pipeline: corpora.wiki.clean.0.min: unknown key",
+        "pipeline: corpora.wiki.clean.1.form: unknown key",
+    ]
 
 
 def test_a_file_given_twice_is_refused(tmp_path: Path) -> None:

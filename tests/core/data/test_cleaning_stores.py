@@ -159,6 +159,6 @@ def test_keys_that_do_not_go_together_are_refused(folder: Path, changes: dict[st
 
 def test_a_wrong_step_is_found_before_the_first_stage(folder: Path) -> None:
     pipeline = Pipeline.model_validate(_pipeline(folder, clean=[{"type": "lenght"}, STEPS[-1]]))
-    with pytest.raises(UserError, match=r'pipeline: clean: 0\.type: .*did you mean "length"'):
+    with pytest.raises(UserError, match=r'pipeline: clean\.0\.type: .*did you mean "length"'):
         list(run_pipeline(pipeline))
     assert not (folder / "store").exists()
