@@ -6,10 +6,9 @@ import errno
 import hashlib
 import logging
 import pickle
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -17,8 +16,9 @@ import orjson
 
 from terakoya.components import Tokenizer
 from terakoya.data.assembly import Totals, assemble, write_rejects
-from terakoya.data.corpus import Corpus, Document
+from terakoya.data.corpus import Corpus
 from terakoya.data.corpus_items import REMEDIES
+from terakoya.data.disk_need import check_disk
 from terakoya.data.encoding import BlockEncoder, Task
 from terakoya.data.resuming import begin, clear, finished_facts
 from terakoya.data.sharding import SHARD, SHARD_BLOCKS, Shard, ShardBlocks
@@ -29,7 +29,6 @@ from terakoya.errors import UserError
 
 logger = logging.getLogger("terakoya")
 
-_SAMPLE_FILES, _SAMPLE_BYTES, _SAMPLE_CHARACTERS = 8, 4 << 20, 30_000
 _MIN_BLOCK, _MAX_BLOCK, _MAX_PARTS = 1 << 20, 32 << 20, 50_000
 
 
@@ -118,8 +117,8 @@ class Preparation:
         return finished_facts(self.out, self.inputs, self.options)
 
     def begin(self, encoder: BlockEncoder) -> None:
-        """Makes the folder of parts. UserError if the disk is too small or there are parts of something else."""
-        _check_disk(self.out, self.task.corpus, encoder, self.blocks().disk_bytes)
+        """Makes the folder of parts. UserError if the disk is much too small or there are parts of something else."""
+        check_disk(self.out, self.task.corpus, encoder, self.blocks().disk_bytes, unit=self.task.unit)
         begin(self.out, self.inputs, self.options)
 
     def finish(self, totals: Totals, encoder: BlockEncoder, *, extent: str = "") -> StoreFacts:
@@ -167,52 +166,7 @@ def _ends_explained(out: Path) -> Iterator[None]:
         raise
 
 
-# ------------------------------------------------------------------------------------------------- disk and rejects
-
-
-def _check_disk(out: Path, corpus: Corpus, encoder: BlockEncoder, disk_bytes: int) -> None:
-    """Says how much disk the store will need. UserError if there is not enough."""
-    files = corpus.sources[:: -(-len(corpus.sources) // _SAMPLE_FILES)]
-    disk = text = sampled = tokens = sequences = 0
-    for file in files:
-        one = replace(corpus, sources=(file,))
-        block = next(one.blocks(block_bytes=_SAMPLE_BYTES), None)
-        if block is None:
-            continue
-        disk += block.disk_bytes
-        few, room = [], _SAMPLE_CHARACTERS
-        for item in one.read(block):
-            if isinstance(item, Document):
-                text += len(item.text)
-                if room > 0:
-                    few.append(item.text[:room])
-                    room -= len(few[-1])
-        encoded = encoder.sample(few)
-        sampled += sum(map(len, few))
-        tokens += len(encoded.ids)
-        sequences += len(encoded.line_lengths)
-    scale = disk_bytes / disk * text / sampled if sampled else 0.0
-    itemsize = encoder.encoder.vocabulary.dtype().itemsize
-    store = int(scale * (tokens * (itemsize + 1 / 8) + 20 * sequences) * 1.05) + 1_000_000
-    need = 2 * store
-    there = sum(f.stat().st_size for f in (out / PARTS).glob("*")) if (out / PARTS).exists() else 0
-    free = shutil.disk_usage(out).free
-    logger.info(
-        "about %s tokens; disk needed: %s for the store and as much again while it is made; free at %s: %s",
-        f"{int(scale * tokens):,}",
-        _megabytes(store),
-        out,
-        _megabytes(free),
-    )
-    if need - there > free:
-        raise UserError(
-            f"{out}: expected about {_megabytes(need - there)} of free disk, got {_megabytes(free)}; make room or "
-            "choose an --out on a larger disk"
-        )
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.0f} MB"
+# --------------------------------------------------------------------------------------------------------- rejects
 
 
 def limit(max_rejects: int | float, documents: int) -> float:

@@ -149,7 +149,7 @@ def _sides(store: TokenStore, weights: Sequence[int], seed: int) -> np.ndarray:
         draws = np.zeros(len(counts), np.uint64)
         for number in range(len(counts)):
             stored = np.asarray(store.tokens[bounds[number] : bounds[number + 1]])
-            whole.update(stored)
+            whole.update(stored.data)
             ids = stored.astype("<u4")
             draws[number] = int.from_bytes(hashlib.blake2b(ids.tobytes(), digest_size=8, key=key).digest(), "little")
         share = (draws % np.uint64(ends[-1])).astype(np.int64)
