@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import orjson
 
 from terakoya.data.parts import committed
+from terakoya.data.sharding import SHARD_BLOCKS
 from terakoya.data.store import PARTS, StoreFacts, TokenStore, read_facts
 from terakoya.data.store_writer import LOCK
 from terakoya.errors import UserError
@@ -63,16 +64,65 @@ def _check_same(
     if inputs_then == dict(inputs):
         return
     changed = [key for key in {**inputs_then, **inputs} if inputs_then.get(key) != inputs.get(key)]
-    details = [
-        f"{key}: {options_then.get(key)!r} then, {value!r} now"
-        for key, value in options.items()
-        if options_then.get(key) != value
-    ]
+    if _kind(options_then) != _kind(options):  # then nothing of the one tokenizer is there in the other
+        changed = list(dict.fromkeys("tokenizer" if key.startswith("tokenizer ") else key for key in changed))
+    details = list(changes(options_then, options))
     raise UserError(
         f"{out}: {what} made from other input; changed: {', '.join(changed)}"
         + (f" ({'; '.join(details)})" if details else "")
         + ". Choose another --out, or throw it away with --force"
     )
+
+
+def changes(then: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:
+    """What differs between the options of two stores, a line each: of settings of one kind only those that differ, of
+    different kinds the kinds."""
+    for name in {**then, **now}:
+        consequence = name.startswith("clean: ") and then.get("clean") != now.get("clean")
+        if name != SHARD_BLOCKS and not consequence:
+            yield from _changes(name, _settings(then.get(name)), _settings(now.get(name)))
+
+
+def _kind(options: Mapping[str, object]) -> str:
+    return str(options.get("tokenizer")).partition(" ")[0]
+
+
+def _settings(value: object) -> object:
+    """An option as recorded; settings, which are recorded as `KIND {JSON}` or JSON alone, as a JSON object again."""
+    kind, brace, rest = value.partition("{") if isinstance(value, str) else ("", "", "")
+    try:
+        settings = orjson.loads(brace + rest) if brace else None
+    except orjson.JSONDecodeError:
+        return value
+    return value if settings is None else {"type": kind.strip(), **settings} if kind else settings
+
+
+def _changes(name: str, then: object, now: object) -> Iterator[str]:
+    if then == now:
+        return
+    if isinstance(then, Mapping) and isinstance(now, Mapping) and then.get("type") == now.get("type"):
+        for key in {**then, **now}:
+            yield from _changes(f"{name}.{key}", then.get(key), now.get(key))
+    elif isinstance(then, list) and isinstance(now, list) and _kinds(then) == _kinds(now) != []:
+        for number, (each_then, each_now) in enumerate(zip(then, now, strict=True)):
+            yield from _changes(f"{name}.{number}", each_then, each_now)
+    else:
+        yield f"{name}: {_short(then)} then, {_short(now)} now"
+
+
+def _kinds(values: list[object]) -> list[str]:
+    """The kinds of a list of settings, none if it is a list of something else."""
+    kinds = [each["type"] for each in values if isinstance(each, Mapping) and "type" in each]
+    return kinds if len(kinds) == len(values) else []
+
+
+def _short(value: object) -> str:
+    if isinstance(value, Mapping):
+        return str(value["type"]) if "type" in value else _short(value.get("steps", "other settings"))
+    if isinstance(value, list) and (kinds := _kinds(value)):
+        return " + ".join(kinds)
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def clear(out: Path, inputs: Mapping[str, str]) -> None:

@@ -1,0 +1,78 @@
+"""What is said of a store's options that are others today: only what differs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from terakoya.commands.main import main
+from terakoya.data.resuming import changes
+from terakoya.data.sharding import SHARD_BLOCKS
+
+WORDS = {"special_tokens_in_text": "parse", "vocab_size": 32768, "dictionary": "unidic_lite"}
+
+
+def tokenizer(kind: str = "MecabWordPiece", **settings: Any) -> str:
+    return f"{kind} {json.dumps({**WORDS, **settings})}"
+
+
+def clean(*steps: dict[str, Any]) -> str:
+    return json.dumps({"version": 1, "steps": steps, "side": "train"})
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        ({"unit": "line", "append_eos": True}, {"unit": "line", "append_eos": True}, []),
+        ({"unit": "document", "field": "a"}, {"unit": "line", "field": "a"}, ["unit: 'document' then, 'line' now"]),
+        (
+            {"tokenizer": tokenizer()},
+            {"tokenizer": tokenizer("MecabCharacter")},
+            ["tokenizer: MecabWordPiece then, MecabCharacter now"],
+        ),
+        (
+            {"tokenizer": tokenizer(split=["a"])},
+            {"tokenizer": tokenizer(vocab_size=100, split=["b"])},
+            ["tokenizer.vocab_size: 32768 then, 100 now", "tokenizer.split: ['a'] then, ['b'] now"],
+        ),
+        (
+            {"clean": clean({"type": "nfkc"}, {"type": "length", "min_characters": 3}), "clean: dropped": 3},
+            {"clean": clean({"type": "nfkc"}, {"type": "length", "min_characters": 4}), "clean: dropped": 5},
+            ["clean.steps.1.min_characters: 3 then, 4 now"],
+        ),
+        (
+            {"clean": clean({"type": "nfkc"}, {"type": "length"})},
+            {"clean": clean({"type": "length"})},
+            ["clean.steps: nfkc + length then, length now"],
+        ),
+        ({"clean": clean({"type": "nfkc"}), "clean: dropped": 3}, {}, ["clean: nfkc then, nothing now"]),
+        ({"clean: dropped": 3}, {"clean: dropped": 5}, ["clean: dropped: 3 then, 5 now"]),
+        ({"shard": "1/2", SHARD_BLOCKS: "0-3 of 9"}, {"shard": "2/2"}, ["shard: '1/2' then, '2/2' now"]),
+        ({"field": "{no JSON"}, {"field": "b" * 500}, [f"field: '{{no JSON' then, '{'b' * 56}... now"]),
+    ],
+)
+def test_only_what_differs_is_said(then: dict[str, object], now: dict[str, object], said: list[str]) -> None:
+    assert list(changes(then, now)) == said
+
+
+def test_a_store_of_another_kind_of_tokenizer_is_told_in_one_short_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("庭の池に、赤い魚がいる。\n\n魚は池の底で休む。\n", encoding="utf-8")
+    for kind in ("mecab_wordpiece", "mecab_character"):
+        call("tokenizer", "train", text, "--type", kind, "--out", tmp_path / kind)
+    call("prepare", text, "--tokenizer", tmp_path / "mecab_wordpiece", "--out", tmp_path / "store")
+    capsys.readouterr()
+    code = call("prepare", text, "--tokenizer", tmp_path / "mecab_character", "--out", tmp_path / "store")
+    said = "changed: tokenizer, options (tokenizer: MecabWordPiece then, MecabCharacter now). Choose another --out"
+    assert code == 2 and said in capsys.readouterr().err
+
+
+def call(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as leave:
+        main([*map(str, arguments), "--processes", "1"])
+    return int(leave.value.code or 0)
