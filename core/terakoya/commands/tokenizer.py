@@ -83,7 +83,10 @@ def import_tokenizer(
 
     kind = make_tokenizer({**(settings or {}), "type": type})
     if not isinstance(kind, Importing):
-        raise UserError(f"--type {type}: this kind has no model files to take over; use the folder as it is")
+        ready = "a tokenizer of Transformers is used as it is, by its folder"
+        if ".json" in Path(model).suffixes:
+            ready = f"put {model}, unpacked, into a folder of its own as tokenizer.json, and use that folder"
+        raise UserError(f"--type {type}: this kind has no model files to take over: {ready}")
     out = Path(out)
     check_new(out)
     staging = out.with_name(f".{out.name}.staging-{os.getpid()}")

@@ -15,6 +15,8 @@ from terakoya.errors import UserError
 
 UNKNOWN_MARK = "▅"
 """The trainer leaves out sentences with this character, which it uses for itself."""
+ERRORS = 2
+"""The library's level of log from which on it writes to stderr: no remarks, no warnings."""
 
 logger = logging.getLogger("terakoya")
 
@@ -128,9 +130,10 @@ def train_model(arguments: Mapping[str, Any], lines: Iterable[str]) -> bytes:
             failed.append(error)
             raise
 
+    sentencepiece.set_min_log_level(ERRORS)  # as an argument it comes too late for what is said about the arguments
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=guarded(), model_writer=model, minloglevel=2, **arguments
+            sentence_iterator=guarded(), model_writer=model, minloglevel=ERRORS, **arguments
         )
     except (RuntimeError, ValueError) as error:
         if failed:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from terakoya.commands.main import main
-from terakoya.commands.tokenizer import train_tokenizer
+from terakoya.commands.tokenizer import import_tokenizer, train_tokenizer
 from terakoya.data.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece
@@ -169,3 +169,20 @@ def test_as_a_function(corpus: Path, tmp_path: Path) -> None:
     )
     assert facts["documents"] == 10
     assert MecabWordPiece.from_folder(tmp_path / "out") is not None
+
+
+@pytest.mark.parametrize(
+    ("file", "advice"),
+    [
+        (
+            "tokenizer.json",
+            "put tokenizer.json, unpacked, into a folder of its own as tokenizer.json, and use that folder",
+        ),
+        ("other.json.gz", "put other.json.gz, unpacked, into a folder of its own as tokenizer.json, and use that"),
+        ("folder", "a tokenizer of Transformers is used as it is, by its folder"),
+    ],
+)
+def test_what_is_ready_for_use_is_not_taken_over(file: str, advice: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=advice):
+        import_tokenizer(Path(file), tmp_path / "out", type="huggingface")
+    assert not (tmp_path / "out").exists()

@@ -262,6 +262,19 @@ def test_lines_are_drawn_alike_in_every_process(tmp_path: Path) -> None:
     assert (first / "tokenizer.model").read_bytes() == (asked / "tokenizer.model").read_bytes()
 
 
+def test_training_is_quiet_about_what_the_library_ignores(tmp_path: Path) -> None:
+    """In a process of its own: how much the library says is set once for all of it."""
+    (tmp_path / "a.txt").write_text("\n\n".join(LINES), encoding="utf-8")
+    given = ["tokenizer", "train", str(tmp_path / "a.txt"), "--type", "sentencepiece", "--train-extremely-large-corpus"]
+    given += ["--num-threads", "1", "--out"]
+    called = [sys.executable, "-m", "terakoya", *given]
+    done = subprocess.run([*called, str(tmp_path / "b"), "--vocab-size", "1500"], capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+    done = subprocess.run([*called, str(tmp_path / "c"), "--vocab-size", "9"], capture_output=True, timeout=60)
+    said = done.stderr.decode()
+    assert done.returncode == 2 and said.startswith("error: SentencePiece's trainer: Vocabulary size is smaller")
+
+
 def test_the_text_of_documents_is_learnt_whatever_the_file(tmp_path: Path) -> None:
     folder = make(tmp_path / "a")
     text = tmp_path / "b.txt.gz"
