@@ -3,7 +3,7 @@
     python tools/bench/count.py CORPUS.jsonl.gz --tokenizer WORDPIECE_FOLDER [--documents N]
 
 Ours is what `terakoya store count` calls, timed within a process (the first call and the median of many), and the
-whole command. The store of 1,000 times more sequences and tokens is sparse: counting reads a header and two file sizes,
+whole command. The store of 1,000 times more sequences and tokens is sparse: counting reads record, headers and sizes,
 so what would be in the files does not matter. The peer counts the ids of each line as the field's counting scripts do,
 with Transformers' tokenizer in one process, its start not counted. Exits with 1 above the goal or where counts differ.
 """
@@ -22,12 +22,13 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import numpy as np
 from prepare_turns import plain
 
 from terakoya.commands.prepare import prepare
 from terakoya.commands.store import Count, count
 from terakoya.data.corpus import Corpus, Document
-from terakoya.data.store import IDX_HEADER, IDX_MAGIC
+from terakoya.data.store import IDX_HEADER, IDX_MAGIC, TokenStore
 
 GOAL = 1e-3
 TIMES = 1000
@@ -84,16 +85,27 @@ def command(folder: Path) -> float:
 
 
 def enlarge(store: Path, folder: Path, small: Count) -> Path:
-    """A folder whose files say that it holds `TIMES` times more than `store`: a true header, true sizes, no content."""
+    """A store that holds `TIMES` times more than `store` and no content: its record, header, sizes and the ends of its
+    index are true, all between is a hole."""
     folder.mkdir()
+    facts = TokenStore.open(store).facts
+    sequences, documents, tokens = small.sequences * TIMES, small.documents * TIMES, small.tokens * TIMES
+    large = facts.model_copy(update={"sequences": sequences, "documents": documents, "tokens": tokens})
+    (folder / "store.json").write_text(large.model_dump_json())
+    itemsize = np.dtype(facts.dtype).itemsize
     with (store / "tokens.idx").open("rb") as stream:
         _, version, code, _, _ = IDX_HEADER.unpack(stream.read(IDX_HEADER.size))
-    sequences, entries = small.sequences * TIMES, small.documents * TIMES + 1
     with (folder / "tokens.idx").open("wb") as stream:
-        stream.write(IDX_HEADER.pack(IDX_MAGIC, version, code, sequences, entries))
-        stream.truncate(IDX_HEADER.size + 12 * sequences + 8 * entries)
-    with (folder / "tokens.bin").open("wb") as stream:
-        stream.truncate((store / "tokens.bin").stat().st_size * TIMES)
+        stream.write(IDX_HEADER.pack(IDX_MAGIC, version, code, sequences, documents + 1))
+        stream.seek(IDX_HEADER.size + 4 * (sequences - 1))
+        stream.write(np.array([1], "<i4").tobytes())  # the last length, its place, and where documents end
+        stream.seek(IDX_HEADER.size + 12 * sequences - 8)
+        stream.write(np.array([(tokens - 1) * itemsize], "<i8").tobytes())
+        stream.seek(IDX_HEADER.size + 12 * sequences + 8 * documents)
+        stream.write(np.array([sequences], "<i8").tobytes())
+    for name, size in (("tokens.bin", tokens * itemsize), ("tokens.words", (tokens + 7) // 8)):
+        with (folder / name).open("wb") as stream:
+            stream.truncate(size)
     return folder
 
 

@@ -114,6 +114,7 @@ def run(command: list[object]) -> str:
     """Runs a command on one thread a process; returns what it printed. Raises RuntimeError with its words if it
     fails."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # what runs from a checkout is compiled once, as for its users
     done = subprocess.run(
         [str(part) for part in command], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
     )
