@@ -31,6 +31,8 @@ bench: $(VENV)/.dev
 	@test -n "$(CORPUS)" && test -n "$(TOKENIZER)" || \
 	  { echo "make bench CORPUS=text.jsonl.gz TOKENIZER=folder   (a folder that terakoya tokenizer train made)"; exit 2; }
 	$(VENV)/bin/python tools/bench/encode.py $(CORPUS) --tokenizer $(TOKENIZER)
+	$(VENV)/bin/python tools/bench/prepare_mecab.py $(CORPUS) --tokenizer $(TOKENIZER)
+	$(VENV)/bin/python tools/bench/count.py $(CORPUS) --tokenizer $(TOKENIZER)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tools/bench/masking.py --corpus $(CORPUS) --tokenizer $(TOKENIZER)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tools/bench/training.py --corpus $(CORPUS) --tokenizer $(TOKENIZER)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tools/bench/electra.py --corpus $(CORPUS) --tokenizer $(TOKENIZER)
