@@ -9,12 +9,17 @@ Letters: B rows, T tokens of a row, E parts of all rows, K slots.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from terakoya.components import Batch
 from terakoya.data.keys import below, chance, numbers, streams
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
+
+if TYPE_CHECKING:
+    from terakoya.data.rows import Rows
 
 IGNORED = -100
 """The label of a slot that is not used: what torch's cross entropy ignores."""
@@ -37,6 +42,49 @@ class Masked:
     positions: np.ndarray
     labels: np.ndarray
     count: int
+
+
+def mask_rows(
+    rows: Rows,
+    vocabulary: Vocabulary,
+    *,
+    objective: str,
+    probability: float,
+    whole_words: bool,
+    budgeted: bool,
+    replace: tuple[float, float],
+) -> tuple[Masked, Batch]:
+    """Masks `rows` (B, T) by their keys, special tokens excepted; `objective` is the name that errors bear.
+
+    The batch has `input_ids`, `position_ids`, `document_ids` (B, T), `masked_positions` (K,), places in the flattened
+    rows, and `masked_labels` (K,), -100 in unused slots; its counts are masked and tokens. The rest is as in `mask`.
+    """
+    if vocabulary.mask is None:
+        raise UserError(f"objective {objective}: the store's vocabulary has no [MASK]; use a tokenizer that has one")
+    if whole_words and rows.word_starts is None:
+        raise UserError(
+            f"objective {objective}: whole_word_mask needs word starts, which this store does not have; "
+            "its tokenizer does not know words. Set objective.whole_word_mask to false"
+        )
+    real = rows.document_ids >= 0
+    masked = mask(
+        rows.tokens,
+        rows.word_starts if whole_words else None,
+        real & ~vocabulary.is_special.take(rows.tokens),
+        rows.keys,
+        probability=probability,
+        budgeted=budgeted,
+        replace=replace,
+        vocabulary=vocabulary,
+    )
+    arrays = {
+        "input_ids": masked.input_ids,
+        "position_ids": rows.position_ids.astype(np.int64),
+        "document_ids": rows.document_ids.astype(np.int64),
+        "masked_positions": masked.positions,
+        "masked_labels": masked.labels,
+    }
+    return masked, Batch(arrays, {"masked": masked.count, "tokens": int(np.count_nonzero(real))})
 
 
 def mask(

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from terakoya import hookimpl
 from terakoya.components import Architecture, Batch, Objective, Term
-from terakoya.data.masking import mask
+from terakoya.data.masking import mask_rows
 from terakoya.data.rows import Layout, Rows
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
@@ -71,32 +71,16 @@ class MaskedLM(Objective):
         Adds `masked_positions` (K,), indices into the flattened rows, and `masked_labels` (K,), -100 in unused slots;
         with pairs `token_type_ids` (B, T) and `next_sentence_labels` (B,). Counts: masked, rows, tokens.
         """
-        if vocabulary.mask is None:
-            raise UserError("objective masked_lm: the store's vocabulary has no [MASK]; use a tokenizer that has one")
-        if self.whole_word_mask and rows.word_starts is None:
-            raise UserError(
-                "objective masked_lm: whole_word_mask needs word starts, which this store does not have; "
-                "its tokenizer does not know words. Set objective.whole_word_mask to false"
-            )
-        real = rows.document_ids >= 0
-        masked = mask(
-            rows.tokens,
-            rows.word_starts if self.whole_word_mask else None,
-            real & ~vocabulary.is_special.take(rows.tokens),
-            rows.keys,
+        _, batch = mask_rows(
+            rows,
+            vocabulary,
+            objective="masked_lm",
             probability=self.mlm_probability,
+            whole_words=self.whole_word_mask,
             budgeted=self.budgeted,
             replace=(self.replace_probability, self.random_probability),
-            vocabulary=vocabulary,
         )
-        arrays: dict[str, np.ndarray] = {
-            "input_ids": masked.input_ids,
-            "position_ids": rows.position_ids.astype(np.int64),
-            "document_ids": rows.document_ids.astype(np.int64),
-            "masked_positions": masked.positions,
-            "masked_labels": masked.labels,
-        }
-        counts = {"masked": masked.count, "rows": len(rows.tokens), "tokens": int(np.count_nonzero(real))}
+        arrays, counts = dict(batch.arrays), {**batch.counts, "rows": len(rows.tokens)}
         if self.next_sentence:
             assert rows.token_type_ids is not None and rows.next_sentence is not None
             arrays["token_type_ids"] = rows.token_type_ids.astype(np.int64)

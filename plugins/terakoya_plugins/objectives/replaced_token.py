@@ -18,7 +18,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, mo
 from terakoya import hookimpl
 from terakoya.components import Architecture, Batch, Objective, Term
 from terakoya.data.keys import numbers, streams
-from terakoya.data.masking import mask
+from terakoya.data.masking import mask_rows
 from terakoya.data.rows import Layout, Rows
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
@@ -112,35 +112,19 @@ class ReplacedToken(Objective):
         Adds `masked_positions` (K,), indices into the flattened rows, `masked_labels` (K,), -100 in unused slots, and
         `sample_uniforms` (K,) float64, the numbers that draw the generator's tokens. Counts: masked, tokens.
         """
-        if vocabulary.mask is None:
-            raise UserError("objective replaced_token: the store's vocabulary has no [MASK]; use a tokenizer that has")
-        if self.whole_word_mask and rows.word_starts is None:
-            raise UserError(
-                "objective replaced_token: whole_word_mask needs word starts, which this store does not have; "
-                "its tokenizer does not know words. Set objective.whole_word_mask to false"
-            )
-        real = rows.document_ids >= 0
-        masked = mask(
-            rows.tokens,
-            rows.word_starts if self.whole_word_mask else None,
-            real & ~vocabulary.is_special.take(rows.tokens),
-            rows.keys,
+        masked, batch = mask_rows(
+            rows,
+            vocabulary,
+            objective="replaced_token",
             probability=self.mlm_probability,
+            whole_words=self.whole_word_mask,
             budgeted=self.budgeted,
             replace=(self.replace_probability, self.random_probability),
-            vocabulary=vocabulary,
         )
         row, column = np.divmod(masked.positions, rows.tokens.shape[1])
         drawn = numbers(streams(rows.keys, "sample")[row], column)
-        arrays: dict[str, np.ndarray] = {
-            "input_ids": masked.input_ids,
-            "position_ids": rows.position_ids.astype(np.int64),
-            "document_ids": rows.document_ids.astype(np.int64),
-            "masked_positions": masked.positions,
-            "masked_labels": masked.labels,
-            "sample_uniforms": (drawn >> np.uint64(12)) * 2.0**-52,
-        }
-        return Batch(arrays=arrays, counts={"masked": masked.count, "tokens": int(np.count_nonzero(real))})
+        arrays = {**batch.arrays, "sample_uniforms": (drawn >> np.uint64(12)) * 2.0**-52}
+        return Batch(arrays, batch.counts)
 
     def build(self, architecture: Architecture, vocabulary: Vocabulary) -> torch.nn.Module:
         """The root module over two freshly initialised models."""
