@@ -246,6 +246,17 @@ class Objective(Component):
         """The models to save, by sub-folder; "" is the folder itself."""
         raise NotImplementedError
 
+    def adopt(self, module: torch.nn.Module, models: Mapping[str, PreTrainedModel]) -> None:
+        """Makes `module` one that exports `models`, which have the names and shapes of `exports(module)`: how a run
+        starts from finished models. To be written where `exports` computes weights; may change `models`.
+
+        Raises:
+            UserError: `models` do not go together. Nothing has changed then.
+        """
+        from terakoya import adoption
+
+        adoption.copy_weights(module, self.exports(module), models)
+
 
 class Optimizer(Component):
     """An optimizer for the parameters of a module."""

@@ -132,6 +132,14 @@ BROKEN = {
     ),
     "padding counted": ("objective", "real = rows.document_ids >= 0", "real = rows.tokens >= 0", "no padding"),
     "nothing to export": ("objective", 'return {"": module.model}', "return {}", "exports returned {}"),
+    "exports that nothing can start from": (
+        "objective", 'return {"": module.model}', 'return {"": __import__("copy").deepcopy(module.model)}',
+        "adopt refuses what exports gave: BertForMaskedLM: this model cannot be set",
+    ),
+    "an adopt that forgets": (
+        "objective", 'return {"": module.model}', 'return {"": module.model}\n\n    def adopt(self, module, models):\n        pass',
+        "of the model, .* is another after adopt than before exports",
+    ),
     "a folder it does not know": ("tokenizer", "if file.is_file() else None", "if False else None", "does not know the f"),
     "every folder is its own": (
         "tokenizer", 'return cls.model_validate_json(file.read_text(encoding="utf-8")) if file.is_file() else None',

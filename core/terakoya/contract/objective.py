@@ -5,6 +5,7 @@ Letters in shapes: B rows, T positions.
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -227,6 +228,34 @@ def exports(subject: Subject) -> None:
         raise Wrong(f"{wrong[0]!r} is a {type(models[wrong[0]]).__name__}, expected a transformers.PreTrainedModel")
 
 
+def adopts(subject: Subject) -> None:
+    """A run can start from the models that it exports."""
+    modules = []
+    for seed in (3, 4):
+        torch.manual_seed(seed)
+        module = subject.objective.build(subject.architecture, toy.VOCABULARY)
+        for weight in module.parameters():  # as training does it: nothing stays what it was
+            weight.data.add_(torch.randn_like(weight), alpha=0.02)
+        modules.append(module)
+    trained, fresh = modules
+    models = {name: copy.deepcopy(model) for name, model in subject.objective.exports(trained).items()}
+    expected = {
+        name: {key: value.clone() for key, value in model.state_dict().items()} for name, model in models.items()
+    }
+    try:
+        subject.objective.adopt(fresh, models)
+    except UserError as error:
+        raise Wrong(f"adopt refuses what exports gave: {error}") from error
+    for name, model in subject.objective.exports(fresh).items():
+        got = model.state_dict()
+        wrong = [key for key, value in expected[name].items() if not torch.allclose(got[key], value, atol=1e-6)]
+        if wrong:
+            raise Wrong(
+                f"of {name or 'the model'}, {wrong[0]} is another after adopt than before exports; write adopt so that "
+                "it undoes what exports computes"
+            )
+
+
 def no_empty_rows(subject: Subject) -> None:
     """A row without a real token counts nothing and keeps losses finite."""
     rows = some(subject.rows, slice(0, 1))
@@ -251,5 +280,5 @@ def no_empty_rows(subject: Subject) -> None:
 
 
 CHECKS: tuple[Check, ...] = (
-    layout, terms, batch, pure, losses, additive, no_empty_rows, trains, exports
+    layout, terms, batch, pure, losses, additive, no_empty_rows, trains, exports, adopts
 )  # fmt: skip

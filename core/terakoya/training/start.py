@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from terakoya.adoption import listed
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 from terakoya.parameters import Parameters
@@ -26,8 +27,6 @@ from terakoya.training.start_config import compare_settings, quiet, read_config,
 from terakoya.training.start_vocabulary import vocabulary_problems
 
 KEY = "start_from"
-SHOWN = 8
-"""How many names of one kind an error lists before it counts the rest."""
 
 
 @dataclass
@@ -90,8 +89,8 @@ def start(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, tok
     targets = parameters.objective.exports(module)
     folders = find_folders(settings, targets)
     keys = settable(parameters)
-    own = {id(value) for _, value in named_values(module)}
-    values: dict[int, tuple[str, Tensor]] = {}
+    sources: dict[str, PreTrainedModel] = {}
+    drawn: dict[str, list[str]] = {}
     problems, facts, notes = [], {}, []
     for name, target in targets.items():
         folder = folders[name]
@@ -104,18 +103,20 @@ def start(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, tok
         wrong, free = compare_settings(config, target.config, keys)
         fit.problems += [f"{where}: {each}" for each in wrong]
         fit.notes += [f"{where}: {each}" for each in free]
-        source, info = _read_model(folder, type(target), config, where)
-        _compare_weights(source, info, target, settings, where, fit)
-        _collect(source, target, fit, own, values, where)
+        sources[name], info = _read_model(folder, type(target), config, where)
+        _compare_weights(sources[name], info, target, settings, where, fit)
+        drawn[name] = fit.drawn
         problems += fit.problems
         notes += fit.notes
         facts[name] = {"folder": str(folder), "files": _hashes(folder)}
     if problems:
         raise UserError("\n".join(problems))
-    with torch.no_grad():
-        for _, value in named_values(module):
-            if id(value) in values:
-                value.copy_(values[id(value)][1])
+    for name, target in targets.items():
+        _keep_drawn(sources[name], target, drawn[name])
+    try:
+        parameters.objective.adopt(module, sources)
+    except UserError as error:
+        raise UserError("\n".join(f"{KEY}: {line}" for line in str(error).splitlines())) from error
     return Started(facts, notes)
 
 
@@ -191,17 +192,17 @@ def _compare_weights(
         wrong = [name for name in names if name not in allowed]
         if allowed:
             ends = "; they are drawn" if key == "new_heads" else "; they are left out"
-            fit.notes.append(f"{where}: {what} {_listed(allowed)}{ends}")
+            fit.notes.append(f"{where}: {what} {listed(allowed)}{ends}")
         if wrong:
             hint = ""
             if all(_is_head(name, target) for name in wrong):
                 hint = f'; allow it with "{KEY}": {{"folder": ..., "{key}": true}}'
-            fit.problems.append(f"{where}: {what} {_listed(wrong)}{hint}")
+            fit.problems.append(f"{where}: {what} {listed(wrong)}{hint}")
     wrong = [
         f"{name} is {tuple(stored)}, expected {tuple(made)}" for name, stored, made in sorted(info["mismatched_keys"])
     ]
     if wrong:
-        fit.problems.append(f"{where}: its weights do not fit its own config.json: {_listed(wrong)}")
+        fit.problems.append(f"{where}: its weights do not fit its own config.json: {listed(wrong)}")
     fit.problems += [f"{where}: {text}" for text in info.get("error_msgs", ())]
     ours = {name: value.shape for name, value in named_values(target)}
     theirs = {name: value.shape for name, value in named_values(source)}
@@ -211,7 +212,7 @@ def _compare_weights(
         if ours[name] != theirs[name]
     ]
     if wrong:
-        fit.problems.append(f"{where}: weights of another shape: {_listed(wrong, 3)}")
+        fit.problems.append(f"{where}: weights of another shape: {listed(wrong, 3)}")
 
 
 def _is_head(name: str, target: PreTrainedModel) -> bool:
@@ -224,44 +225,11 @@ def _is_head(name: str, target: PreTrainedModel) -> bool:
     return not body or "pooler" in parts
 
 
-def _collect(
-    source: PreTrainedModel,
-    target: PreTrainedModel,
-    fit: Fit,
-    own: set[int],
-    values: dict[int, tuple[str, Tensor]],
-    where: str,
-) -> None:
-    """Adds to `values` what each tensor of `target` becomes, by its identity; tensors that share a place must agree."""
-    ours, theirs = target.state_dict(keep_vars=True), source.state_dict(keep_vars=True)
-    if any(id(value) not in own for value in ours.values()):
-        fit.problems.append(
-            f"{where}: this model cannot be set: the objective computes it from other weights when it exports; choose "
-            "settings of the objective that share weights as they are, or not at all"
-        )
-        return
-    drawn = {id(ours[name]) for name in fit.drawn if name in ours}
-    differing: dict[str, list[str]] = {}
-    for name, value in ours.items():
-        if name not in theirs or id(value) in drawn or theirs[name].shape != value.shape:
-            continue
-        origin, before = values.setdefault(id(value), (where, theirs[name].detach()))
-        if not torch.equal(before, theirs[name]):
-            differing.setdefault(origin, []).append(name)
-    for origin, names in differing.items():
-        if origin == where:
-            fit.problems.append(f"{where}: {_listed(names)} differs from the weight that it is one with in the model")
-        else:
-            other = origin.removeprefix(f"{KEY}: ")
-            fit.problems.append(
-                f"{where}: {_listed(names)} and the same in {other} are one weight in the model, but they differ; take "
-                "folders of one and the same training, or settings of the objective that do not share them"
-            )
-
-
-def _listed(names: list[str], shown: int = SHOWN) -> str:
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
+def _keep_drawn(source: PreTrainedModel, target: PreTrainedModel, names: list[str]) -> None:
+    """Gives `source` what was drawn for `target` of the weights `names`, which the folder lacks."""
+    ours, theirs = target.state_dict(), source.state_dict()
+    for name in names:
+        theirs[name].copy_(ours[name])
 
 
 def _hashes(folder: Path) -> dict[str, str]:

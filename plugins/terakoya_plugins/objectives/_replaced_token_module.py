@@ -141,17 +141,15 @@ def measures(counts: np.ndarray, *, centre: float) -> dict[str, float]:
 
 
 class DisentangledEmbedding(nn.Module):
-    """The generator's word embeddings, out of the discriminator's reach, plus a difference that starts at zero.
+    """The generator's word embeddings, out of the discriminator's reach, plus a difference (V, E).
 
     He et al., 2021 (DeBERTaV3, arXiv:2111.09543): gradient-disentangled embedding sharing.
     """
 
-    def __init__(self, shared: nn.Embedding) -> None:
+    def __init__(self, shared: nn.Embedding, difference: Tensor) -> None:
         super().__init__()
         self.shared = shared
-        self.difference = nn.Embedding.from_pretrained(
-            torch.zeros_like(shared.weight), freeze=False, padding_idx=shared.padding_idx
-        )
+        self.difference = nn.Embedding.from_pretrained(difference, freeze=False, padding_idx=shared.padding_idx)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Embeddings (..., E) of `input_ids` (...)."""
@@ -160,8 +158,9 @@ class DisentangledEmbedding(nn.Module):
         return shared + self.difference(input_ids)
 
 
-def disentangle(generator: PreTrainedModel, discriminator: PreTrainedModel) -> None:
-    """Puts the generator's word embeddings plus a difference in place of the discriminator's own.
+def disentangle(generator: PreTrainedModel, discriminator: PreTrainedModel, *, learnt: bool = False) -> None:
+    """Puts the generator's word embeddings plus a difference in place of the discriminator's own: plus zero, or, where
+    both have `learnt` already, plus what they differ by.
 
     Raises:
         UserError: the two are not equally wide.
@@ -172,7 +171,9 @@ def disentangle(generator: PreTrainedModel, discriminator: PreTrainedModel) -> N
             f"word embeddings cannot be shared: {widths[0]} numbers a word in {type(generator).__name__}, "
             f"{widths[1]} in {type(discriminator).__name__}"
         )
-    discriminator.set_input_embeddings(DisentangledEmbedding(generator.get_input_embeddings()))
+    shared, own = (model.get_input_embeddings() for model in (generator, discriminator))
+    difference = own.weight - shared.weight if learnt else torch.zeros_like(shared.weight)
+    discriminator.set_input_embeddings(DisentangledEmbedding(shared, difference.detach()))
 
 
 def joined(discriminator: PreTrainedModel) -> PreTrainedModel:

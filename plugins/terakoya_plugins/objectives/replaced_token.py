@@ -181,6 +181,18 @@ class ReplacedToken(Objective):
 
         return {"generator": module.generator, "discriminator": joined(module.discriminator)}
 
+    def adopt(self, module: torch.nn.Module, models: Mapping[str, PreTrainedModel]) -> None:
+        """Both models' weights; with `disentangled` the difference is what their word embeddings differ by."""
+        if self.sharing != "disentangled":
+            super().adopt(module, models)
+            return
+        from terakoya import adoption
+        from terakoya_plugins.objectives._replaced_token_module import disentangle
+
+        disentangle(models["generator"], models["discriminator"], learnt=True)
+        parts = {"generator": module.generator, "discriminator": module.discriminator}
+        adoption.copy_weights(module, parts, models)
+
 
 @hookimpl
 def register_objectives() -> dict[str, type[Objective]]:

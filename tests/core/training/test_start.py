@@ -26,6 +26,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from terakoya import attention
+from terakoya.components import Objective
 from terakoya.errors import UserError
 from terakoya.export_model import export
 from terakoya.parameters import Parameters
@@ -238,6 +240,48 @@ def test_an_export_of_two_models_is_one_folder_or_two(store: Path, tmp_path: Pat
     assert 'is one model, the objective trains "discriminator", "generator"; give a folder for each' in said
 
 
+def test_embeddings_that_differ_are_begun_with_as_their_difference(store: Path, tmp_path: Path) -> None:
+    generator, discriminator = save_electra(tmp_path / "e", alike=False)
+    module = begin(electra(store, str(tmp_path / "e"), sharing="disentangled"))
+    words, sums = (model.get_input_embeddings().weight for model in (generator, discriminator))
+    embedding = module.discriminator.get_input_embeddings()
+    assert embedding.shared is module.generator.get_input_embeddings() and torch.equal(embedding.shared.weight, words)
+    assert torch.equal(embedding.difference.weight, sums - words) and embedding.difference.weight.requires_grad
+    got = module.discriminator.state_dict()
+    for name, value in discriminator.state_dict().items():
+        assert "word_embeddings" in name or torch.equal(got[name], value), name
+
+
+@pytest.mark.parametrize(
+    ("family", "sharing"),
+    [("electra", "tied"), ("electra", "none"), ("electra", "disentangled"), ("deberta_v2", "disentangled")],
+)
+def test_a_run_that_starts_from_an_export_begins_with_its_logits(
+    family: str, sharing: str, store: Path, tmp_path: Path
+) -> None:
+    raw = electra(store, None, sharing=sharing)
+    if family == "deberta_v2":
+        sizes = {key: value for key, value in raw["architecture"].items() if key not in ("type", "embedding_size")}
+        raw["architecture"] = {"type": family, **sizes, "position_buckets": 8}
+        raw["objective"] = {
+            "type": "replaced_token", "sharing": sharing, "generator": {**raw["architecture"], "num_hidden_layers": 1},
+        }  # fmt: skip
+    raw["optimizer"] = {"type": "adamw", "learning_rate": 0.02}
+    train_here(Parameters.from_dict({**raw, "max_steps": 4}, source="test"), tmp_path / "run")
+    export(tmp_path / "run", tmp_path / "model")
+    parameters = Parameters.from_dict({**raw, "start_from": str(tmp_path / "model")}, source="test")
+    models = parameters.objective.exports(begin({**raw, "start_from": str(tmp_path / "model")}))
+    ids = torch.tensor([[2, 30, 31, 4, 33, 34, 35, 3]])
+    for name, model in models.items():
+        plain = type(model).from_pretrained(tmp_path / "model" / name, local_files_only=True).eval()
+        attention.release(model)
+        with torch.no_grad():
+            expected, got = (each(input_ids=ids).logits for each in (plain, model.eval()))
+        assert (expected - got).abs().max() <= 1e-6
+    one, other = (model.get_input_embeddings().weight for model in models.values())
+    assert torch.equal(one, other) == (sharing == "tied")
+
+
 # -------------------------------------------------------------------------------------------------------- heads
 
 
@@ -363,10 +407,15 @@ def test_embeddings_that_are_shared_must_agree(store: Path, tmp_path: Path) -> N
     begin(electra(store, str(tmp_path / "e"), sharing="none"))
 
 
-def test_weights_that_an_objective_computes_are_refused_by_name(store: Path, tmp_path: Path) -> None:
+def test_models_that_an_objective_computes_need_its_own_adopt(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_electra(tmp_path / "e")
-    said = refusal(electra(store, str(tmp_path / "e"), sharing="disentangled"))
-    assert f"start_from: {tmp_path}/e/discriminator: this model cannot be set: the objective computes it" in said
+    monkeypatch.setattr(registry().component("objectives", "replaced_token"), "adopt", Objective.adopt)
+    assert refusal(electra(store, str(tmp_path / "e"), sharing="disentangled")) == (
+        f"start_from: {tmp_path}/e/discriminator: this model cannot be set: the objective computes it from other "
+        "weights when it exports, and its adopt does not say how these follow from it"
+    )
 
 
 def test_a_tied_head_of_its_own_is_refused(store: Path, tmp_path: Path) -> None:
