@@ -171,7 +171,9 @@ ELECTRAS = {
 
 
 def test_every_electra_entry_is_in_the_table() -> None:
-    assert set(ELECTRAS) == {name for name in json.loads(SHIPPED.read_text()) if name.startswith("electra")}
+    entries = json.loads(SHIPPED.read_text())
+    drawn = {name for name in entries if not name.endswith("-additional")}  # the others' sizes are their folders'
+    assert set(ELECTRAS) == {name for name in drawn if name.startswith("electra")}
 
 
 @pytest.mark.parametrize("name", sorted(ELECTRAS))

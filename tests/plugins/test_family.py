@@ -4,6 +4,7 @@ every entry of the field's parameter file from training to plain Transformers.""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 import toy
 import transformers
+from transformers import PreTrainedModel
 
 from terakoya import attention
 from terakoya.components import Architecture, Objective
@@ -82,14 +84,20 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", list(json.loads(ENTRIES.read_text())))
-def test_an_entry_trains_goes_on_is_exported_and_loads(name: str, store: Path, tmp_path: Path) -> None:
-    """The entry itself, every width divided by 16 and with two layers."""
+def test_an_entry_trains_goes_on_is_exported_and_loads(
+    name: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entry itself, every width divided by 16 and with two layers, or from such a model of the depth it names."""
+    monkeypatch.chdir(tmp_path)
     entry = json.loads(ENTRIES.read_text())[name]
+    begun = save_published(entry)
     for key in ("hidden-size", "ffn-inner-hidden-size", "embedding-size"):
         if key in entry:
             entry[key] //= 16
+    if not begun:
+        entry |= {"number-of-layers": 2, "sequence-length": 32}
     entry |= {
-        "number-of-layers": 2, "sequence-length": 32, "warmup-steps": 1, "learning-rate": 1e-3,
+        "warmup-steps": 1, "learning-rate": 1e-3,
         "batch-size": dict.fromkeys(entry["batch-size"], 6) if len(entry["batch-size"]) == 1 else {"-1": 6},
     }  # fmt: skip
     file = tmp_path / "parameter.json"
@@ -99,7 +107,45 @@ def test_an_entry_trains_goes_on_is_exported_and_loads(name: str, store: Path, t
         train_here(Parameters.from_dict(raw, source=file.name), tmp_path / "run")
     course = toy.losses(tmp_path / "run")
     assert sorted(course) == [1, 2, 3, 4] and set(toy.records(tmp_path / "run", "resume")) == {2}
-    loads(tmp_path / "run", tmp_path / "model")
+    loaded = loads(tmp_path / "run", tmp_path / "model")
+    assert begun.keys() == (loaded.keys() if name.endswith("-additional") else set())
+    for role, before in begun.items():
+        after, frozen = dict(loaded[role].named_parameters()), is_frozen(entry["flozen-layers"])
+        assert all(torch.equal(after[key], value) for key, value in before.named_parameters() if frozen(key))
+        moved = [key for key, value in before.named_parameters() if not torch.equal(after[key], value)]
+        assert moved and not any(map(frozen, moved))
+        lowest = max(entry["flozen-layers"], 0)
+        assert any(f".layer.{lowest}." in key for key in moved), "what lies above is trained"
+        assert any("embeddings" in key for key in moved) == (entry["flozen-layers"] < 0)
+
+
+def is_frozen(layers: int) -> Callable[[str], bool]:
+    """Whether the weight of a name stays as it is: embeddings and the lowest `layers`, -1: none."""
+    lowest = tuple(f".encoder.layer.{number}." for number in range(layers))
+    return lambda name: layers >= 0 and (".embeddings" in name or any(each in name for each in lowest))
+
+
+def save_published(entry: dict[str, Any]) -> dict[str, PreTrainedModel]:
+    """Saves the models that `entry` goes on from under the names that it gives, small; by the role they have."""
+    shape = {
+        "num_hidden_layers": 12, "hidden_size": 16, "intermediate_size": 64, "num_attention_heads": 4,
+        "max_position_embeddings": 32, "vocab_size": 200, "pad_token_id": 0,
+    }  # fmt: skip
+    small = {**shape, "hidden_size": 4, "intermediate_size": 16, "num_attention_heads": 1, "embedding_size": 8}
+    torch.manual_seed(0)
+    models: dict[str, PreTrainedModel] = {}
+    if "pretrained_model_name_or_path" in entry:
+        models[""] = transformers.BertForPreTraining(transformers.BertConfig(**shape))
+        models[""].save_pretrained(entry["pretrained_model_name_or_path"])
+    if "pretrained_generator_model_name_or_path" in entry:
+        config = transformers.ElectraConfig(**{**shape, "embedding_size": 8})
+        generator = transformers.ElectraForMaskedLM(transformers.ElectraConfig(**small))
+        discriminator = transformers.ElectraForPreTraining(config)
+        discriminator.electra.embeddings.load_state_dict(generator.electra.embeddings.state_dict())
+        for role, model in (("generator", generator), ("discriminator", discriminator)):
+            model.save_pretrained(entry[f"pretrained_{role}_model_name_or_path"])
+            models[role] = model
+    return models
 
 
 def loads(run: Path, out: Path) -> dict[str, torch.nn.Module]:
