@@ -36,7 +36,8 @@ class Loader:
             where = f"{source.store.folder}: in one blend with {first.store.folder}"
             if source.store.facts.vocabulary != first.store.facts.vocabulary:
                 raise UserError(f"{where}: expected the same vocabulary; prepare both with the same tokenizer")
-            if source.store.facts.word_starts != first.store.facts.word_starts:
+            words_matter = source.layout.framing == "encoder"
+            if words_matter and source.store.facts.word_starts != first.store.facts.word_starts:
                 raise UserError(f"{where}: expected word starts in both or neither; prepare both alike")
             assert (source.layout, source.sequence_length) == (first.layout, first.sequence_length)
             assert source.store_index == number, "a source's keys name its place in the blend"
@@ -137,8 +138,7 @@ class Prefetcher(Generic[T]):
 def _merge(parts: Sequence[Rows], places: np.ndarray, source: RowSource) -> Rows:
     """Batches put together as one: row i of all parts in order goes to places[i]. Narrow ones are padded."""
     width = max(part.tokens.shape[1] for part in parts)
-    pad = source.vocabulary.pad
-    assert pad is not None
+    pad = source.vocabulary.pad or 0  # causal rows, which may have none, are all of one width
 
     def merge(arrays: Sequence[np.ndarray | None], fill: int = 0) -> np.ndarray | None:
         present = [array for array in arrays if array is not None]
@@ -168,4 +168,5 @@ def _merge(parts: Sequence[Rows], places: np.ndarray, source: RowSource) -> Rows
         keys,
         merge([part.token_type_ids for part in parts]),
         merge([part.next_sentence for part in parts]),
+        merge([part.labels for part in parts], -100),
     )

@@ -126,9 +126,9 @@ def stored_plan(
 ) -> Plan:
     """The plan of a store, mapped from its sidecar, which is built first where it is missing or damaged.
 
-    `kind` is "packed" or "lines"; `count` documents (or lines) are read through `spans` a window at a time. The
-    sidecar lies in STORE/plans/, or in the user's cache folder where the store cannot be written to. One process
-    builds it and renames it into place; the others wait.
+    `kind` is "lines", or "packed" and other names for what is packed; `count` documents (or lines) are read through
+    `spans` a window at a time. The sidecar lies in STORE/plans/, or in the user's cache folder where the store cannot
+    be written to. One process builds it and renames it into place; the others wait.
     """
     facts: dict[str, str | int] = {
         "algorithm": ALGORITHM,
@@ -170,7 +170,7 @@ def _build(folder: Path, facts: dict[str, str | int], spans: Spans) -> None:
     staging = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
-    rows_of = packed_rows if facts["kind"] == "packed" else single_rows
+    rows_of = single_rows if facts["kind"] == "lines" else packed_rows
     count, window = int(facts["count"]), int(facts["window"])
     rows = pieces = 0
     try:

@@ -21,16 +21,19 @@ class Spans:
     has none a place that it does not have. Its places are computed from the mapped index; nothing is kept in memory.
     """
 
-    def __init__(self, store: TokenStore) -> None:
+    def __init__(self, store: TokenStore, *, places: int | None = None) -> None:
+        """`places` is how many each document has in the stream that the store has not: where not given, that of its
+        separator."""
         self._store = store
         self._tokens = np.asarray(store.tokens)
         self._documents = np.asarray(store.documents)
         self._eos = store.facts.eos
+        self._places = int(self._eos is None) if places is None else places
 
     @property
     def stream_length(self) -> int:
         """Places in the stream."""
-        return len(self._tokens) + (len(self._documents) - 1 if self._eos is None else 0)
+        return len(self._tokens) + self._places * (len(self._documents) - 1)
 
     def documents(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Starts and lengths in tokens (n,) of documents [first, stop)."""
@@ -54,8 +57,7 @@ class Spans:
 
     def stream_start(self, document: np.ndarray) -> np.ndarray:
         """Where each of `document` (n,) starts in the stream."""
-        start = self.document_start(document)
-        return start + document if self._eos is None else start
+        return self.document_start(document) + self._places * document
 
     def document_at(self, place: np.ndarray) -> np.ndarray:
         """The document that holds each `place` (n,) of the stream: a binary search over the mapped index."""
@@ -66,6 +68,10 @@ class Spans:
             before = self.stream_start(middle) <= place
             low, high = np.where(before, middle, low), np.where(before, high, middle)
         return low
+
+    def in_store(self, document: np.ndarray) -> np.ndarray:
+        """Which document of the store each of `document` (n,) in the stream is: the same."""
+        return document
 
     def _without_eos(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
         """`stops`, one less where the last token of [start, stop) is the stored EOS."""

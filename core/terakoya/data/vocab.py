@@ -27,6 +27,11 @@ class Vocabulary(BaseModel):
     eos: int | None = None
     special: tuple[int, ...] = ()
 
+    @property
+    def end(self) -> int | None:
+        """What ends a document in a causal model: the end-of-sequence token, in a vocabulary without one [SEP]."""
+        return self.sep if self.eos is None else self.eos
+
     @cached_property
     def is_special(self) -> np.ndarray:
         """A table (size,) of bool: True where an id is special."""

@@ -1,0 +1,90 @@
+"""The order in which Megatron-LM visits documents and samples, from the same seed.
+
+Its published rule (megatron/core/datasets/gpt_dataset.py): the documents of all epochs that the run needs are shuffled
+together, by numpy's RandomState; joined, they are cut into samples that overlap by one token; the samples are shuffled
+with the same generator. If the last epoch would be used for less than 80 %, it is shuffled apart, after the others.
+
+Letters: D documents, J documents of all epochs, R samples, n any number of them.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+from typing import Self
+
+import numpy as np
+
+from terakoya.errors import UserError
+
+_SEPARATE_BELOW = 0.80
+"""Megatron-LM's share of the last epoch below which that is shuffled apart."""
+
+
+class MegatronOrder:
+    """The joined documents of a store, and which sample comes when. Holds some 12 bytes for each of J documents and 4
+    for each sample."""
+
+    def __init__(self, lengths: np.ndarray, *, sequence_length: int, samples: int | None, seed: int) -> None:
+        """`lengths` (D,) are tokens of documents, ends included. `samples` are all that a run takes; where None, the
+        order is that of a run of one epoch."""
+        if seed >= 1 << 32:
+            raise UserError(
+                f"seed: layout megatron takes one below {1 << 32:,}, as numpy's RandomState does; got {seed}"
+            )
+        self._lengths, self._sequence_length, self._samples, self._seed = lengths, sequence_length, samples, seed
+        per_epoch = int(lengths.sum())
+        epochs = 1 if samples is None else max(1, -(-(samples * sequence_length + 1) // per_epoch))
+        random = np.random.RandomState(seed)
+        before = ((epochs - 1) * per_epoch - 1) // sequence_length  # samples without the last epoch
+        alone = (per_epoch - 1) // sequence_length
+        separate = samples is not None and epochs > 1 and samples - before < int(_SEPARATE_BELOW * alone)
+        self._documents = np.concatenate(
+            [_shuffled(np.tile(np.arange(len(lengths), dtype=np.int32), times), random)
+             for times in ([epochs - 1, 1] if separate else [epochs])]
+        )  # fmt: skip
+        self._starts = np.concatenate([[0], np.cumsum(lengths[self._documents], dtype=np.int64)])
+        count = (epochs * per_epoch - 1) // sequence_length
+        kind = np.uint32 if count < np.iinfo(np.uint32).max - 1 else np.int64
+        cuts = [0, before, count] if separate else [0, count]
+        self._order = np.concatenate([_shuffled(np.arange(*span, dtype=kind), random) for span in pairwise(cuts)])
+        self._further = lru_cache(maxsize=1)(self._make)
+
+    def __len__(self) -> int:
+        """Samples (R) of all epochs; tokens that do not fill one are left out, as Megatron-LM does."""
+        return len(self._order)
+
+    def of_epoch(self, epoch: int) -> Self:
+        """This order; where a run has taken all of it, that from the next seed."""
+        return self if epoch == 0 else self._further(epoch)
+
+    def _make(self, epoch: int) -> Self:
+        return type(self)(
+            self._lengths, sequence_length=self._sequence_length, samples=self._samples, seed=self._seed + epoch
+        )
+
+    def samples(self, places: np.ndarray) -> np.ndarray:
+        """The samples (n,) int64, by number along the joined documents, that come at `places` (n,) of the order."""
+        return self._order[places].astype(np.int64)
+
+    @property
+    def stream_length(self) -> int:
+        """Tokens of all joined documents."""
+        return int(self._starts[-1])
+
+    def stream_start(self, number: np.ndarray) -> np.ndarray:
+        """Where each of the joined documents `number` (n,) starts; J is where they end."""
+        return self._starts[number]
+
+    def document_at(self, place: np.ndarray) -> np.ndarray:
+        """The number of the joined document that holds each `place` (n,)."""
+        return np.searchsorted(self._starts, place, side="right") - 1
+
+    def in_store(self, number: np.ndarray) -> np.ndarray:
+        """Which document of the store each of the joined documents `number` (n,) is, int64."""
+        return self._documents[number].astype(np.int64)
+
+
+def _shuffled(values: np.ndarray, random: np.random.RandomState) -> np.ndarray:
+    random.shuffle(values)
+    return values
