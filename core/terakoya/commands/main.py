@@ -23,6 +23,7 @@ from terakoya.commands import (
     tokenizer,
     train,
     try_model,
+    upload,
 )
 from terakoya.errors import UserError
 
@@ -30,7 +31,8 @@ DEBUG_VARIABLE = "TERAKOYA_DEBUG"
 
 
 VERBS = (
-    "demo", "run", "tokenizer", "prepare", "store", "train", "export", "try", "plugins", "parameters", "doctor"
+    "demo", "run", "tokenizer", "prepare", "store", "train", "export", "try", "upload", "plugins", "parameters",
+    "doctor",
 )  # fmt: skip
 """In the order of use."""
 
@@ -62,6 +64,7 @@ app.add_typer(store.app, name="store")
 app.command("train")(train.command)
 app.command("export")(export.command)
 app.command("try")(try_model.command)
+app.command("upload")(upload.command)
 app.add_typer(plugins.app, name="plugins")
 app.add_typer(parameters.app, name="parameters")
 app.command("doctor")(doctor.command)

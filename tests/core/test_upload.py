@@ -1,0 +1,178 @@
+"""What is uploaded is tried first, described, pushed whole, and comes back as the same model; no token is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import hub_stand_in
+import pytest
+import torch
+import toy
+from huggingface_hub import ModelCard, constants
+from transformers import BertConfig, BertForMaskedLM, BertTokenizer
+
+from terakoya.commands.main import main
+from terakoya.errors import UserError
+from terakoya.parameters import Parameters
+from terakoya.training.setup import train_here
+from terakoya.upload import upload
+
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own
+SECRET = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz012345"
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[EOS]", *"これは日本の文章です。犬猫山川海空花鳥風月"]
+
+
+def save_tokenizer(folder: Path, size: int) -> None:
+    """A tokenizer of single characters with `size` pieces."""
+    words = list(dict.fromkeys(WORDS))
+    words += [f"[unused{number}]" for number in range(size - len(words))]
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps, validated, whose tokenizer Transformers loads."""
+    root = tmp_path_factory.mktemp("upload")
+    stores = [toy.make_store(root / name, documents=60, seed=seed) for seed, name in enumerate(("corpus", "held_out"))]
+    size = json.loads((stores[0] / "store.json").read_text())["vocabulary"]["size"]
+    save_tokenizer(stores[0] / "tokenizer", size)
+    settings = toy.parameters(
+        *stores, max_steps=4, logging_steps=1, checkpoint={"save_steps": 2}, evaluation={"steps": 2, "batches": 2}
+    )
+    train_here(Parameters.from_dict(settings, source="test"), root / "run")
+    return root / "run"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[hub_stand_in.Hub]:
+    """A stand-in that huggingface_hub takes for the Hub."""
+    with hub_stand_in.hub() as state:
+        monkeypatch.setattr(constants, "ENDPOINT", state.address)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setenv("HF_TOKEN", SECRET)
+        template = state.address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        yield state
+
+
+def test_a_run_is_tried_pushed_and_comes_back(
+    run: Path, hub: hub_stand_in.Hub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["upload", str(run), "--name", "school/tiny", "--prompt", "これは[MASK]です。", "--private"])
+    printed = capsys.readouterr()
+    assert not left.value.code, printed.err
+    assert "[MASK] 1" in printed.out, "what the model made of the prompt"
+    assert f"{hub.address}/school/tiny" in printed.out and "the same numbers" in printed.out
+    assert hub.created["school/tiny"].get("private") or hub.created["school/tiny"].get("visibility") == "private"
+    files = hub.files["school/tiny"]
+    assert {"config.json", "model.safetensors", "tokenizer_config.json", "README.md"} <= files.keys()
+    exported = run / "checkpoints/step-00000004/model/model.safetensors"
+    assert files["model.safetensors"] == exported.read_bytes()
+    everything = b"".join(files.values()) + (printed.out + printed.err).encode()
+    assert SECRET.encode() not in everything
+    assert any(SECRET in (header or "") for header in hub.authorizations), "it was sent in the header alone"
+
+
+def test_the_card_says_what_the_run_was(run: Path, tmp_path: Path) -> None:
+    upload(run, "school/tiny", license="apache-2.0", dry_run=tmp_path / "pushed")
+    text = (tmp_path / "pushed/README.md").read_text(encoding="utf-8")
+    card = ModelCard(text)
+    assert card.data.license == "apache-2.0" and card.data.language == ["ja"]
+    assert card.data.pipeline_tag == "fill-mask" and card.data.library_name == "transformers"
+    manifest = json.loads((run / "checkpoints/step-00000004/manifest.json").read_text())
+    for fingerprint in manifest["stores"].values():
+        assert fingerprint in text
+    assert f"| tokens | {manifest['consumed_tokens']:,} |" in text
+    assert 'BertForMaskedLM.from_pretrained("school/tiny")' in text
+    assert '"hidden_size"' in text and str(run.parent) not in text, "no folders of this machine"
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = {entry["step"]: entry["loss"] for entry in metrics if entry["kind"] == "step"}
+    checks = {entry["step"]: entry["loss"] for entry in metrics if entry["kind"] == "validation"}
+    assert f"| {steps[3]:.4f} | {checks[2]:.4f} |" in text, "the loss beside the newest validation by then"
+
+
+def test_an_older_checkpoint_knows_nothing_of_later_steps(run: Path, tmp_path: Path) -> None:
+    upload(run / "checkpoints/step-00000002", "school/tiny", dry_run=tmp_path / "pushed")
+    text = (tmp_path / "pushed/README.md").read_text(encoding="utf-8")
+    assert "| steps | 2 of 4 |" in text
+    losses = text.partition("## Losses")[2].partition("##")[0]
+    assert [line.split("|")[1].strip() for line in losses.splitlines()[4:] if line] == ["1", "2"]
+
+
+def test_a_card_of_ones_own_stays(tmp_path: Path) -> None:
+    folder = plain(tmp_path / "model")
+    (folder / "README.md").write_text("# Mine\n", encoding="utf-8")
+    upload(folder, "school/tiny", dry_run=tmp_path / "pushed")
+    assert (tmp_path / "pushed/README.md").read_text(encoding="utf-8") == "# Mine\n"
+
+
+def test_another_model_that_comes_back_is_an_error(tmp_path: Path, hub: hub_stand_in.Hub) -> None:
+    folder = plain(tmp_path / "model")
+    upload(folder, "school/tiny")
+    sent = hub.files["school/tiny"]["model.safetensors"]
+
+    class Swapped(dict[str, bytes]):
+        def __setitem__(self, key: str, value: bytes) -> None:
+            super().__setitem__(key, other if key == "model.safetensors" else value)
+
+    other = (plain(tmp_path / "other", seed=2) / "model.safetensors").read_bytes()
+    assert other != sent
+    hub.files["school/tiny"] = Swapped()
+    with pytest.raises(UserError, match="another model came back"):
+        upload(folder, "school/tiny")
+
+
+def test_nothing_is_pushed_without_a_token_or_a_model_that_works(
+    tmp_path: Path, hub: hub_stand_in.Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = plain(tmp_path / "model")
+    with pytest.raises(UserError, match="--name school/a/b"):
+        upload(folder, "school/a/b")
+    with pytest.raises(UserError, match=r"no config\.json"):
+        upload(tmp_path, "school/tiny")
+
+    def fails(folder: Path, prompt: str) -> str:
+        raise UserError("no mask")
+
+    with pytest.raises(UserError, match="no mask"):
+        upload(folder, "school/tiny", prompt="text", ask=fails)
+    hub.refuse = 403
+    with pytest.raises(UserError, match="the Hub refused"):
+        upload(folder, "school/tiny")
+    hub.refuse = None
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    with pytest.raises(UserError, match="HF_TOKEN"):
+        upload(folder, "school/tiny")
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(UserError, match=r"no tokenizer_config\.json"):
+        upload(folder, "school/tiny")
+    assert not hub.files
+
+
+def test_code_of_ones_own_runs_only_when_asked(tmp_path: Path) -> None:
+    folder = plain(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForMaskedLM": "mine.Mine"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "mine.py").write_text("raise RuntimeError('ran')\n")
+    with pytest.raises(UserError, match="--trust-remote-code"):
+        upload(folder, "school/tiny", dry_run=tmp_path / "pushed")
+
+
+def plain(folder: Path, *, seed: int = 1) -> Path:
+    """An exported folder of a small BERT."""
+    torch.manual_seed(seed)
+    config = BertConfig(
+        vocab_size=40, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    BertForMaskedLM(config).save_pretrained(folder)
+    save_tokenizer(folder, 40)
+    return folder
