@@ -183,6 +183,23 @@ class Architecture(Component):
         """The longest row the model can take, None if there is no bound."""
         return None
 
+    def flops_per_token(
+        self, model: PreTrainedModel, *, context: float, head_share: float = 1.0, causal: bool | None = None
+    ) -> float:
+        """Floating point operations that training `model`, with all its weights, must do for one real token.
+
+        Counted from the weights that are multiplied and the config's layers, as `flops.per_token` describes; to be
+        written where that is not what happens: experts, attention that is no plain one.
+
+        Args:
+            context: positions of its own document that a position sees on average, both sides counted.
+            head_share: share of the positions at which the objective runs the head.
+            causal: whether a position sees only what is before it; None asks the model's class.
+        """
+        from terakoya import flops
+
+        return flops.per_token(model, self.blocks(model), context=context, head_share=head_share, causal=causal)
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -245,6 +262,15 @@ class Objective(Component):
     def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
         """The models to save, by sub-folder; "" is the folder itself."""
         raise NotImplementedError
+
+    def flops_per_token(self, module: torch.nn.Module, architecture: Architecture, *, context: float) -> float:
+        """Floating point operations of one real token, forward and backward, for the reported TFLOP/s.
+
+        All that `exports(module)` names, each with its head at every position; to be written where heads see fewer, or
+        where models are of other architectures. `context` as in `Architecture.flops_per_token`.
+        """
+        models = self.exports(module).values()
+        return sum(architecture.flops_per_token(model, context=context) for model in models)
 
     def adopt(self, module: torch.nn.Module, models: Mapping[str, PreTrainedModel]) -> None:
         """Makes `module` one that exports `models`, which have the names and shapes of `exports(module)`: how a run

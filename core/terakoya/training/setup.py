@@ -34,6 +34,7 @@ from terakoya.training.record import Record
 from terakoya.training.resuming import newest_checkpoint, resume
 from terakoya.training.run import Run
 from terakoya.training.start import Started, start_together
+from terakoya.training.throughput import measure
 from terakoya.training.trainer import Trainer, TrainResult
 from terakoya.training.world import Launched, shares
 
@@ -188,6 +189,7 @@ def build(
         record.warn(f"frozen_layers {parameters.frozen_layers} without start_from: weights that nobody trained stay so")
     count = sum(parameter.numel() for parameter in module.parameters())
     sizes = described(module, parameters.frozen_layers)
+    throughput = measure(objective, architecture, module, sources, weights, connection)
     engine = _engine(parameters, module, connection, share.micro_steps, share.micro_batch_size)
     run = Run(out, parameters, architecture, objective, stores.vocabulary, engine.module, max_steps, connection)
     batches = BatchMaker(loader, objective, stores.vocabulary, share)
@@ -206,6 +208,7 @@ def build(
             **_facts(parameters, stores, connection, plugins, max_steps, count),
             "started_from": started.facts if started else None,
         },
+        throughput=throughput,
         flash=backend == "flash",
     )  # fmt: skip
 

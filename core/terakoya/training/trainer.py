@@ -27,6 +27,7 @@ from terakoya.training.loss import Meter, total_counts, weighted
 from terakoya.training.record import Record
 from terakoya.training.run import Run, StepReport
 from terakoya.training.signals import StopRequest
+from terakoya.training.throughput import Throughput, described
 from terakoya.training.world import Share
 
 DROPOUT = "dropout"
@@ -55,6 +56,7 @@ class Trainer:
         *,
         tokenizer_folder: Path,
         facts: Mapping[str, Any],
+        throughput: Throughput,
         flash: bool,
     ) -> None:
         self.run = run
@@ -65,6 +67,7 @@ class Trainer:
         self.registry = registry
         self.tokenizer_folder = tokenizer_folder
         self.facts = facts
+        self.throughput = throughput
         self.flash = flash
         self.parameters: Parameters = run.parameters
         self.connection: Connection = run.connection
@@ -77,7 +80,7 @@ class Trainer:
         self.saved_step = -1
         self.event_error: PluginError | None = None
         self.started = self.mark = time.perf_counter()
-        self.tokens_since_mark = 0
+        self.tokens_since_mark = self.rows_at_mark = 0
 
     # ------------------------------------------------------------------------------------------------- the loop
 
@@ -85,11 +88,12 @@ class Trainer:
         """Steps until the run's length, a wish to stop, or an error. Returns how it ended."""
         run, parameters = self.run, self.parameters
         asked: str | None = None
+        self._write_start()
         self._event("run_started", run)
         if run.step == 0 and self.validation:
             self._validate()
         with StopRequest() as stop, Prefetcher(self.batches, run.step) as prefetcher:
-            self.mark = time.perf_counter()
+            self.mark, self.rows_at_mark = time.perf_counter(), run.consumed_rows
             while run.step < run.max_steps:
                 wish = stop.signal or self._out_of_time()
                 batches = next(prefetcher)
@@ -169,14 +173,22 @@ class Trainer:
         if run.step == 1 or run.step == run.max_steps or self._due(self.parameters.logging_steps):
             values = self.meter.take(self.connection.sum_on_device(self.meter.stacked()))
             values |= {"grad_norm": float(self.norms[-1]), "learning_rate": learning_rate}
-            elapsed = time.perf_counter() - self.mark
-            values["tokens_per_second"] = self.tokens_since_mark / max(elapsed, 1e-9)
+            samples, elapsed = run.consumed_rows - self.rows_at_mark, time.perf_counter() - self.mark
+            values |= self.throughput.values(tokens=self.tokens_since_mark, samples=samples, seconds=elapsed)
             self.record.write("step", step=run.step, tokens=run.consumed_tokens, **values)
-            self.record.track(run.step, {f"train/{name}": value for name, value in values.items()})
+            tracked = {**values, "consumed_tokens": run.consumed_tokens}
+            self.record.track(run.step, {f"train/{name}": value for name, value in tracked.items()})
             self._refuse_nonfinite()
             self._live_line(values)
-            self.mark, self.tokens_since_mark = time.perf_counter(), 0
+            self.mark, self.tokens_since_mark, self.rows_at_mark = time.perf_counter(), 0, run.consumed_rows
         return StepReport(run.step, tokens, learning_rate, seconds, values)
+
+    def _write_start(self) -> None:
+        """Writes down what the run is, for those who read its files."""
+        known = ("max_steps", "max_tokens", "length_unit", "parameter_count", "stores", "world", "versions")
+        facts = {name: self.facts[name] for name in known if name in self.facts}
+        rows = self.share.global_rows
+        self.record.write("start", step=self.run.step, **facts, global_rows=rows, **described(self.throughput))
 
     def _refuse_nonfinite(self) -> None:
         """Ends the run, on every rank alike, when a gradient was no number: looked at before anything is kept."""

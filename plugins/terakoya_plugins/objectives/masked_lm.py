@@ -103,6 +103,10 @@ class MaskedLM(Objective):
         """One model, in the folder itself."""
         return {"": module.model}
 
+    def flops_per_token(self, module: torch.nn.Module, architecture: Architecture, *, context: float) -> float:
+        """The head runs at the predicted positions only."""
+        return architecture.flops_per_token(module.model, context=context, head_share=self.mlm_probability)
+
 
 @hookimpl
 def register_objectives() -> dict[str, type[Objective]]:

@@ -116,6 +116,11 @@ class SpanCorruption(Objective):
         """One model, in the folder itself."""
         return {"": module.model}
 
+    def flops_per_token(self, module: torch.nn.Module, architecture: Architecture, *, context: float) -> float:
+        """The head runs at the targets only: what is left out, and a sentinel for each span."""
+        share = self.noise_density * (1 + 1 / self.mean_noise_span_length)
+        return architecture.flops_per_token(module.model, context=context, head_share=share)
+
 
 @hookimpl
 def register_objectives() -> dict[str, type[Objective]]:

@@ -1,0 +1,108 @@
+"""Floating point operations of training a Transformer, for one real token: what must be computed, whatever computes it.
+
+    6 x weights of the body + 12 x attention's width x context, summed over layers + 6 x share x weights of the head
+
+Forward and backward of a product take 6 operations a weight, those of scores and weighted values 12 a channel and
+position seen (Kaplan et al., 2020, arXiv:2001.08361; Chowdhery et al., 2022, arXiv:2204.02311, appendix B). Padding,
+logits that nobody asks for and what activation checkpointing computes twice are no work that must be done: they are
+not counted. Nor are embeddings, norms and softmaxes, which are no matrix products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+WINDOWS = ("local_attention", "sliding_window")
+"""Where Transformers' configs keep how many positions a layer of `layer_types` "sliding_attention" looks at; where both
+are there, as in ModernBERT's, the second is one side of the first."""
+
+
+def per_token(
+    model: PreTrainedModel,
+    blocks: Sequence[torch.nn.Module],
+    *,
+    context: float,
+    head_share: float = 1.0,
+    causal: bool | None = None,
+) -> float:
+    """Operations of forward and backward for one real token of `model`, from its weights and its config.
+
+    Of an encoder-decoder each token is taken to pass one of the two halves (Raffel et al., 2020, section 3.2.2). A
+    mixture of experts, which does not use all its weights for a token, must say so itself.
+
+    Args:
+        model: with all its weights, of any device, `meta` too.
+        blocks: its repeated blocks. Fewer than the config's layers are used again and again, as ALBERT's.
+        context: positions of its own document that a position sees, on average, if it sees both sides: `mean_context`.
+        head_share: share of the positions at which the head is run.
+        causal: whether a position sees what is before it alone, half of `context`; None asks the model's class.
+    """
+    config = model.config
+    halves = bool(getattr(config, "is_encoder_decoder", False))
+    causal = model.can_generate() and not halves if causal is None else causal
+    layers = config.num_hidden_layers
+    repeated = max(1.0, layers / max(1, len(blocks)))
+    in_blocks = {id(module) for block in blocks for module in block.modules()}
+    body, head = 0.0, 0.0
+    outside = _head_modules(model)
+    pooler = getattr(model.base_model, "pooler", None)
+    unused = set() if pooler is None else {id(each) for each in pooler.modules()}  # looks at one position of a row
+    for module in model.modules():
+        weights = 0 if id(module) in unused else _matrices(module)
+        if id(module) in outside:
+            head += weights
+        else:
+            body += weights * (repeated if id(module) in in_blocks else 1.0)
+    seen = sum(_seen(config, layer, context / 2 if causal else context) for layer in range(layers))
+    body_work = 6 * body * (0.5 if halves else 1.0)
+    return body_work + 12 * _attention_width(config) * seen + 6 * head_share * head
+
+
+def mean_context(document_ids: np.ndarray) -> float:
+    """How many positions of its own document a position has, itself included, averaged over the real positions of
+    `document_ids` (B, T), -1 for padding: sum of squared lengths / sum of lengths."""
+    width = document_ids.shape[1]
+    rows = np.arange(len(document_ids))[:, None] * (width + 1)
+    _, lengths = np.unique((rows + document_ids)[document_ids >= 0], return_counts=True)
+    return float((lengths.astype(np.float64) ** 2).sum() / max(1, lengths.sum()))
+
+
+def _head_modules(model: PreTrainedModel) -> set[int]:
+    """The modules that turn hidden states into predictions."""
+    base = model.base_model
+    if base is not model:
+        return {id(each) for each in model.modules()} - {id(each) for each in base.modules()}
+    output = model.get_output_embeddings()
+    return set() if output is None else {id(each) for each in output.modules()}
+
+
+def _matrices(module: torch.nn.Module) -> int:
+    """Weights of `module` itself that are multiplied with what comes in."""
+    from torch import nn
+
+    if isinstance(module, nn.Embedding):
+        return 0
+    return sum(weight.numel() for weight in module.parameters(recurse=False) if weight.ndim >= 2)
+
+
+def _attention_width(config: object) -> int:
+    """Heads x the size of one."""
+    heads = getattr(config, "num_attention_heads", 1)
+    each = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // heads
+    return heads * each
+
+
+def _seen(config: object, layer: int, context: float) -> float:
+    """How many positions a position sees in layer number `layer`, at most `context`."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None or kinds[layer] != "sliding_attention":
+        return context
+    window = next((value for name in WINDOWS if (value := getattr(config, name, None)) is not None), None)
+    return context if window is None else min(context, window)

@@ -1,0 +1,117 @@
+"""Operations per token: against figures worked out by hand from the models' shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AlbertConfig,
+    AlbertForMaskedLM,
+    BertConfig,
+    BertForMaskedLM,
+    BertForPreTraining,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from terakoya.flops import mean_context, per_token
+
+Blocks = Callable[[Any], Sequence[torch.nn.Module]]
+
+
+def count(kind: type[PreTrainedModel], config: PretrainedConfig, blocks: Blocks, **how: Any) -> float:
+    with torch.device("meta"):
+        model = kind(config)
+    return per_token(model, blocks(model), **how)
+
+
+def test_bert_base() -> None:
+    """12 layers of 4 h^2 + 2 h i, attention over 512 positions, the head (h^2 + h V) at 15 % of them."""
+    layers = 12 * (4 * 768**2 + 2 * 768 * 3072)
+    by_hand = 6 * layers + 12 * 12 * 768 * 512 + 6 * 0.15 * (768**2 + 768 * 32768)
+    config = BertConfig(vocab_size=32768)
+    got = count(BertForMaskedLM, config, lambda model: model.bert.encoder.layer, context=512, head_share=0.15)
+    assert got == pytest.approx(by_hand, rel=1e-12)
+    assert by_hand == pytest.approx(0.589e9, rel=2e-3), "as published for this size"
+    paired = count(BertForPreTraining, config, lambda model: model.bert.encoder.layer, context=512, head_share=0.15)
+    assert paired - by_hand == pytest.approx(6 * 0.15 * 2 * 768), "of the next-sentence head no more than its two rows"
+
+
+def test_gpt2_124m() -> None:
+    """Both ways of counting attention: all positions, as nanoGPT and PaLM do, and those that are seen."""
+    weights = 12 * (4 * 768**2 + 2 * 768 * 3072) + 768 * 50257
+    attention = 12 * 12 * 768 * 1024
+    config = GPT2Config()
+    blocks = lambda model: model.transformer.h  # noqa: E731
+    assert count(GPT2LMHeadModel, config, blocks, context=1024, causal=False) == 6 * weights + attention
+    assert count(GPT2LMHeadModel, config, blocks, context=1024) == 6 * weights + attention / 2
+    assert 6 * weights + attention == pytest.approx(0.855e9, rel=1e-3)
+
+
+def test_llama_8b() -> None:
+    """Grouped queries: keys and values are 1024 wide; three products in the feed-forward."""
+    layers = 32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    by_hand = 6 * layers + 6 * 32 * 4096 * 4096 + 6 * 4096 * 128256
+    config = LlamaConfig(
+        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+        num_key_value_heads=8,
+    )  # fmt: skip
+    assert count(LlamaForCausalLM, config, lambda model: model.model.layers, context=4096) == pytest.approx(by_hand)
+    assert by_hand == pytest.approx(48.2e9, rel=2e-3)
+
+
+def test_heads_wider_than_the_hidden_states() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = Qwen3Config(**sizes, num_key_value_heads=2, head_dim=32, vocab_size=100, tie_word_embeddings=True)
+    layers = 2 * (64 * 128 + 2 * 64 * 64 + 128 * 64 + 3 * 64 * 96)
+    by_hand = 6 * layers + 6 * 2 * 128 * 50 + 6 * 64 * 100
+    assert count(Qwen3ForCausalLM, config, lambda model: model.model.layers, context=50) == by_hand
+
+
+def test_a_window_bounds_the_context() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
+    config = ModernBertConfig(**sizes, vocab_size=50368, local_attention=16)
+    assert config.layer_types == ["full_attention", "sliding_attention", "sliding_attention"]
+    blocks = lambda model: model.model.layers  # noqa: E731
+    short = count(ModernBertForMaskedLM, config, blocks, context=10)
+    long = count(ModernBertForMaskedLM, config, blocks, context=100)
+    assert long - short == 12 * 64 * ((100 - 10) + 2 * (16 - 10))
+
+
+def test_layers_used_again_count_again() -> None:
+    config = AlbertConfig(
+        vocab_size=1000, embedding_size=32, hidden_size=64, num_hidden_layers=6, num_attention_heads=4,
+        intermediate_size=128,
+    )  # fmt: skip
+    layer = 4 * 64**2 + 2 * 64 * 128
+    by_hand = 6 * (6 * layer + 32 * 64) + 12 * 6 * 64 * 20 + 6 * (64 * 32 + 32 * 1000)
+    blocks = lambda model: model.albert.encoder.albert_layer_groups  # noqa: E731
+    assert count(AlbertForMaskedLM, config, blocks, context=20) == by_hand
+
+
+def test_a_token_passes_one_half_of_an_encoder_decoder() -> None:
+    config = T5Config(vocab_size=500, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4)
+    encoder, decoder = 2 * (4 * 64**2 + 2 * 64 * 128), 2 * (8 * 64**2 + 2 * 64 * 128)
+    by_hand = 3 * (encoder + decoder) + 12 * 2 * 64 * 20 + 6 * 0.2 * 64 * 500
+    blocks = lambda model: [*model.encoder.block, *model.decoder.block]  # noqa: E731
+    got = count(T5ForConditionalGeneration, config, blocks, context=20, head_share=0.2)
+    assert got == pytest.approx(by_hand)
+
+
+def test_mean_context_weighs_documents_by_their_length() -> None:
+    rows = np.array([[0, 0, 0, 0, 1, 1, -1, -1], [0, 0, 0, -1, -1, -1, -1, -1]])
+    assert mean_context(rows) == (16 + 4 + 9) / (4 + 2 + 3)
