@@ -15,10 +15,12 @@ from typing import IO, Any
 
 from rich.console import Console
 
-from terakoya.components import Tracker, TrackerRun
+from terakoya.components import Tracker
 
 log = logging.getLogger("terakoya")
 QUEUE_LENGTH = 10_000
+SECONDS_TO_FINISH = 10.0
+"""How long the end of a run waits for all of its trackers."""
 
 
 class Record:
@@ -74,9 +76,12 @@ class Record:
             self.console.print(text, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Lets trackers finish for a few seconds, then leaves them."""
+        """Lets all trackers finish together for a few seconds, then leaves them."""
         for tracker in self.trackers:
-            tracker.close()
+            tracker.ask_to_finish()
+        until = time.monotonic() + SECONDS_TO_FINISH
+        for tracker in self.trackers:
+            tracker.leave(until)
         if self.file is not None:
             self.file.close()
             self.file = None
@@ -87,38 +92,52 @@ class _Queued:
 
     def __init__(self, tracker: Tracker, folder: Path, parameters: Mapping[str, Any]) -> None:
         self.name = type(tracker).__name__
-        self.queue: queue.Queue[tuple[int, Mapping[str, float]] | None] = queue.Queue(QUEUE_LENGTH)
+        self.queue: queue.Queue[tuple[int, Mapping[str, float]]] = queue.Queue(QUEUE_LENGTH)
         self.dropped = 0
+        self.off = False
+        self.ended = threading.Event()
         self.thread = threading.Thread(
             target=self._work, args=(tracker, folder, parameters), name=f"tracker {self.name}", daemon=True
         )
         self.thread.start()
 
     def put(self, step: int, values: Mapping[str, float]) -> None:
+        """Hands `values` over where there is room; never waits."""
+        if self.off:
+            return
         try:
             self.queue.put_nowait((step, values))
         except queue.Full:
             self.dropped += 1
 
-    def close(self) -> None:
-        try:
-            self.queue.put(None, timeout=5.0)
-        except queue.Full:
-            self.dropped += self.queue.qsize()
-        self.thread.join(10.0)
-        if self.dropped or self.thread.is_alive():
+    def ask_to_finish(self) -> None:
+        """Lets the tracker end when it has taken what is queued."""
+        self.ended.set()
+
+    def leave(self, until: float) -> None:
+        """Waits for that until the clock `time.monotonic` says `until`; says so if numbers are missing."""
+        self.thread.join(max(0.0, until - time.monotonic()))
+        missing = self.dropped + self.queue.qsize()
+        if self.thread.is_alive() or (missing and not self.off):
             log.warning("tracker %s fell behind; metrics.jsonl has every number it misses", self.name)
 
     def _work(self, tracker: Tracker, folder: Path, parameters: Mapping[str, Any]) -> None:
-        opened: TrackerRun | None = None
         try:
             opened = tracker.open(folder, parameters)
-            while (item := self.queue.get()) is not None:
+            while (item := self._next()) is not None:
                 opened.log(*item)
             opened.close()
-        except Exception as error:  # noqa: BLE001 - whatever a tracker raises, training goes on
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a tracker raises, training goes on
+            self.off = True
             log.warning(
                 "tracker %s: %s: %s; it is off for the rest of this run", self.name, type(error).__name__, error
             )
-            while self.queue.get() is not None:
-                self.dropped += 1
+
+    def _next(self) -> tuple[int, Mapping[str, float]] | None:
+        """What is queued next; None when there is nothing more to come."""
+        while True:
+            try:
+                return self.queue.get(timeout=0.1)
+            except queue.Empty:
+                if self.ended.is_set():
+                    return None

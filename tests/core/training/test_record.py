@@ -2,11 +2,13 @@
 
 import json
 import logging
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -45,6 +47,86 @@ def test_a_hanging_tracker_never_stalls(tmp_path: Path) -> None:
     assert time.perf_counter() - start < 1.0
     RELEASE.set()
     record.close()
+
+
+class Opening(Slow):
+    """A tracker that hangs for ever before it can take anything."""
+
+    def open(self, run_folder: Path, parameters: Mapping[str, Any]) -> "Slow":
+        threading.Event().wait()
+        raise AssertionError
+
+
+class Quitting(Slow):
+    """A tracker whose library ends the program when it is not logged in."""
+
+    def open(self, run_folder: Path, parameters: Mapping[str, Any]) -> "Slow":
+        raise SystemExit(1)
+
+
+class Closing(Slow):
+    """A tracker that hangs for ever when it should finish."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        pass
+
+    def close(self) -> None:
+        threading.Event().wait()
+
+
+class Kept(Slow):
+    """A tracker that keeps what it is given."""
+
+    taken: ClassVar[list[int]] = []
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.taken.append(step)
+
+
+def test_trackers_that_hang_for_ever_end_no_run_and_keep_no_other_from_its_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two hang, one for ever in opening and one in closing; the record is closed after one wait, not one for each."""
+    monkeypatch.setattr("terakoya.training.record.SECONDS_TO_FINISH", 1.0)
+    monkeypatch.setattr("terakoya.training.record.QUEUE_LENGTH", 50)
+    Kept.taken.clear()
+    with caplog.at_level(logging.WARNING, logger="terakoya"):
+        record = Record(tmp_path, [Opening(), Closing(), Quitting(), Kept()], {}, active=True)
+        slowest = 0.0
+        for step in range(200):
+            start = time.perf_counter()
+            record.track(step, {"loss": 1.0})
+            slowest = max(slowest, time.perf_counter() - start)
+            record.write("step", step=step, loss=1.0)
+            if step % 20 == 0:
+                time.sleep(0.01)
+        start = time.perf_counter()
+        record.close()
+    assert time.perf_counter() - start < 1.9 and slowest < 0.5
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 200
+    assert Kept.taken == sorted(Kept.taken) and len(Kept.taken) >= 50
+    told = "\n".join(caplog.messages)
+    assert "tracker Opening fell behind" in told and "tracker Closing fell behind" in told
+    assert "tracker Quitting: SystemExit: 1; it is off" in told
+
+
+def test_a_program_ends_though_a_tracker_hangs(tmp_path: Path) -> None:
+    """In a process of its own: nothing is left that would keep it."""
+    program = f"""
+import threading
+from pathlib import Path
+from terakoya.components import Tracker
+from terakoya.training import record
+class Hangs(Tracker):
+    def open(self, run_folder, parameters):
+        threading.Event().wait()
+record.SECONDS_TO_FINISH = 0.2
+kept = record.Record(Path({str(tmp_path)!r}), [Hangs()], {{}}, active=True)
+kept.track(1, {{"loss": 1.0}})
+kept.close()
+"""
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_broken_tracker_is_named_once_and_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
