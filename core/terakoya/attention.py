@@ -1,5 +1,7 @@
 """Attention that keeps the documents of one row apart, registered once with Transformers' AttentionInterface.
 
+Encoders see their whole document (`arguments`), causal models what stands before in it (`causal_arguments`).
+
 Every model that calls its attention through the interface gets it: no mask function is registered under these names,
 so Transformers hands over no mask of its own, and what `arguments` returns travels through the model's keyword
 arguments to each layer.
@@ -9,6 +11,7 @@ Letters in shapes: B rows, T positions, N heads, D size of a head.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +25,8 @@ from terakoya.errors import UserError
 
 PREFIX = "terakoya_"
 BACKENDS = ("sdpa", "eager", "flash")
+WHOLE_ROWS = "whole_rows"
+"""The name in a batch, of an empty tensor, that says: each row is one document with padding behind it."""
 
 
 def document_mask(document_ids: Tensor, seen: Tensor | None = None) -> Tensor:
@@ -32,6 +37,11 @@ def document_mask(document_ids: Tensor, seen: Tensor | None = None) -> Tensor:
     """
     seen = document_ids if seen is None else seen
     return (document_ids[:, None, :, None] == seen[:, None, None, :]).contiguous()
+
+
+def causal_mask(document_ids: Tensor) -> Tensor:
+    """`document_mask` (B, 1, T, T) without all that comes later."""
+    return document_mask(document_ids).tril()
 
 
 def boundaries(document_ids: np.ndarray) -> tuple[np.ndarray, int]:
@@ -64,6 +74,18 @@ def arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, 
     return {"document_mask": document_mask(batch["document_ids"])}
 
 
+def causal_arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+    """`arguments` for a causal model: each position sees its own document up to itself.
+
+    Where `batch` has WHOLE_ROWS, each row is one document with padding behind it: no mask is made.
+    """
+    if model.config._attn_implementation == PREFIX + "flash":
+        return {**arguments(model, batch), "causal": True}
+    if WHOLE_ROWS in batch:
+        return {"causal": True}
+    return {"document_mask": causal_mask(batch["document_ids"])}
+
+
 def additive(allowed: Tensor) -> Tensor:
     """What models that add a mask to their scores are handed: float32, 0 where `allowed`, else hardly above -inf.
 
@@ -81,6 +103,13 @@ def _allowed(document_mask: Tensor, sliding_window: int | None) -> Tensor:
     return document_mask & ((place[:, None] - place).abs() < sliding_window)
 
 
+def _triangle(query: Tensor, sliding_window: int | None) -> Tensor:
+    """What each position of `query` (B, N, T, D) may look at in a row that is one document, (1, 1, T, T) bool."""
+    length = query.shape[2]
+    whole = torch.ones(1, 1, length, length, dtype=torch.bool, device=query.device).tril()
+    return _allowed(whole, sliding_window)
+
+
 def _biased(attention_mask: Tensor | None, position_bias: Tensor | None) -> Tensor:
     """What is added to the scores. Raises TypeError where nothing says which documents belong together."""
     if attention_mask is None:
@@ -96,6 +125,7 @@ def _sdpa(
     attention_mask: Tensor | None,
     *,
     document_mask: Tensor | None = None,
+    causal: bool = False,
     sliding_window: int | None = None,
     position_bias: Tensor | None = None,
     scaling: float | None = None,
@@ -104,16 +134,20 @@ def _sdpa(
 ) -> tuple[Tensor, None]:
     """torch's scaled dot-product attention over `query`, `key`, `value` (B, N, T, D); returns (B, T, N, D).
 
-    Without `document_mask` the model has handed its layers an `additive` mask itself, to which T5's `position_bias`
-    (1, N, T, T) comes.
+    `key` and `value` may have fewer heads, each for as many neighbouring ones of `query`. With `causal` and no
+    `document_mask` a row is one document. Without either the model has handed its layers an `additive` mask itself, to
+    which T5's `position_bias` (1, N, T, T) comes.
     """
     grouped = query.shape[1] != key.shape[1]
+    mask: Tensor | None = None
     if document_mask is not None:
         mask = _allowed(document_mask, sliding_window)
-    else:
+    elif not causal:
         mask = _biased(attention_mask, position_bias).to(query.dtype)
+    elif sliding_window is not None and sliding_window < query.shape[2]:
+        mask = _triangle(query, sliding_window)
     attended = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling, enable_gqa=grouped
+        query, key, value, mask, dropout, is_causal=mask is None, scale=scaling, enable_gqa=grouped
     )
     return attended.transpose(1, 2), None
 
@@ -126,6 +160,7 @@ def _eager(
     attention_mask: Tensor | None,
     *,
     document_mask: Tensor | None = None,
+    causal: bool = False,
     sliding_window: int | None = None,
     position_bias: Tensor | None = None,
     scaling: float | None = None,
@@ -133,7 +168,12 @@ def _eager(
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
     """Attention written out, softmax in float32; the reference for the others. Same arguments as `_sdpa`."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     scores = torch.matmul(query, key.transpose(2, 3)) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if document_mask is None and causal:
+        document_mask = _triangle(query, None)
     if document_mask is not None:
         scores = scores.masked_fill(~_allowed(document_mask, sliding_window), torch.finfo(scores.dtype).min)
     else:
@@ -152,6 +192,7 @@ def _flash(
     *,
     cu_seqlens: Tensor,
     max_document_length: int,
+    causal: bool = False,
     sliding_window: int | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -170,10 +211,16 @@ def _flash(
         flat_query = flat(query * (scaling * query.shape[-1] ** 0.5))  # the kernel's own scale is the usual one
     else:
         flat_query = flat(query)
+    groups, further = query.shape[1] // key.shape[1], {}
+    if groups > 1 and "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        further["enable_gqa"] = True
+    elif groups > 1:  # torch 2.11
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     longest = max_document_length
     side = -1 if sliding_window is None else sliding_window - 1  # -1: no bound
+    window = (side, 0 if causal else side)
     attended = varlen_attn(
-        flat_query, flat(key), flat(value), cu_seqlens, cu_seqlens, longest, longest, window_size=(side, side)
+        flat_query, flat(key), flat(value), cu_seqlens, cu_seqlens, longest, longest, window_size=window, **further
     )
     assert isinstance(attended, Tensor)
     return attended.unflatten(0, (rows, length)), None
@@ -217,7 +264,7 @@ def choose(
 def dropout(module: nn.Module) -> float:
     """The largest dropout of attention among the Transformers models inside `module`."""
     models = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
-    names = ("attention_probs_dropout_prob", "attention_dropout")
+    names = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
     return max((float(getattr(model.config, name, 0.0)) for model in models for name in names), default=0.0)
 
 

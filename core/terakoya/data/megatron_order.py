@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import pairwise
-from typing import Self
 
 import numpy as np
 
@@ -54,12 +53,12 @@ class MegatronOrder:
         """Samples (R) of all epochs; tokens that do not fill one are left out, as Megatron-LM does."""
         return len(self._order)
 
-    def of_epoch(self, epoch: int) -> Self:
+    def of_epoch(self, epoch: int) -> MegatronOrder:
         """This order; where a run has taken all of it, that from the next seed."""
         return self if epoch == 0 else self._further(epoch)
 
-    def _make(self, epoch: int) -> Self:
-        return type(self)(
+    def _make(self, epoch: int) -> MegatronOrder:
+        return MegatronOrder(
             self._lengths, sequence_length=self._sequence_length, samples=self._samples, seed=self._seed + epoch
         )
 

@@ -1,0 +1,61 @@
+"""What Transformers' causal models have in common: a body that ends with its norm, and a linear vocabulary head.
+
+Letters in shapes: B rows, T positions, H hidden size, L layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from terakoya import attention
+from terakoya.data.vocab import Vocabulary
+
+
+def special_ids(vocabulary: Vocabulary) -> dict[str, Any]:
+    """The keyword arguments of a config that name special ids.
+
+    A padding id that ends documents too is left out: models keep the embedding of the padding id at zero.
+    """
+    pad = None if vocabulary.pad == vocabulary.end else vocabulary.pad
+    return {"pad_token_id": pad, "bos_token_id": vocabulary.bos, "eos_token_id": vocabulary.end}
+
+
+def hidden(model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The body's last hidden states (B, T, H), its final norm included: each position sees its own document up to
+    itself."""
+    return _run(model, batch, attention.causal_arguments(model, batch))
+
+
+def hidden_by_mask(model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """`hidden` of a model that attends in its own way and adds a mask (B, 1, T, T) to its scores."""
+    mask = attention.additive(attention.causal_mask(batch["document_ids"]))
+    return _run(model, batch, {"attention_mask": mask})
+
+
+def _run(model: PreTrainedModel, batch: Mapping[str, torch.Tensor], arguments: Mapping[str, Any]) -> torch.Tensor:
+    """Words are looked up here: given ids, some bodies would search them for padding, and wait for the device."""
+    body = model.base_model
+    words = body.get_input_embeddings()(batch["input_ids"])
+    found = body(inputs_embeds=words, position_ids=batch["position_ids"], use_cache=False, **arguments)
+    return found.last_hidden_state
+
+
+def scale_output_layers(model: PreTrainedModel, *names: str, layers: int, down: bool = True) -> None:
+    """Divides the weights with a name that ends in one of `names` by sqrt(2 L); multiplies instead if not `down`.
+
+    These are the layers that add to the residual stream, 2 of each of L = `layers` blocks: drawn with a standard
+    deviation that is smaller by that, the stream does not grow with depth (GPT-2, Radford et al., 2019; Megatron-LM).
+    """
+    factor = math.sqrt(2 * layers)
+    found = [
+        weight for name, weight in model.named_parameters() if name.endswith(tuple(f".{each}.weight" for each in names))
+    ]
+    assert len(found) == 2 * layers, f"expected {2 * layers} output layers, found {len(found)}"
+    with torch.no_grad():
+        for weight in found:
+            weight.mul_(1 / factor if down else factor)
