@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, PositiveFloat
 
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
+from terakoya.progress import Progress
 
 if TYPE_CHECKING:
     import torch
@@ -299,10 +300,17 @@ class Optimizer(Component):
 
 
 class Schedule(Component):
-    """The learning rate's course."""
+    """The learning rate's course: a pure function of how far the run has come. `terakoya.schedules` holds what most of
+    them share: warming up, falling to a floor, by steps or by tokens."""
 
-    def factor(self, step: int, *, max_steps: int) -> float:
-        """What the peak learning rate is multiplied with in optimizer step `step` (the first is 0) of `max_steps`."""
+    needs_validation: ClassVar[bool] = False
+    """Whether it looks at validation losses: a run without `evaluation` is then refused."""
+
+    def check(self, start: Progress) -> None:
+        """Called once before a run, with its first step's progress: raises UserError where settings do not fit it."""
+
+    def factor(self, progress: Progress) -> float:
+        """What the peak learning rate is multiplied with in the optimizer step that `progress` stands before."""
         raise NotImplementedError
 
 

@@ -30,6 +30,7 @@ from terakoya.components import Architecture, Component, Objective, Optimizer, S
 from terakoya.errors import UserError, nearest
 from terakoya.parameter_files import explain, leaves, read_json, refuse_secrets, shown, with_overrides
 from terakoya.plugins import Registry
+from terakoya.progress import Length
 from terakoya.start_settings import StartFrom
 
 COMPONENTS: Mapping[str, str] = {
@@ -121,7 +122,8 @@ class Parameters(_Settings):
     Attributes:
         batch_size: rows of one optimizer step on each node, by node rank; "-1" is the only node.
         micro_batch_size: rows that one process takes at once; null is its whole share.
-        max_steps, max_tokens, epochs: the run's length; exactly one is given.
+        max_steps, max_tokens, epochs: the run's length; exactly one is given. It ends with the step that reaches
+            `max_tokens`, or whose rows complete the `epochs`: of one store, 1 takes each row once.
         max_grad_norm: the bound on the gradient's norm; 0 is none.
         max_minutes: save and stop after this time; null is never.
         start_from: where weights come from at step 0; null draws them. A run that goes on does not look there.
@@ -176,6 +178,11 @@ class Parameters(_Settings):
             )
         if self.evaluation and not self.data.validation:
             raise ValueError("evaluation: there is nothing to evaluate on; name a store in data.validation")
+        if self.schedule.needs_validation and not self.evaluation:
+            raise ValueError(
+                f"schedule: {type(self.schedule).__name__} goes by validation losses; name a store in data.validation "
+                'and say how often to look: "evaluation": {"steps": 1000}'
+            )
         return self
 
     @classmethod
@@ -265,19 +272,25 @@ def _component(value: Any, kind: str, path: str, registry: Registry) -> Componen
         return explain(error, component, path)
 
 
-def resolve_steps(parameters: Parameters, *, rows: int, tokens: int, global_rows: int) -> int:
-    """Optimizer steps of the run: `max_steps`, or as many as reach `max_tokens` or `epochs`, rounded up.
+def resolve_length(parameters: Parameters, *, rows: int, tokens_per_row: float, global_rows: int) -> Length:
+    """How long the run is: `max_steps`, the step with which `max_tokens` are reached, or the rows of `epochs`.
 
-    `rows` and `tokens` are those of one epoch over all training stores, `global_rows` those of one step.
+    `rows` are those of one epoch over all training stores, `tokens_per_row` real tokens of one on average,
+    `global_rows` the rows of one step.
+
+    Raises:
+        UserError: there is no row to train on.
     """
-    if parameters.max_steps is not None:
-        return parameters.max_steps
-    if rows < 1 or tokens < 1:
+    if rows < 1 or tokens_per_row <= 0:
         raise UserError("data.train: the stores hold no row to train on")
+    if parameters.max_tokens is not None:
+        steps = math.ceil(parameters.max_tokens / (global_rows * tokens_per_row))
+        return Length(steps=max(1, steps), tokens=parameters.max_tokens, unit="tokens")
+    total = None
     if parameters.epochs is not None:
-        return max(1, math.ceil(parameters.epochs * rows / global_rows))
-    assert parameters.max_tokens is not None
-    return max(1, math.ceil(parameters.max_tokens * rows / (tokens * global_rows)))
+        total = max(1, math.ceil(round(parameters.epochs * rows, 6)))
+    steps = parameters.max_steps or math.ceil((total or 0) / global_rows)
+    return Length(steps=steps, tokens=round((total or steps * global_rows) * tokens_per_row), rows=total)
 
 
 # ---------------------------------------------------------------------------------------------------- resuming

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from terakoya.components import Progress
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 from terakoya.field_parameters import read_field_parameters
@@ -79,7 +80,8 @@ def test_what_the_original_fixed_in_its_code_is_written_out(tmp_path: Path) -> N
     assert optimizer.betas == (0.9, 0.999)
     assert parameters.max_grad_norm == 1.0 and parameters.seed == 42 and parameters.precision == "fp32"
     assert parameters.schedule.warmup_steps == 10000
-    rising, falling = (parameters.schedule.factor(step, max_steps=1_450_000) for step in (4999, 730_000))
+    run = (Progress(step=step, max_steps=1_450_000) for step in (4999, 730_000))
+    rising, falling = (parameters.schedule.factor(progress) for progress in run)
     assert (rising, falling) == (0.5, 0.5), "warm-up, then decay to 0"
     objective = parameters.objective
     assert (objective.layout, objective.next_sentence, objective.mlm_probability) == ("pairs", True, 0.15)

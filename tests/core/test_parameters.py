@@ -11,8 +11,9 @@ import pytest
 from terakoya.errors import UserError
 from terakoya.parameter_files import origins, read_json, with_overrides
 from terakoya.parameter_schema import json_schema
-from terakoya.parameters import RESUME_MAY_CHANGE, Parameters, differences, resolve_steps
+from terakoya.parameters import RESUME_MAY_CHANGE, Parameters, differences, resolve_length
 from terakoya.plugins import registry
+from terakoya.progress import Length
 
 PRESETS = Path(__file__).resolve().parents[2] / "parameters"
 
@@ -247,12 +248,33 @@ def test_each_value_knows_its_origin(file: Path) -> None:
 
 
 def test_the_length_comes_from_steps_tokens_or_epochs(file: Path) -> None:
-    size = {"rows": 1000, "tokens": 100_000, "global_rows": 256}
-    assert resolve_steps(Parameters.load(file), **size) == 100
-    assert resolve_steps(Parameters.load(file, ["max_steps=null", "epochs=2.5"]), **size) == 10  # 2500 rows
-    assert resolve_steps(Parameters.load(file, ["max_steps=null", "max_tokens=51201"]), **size) == 3  # 25,600 a step
+    def length(*overrides: str, rows: int = 1000, tokens_per_row: float = 100.0) -> Length:
+        parameters = Parameters.load(file, overrides)
+        return resolve_length(parameters, rows=rows, tokens_per_row=tokens_per_row, global_rows=256)
+
+    assert length() == Length(steps=100, tokens=2_560_000)
+    epochs = length("max_steps=null", "epochs=2.5")
+    assert epochs == Length(steps=10, tokens=250_000, rows=2500), "the last step holds 196 rows"
+    assert length("max_steps=null", "epochs=0.001") == Length(steps=1, tokens=100, rows=1)
+    tokens = length("max_steps=null", "max_tokens=51201")
+    assert tokens == Length(steps=3, tokens=51201, unit="tokens"), "25,600 tokens a step"
+    ends = [tokens.reached(step=step, tokens=seen) for step, seen in [(3, 51200), (3, 51201), (2, 60000), (9, 0)]]
+    assert ends == [False, True, True, False], "by the tokens seen, not by the steps expected"
+    assert [epochs.reached(step=step, tokens=10**9) for step in (9, 10)] == [False, True]
     with pytest.raises(UserError, match="no row to train on"):
-        resolve_steps(Parameters.load(file, ["max_steps=null", "epochs=1"]), rows=0, tokens=0, global_rows=1)
+        length("max_steps=null", "epochs=1", rows=0, tokens_per_row=0.0)
+
+
+def test_a_length_in_rows_follows_what_was_taken() -> None:
+    """A run of 1000 rows in steps of 16 ended with a step of 8; of 2000 rows it goes on with the 1001st."""
+    longer = Length(steps=125, tokens=0, rows=2000)
+    assert longer.going_on(step=63, consumed_rows=1000, global_rows=16).steps == 126
+    assert longer.going_on(step=50, consumed_rows=800, global_rows=16).steps == 125
+    assert Length(steps=9, tokens=0).going_on(step=5, consumed_rows=80, global_rows=16).steps == 9
+
+
+def test_a_schedule_that_goes_by_validation_needs_one(file: Path) -> None:
+    assert "schedule: Plateau goes by validation losses" in refusal(file, 'schedule={"type": "plateau"}')
 
 
 def test_differences_are_key_paths(file: Path) -> None:

@@ -50,7 +50,7 @@ BROKEN = {
         r'warmup_steps has no default; .*trial: ClassVar = \{"warmup_steps"',
     ),
     "a method that is missing": ("schedule", "def factor", "def factors", "factor missing; see terakoya.components.Sch"),
-    "a factor that is no number": ("schedule", "return self.floor +", "return float('nan') +", r"factor\(0, max_st.*nan"),
+    "a factor that is no number": ("schedule", "return self.floor +", "return float('nan') +", "factor is nan"),
     "a schedule with a memory": (
         "schedule", "        done = min", "        done = __import__('random').random() or min", "another factor",
     ),

@@ -6,7 +6,9 @@ from __future__ import annotations
 import copy
 import math
 import tempfile
+from itertools import product
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch import nn
@@ -17,6 +19,7 @@ from terakoya.contract import objective, toy
 from terakoya.contract.findings import Check, NotLookedAt, Wrong
 from terakoya.contract.settings import Subject
 from terakoya.plugins import registry
+from terakoya.progress import Progress, Unit
 
 # ------------------------------------------------------------------------------------------------------ optimizers
 
@@ -94,20 +97,36 @@ def resumes(subject: Subject) -> None:
 
 # ------------------------------------------------------------------------------------------------------- schedules
 
+UNITS: tuple[Unit, ...] = get_args(Unit)
+
 
 def factors(subject: Subject) -> None:
-    """Its factor is a finite number, never negative, and depends on the step alone."""
+    """Its factor is a finite number, never negative, and depends on the progress alone."""
     schedule = subject.settings()
     assert isinstance(schedule, Schedule)
-    for max_steps in (1, 2, 1000):
-        course = [schedule.factor(step, max_steps=max_steps) for step in range(max_steps + 1)]
+    for unit, max_steps in product(UNITS, (1, 2, 1000)):
+        run = [_progress(step, max_steps, unit) for step in range(max_steps + 1)]
+        course = [schedule.factor(progress) for progress in run]
         for step, factor in enumerate(course):
             if not isinstance(factor, int | float) or not math.isfinite(factor) or factor < 0:
-                raise Wrong(f"factor({step}, max_steps={max_steps}) is {factor!r}, expected a number from 0")
-        if course[::-1] != [schedule.factor(step, max_steps=max_steps) for step in range(max_steps, -1, -1)]:
+                raise Wrong(f"in step {step} of {max_steps} its factor is {factor!r}, expected a number from 0")
+        if course[::-1] != [schedule.factor(progress) for progress in reversed(run)]:
             raise Wrong("asked again it gives another factor; a run that resumes asks for steps in the middle")
         if not any(course[:max_steps]):
             raise Wrong(f"of {max_steps} steps every one has factor 0: nothing is learnt")
+
+
+def _progress(step: int, max_steps: int, unit: Unit) -> Progress:
+    """Before step `step` of a run of `max_steps` steps of 1,000 tokens, validated before every second one."""
+    return Progress(
+        step=step,
+        max_steps=max_steps,
+        tokens=1000 * step,
+        max_tokens=1000 * max_steps,
+        unit=unit,
+        learning_rate=1e-3,
+        validation=tuple((each, 3.0 - each / max_steps) for each in range(0, step + 1, 2)),
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- exporters

@@ -54,9 +54,14 @@ def run(names: Mapping[str, str], folder: Path) -> None:
     except UserError as error:
         raise Unfit(str(error)) from error
     store = toy.make_store(folder / "data", unit=toy.unit_of(objective.row_layout()))
+    validates = components["schedules"].needs_validation
     parameters = Parameters.from_dict(
         {
-            "data": {"train": [str(store.folder)], "sequence_length": toy.SEQUENCE_LENGTH},
+            "data": {
+                "train": [str(store.folder)],
+                "validation": [str(store.folder)] if validates else [],
+                "sequence_length": toy.SEQUENCE_LENGTH,
+            },
             "architecture": values["architectures"],
             "objective": {**values["objectives"], **layout},
             "optimizer": {"learning_rate": _rate(components["optimizers"]), **values["optimizers"]},
@@ -65,6 +70,7 @@ def run(names: Mapping[str, str], folder: Path) -> None:
             "micro_batch_size": 8,
             "max_steps": STEPS,
             "logging_steps": 10,
+            "evaluation": {"steps": STEPS // 4, "batches": 1} if validates else None,
             "checkpoint": {"save_steps": STEPS // 2, "model": "last"},
             "seed": 1,
         },

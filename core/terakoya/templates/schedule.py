@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeInt
 from terakoya import hookimpl
-from terakoya.components import Schedule
+from terakoya.components import Progress, Schedule
 
 
 class Example(Schedule):
@@ -17,12 +17,13 @@ class Example(Schedule):
     floor: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1
     """What is left of the peak at the end."""
 
-    def factor(self, step: int, *, max_steps: int) -> float:
-        """What the peak learning rate is multiplied with in step `step` (from 0) of `max_steps`. A pure function: a run
-        that resumes asks for a step in the middle."""
-        if step < self.warmup_steps:
-            return (step + 1) / self.warmup_steps
-        done = min(1.0, (step - self.warmup_steps) / max(1, max_steps - self.warmup_steps))
+    def factor(self, progress: Progress) -> float:
+        """What the peak learning rate is multiplied with in step `progress.step` (from 0) of `progress.max_steps`. A
+        pure function: a run that resumes asks for a step in the middle."""
+        step, warmup = progress.step, self.warmup_steps
+        if step < warmup:
+            return (step + 1) / warmup
+        done = min(1.0, (step - warmup) / max(1, progress.max_steps - warmup))
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * done)) / 2
 
 

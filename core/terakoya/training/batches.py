@@ -31,19 +31,36 @@ class StepBatches:
 class BatchMaker:
     """From a step's number to this rank's `StepBatches`: a pure function, called ahead in a thread."""
 
-    def __init__(self, loader: Loader, objective: Objective, vocabulary: Vocabulary, share: Share) -> None:
+    def __init__(
+        self, loader: Loader, objective: Objective, vocabulary: Vocabulary, share: Share, *, end: int | None = None
+    ) -> None:
+        """`end` is the row that the run ends before, where it ends by rows: the last step may hold fewer."""
         self.loader = loader
         self.objective = objective
         self.vocabulary = vocabulary
         self.share = share
+        self.end = end
+        self.first_step = self.first_row = 0
+
+    def begin(self, step: int, row: int) -> None:
+        """Counts from here: step `step` starts with row `row`. Not `step` times the global batch where a run that ended
+        by rows goes on."""
+        self.first_step, self.first_row = step, row
+
+    def rows(self, step: int) -> tuple[int, int]:
+        """The rows [start, stop) of the order that optimizer step `step` takes, on all ranks together."""
+        start = self.first_row + (step - self.first_step) * self.share.global_rows
+        stop = start + self.share.global_rows
+        return start, stop if self.end is None else max(start, min(stop, self.end))
 
     def __call__(self, step: int) -> StepBatches:
         """The micro-batches of optimizer step `step`, counted from 0."""
         share = self.share
-        first = step * share.global_rows
+        first, last = self.rows(step)
         real = [
-            self.objective.collate(self.loader.load(first + start, first + stop), self.vocabulary)
+            self.objective.collate(self.loader.load(first + start, min(first + stop, last)), self.vocabulary)
             for start, stop in share.micro_batches()
+            if first + start < last
         ]
         return StepBatches(real, self.dummy() if len(real) < share.micro_steps else None)
 

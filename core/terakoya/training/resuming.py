@@ -46,15 +46,34 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
     run.step = manifest["step"]
     run.consumed_rows = manifest["consumed_rows"]
     run.consumed_tokens = manifest["consumed_tokens"]
-    if run.consumed_rows != run.step * trainer.share.global_rows:
-        raise UserError(
-            f"{folder}: {run.consumed_rows:,} rows were used in {run.step:,} steps; with batch_size "
-            f"{trainer.share.global_rows} it would be {run.step * trainer.share.global_rows:,}: keep the global batch"
-        )
+    run.validation_losses = tuple((step, loss) for step, loss in manifest.get("validation_losses", ()))
+    _keep_the_order(trainer, manifest, folder)
     trainer.restore_meters(manifest["meters"])
     trainer.last_checkpoint, trainer.saved_step = folder, run.step
     record.write("resume", step=run.step, folder=folder.name, world_size=run.world_size)
     record.say(f"resumed from {folder} at step {run.step:,}")
+
+
+def _keep_the_order(trainer: Trainer, manifest: Mapping[str, Any], folder: Path) -> None:
+    """Lets the next step begin with the row after the last one used.
+
+    Raises:
+        UserError: the global batch is another than before.
+    """
+    run, now = trainer.run, trainer.share.global_rows
+    before = sum(manifest["parameters"]["batch_size"].values())
+    if before != now:
+        raise UserError(
+            f"{folder}: {run.consumed_rows:,} rows were used in {run.step:,} steps of {before}, but batch_size is now "
+            f"{now}: keep the global batch"
+        )
+    trainer.batches.begin(run.step, run.consumed_rows)
+    run.length = run.length.going_on(step=run.step, consumed_rows=run.consumed_rows, global_rows=now)
+    if run.consumed_rows != run.step * now and not run.finished:
+        trainer.record.warn(
+            f"the last of the {run.step:,} steps before held fewer rows than the others, as the run was to end with "
+            "it: steps from here on are not those of a run that was longer from the beginning"
+        )
 
 
 def _refuse_changes(

@@ -12,6 +12,7 @@ from torch import nn
 
 from terakoya.components import Architecture, Objective
 from terakoya.data.vocab import Vocabulary
+from terakoya.progress import Length, Progress
 
 if TYPE_CHECKING:
     from terakoya.parameters import Parameters
@@ -44,9 +45,11 @@ class Run:
     Attributes:
         folder: the run's folder, the same on every rank.
         module: the root module, unwrapped.
+        length: how long the run is.
         step: optimizer steps finished.
         consumed_rows: rows of the global order that those steps took.
         consumed_tokens: real tokens among them.
+        validation_losses: (step, loss) of each validation so far, the loss meant over the stores.
     """
 
     folder: Path
@@ -55,12 +58,35 @@ class Run:
     objective: Objective
     vocabulary: Vocabulary
     module: nn.Module
-    max_steps: int
+    length: Length
     connection: Connection = field(repr=False)
     step: int = 0
     consumed_rows: int = 0
     consumed_tokens: int = 0
+    validation_losses: tuple[tuple[int, float], ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def max_steps(self) -> int:
+        """The run's length in steps; expected, where it ends by tokens."""
+        return self.length.steps
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has reached its length."""
+        return self.length.reached(step=self.step, tokens=self.consumed_tokens)
+
+    def progress(self) -> Progress:
+        """What the schedule may look at before the next step."""
+        return Progress(
+            step=self.step,
+            max_steps=self.length.steps,
+            tokens=self.consumed_tokens,
+            max_tokens=self.length.tokens,
+            unit=self.length.unit,
+            learning_rate=self.parameters.optimizer.learning_rate,
+            validation=self.validation_losses,
+        )
 
     @property
     def rank(self) -> int:

@@ -23,8 +23,9 @@ from terakoya.data.rows import RowSource
 from terakoya.data.store import TokenStore
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
-from terakoya.parameters import Parameters, resolve_steps
+from terakoya.parameters import Parameters, resolve_length
 from terakoya.plugins import Registry, registry
+from terakoya.progress import Length
 from terakoya.training import run_folder
 from terakoya.training.batches import BatchMaker, to_device
 from terakoya.training.distributed import Connection, DDPEngine, Engine, connect
@@ -37,6 +38,9 @@ from terakoya.training.start import Started, start_together
 from terakoya.training.throughput import measure
 from terakoya.training.trainer import Trainer, TrainResult
 from terakoya.training.world import Launched, shares
+
+COUNTED_ROWS = 256
+"""Rows whose tokens are counted to know what a row holds on average."""
 
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "tokenizers", "safetensors", "numpy")
 
@@ -153,9 +157,9 @@ def build(
     objective: Objective = parameters.objective
     share = shares(parameters.batch_size, parameters.micro_batch_size, connection.topology)[connection.rank]
     tokens = sum(store.facts.tokens for store in stores.train)
-    layout, length = objective.row_layout(), parameters.data.sequence_length
+    layout, sequence_length = objective.row_layout(), parameters.data.sequence_length
     sources = [
-        RowSource(store, layout, sequence_length=length, seed=parameters.seed, store_index=index)
+        RowSource(store, layout, sequence_length=sequence_length, seed=parameters.seed, store_index=index)
         for index, store in enumerate(stores.train)
     ]
     weights = [each.weight for each in parameters.data.train]
@@ -163,11 +167,21 @@ def build(
     epoch_rows = sum(len(source) for source in sources)
     validation = {
         name: RowSource(
-            store, layout, sequence_length=length, seed=parameters.seed, store_index=len(sources) + index, shuffle=False
+            store,
+            layout,
+            sequence_length=sequence_length,
+            seed=parameters.seed,
+            store_index=len(sources) + index,
+            shuffle=False,
         )
         for index, (name, store) in enumerate(stores.validation.items())
     }
-    max_steps = resolve_steps(parameters, rows=epoch_rows, tokens=tokens, global_rows=share.global_rows)
+    length = resolve_length(
+        parameters,
+        rows=epoch_rows,
+        tokens_per_row=_tokens_per_row(loader, objective, stores.vocabulary) if epoch_rows else 0.0,
+        global_rows=share.global_rows,
+    )
     module = build_module(parameters, stores.vocabulary)
     backend = attention.choose(
         parameters.attention,
@@ -191,26 +205,32 @@ def build(
     sizes = described(module, parameters.frozen_layers)
     throughput = measure(objective, architecture, module, sources, weights, connection)
     engine = _engine(parameters, module, connection, share.micro_steps, share.micro_batch_size)
-    run = Run(out, parameters, architecture, objective, stores.vocabulary, engine.module, max_steps, connection)
-    batches = BatchMaker(loader, objective, stores.vocabulary, share)
+    run = Run(out, parameters, architecture, objective, stores.vocabulary, engine.module, length, connection)
+    parameters.schedule.check(run.progress())
+    batches = BatchMaker(loader, objective, stores.vocabulary, share, end=length.rows)
     _warm_up(engine, batches, connection, flash=backend == "flash")
     record.say(
         f"{connection.topology.describe()} on {connection.device.type}, {parameters.parallel.engine}, "
         f"{parameters.precision}, attention {backend}; {sizes}; {tokens:,} tokens in "
         f"{epoch_rows:,} rows of {parameters.data.sequence_length}; {share.global_rows} rows a step, "
         f"{share.micro_steps} micro-step{'s' if share.micro_steps > 1 else ''} of {share.micro_batch_size}; "
-        f"{max_steps:,} steps"
+        f"{length.describe()}"
     )
     return Trainer(
         run, engine, batches, validation, record, plugins,
         tokenizer_folder=stores.train[0].tokenizer_folder,
         facts={
-            **_facts(parameters, stores, connection, plugins, max_steps, count),
+            **_facts(parameters, stores, connection, plugins, length, count),
             "started_from": started.facts if started else None,
         },
         throughput=throughput,
         flash=backend == "flash",
     )  # fmt: skip
+
+
+def _tokens_per_row(loader: Loader, objective: Objective, vocabulary: Vocabulary) -> float:
+    """Real tokens of a row, as the objective counts them: the mean over the first rows of the order."""
+    return objective.collate(loader.load(0, COUNTED_ROWS), vocabulary).counts["tokens"] / COUNTED_ROWS
 
 
 def build_module(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
@@ -269,12 +289,14 @@ def _warm_up(engine: Engine, batches: BatchMaker, connection: Connection, *, fla
 
 
 def _facts(
-    parameters: Parameters, stores: Stores, connection: Connection, plugins: Registry, max_steps: int, count: int
+    parameters: Parameters, stores: Stores, connection: Connection, plugins: Registry, length: Length, count: int
 ) -> dict[str, Any]:
     """What the manifest says of where a checkpoint comes from."""
     return {
         "parameters": parameters.dump(),
-        "max_steps": max_steps,
+        "max_steps": length.steps,
+        "max_tokens": length.tokens,
+        "length_unit": length.unit,
         "parameter_count": count,
         "vocabulary": stores.vocabulary.model_dump(mode="json"),
         "stores": stores.fingerprints(),

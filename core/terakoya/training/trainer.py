@@ -94,7 +94,7 @@ class Trainer:
             self._validate()
         with StopRequest() as stop, Prefetcher(self.batches, run.step) as prefetcher:
             self.mark, self.rows_at_mark = time.perf_counter(), run.consumed_rows
-            while run.step < run.max_steps:
+            while not run.finished:
                 wish = stop.signal or self._out_of_time()
                 batches = next(prefetcher)
                 counts, stopping = self._agree(batches, wish)
@@ -103,16 +103,18 @@ class Trainer:
                     break
                 report = self._step(batches, counts)
                 self._event("step_finished", run, report)
-                if self._due(parameters.checkpoint.save_steps):
-                    self._save()
                 if parameters.evaluation and self.validation and self._due(parameters.evaluation.steps):
                     self._validate()
+                if self._due(parameters.checkpoint.save_steps):
+                    self._save()
         if self.saved_step != run.step:
             self._save()
         if not asked and self.validation and not (parameters.evaluation and self._due(parameters.evaluation.steps)):
             self._validate()
         self.connection.together("an event plugin", self.event_error)
         self.record.write("finished" if not asked else "stopped", step=run.step, reason=asked)
+        if asked:
+            self.record.say(f"stopped by {asked} at step {run.step:,}, which is saved; the same command goes on")
         return TrainResult(run.step, self.last_checkpoint, asked)
 
     def one_step(self) -> StepReport:
@@ -148,11 +150,10 @@ class Trainer:
             if real:
                 self.meter.add_sums(sums)
         self.meter.add_counts(counts)
-        factor = parameters.schedule.factor(run.step, max_steps=run.max_steps)
-        learning_rate = parameters.optimizer.learning_rate * factor
+        learning_rate = parameters.optimizer.learning_rate * parameters.schedule.factor(run.progress())
         self.norms.append(self.engine.step(learning_rate))
+        _, run.consumed_rows = self.batches.rows(run.step)
         run.step += 1
-        run.consumed_rows += self.share.global_rows
         run.consumed_tokens += counts["tokens"]
         return self._report(counts["tokens"], learning_rate)
 
@@ -170,7 +171,7 @@ class Trainer:
         seconds = now - self.started
         self.started = now
         values: dict[str, float] | None = None
-        if run.step == 1 or run.step == run.max_steps or self._due(self.parameters.logging_steps):
+        if run.step == 1 or run.finished or self._due(self.parameters.logging_steps):
             values = self.meter.take(self.connection.sum_on_device(self.meter.stacked()))
             values |= {"grad_norm": float(self.norms[-1]), "learning_rate": learning_rate}
             samples, elapsed = run.consumed_rows - self.rows_at_mark, time.perf_counter() - self.mark
@@ -199,21 +200,26 @@ class Trainer:
             raise UserError(
                 f"step {run.step}: gradients were not finite in {bad} step(s) since the last look; such steps leave "
                 f"weights and moments as they were, and no checkpoint was written since. Lower "
-                f"optimizer.learning_rate, or look at rows {run.consumed_rows - self.share.global_rows:,} to "
+                f"optimizer.learning_rate, or look at rows {self.batches.rows(run.step - 1)[0]:,} to "
                 f"{run.consumed_rows:,} of the training order"
             )
 
     def _live_line(self, values: Mapping[str, float]) -> None:
         run = self.run
-        left = run.max_steps - run.step
-        per_step = (time.perf_counter() - self.mark) / max(1, min(self.parameters.logging_steps, run.step))
         save = self.parameters.checkpoint.save_steps
-        next_save = min(run.max_steps, (run.step // save + 1) * save)
+        next_save = (run.step // save + 1) * save
+        if run.length.unit == "tokens":
+            done = f"step {run.step:,}  {run.consumed_tokens:,}/{run.length.tokens:,} tokens"
+            left = max(0, run.length.tokens - run.consumed_tokens) / max(1e-9, values["tokens_per_second"])
+        else:
+            done = f"step {run.step:,}/{run.max_steps:,}"
+            per_step = (time.perf_counter() - self.mark) / max(1, min(self.parameters.logging_steps, run.step))
+            left, next_save = (run.max_steps - run.step) * per_step, min(run.max_steps, next_save)
         self.record.progress(
-            f"step {run.step:,}/{run.max_steps:,}  loss {values['loss']:.4f}  "
+            f"{done}  loss {values['loss']:.4f}  "
             f"{values['tokens_per_second']:,.0f} tokens/s  learning rate {values['learning_rate']:.2e}  "
-            f"left {_duration(left * per_step)}  next save at {next_save:,}",
-            last=run.step == run.max_steps,
+            f"left {_duration(left)}  next save at {next_save:,}",
+            last=run.finished,
         )
 
     # ------------------------------------------------------------------------------------ now and then
@@ -223,15 +229,20 @@ class Trainer:
         parameters, run = self.parameters, self.run
         paused = time.perf_counter()
         batches = parameters.evaluation.batches if parameters.evaluation else 50
+        losses = []
         for name, source in self.validation.items():
             values = evaluate(
                 self.engine, self.connection, source, run.objective, run.vocabulary, self.share,
                 batches=batches, flash=self.flash,
             )  # fmt: skip
+            losses.append(values["loss"])
             self.record.write("validation", step=run.step, store=name, tokens=run.consumed_tokens, **values)
             self.record.track(run.step, {f"validation/{Path(name).name}/{key}": value for key, value in values.items()})
             shown = "  ".join(f"{key} {value:.4f}" for key, value in values.items())
             self.record.say(f"step {run.step:,}  validation on {name}: {shown}")
+        # rank 0's, so that no rounding of a sum over ranks can part the learning rates of two of them
+        mean = self.connection.broadcast(sum(losses) / len(losses))
+        run.validation_losses = (*run.validation_losses, (run.step, mean))
         added = self._event("evaluate", run)
         if added:
             self.record.write("validation", step=run.step, store=None, tokens=run.consumed_tokens, **added)
@@ -241,7 +252,7 @@ class Trainer:
     def _save(self) -> None:
         """Writes the checkpoint of this step; a step that is no number is never saved."""
         run, kept = self.run, self.parameters.checkpoint
-        last = run.step >= run.max_steps
+        last = run.finished
         paused = time.perf_counter()
         self._refuse_nonfinite()
         model = kept.model or ("every" if self.engine.full_module else "last")
@@ -255,6 +266,7 @@ class Trainer:
                 **self.facts,
                 "consumed_rows": run.consumed_rows,
                 "consumed_tokens": run.consumed_tokens,
+                "validation_losses": run.validation_losses,
                 "positions": self.batches.loader.consumed(run.consumed_rows),
                 "meters": self.connection.gather(self.meter.state()),
             },

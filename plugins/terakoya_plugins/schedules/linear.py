@@ -1,41 +1,40 @@
-"""Linear warm-up, then linear decay to zero, the schedule of the original BERT; or both at once, that of ELECTRA."""
+"""Linear warm-up, then linear decay, the schedule of the original BERT; or both at once, that of ELECTRA."""
 
 from __future__ import annotations
 
-from pydantic import NonNegativeInt
+from typing import Self
+
+from pydantic import model_validator
 
 from terakoya import hookimpl
-from terakoya.components import Schedule
+from terakoya.components import Progress, Schedule
+from terakoya.schedules import Decaying
 
 
-class Linear(Schedule):
-    """Rises over `warmup_steps`, falls to 0 at `max_steps`."""
+class Linear(Decaying):
+    """Rises, then falls in a straight line to `min_lr`, 0 if nothing else is said."""
 
-    warmup_steps: NonNegativeInt = 0
     simultaneous: bool = False
-    """Whether the fall begins at the first step and warming up is multiplied with it: the original ELECTRA's."""
+    """Whether the fall begins at the first step and warming up is multiplied with it: the original ELECTRA's. It is
+    counted in steps, to the end of the run."""
 
-    def factor(self, step: int, *, max_steps: int) -> float:
-        """(step + 1) / warmup_steps while warming up, then (max_steps - step) / (max_steps - warmup_steps); if
-        `simultaneous`, (max_steps - step) / max_steps, while warming up times (step + 1) / warmup_steps."""
+    @model_validator(mode="after")
+    def _steps_alone(self) -> Self:
+        if self.simultaneous and (self.warmup_tokens or self.lr_decay_steps or self.lr_decay_tokens):
+            raise ValueError("simultaneous: goes with warmup_steps or warmup_ratio, and falls to the end of the run")
+        return self
+
+    def factor(self, progress: Progress) -> float:
+        """The share of the peak that warming up has reached, then the share of the fall that is still ahead, above
+        `min_lr`; if `simultaneous`, (max_steps - step) / max_steps, while warming up times the first."""
+        warming = self.warming(progress)
         if self.simultaneous:
-            return max(0.0, (max_steps - step) / max_steps) * min(1.0, (step + 1) / max(1, self.warmup_steps))
-        if step < self.warmup_steps:
-            return (step + 1) / self.warmup_steps
-        return max(0.0, (max_steps - step) / max(1, max_steps - self.warmup_steps))
-
-
-class Constant(Schedule):
-    """Rises over `warmup_steps` and stays."""
-
-    warmup_steps: NonNegativeInt = 0
-
-    def factor(self, step: int, *, max_steps: int) -> float:
-        """(step + 1) / warmup_steps while warming up, then 1."""
-        return min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
+            left = max(0.0, (progress.max_steps - progress.step) / progress.max_steps)
+            return self.above_floor(left, progress) * (1.0 if warming is None else warming)
+        return self.above_floor(self.falling(progress).left, progress) if warming is None else warming
 
 
 @hookimpl
 def register_schedules() -> dict[str, type[Schedule]]:
-    """Offers `linear` and `constant`."""
-    return {"linear": Linear, "constant": Constant}
+    """Offers `linear`."""
+    return {"linear": Linear}

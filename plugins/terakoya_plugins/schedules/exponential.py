@@ -1,0 +1,31 @@
+"""Exponential decay: the same ratio from each step to the next."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from terakoya import hookimpl
+from terakoya.components import Progress, Schedule
+from terakoya.schedules import Decaying
+
+
+class Exponential(Decaying):
+    """Rises, then falls by the same ratio from each step to the next, so that `decay_rate` of the peak is left at the
+    end of the fall; never below `min_lr`."""
+
+    decay_rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
+
+    def factor(self, progress: Progress) -> float:
+        """decay_rate ** done, at least min_lr over the peak."""
+        warming = self.warming(progress)
+        if warming is not None:
+            return warming
+        return max(self.min_lr / progress.learning_rate, self.decay_rate ** self.falling(progress).done)
+
+
+@hookimpl
+def register_schedules() -> dict[str, type[Schedule]]:
+    """Offers `exponential`."""
+    return {"exponential": Exponential}

@@ -1,0 +1,60 @@
+"""One over the square root of the step (Vaswani et al., 2017, arXiv:1706.03762; T5, arXiv:1910.10683)."""
+
+from __future__ import annotations
+
+import math
+from typing import Self
+
+from pydantic import NonNegativeFloat, PositiveInt, model_validator
+
+from terakoya import hookimpl
+from terakoya.components import Progress, Schedule
+from terakoya.progress import Unit
+from terakoya.schedules import Warmed, at_most_one, converted, position, refuse_high_floor
+
+TIMESCALE = 10_000
+"""Steps of constant learning rate at the beginning of T5's schedule; Transformers' default without warming up."""
+
+
+class InverseSquareRoot(Warmed):
+    """Rises, then falls as one over a square root, without an end: after three time scales half is left.
+
+    `timescale`, in steps, or `timescale_tokens` is how fast; without either it is the length of warming up, and 10,000
+    steps where there is none. `min_lr` is the learning rate that it never falls below.
+    """
+
+    timescale: PositiveInt | None = None
+    timescale_tokens: PositiveInt | None = None
+    min_lr: NonNegativeFloat = 0.0
+
+    @model_validator(mode="after")
+    def _one_timescale(self) -> Self:
+        at_most_one(self, "timescale", "timescale_tokens")
+        return self
+
+    def check(self, start: Progress) -> None:
+        """See `Schedule`."""
+        refuse_high_floor(self.min_lr, start)
+
+    def factor(self, progress: Progress) -> float:
+        """sqrt(timescale / (timescale + what is behind since warming up)), at least min_lr over the peak."""
+        warming = self.warming(progress)
+        if warming is not None:
+            return warming
+        unit, scale = self._scale(progress)
+        since = position(progress, unit) - converted(self.warmup(progress), unit, progress)
+        return max(self.min_lr / progress.learning_rate, math.sqrt(scale / (scale + max(0.0, since))))
+
+    def _scale(self, progress: Progress) -> tuple[Unit, int]:
+        if self.timescale_tokens:
+            return "tokens", self.timescale_tokens
+        if self.timescale:
+            return "steps", self.timescale
+        unit, length = self.warmup(progress)
+        return (unit, length) if length else ("steps", TIMESCALE)
+
+
+@hookimpl
+def register_schedules() -> dict[str, type[Schedule]]:
+    """Offers `inverse_square_root`."""
+    return {"inverse_square_root": InverseSquareRoot}

@@ -1,0 +1,28 @@
+"""Polynomial decay, as in Transformers and the original BERT's code."""
+
+from __future__ import annotations
+
+from pydantic import PositiveFloat
+
+from terakoya import hookimpl
+from terakoya.components import Progress, Schedule
+from terakoya.schedules import Decaying
+
+
+class Polynomial(Decaying):
+    """Rises, then falls to `min_lr` as the share of the fall that is ahead, to the power `power`."""
+
+    power: PositiveFloat = 1.0
+
+    def factor(self, progress: Progress) -> float:
+        """min_lr + (peak - min_lr) left ** power, over the peak."""
+        warming = self.warming(progress)
+        if warming is not None:
+            return warming
+        return self.above_floor(self.falling(progress).left ** self.power, progress)
+
+
+@hookimpl
+def register_schedules() -> dict[str, type[Schedule]]:
+    """Offers `polynomial`."""
+    return {"polynomial": Polynomial}

@@ -1,0 +1,71 @@
+"""Warm-up, a stable stretch at the peak, a short decay: WSD (Hu et al., 2024, arXiv:2404.06395)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, NonNegativeInt, model_validator
+
+from terakoya import hookimpl
+from terakoya.components import Progress, Schedule
+from terakoya.progress import Unit
+from terakoya.schedules import Decaying, Span, at_most_one, converted, length
+
+Shape = Literal["linear", "cosine", "1-sqrt"]
+
+RISING: Mapping[Shape, Callable[[float], float]] = {
+    "linear": lambda done: done,
+    "cosine": lambda done: (1.0 - math.cos(math.pi * done)) / 2.0,
+    "1-sqrt": lambda done: 1.0 - math.sqrt(1.0 - done),
+}
+FALLING: Mapping[Shape, Callable[[float], float]] = {
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: (1.0 + math.cos(math.pi * done)) / 2.0,
+    "1-sqrt": lambda done: 1.0 - math.sqrt(done),
+}
+"""Transformers' shapes, from the share of the stretch that is behind to the share of the peak."""
+
+DECAY_RATIO = 0.1
+"""The share of the run that WSD's authors found the decay needs."""
+
+
+class WarmupStableDecay(Decaying):
+    """Rises, stays at the peak, and falls to `min_lr` in the last `decay_steps`, `decay_tokens` or `decay_ratio` of the
+    run (a tenth, if none is given) before its end, or before `lr_decay_steps` or `lr_decay_tokens`."""
+
+    decay_steps: NonNegativeInt = 0
+    decay_tokens: NonNegativeInt = 0
+    decay_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    warmup_type: Shape = "linear"
+    decay_type: Shape = "cosine"
+
+    @model_validator(mode="after")
+    def _one_decay(self) -> Self:
+        at_most_one(self, "decay_steps", "decay_tokens", "decay_ratio")
+        return self
+
+    def falling(self, progress: Progress) -> Span:
+        """The decay alone, no longer than what warming up leaves."""
+        whole = super().falling(progress)
+        unit: Unit = self._given_end or progress.unit
+        if self.decay_steps or self.decay_tokens:
+            given: tuple[Unit, int] = ("steps", self.decay_steps) if self.decay_steps else ("tokens", self.decay_tokens)
+            decay = converted(given, unit, progress)
+        else:
+            decay = (self.decay_ratio or DECAY_RATIO) * length(progress, unit)
+        return Span(whole.at, max(whole.start, whole.end - decay), whole.end)
+
+    def factor(self, progress: Progress) -> float:
+        """`warmup_type` over warming up, 1, `decay_type` over the decay, above `min_lr`."""
+        warming = self.warming(progress)
+        if warming is not None:
+            return RISING[self.warmup_type](warming)
+        return self.above_floor(FALLING[self.decay_type](self.falling(progress).done), progress)
+
+
+@hookimpl
+def register_schedules() -> dict[str, type[Schedule]]:
+    """Offers `warmup_stable_decay`."""
+    return {"warmup_stable_decay": WarmupStableDecay}
