@@ -134,7 +134,7 @@ def test_nothing_is_pushed_without_a_token_or_a_model_that_works(
     with pytest.raises(UserError, match="--name school/a/b"):
         upload(folder, "school/a/b")
     with pytest.raises(UserError, match=r"no config\.json"):
-        upload(tmp_path, "school/tiny")
+        upload(tmp_path / "nowhere", "school/tiny")
 
     def fails(folder: Path, prompt: str) -> str:
         raise UserError("no mask")
