@@ -8,10 +8,8 @@ python tools/plot_run.py work/electra --numbers generator_loss discriminator_los
 from __future__ import annotations
 
 import argparse
-import json
-import math
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,80 +19,26 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
+from terakoya import metrics
+from terakoya.errors import UserError
+from terakoya.metrics import Curves
+
 Against = Literal["steps", "hours"]
 NUMBERS = ("loss", "masked_accuracy")
-
-
-@dataclass
-class Curves:
-    """What one run's metrics hold: points as (step, hours of training, value) by curve, and where it was resumed.
-
-    Hours count the time spent training: the pause between a stop and its resumption is left out.
-    """
-
-    points: dict[str, list[tuple[int, float, float]]] = field(default_factory=dict)
-    restarts: list[tuple[int, float]] = field(default_factory=list)
 
 
 def read(folder: Path, numbers: Sequence[str] = NUMBERS) -> Curves:
     """The curves of `numbers` of the run in `folder`. Steps that a resumed run did again count once, as last done.
 
-    Raises SystemExit with a sentence if there is no metrics.jsonl or a line in it is damaged.
+    Lines that are damaged are left out and said. Raises SystemExit with a sentence if there is no metrics.jsonl.
     """
-    file = folder / "metrics.jsonl"
-    if not file.is_file():
-        raise SystemExit(f"{file}: no such file; expected the folder of a run")
-    curves = Curves()
-    tokens_at, hours = {0: 0}, 0.0  # real tokens that were trained on, by logged step
-    lines = file.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            record: dict[str, Any] = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):  # a killed run may leave its last line unfinished
-                break
-            raise SystemExit(f"{file}:{number}: expected one JSON object a line ({error})") from error
-        kind, step = record.get("kind"), int(record.get("step", 0))
-        if kind == "resume":
-            hours = _forget_after(curves, step, hours)
-            curves.restarts.append((step, hours))
-            tokens_at = {logged: tokens for logged, tokens in tokens_at.items() if logged <= step}
-        elif kind == "step":
-            rate, tokens = record.get("tokens_per_second"), record.get("tokens")
-            if rate and tokens is not None:
-                hours += (tokens - max(tokens_at.values())) / rate / 3600
-                tokens_at[step] = tokens
-            _add(curves, record, step, hours, numbers, prefix="")
-        elif kind == "validation":
-            store = record.get("store")
-            _add(
-                curves,
-                record,
-                step,
-                hours,
-                numbers,
-                prefix=f"validation {Path(store).name} " if store else "validation ",
-            )
-    return curves
-
-
-def _add(
-    curves: Curves, record: dict[str, Any], step: int, hours: float, numbers: Sequence[str], *, prefix: str
-) -> None:
-    for name in numbers:
-        value = record.get(name)
-        if isinstance(value, int | float) and math.isfinite(value):
-            curves.points.setdefault(prefix + name, []).append((step, hours, float(value)))
-
-
-def _forget_after(curves: Curves, step: int, hours: float) -> float:
-    """Drops the points after `step`. Returns the hours that the run had trained by then."""
-    kept = 0.0
-    for name, points in curves.points.items():
-        curves.points[name] = [point for point in points if point[0] <= step]
-        kept = max([kept, *(point[1] for point in curves.points[name])])
-    curves.restarts = [restart for restart in curves.restarts if restart[0] <= step]
-    return min(kept, hours)
+    try:
+        written = metrics.read(folder)
+    except UserError as error:
+        raise SystemExit(str(error)) from None
+    for problem in written.problems():
+        print(f"{folder}: {problem}", file=sys.stderr)
+    return metrics.curves(written, numbers)
 
 
 def draw(runs: Sequence[tuple[str, Curves]], numbers: Sequence[str] = NUMBERS, *, against: Against = "steps") -> Any:

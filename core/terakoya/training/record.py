@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import queue
 import sys
 import threading
@@ -16,6 +17,7 @@ from typing import IO, Any
 from rich.console import Console
 
 from terakoya.components import Tracker
+from terakoya.metrics import FILE
 
 log = logging.getLogger("terakoya")
 QUEUE_LENGTH = 10_000
@@ -34,7 +36,7 @@ class Record:
         self.file: IO[str] | None = None
         self.trackers = [_Queued(tracker, folder, parameters) for tracker in trackers] if active else []
         if active:
-            self.file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+            self.file = _opened(folder / FILE)
         self.shown = 0.0
         self.live = sys.stderr.isatty()
 
@@ -85,6 +87,15 @@ class Record:
         if self.file is not None:
             self.file.close()
             self.file = None
+
+
+def _opened(file: Path) -> IO[str]:
+    """`file` for writing on, without what a run that was killed left of its last line."""
+    if file.is_file():
+        content = file.read_bytes()
+        if not content.endswith(b"\n"):
+            os.truncate(file, content.rfind(b"\n") + 1)
+    return file.open("a", encoding="utf-8")
 
 
 class _Queued:

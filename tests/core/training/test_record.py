@@ -150,6 +150,16 @@ def test_metrics_are_json_lines_even_when_a_number_is_none(tmp_path: Path) -> No
     assert second["text"] == "日本語" and second["kind"] == "warning"
 
 
+def test_a_line_that_a_killed_run_left_unfinished_does_not_swallow_the_next(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    for before in ('{"kind": "step", "step": 1}\n{"kind": "st', '{"kind": "step", "step": 1}\n'):
+        file.write_text(before)
+        record = Record(tmp_path, [], {}, active=True)
+        record.write("resume", step=1)
+        record.close()
+        assert [json.loads(line)["kind"] for line in file.read_text().splitlines()] == ["step", "resume"]
+
+
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:
     record = Record(tmp_path, [Slow()], {}, active=False)
     record.write("step", step=1)

@@ -1,0 +1,83 @@
+"""Reading what a run wrote down: whole, cut off, damaged, resumed, begun and not begun."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from terakoya import metrics
+from terakoya.errors import UserError
+
+
+def written(folder: Path, *records: dict[str, Any], end: str = "\n") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)) + end, encoding="utf-8")
+    return folder
+
+
+def step(number: int, **values: float) -> dict[str, Any]:
+    return {"kind": "step", "step": number, "tokens": 3600 * number, "tokens_per_second": 3600.0, **values}
+
+
+def test_a_cut_off_line_is_said_and_what_is_before_it_kept(tmp_path: Path) -> None:
+    read = metrics.read(written(tmp_path / "run", step(1, loss=2.0), step(2, loss=1.0), end='\n{"kind": "step", "lo'))
+    assert [record["step"] for record in read.records] == [1, 2] and read.unfinished
+    half = '\n{"kind": "warning", "text": "語'.encode()[:-1]
+    (tmp_path / "run" / "metrics.jsonl").write_bytes(json.dumps(step(1)).encode() + half)
+    assert metrics.read(tmp_path / "run").unfinished
+    assert not metrics.read(written(tmp_path / "run", step(1))).unfinished
+
+
+def test_a_damaged_line_in_the_middle_is_left_out_and_named(tmp_path: Path) -> None:
+    folder = written(tmp_path / "run")
+    lines = [
+        json.dumps(step(1)),
+        "[3]",
+        json.dumps(step(2)),
+        '{"kind": "st{"kind": "resume"}',
+        json.dumps(step(3)),
+        "{",
+    ]
+    (folder / "metrics.jsonl").write_text("\n".join(lines))
+    read = metrics.read(folder)
+    assert [record["step"] for record in read.records] == [1, 2, 3]
+    assert (read.damaged, read.unfinished) == ((2, 4), True)
+    assert read.problems() == [
+        "line 2 of metrics.jsonl is damaged and left out",
+        "line 4 of metrics.jsonl is damaged and left out",
+        "the last line of metrics.jsonl is cut off",
+    ]
+
+
+def test_no_run_and_a_run_that_wrote_nothing_yet(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file; expected the folder of a run"):
+        metrics.read(tmp_path)
+    (tmp_path / "run.lock").touch()
+    assert metrics.read(tmp_path).records == ()
+
+
+def test_curves_of_all_numbers(tmp_path: Path) -> None:
+    checks = [
+        {"kind": "validation", "step": 2, "store": store, "loss": value, "tokens": 7200}
+        for store, value in (("a/val", 1.5), ("b/val", 1.25), ("c/wiki", 3.0))
+    ]
+    added = {"kind": "validation", "step": 2, "store": None, "bleu": 0.5, "tokens": 7200}
+    read = metrics.read(written(tmp_path / "run", step(1, loss=2.0), step(2, loss=None), *checks, added))  # type: ignore[arg-type]
+    curves = metrics.curves(read)
+    assert curves.numbers() == ["tokens_per_second", "loss", "bleu"]
+    assert list(curves.named("loss")) == [
+        "loss", "validation a/val loss", "validation b/val loss", "validation wiki loss",
+    ]  # fmt: skip
+    assert curves.points["validation wiki loss"] == [(2, pytest.approx(2 / 3600), 3.0, 7200)]
+    assert [point.step for point in curves.points["loss"]] == [1], "no number is no point"
+
+
+def test_a_step_done_again_counts_as_last_done(tmp_path: Path) -> None:
+    again = [step(3, loss=9.0), {"kind": "resume", "step": 2}, step(3, loss=3.0), step(4, loss=2.0)]
+    curves = metrics.curves(metrics.read(written(tmp_path / "run", step(1, loss=5.0), step(2, loss=4.0), *again)))
+    assert [(point.step, point.value) for point in curves.points["loss"]] == [(1, 5.0), (2, 4.0), (3, 3.0), (4, 2.0)]
+    assert [point.hours for point in curves.points["loss"]] == pytest.approx([n / 3600 for n in (1, 2, 3, 4)])
+    assert curves.restarts == [(2, pytest.approx(2 / 3600))]
