@@ -15,6 +15,7 @@ from terakoya.commands import (
     demo,
     doctor,
     export,
+    import_checkpoint,
     parameters,
     plugins,
     prepare,
@@ -31,7 +32,7 @@ DEBUG_VARIABLE = "TERAKOYA_DEBUG"
 
 
 VERBS = (
-    "demo", "run", "tokenizer", "prepare", "store", "train", "export", "try", "upload", "plugins", "parameters",
+    "demo", "run", "tokenizer", "prepare", "store", "train", "export", "import", "try", "upload", "plugins", "parameters",
     "doctor",
 )  # fmt: skip
 """In the order of use."""
@@ -63,6 +64,7 @@ app.command("prepare")(prepare.command)
 app.add_typer(store.app, name="store")
 app.command("train")(train.command)
 app.command("export")(export.command)
+app.command("import", context_settings=import_checkpoint.FLAGS)(import_checkpoint.command)
 app.command("try")(try_model.command)
 app.command("upload")(upload.command)
 app.add_typer(plugins.app, name="plugins")
