@@ -43,6 +43,17 @@ def summed_cross_entropy_and_odds_(logits: Tensor, labels: Tensor) -> tuple[Tens
     return loss, odds.detach()
 
 
+def summed_cross_entropy_and_z_(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """`summed_cross_entropy_`, and the sum of log^2 Z over the rows that count, Z being what exponentials of a row add up
+    to: what keeps logits from drifting away (PaLM, Chowdhery et al., 2022, arXiv:2204.02311, section 5)."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if not (torch.is_grad_enabled() and logits.requires_grad):
+        loss = torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+        return loss, (logits.logsumexp(1) * (labels != IGNORED)).square().sum()
+    loss, z, _ = _SummedCrossEntropyAndZ.apply(logits, labels)
+    return loss, z
+
+
 class _SummedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,3 +76,30 @@ class _SummedCrossEntropy(torch.autograd.Function):
             return None, None
         share = gradient * used
         return exponentials.mul_(share / total).scatter_add_(1, labels, -share), None
+
+
+class _SummedCrossEntropyAndZ(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        used = (labels != IGNORED)[:, None]
+        labels = labels.clamp(min=0)[:, None]
+        largest = logits.amax(1, keepdim=True)
+        of_labels = logits.gather(1, labels) - largest
+        exponentials = logits.sub_(largest).exp_()
+        total = exponentials.sum(1, keepdim=True)
+        log_total = total.log()
+        log_z = log_total + largest
+        ctx.mark_dirty(logits)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(exponentials, total, labels, used, log_z)
+        return (log_total - of_labels).mul_(used).sum(), log_z.square().mul_(used).sum(), logits
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_loss: Tensor | None, of_z: Tensor | None, _: None) -> tuple[Tensor | None, None]:
+        exponentials, total, labels, used, log_z = ctx.saved_tensors
+        if of_loss is None and of_z is None:
+            return None, None
+        share = (0.0 if of_loss is None else of_loss) * used
+        both = share + (0.0 if of_z is None else 2 * of_z * log_z) * used
+        return exponentials.mul_(both / total).scatter_add_(1, labels, -share.to(total.dtype)), None

@@ -10,7 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from terakoya.training.cross_entropy import summed_cross_entropy_, summed_cross_entropy_and_odds_
+from terakoya.training.cross_entropy import (
+    summed_cross_entropy_,
+    summed_cross_entropy_and_odds_,
+    summed_cross_entropy_and_z_,
+)
 
 
 def case(rows: int, classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -44,6 +48,30 @@ def test_as_torch(dtype: torch.dtype, tolerance: float) -> None:
             summed_cross_entropy_(logits, labels), F.cross_entropy(kept.to(loss.dtype), labels, reduction="sum")
         )
         assert torch.equal(logits, kept), "without a gradient the logits stay"
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 2e-6)])
+@pytest.mark.parametrize(("of_loss", "of_z"), [(0.25, 0.5), (1.0, 0.0), (0.0, 1.0), (1.0, None), (None, 1.0)])
+def test_z_as_its_formula(dtype: torch.dtype, tolerance: float, of_loss: float | None, of_z: float | None) -> None:
+    hidden, weight, labels = case(20, 300, dtype)
+
+    def total(loss: Tensor, z: Tensor) -> Tensor:
+        parts = [each * factor for each, factor in ((loss, of_loss), (z, of_z)) if factor is not None]
+        return torch.stack(parts).sum()
+
+    logits = hidden @ weight.T
+    cross_entropy = F.cross_entropy(logits, labels, reduction="sum")
+    squares = logits[labels >= 0].exp().sum(1).log().square().sum()
+    expected = torch.autograd.grad(total(cross_entropy, squares), [hidden, weight])
+    loss, z = summed_cross_entropy_and_z_(hidden @ weight.T, labels)
+    assert abs(loss.item() - cross_entropy.item()) <= tolerance * cross_entropy.item()
+    assert abs(z.item() - squares.item()) <= tolerance * squares.item()
+    for got, want in zip(torch.autograd.grad(total(loss, z), [hidden, weight]), expected, strict=True):
+        assert (got - want).norm() <= tolerance * want.norm()
+    with torch.no_grad():
+        loss, z = summed_cross_entropy_and_z_(hidden @ weight.T, labels)
+    assert abs(z.item() - squares.item()) <= tolerance * squares.item()
+    assert abs(loss.item() - cross_entropy.item()) <= tolerance * cross_entropy.item()
 
 
 def test_nothing_to_learn() -> None:
