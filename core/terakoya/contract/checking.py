@@ -74,11 +74,11 @@ def check_component(offer: plugins.Offer, *, train: bool = True) -> Iterator[Fin
 
 def _subject(offer: plugins.Offer) -> tuple[settings.Subject, Sequence[Check]]:
     """What to look at, and the looks of its kind."""
-    from terakoya.contract import architecture, objective, parts, tokenizer
+    from terakoya.contract import architecture, causal, objective, parts, tokenizer
 
     kinds: Mapping[str, tuple[type[settings.Subject], Sequence[Check]]] = {
-        "architectures": (architecture.Subject, architecture.CHECKS),
-        "objectives": (objective.Subject, objective.CHECKS),
+        "architectures": (architecture.Subject, (*architecture.CHECKS, *causal.ARCHITECTURE)),
+        "objectives": (objective.Subject, (*objective.CHECKS, *causal.OBJECTIVE)),
         "tokenizers": (tokenizer.Subject, tokenizer.CHECKS),
         "optimizers": (settings.Subject, parts.OPTIMIZER),
         "schedules": (settings.Subject, parts.SCHEDULE),

@@ -267,6 +267,7 @@ def no_empty_rows(subject: Subject) -> None:
         keys=rows.keys,
         token_type_ids=None if rows.token_type_ids is None else np.zeros_like(rows.token_type_ids),
         next_sentence=None if rows.next_sentence is None else np.full_like(rows.next_sentence, -100),
+        labels=None if rows.labels is None else np.full_like(rows.labels, -100),
     )
     if rows.next_sentence is not None:
         raise NotLookedAt("rows of pairs are never empty")

@@ -44,8 +44,8 @@ def summed_cross_entropy_and_odds_(logits: Tensor, labels: Tensor) -> tuple[Tens
 
 
 def summed_cross_entropy_and_z_(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """`summed_cross_entropy_`, and the sum of log^2 Z over the rows that count, Z being what exponentials of a row add up
-    to: what keeps logits from drifting away (PaLM, Chowdhery et al., 2022, arXiv:2204.02311, section 5)."""
+    """`summed_cross_entropy_`, and the sum over the rows that count of log^2 Z, Z being what exponentials of a row add
+    up to: it keeps logits from drifting away (PaLM, Chowdhery et al., 2022, arXiv:2204.02311, section 5)."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if not (torch.is_grad_enabled() and logits.requires_grad):
         loss = torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
