@@ -20,6 +20,7 @@ from terakoya.commands import (
     plugins,
     prepare,
     run,
+    status,
     store,
     tokenizer,
     train,
@@ -32,8 +33,8 @@ DEBUG_VARIABLE = "TERAKOYA_DEBUG"
 
 
 VERBS = (
-    "demo", "run", "tokenizer", "prepare", "store", "train", "export", "import", "try", "upload", "plugins", "parameters",
-    "doctor",
+    "demo", "run", "tokenizer", "prepare", "store", "train", "status", "export", "import", "try", "upload", "plugins",
+    "parameters", "doctor",
 )  # fmt: skip
 """In the order of use."""
 
@@ -63,6 +64,7 @@ app.add_typer(tokenizer.app, name="tokenizer")
 app.command("prepare")(prepare.command)
 app.add_typer(store.app, name="store")
 app.command("train")(train.command)
+app.command("status")(status.command)
 app.command("export")(export.command)
 app.command("import", context_settings=import_checkpoint.FLAGS)(import_checkpoint.command)
 app.command("try")(try_model.command)

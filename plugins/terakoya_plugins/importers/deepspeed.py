@@ -197,7 +197,10 @@ def _model_class(given: Path | None, folder: Path) -> tuple[type[PreTrainedModel
     name = next(iter(config.architectures or ()), None)
     kind = getattr(transformers, name, None) if name else None
     if kind is None:
-        raise UserError(f"{place / 'config.json'}: architectures: expected a class of Transformers, got {name}")
+        raise UserError(
+            f"{place / 'config.json'}: architectures: expected a class of Transformers, got {name}; write for example "
+            '"architectures": ["LlamaForCausalLM"]'
+        )
     return kind, config
 
 

@@ -75,8 +75,8 @@ class MegatronDeepSpeed(Importer):
         version = head.get("checkpoint_version") if self.checkpoint_version is None else self.checkpoint_version
         if version is None:
             raise UserError(
-                f"{folder / ARGUMENTS}: holds no checkpoint_version, which tells the order of queries, keys and values; say "
-                "it (--checkpoint-version 3; 0 and 1 are Megatron-LM's before 2021)"
+                f"{folder / ARGUMENTS}: holds no checkpoint_version, which tells the order of queries, keys and "
+                "values; say it (--checkpoint-version 3; 0 and 1 are Megatron-LM's before 2021)"
             )
         whole = read_layers(folder, model, version=float(version))
         found, unknown = _megatron_weights.to_transformers(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
+    AutoModelForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GPTJConfig,
@@ -54,6 +55,17 @@ def llama(*, vocab_size: int = 150, tied: bool = False, biases: bool = False) ->
         **NO_TOKENS,
     )  # fmt: skip
     return perturbed(LlamaForCausalLM(config))
+
+
+def same(folder: Path, model: PreTrainedModel) -> None:
+    """The folder loads offline as `model`'s class, has its weights to the bit and its logits."""
+    loaded, told = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, output_loading_info=True)
+    assert type(loaded) is type(model)
+    assert not told["missing_keys"] and not told["unexpected_keys"] and not told["mismatched_keys"]
+    theirs, ours = loaded.state_dict(), model.state_dict()
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    assert torch.equal(logits(loaded.eval()), logits(model))
 
 
 def gptj(*, vocab_size: int = 150) -> GPTJForCausalLM:
@@ -227,3 +239,170 @@ def megatron(model: PreTrainedModel, root: Path, *, tp: int, pp: int, engine: bo
             torch.save(saved, folder / "model_optim_rng.pt")
     (root / "latest_checkpointed_iteration.txt").write_text("42")
     return root
+
+
+# --------------------------------------------------------------------------------------------- Megatron-DeepSpeed
+
+PIPELINE_NAMES = {
+    "self_attention.linear_qkv": "self_attention.query_key_value",
+    "self_attention.linear_proj": "self_attention.dense",
+    "pre_mlp_layernorm": "post_attention_layernorm",
+    "mlp.linear_fc1": "mlp.dense_h_to_4h",
+    "mlp.linear_fc2": "mlp.dense_4h_to_h",
+    "input_layernorm": "input_layernorm",
+}
+
+
+def old_order(fused: Tensor, *, heads: int, head_size: int, version: float) -> Tensor:
+    """`fused`, one head's query, key and value after the other's, in the order of checkpoint version 0 or 1."""
+    row = {}
+    for head in range(heads):
+        for kind in range(3):
+            for place in range(head_size):
+                source = (head * 3 + kind) * head_size + place
+                if version == 0:
+                    row[(kind * heads + head) * head_size + place] = source
+                else:
+                    row[(head * head_size + place) * 3 + kind] = source
+    return fused[[row[index] for index in range(len(fused))]]
+
+
+def megatron_deepspeed(model: PreTrainedModel, root: Path, *, tp: int, version: float = 3.0, **changes: Any) -> Path:
+    """A Megatron-DeepSpeed checkpoint of `model`: one file for each layer and tensor-parallel rank; returns `root`.
+
+    The embeddings are layer 1, what comes between them and the first block has no weights, the last norm follows.
+    """
+    config = model.config
+    is_llama = isinstance(model, LlamaForCausalLM)
+    folder = root / "global_step1000"
+    folder.mkdir(parents=True)
+    words = padded(model.get_input_embeddings().weight.detach(), tp)
+    norm = model.model.norm if is_llama else model.transformer.ln_f
+    for rank in range(tp):
+        layers: dict[int, dict[str, Tensor]] = {1: {"word_embeddings.weight": part(words, rank, tp)}}
+        if not is_llama:
+            layers[1]["position_embeddings.weight"] = model.transformer.wpe.weight
+        for layer in range(config.num_hidden_layers):
+            own = layers[3 + layer] = {}
+            for name, value in layer_weights(model, layer, rank, tp):
+                module, _, end = name.rpartition(".")
+                if "linear_qkv" in name and version < 2:
+                    heads = config.num_attention_heads // tp
+                    value = old_order(value, heads=heads, head_size=value.shape[0] // 3 // heads, version=version)
+                own[f"{PIPELINE_NAMES[module]}.{end}"] = value
+        last = 4 + config.num_hidden_layers
+        layers[last] = {"weight": norm.weight} if is_llama else {"weight": norm.weight, "bias": norm.bias}
+        if not config.tie_word_embeddings:
+            output = padded(model.get_output_embeddings().weight.detach(), tp)
+            layers[last + 1] = {"lm_head.weight": part(output, rank, tp)}
+        for number, own in layers.items():
+            detached = {name: value.detach().clone() for name, value in own.items()}
+            torch.save(detached, folder / f"layer_{number:02d}-model_{rank:02d}-model_states.pt")
+    given = arguments(model, tp=tp, pp=1)
+    del given.position_embedding_type, given.group_query_attention, given.num_query_groups, given.norm_epsilon
+    given.use_rotary_position_embeddings = is_llama
+    given.num_key_value_heads = config.num_key_value_heads if is_llama else config.num_attention_heads
+    given.normalization = "rmsnorm" if is_llama else "layernorm"
+    given.layernorm_epsilon, given.num_experts = 1e-5, [1]
+    for name, value in changes.items():
+        setattr(given, name, value)
+    state = {"args": given, "checkpoint_version": version, "iteration": 1000, "module": None}
+    torch.save(state, folder / "mp_rank_00_model_states.pt")
+    (root / "latest").write_text("global_step1000")
+    return root
+
+
+# ------------------------------------------------------------------------------------------------- DeepSpeed ZeRO
+
+
+def zero(model: PreTrainedModel, root: Path, *, stage: int, processes: int, frozen: tuple[str, ...] = ()) -> Path:
+    """A ZeRO checkpoint of `model`, weights of a name in `frozen` not trained; returns `root`.
+
+    Matrices are one group of the optimizer, vectors another, as with and without weight decay.
+    """
+    folder = root / "global_step7"
+    folder.mkdir(parents=True)
+    described = type(model.config)(**{**model.config.to_dict(), "architectures": [type(model).__name__]})
+    described.save_pretrained(root)
+    named = dict(model.named_parameters())
+    trained = {name: value.detach() for name, value in named.items() if not name.startswith(frozen or ("none",))}
+    shapes = [
+        {name: value.shape for name, value in trained.items() if (value.ndim > 1) == matrices}
+        for matrices in (True, False)
+    ]
+    kept = {name: value.detach() for name, value in named.items() if name not in trained}
+    shared = {}
+    if model.config.tie_word_embeddings:
+        inputs = next(name for name, value in named.items() if value is model.get_input_embeddings().weight)
+        shared = {"lm_head.weight": inputs}
+    common = {
+        "module": {name: value.bfloat16() for name, value in model.state_dict().items()},
+        "buffer_names": [], "param_shapes": shapes, "shared_params": shared, "ds_version": "0.19.8",
+        "frozen_param_shapes": {name: value.shape for name, value in kept.items()} or None,
+    }  # fmt: skip
+    vectors: list[list[list[Tensor]]] = [[[] for _ in shapes] for _ in range(processes)]
+    fragments: list[dict[str, Tensor]] = [{} for _ in range(processes)]
+    for number, names in enumerate(shapes):
+        if stage < 3:
+            flat = torch.cat([trained[name].flatten() for name in names])
+            even = -(-len(flat) // (2 * processes)) * 2 * processes
+            flat = torch.cat([flat, torch.zeros(even - len(flat))])
+            for rank, share in enumerate(flat.chunk(processes)):
+                vectors[rank][number].append(share.clone())
+            continue
+        for name in names:
+            for rank, share in enumerate(slices(trained[name], processes)):
+                vectors[rank][number].append(share)
+    for name, value in kept.items():
+        shares = slices(value, processes) if stage == 3 else [value] * processes
+        for rank, share in enumerate(shares):
+            fragments[rank][name] = share
+    for rank in range(processes):
+        groups = [torch.cat(each) for each in vectors[rank]]
+        key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
+        count = processes if stage == 3 else [processes] * len(shapes)
+        optimizer = {"zero_stage": stage, "partition_count": count, key: groups, "loss_scaler": None}
+        torch.save(
+            {"optimizer_state_dict": optimizer, "ds_version": "0.19.8"},
+            folder / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt",
+        )
+        if stage == 3 or rank == 0:
+            prefix = f"zero_pp_rank_{rank}_" if stage == 3 else ""
+            state = {**common, "frozen_param_fragments": fragments[rank] or None}
+            torch.save(state, folder / f"{prefix}mp_rank_00_model_states.pt")
+    (root / "latest").write_text("global_step7")
+    return root
+
+
+def slices(value: Tensor, processes: int) -> list[Tensor]:
+    """`value`, flat, in slices of one length, the last filled up with zeros."""
+    size = -(-value.numel() // processes)
+    filled = torch.zeros(size * processes)
+    filled[: value.numel()] = value.flatten()
+    return [each.clone() for each in filled.chunk(processes)]
+
+
+# ------------------------------------------------------------------------------------------------- smdistributed
+
+
+def smdistributed(model: GPTJForCausalLM) -> dict[str, Tensor]:
+    """The weights of `model` by the names of SageMaker's distributed transformer."""
+    weights: dict[str, Tensor] = {}
+
+    def put(name: str, module: torch.nn.Module) -> None:
+        for end, value in module.named_parameters():
+            weights[f"{name}.{end}"] = value.detach().clone()
+
+    for number, block in enumerate(model.transformer.h):
+        layer = f"transformer.seq_layers.{number}"
+        put(f"{layer}.pre_layernorm", block.ln_1)
+        put(f"{layer}.attention.query", block.attn.q_proj)
+        put(f"{layer}.attention.key", block.attn.k_proj)
+        put(f"{layer}.attention.value", block.attn.v_proj)
+        put(f"{layer}.attention.dense", block.attn.out_proj)
+        put(f"{layer}.output.dense1", block.mlp.fc_in)
+        put(f"{layer}.output.dense2", block.mlp.fc_out)
+    put("layernorm", model.transformer.ln_f)
+    put("word_embedding", model.transformer.wte)
+    put("lm_head", model.lm_head)
+    return weights

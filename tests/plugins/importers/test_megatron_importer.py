@@ -7,21 +7,10 @@ from pathlib import Path
 import published_layouts as layouts
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from terakoya.errors import UserError
 from terakoya_plugins.importers.megatron import Megatron
-
-
-def same(folder: Path, model: PreTrainedModel) -> None:
-    """The folder loads offline as `model`'s class, has its weights to the bit and its logits."""
-    loaded, told = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, output_loading_info=True)
-    assert type(loaded) is type(model)
-    assert not told["missing_keys"] and not told["unexpected_keys"] and not told["mismatched_keys"]
-    theirs, ours = loaded.state_dict(), model.state_dict()
-    assert theirs.keys() == ours.keys()
-    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
-    assert torch.equal(layouts.logits(loaded.eval()), layouts.logits(model))
 
 
 @pytest.mark.parametrize("name", layouts.MODELS)
@@ -29,7 +18,7 @@ def same(folder: Path, model: PreTrainedModel) -> None:
 def test_any_tensor_and_pipeline_size_gives_the_models_logits(name: str, tp: int, pp: int, tmp_path: Path) -> None:
     source = layouts.megatron(layouts.model(name), tmp_path / "in", tp=tp, pp=pp, engine=tp == 2)
     Megatron(vocab_size=150).read(source, tmp_path / "out")
-    same(tmp_path / "out", layouts.model(name))
+    layouts.same(tmp_path / "out", layouts.model(name))
 
 
 def test_one_iteration_is_a_source_too_and_padding_stays_where_the_vocabulary_is_not_known(
@@ -74,7 +63,7 @@ def test_a_virtual_pipelines_pieces_are_put_in_order(tmp_path: Path) -> None:
     for file, content in zip(files, (first, second), strict=True):
         torch.save(content, file)
     Megatron(vocab_size=150).read(source, tmp_path / "out")
-    same(tmp_path / "out", layouts.model("llama"))
+    layouts.same(tmp_path / "out", layouts.model("llama"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,62 @@
+"""The whole model that SageMaker's library saves gives the logits of the GPT-J it was laid out from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import published_layouts as layouts
+import pytest
+import torch
+
+from terakoya.errors import UserError
+from terakoya_plugins.importers.smdistributed import SmDistributed
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, torch.Tensor]:
+    """The small GPT-J's, by the library's names."""
+    return layouts.smdistributed(layouts.gptj())
+
+
+def test_a_full_model_with_its_config_gives_the_models_logits(weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    model = layouts.gptj()
+    torch.save(weights, tmp_path / "fullmodel.pt")
+    notes = {"model_config": model.config, "cli_args": {"num_heads": 99}, "num_params": 1, "total_steps": 500}
+    torch.save(notes, tmp_path / "user_content_fullmodel.pt")  # the config is an object of Transformers
+    SmDistributed().read(tmp_path, tmp_path / "out")
+    layouts.same(tmp_path / "out", model)
+
+
+def test_settings_stand_in_for_the_config(weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    torch.save({"model": weights}, tmp_path / "fullmodel.pt")
+    with pytest.raises(UserError, match="say num_attention_heads, max_position_embeddings, rotary_dim"):
+        SmDistributed().read(tmp_path, tmp_path / "out")
+    given = SmDistributed(num_attention_heads=4, max_position_embeddings=40, rotary_dim=4)
+    given.read(tmp_path / "fullmodel.pt", tmp_path / "out")
+    layouts.same(tmp_path / "out", layouts.gptj())
+
+
+def test_a_model_that_was_translated_already_loses_its_masks_alone(tmp_path: Path) -> None:
+    model = layouts.gptj()
+    own = dict(model.state_dict())
+    own["transformer.h.0.attn.bias"] = torch.ones(1, 1, 40, 40, dtype=torch.uint8)
+    own["transformer.h.0.attn.masked_bias"] = torch.tensor(-1e9)
+    torch.save(own, tmp_path / "full_final.pt")
+    SmDistributed(num_attention_heads=4, max_position_embeddings=40, rotary_dim=4).read(tmp_path, tmp_path / "out")
+    layouts.same(tmp_path / "out", model)
+
+
+def test_what_is_not_known_or_not_whole_is_named(weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    given = SmDistributed(num_attention_heads=4, max_position_embeddings=40, rotary_dim=4)
+    (tmp_path / "total_steps500_partial").mkdir()
+    with pytest.raises(UserError, match="found 0; what lies there are parts"):
+        given.read(tmp_path, tmp_path / "out")
+    file = tmp_path / "fullmodel.pt"
+    torch.save({**weights, "transformer.seq_layers.0.crossattention.query.weight": torch.zeros(1)}, file)
+    with pytest.raises(UserError, match=r"not known: transformer\.seq_layers\.0\.crossattention\.query\.weight"):
+        given.read(tmp_path, tmp_path / "out")
+    torch.save({name: value for name, value in weights.items() if name != "lm_head.bias"}, file)
+    with pytest.raises(UserError, match=r"lacks lm_head\.bias"):
+        given.read(tmp_path, tmp_path / "out")
+    with pytest.raises(UserError, match="unpack it first"):
+        given.read(tmp_path / "model.tar.gz", tmp_path / "out")
