@@ -6,18 +6,21 @@ from __future__ import annotations
 import copy
 import math
 import tempfile
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import get_args
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from terakoya import attention
 from terakoya.components import Exporter, Optimizer, Schedule
 from terakoya.contract import objective, toy
 from terakoya.contract.findings import Check, NotLookedAt, Wrong
 from terakoya.contract.settings import Subject
+from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.progress import Progress, Unit
 
@@ -136,11 +139,17 @@ def writes(subject: Subject) -> None:
     """It writes every model and the tokenizer below the folder it is given."""
     exporter = subject.settings()
     assert isinstance(exporter, Exporter)
-    names = registry().names("objectives")
-    if not names:
-        raise NotLookedAt("no objective is installed to make a model with")
-    trained = objective.Subject("objectives", names[0], registry().component("objectives", names[0]))
-    models = trained.objective.exports(trained.module)
+    refusals = []
+    for name in registry().names("objectives"):
+        trained = objective.Subject("objectives", name, registry().component("objectives", name))
+        try:
+            return _writes(exporter, trained.objective.exports(trained.module))
+        except UserError as error:
+            refusals.append(f"\n  of {name}: {error}")
+    raise NotLookedAt("it takes no model of an installed objective" + "".join(refusals))
+
+
+def _writes(exporter: Exporter, models: Mapping[str, PreTrainedModel]) -> None:
     before = {name: {key: value.clone() for key, value in model.state_dict().items()} for name, model in models.items()}
     with tempfile.TemporaryDirectory() as folder:
         tokenizer, out = toy.make_tokenizer(Path(folder) / "tokenizer"), Path(folder) / "out"
