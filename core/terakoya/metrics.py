@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -161,7 +161,12 @@ def store_names(stores: Iterable[str]) -> dict[str, str]:
     return {path: Path(path).name if often[Path(path).name] == 1 else path for path in paths}
 
 
-def last_by_step(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Of the records of one step the last, in the order of steps."""
-    by_step = {int(record.get("step") or 0): record for record in records}
-    return [by_step[step] for step in sorted(by_step)]
+def kept_steps(metrics: Metrics) -> list[Mapping[str, Any]]:
+    """The records of logged steps, without those that a resumed run threw away."""
+    kept: list[Mapping[str, Any]] = []
+    for record in metrics.records:
+        if record.get("kind") == "resume":
+            kept = [each for each in kept if int(each.get("step") or 0) <= int(record.get("step") or 0)]
+        elif record.get("kind") == "step":
+            kept.append(record)
+    return kept

@@ -7,11 +7,15 @@ import fcntl
 import os
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from terakoya.errors import UserError
 from terakoya.training.distributed import Connection
+
+ATTEMPTS = 3
+"""How often the lock is tried before the run is in use."""
 
 
 @contextlib.contextmanager
@@ -52,7 +56,14 @@ def lock_run(path: Path) -> int:
     """Takes the run's lock until the handle is closed or the process dies; the file says who holds it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for attempt in reversed(range(ATTEMPTS)):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not attempt:
+                    raise
+                time.sleep(0.05)  # `terakoya status` looks at the lock for an instant
     except BlockingIOError:
         holder = path.read_text().strip() or "another process"
         os.close(handle)

@@ -186,9 +186,9 @@ class Trainer:
 
     def _write_start(self) -> None:
         """Writes down what the run is, for those who read its files."""
-        known = ("max_steps", "max_tokens", "length_unit", "parameter_count", "stores", "world", "versions")
-        facts = {name: self.facts[name] for name in known if name in self.facts}
-        rows = self.share.global_rows
+        length, rows = self.run.length, self.share.global_rows
+        facts = {name: self.facts[name] for name in ("parameter_count", "stores", "world", "versions")}
+        facts |= {"max_steps": length.steps, "max_tokens": length.tokens, "length_unit": length.unit}
         self.record.write("start", step=self.run.step, **facts, global_rows=rows, **described(self.throughput))
 
     def _refuse_nonfinite(self) -> None:

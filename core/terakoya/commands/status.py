@@ -1,0 +1,188 @@
+"""`terakoya status`: what runs are doing, from their files alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+    from terakoya.run_status import RunStatus
+
+COLOURS = {"training": "green", "finished": "green", "starting": "cyan", "stopped": "yellow", "not started": "yellow"}
+"""Of the states that are no failure."""
+SHOWN_WARNINGS = 3
+RATES = (
+    ("tokens_per_second", "{:,.0f} tokens/s"),
+    ("samples_per_second", "{:,.1f} samples/s"),
+    ("tflops", "{:,.3g} TFLOP/s a device"),
+    ("mfu", "MFU {:.1%}"),
+)
+
+
+def command(
+    runs: Annotated[list[Path], typer.Argument(help="One run's folder, or several.", metavar="RUN...")],
+    watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
+    every: Annotated[float, typer.Option(min=0.2, help="With --watch: seconds between two looks.")] = 5.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON instead: a list with an object for each run.")
+    ] = False,
+) -> None:
+    """Say what runs are doing: step, loss, rate, time left, last validation and checkpoint, whether they live."""
+    from terakoya.errors import UserError
+    from terakoya.log import console
+    from terakoya.run_status import read
+
+    if as_json and watch:
+        raise UserError("--json: prints one moment; leave out --watch")
+    if as_json:
+        typer.echo(json.dumps([as_object(read(run)) for run in runs], indent=2, ensure_ascii=False))
+        return
+    if not watch:
+        console().print(shown([read(run) for run in runs]))
+        return
+    try:
+        if not console().is_terminal:
+            while True:
+                console().print(shown([read(run) for run in runs]))
+                time.sleep(every)
+        from rich.live import Live
+
+        with Live(shown([read(run) for run in runs]), console=console(), auto_refresh=False) as live:
+            while True:
+                time.sleep(every)
+                live.update(shown([read(run) for run in runs]), refresh=True)
+    except KeyboardInterrupt:
+        return
+
+
+def as_object(status: RunStatus) -> dict[str, Any]:
+    """The status as JSON has it."""
+    return {**asdict(status), "folder": str(status.folder)}
+
+
+def shown(statuses: Sequence[RunStatus]) -> Table | Group:
+    """One run in lines, several as a table with what is wrong below it."""
+    from rich.console import Group
+
+    if len(statuses) == 1:
+        return lines(statuses[0])
+    notes = [f"{each.folder}: {each.told}" for each in statuses if each.state in ("failed", "killed")]
+    notes += [f"{each.folder}: {problem}" for each in statuses for problem in each.problems]
+    return Group(table(statuses), *(_plain(note) for note in notes)) if notes else table(statuses)
+
+
+def lines(status: RunStatus) -> Table:
+    """A run, one fact a line."""
+    from rich.table import Table
+
+    from terakoya.run_status import duration
+
+    grid = Table(box=None, show_header=False, pad_edge=False)
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+
+    def add(name: str, text: str | None, style: str = "") -> None:
+        if text:
+            grid.add_row(name, _plain(text, style))
+
+    add("run", str(status.folder))
+    add("state", status.told, COLOURS.get(status.state, "bold red"))
+    add("step", _progress(status))
+    add("loss", _loss(status))
+    add("learning rate", _number(status.values.get("learning_rate"), "{:.3g}"))
+    add("gradient norm", _number(status.values.get("grad_norm"), "{:.3g}"))
+    add("rate", "  ".join(form.format(status.values[name]) for name, form in RATES if name in status.values))
+    add("left", _left(status))
+    for each in status.validations:
+        values = "  ".join(f"{name} {value:.4f}" for name, value in each.values.items())
+        add("validation", f"step {each.step:,}{f' on {each.store}' if each.store else ''}: {values}")
+    if status.checkpoint:
+        kept = f"{status.checkpoint.kept} kept" if status.checkpoint.kept > 1 else "the only one"
+        add("checkpoint", f"{status.checkpoint.name}, {duration(status.checkpoint.age)} ago; {kept}")
+    elif status.step:
+        add("checkpoint", "none yet")
+    if status.saving_step is not None:
+        add("saving", f"step {status.saving_step:,} is being written")
+    if status.seconds_since_word is not None:
+        add("last word", f"{duration(status.seconds_since_word)} ago")
+    add("restarts", f"{status.restarts}" if status.restarts else None)
+    for text in status.warnings[-SHOWN_WARNINGS:]:
+        add("warning", text, "yellow")
+    if len(status.warnings) > SHOWN_WARNINGS:
+        add("warning", f"and {len(status.warnings) - SHOWN_WARNINGS:,} before these, in metrics.jsonl", "yellow")
+    for text in status.problems:
+        add("files", text, "yellow")
+    return grid
+
+
+def table(statuses: Sequence[RunStatus]) -> Table:
+    """Several runs, one a row."""
+    from rich.table import Table
+
+    from terakoya.run_status import duration
+
+    names = ("run", "state", "step", "loss", "change", "tokens/s", "left", "validation loss", "checkpoint", "restarts")
+    grid = Table(*names, box=None, header_style="bold", pad_edge=False)
+    for each in statuses:
+        losses = [check.values["loss"] for check in each.validations if "loss" in check.values]
+        saved = each.checkpoint
+        grid.add_row(
+            _plain(str(each.folder)),
+            _plain(each.state, COLOURS.get(each.state, "bold red")),
+            _progress(each) or "",
+            _number(each.loss, "{:.4f}") or "",
+            _number(each.loss_change, "{:+.4f}") or "",
+            _number(each.values.get("tokens_per_second"), "{:,.0f}") or "",
+            "" if each.seconds_left is None else duration(each.seconds_left),
+            "  ".join(f"{loss:.4f}" for loss in losses),
+            f"{saved.step:,}, {duration(saved.age)} ago" if saved else "",
+            str(each.restarts or ""),
+        )
+    return grid
+
+
+def _progress(status: RunStatus) -> str | None:
+    if not status.step and status.max_steps is None and status.max_tokens is None:
+        return None
+    share = "" if status.share_done is None else f" ({status.share_done:.1%})"
+    if status.max_tokens:
+        return f"{status.step:,}, {status.tokens:,}/{status.max_tokens:,} tokens{share}"
+    of = "" if status.max_steps is None else f"/{status.max_steps:,}"
+    return f"{status.step:,}{of}{share}"
+
+
+def _loss(status: RunStatus) -> str | None:
+    if status.loss is None:
+        return None
+    if status.loss_change is None:
+        return f"{status.loss:.4f}"
+    return f"{status.loss:.4f}, {status.loss_change:+.4f} in {status.loss_change_steps:,} steps"
+
+
+def _left(status: RunStatus) -> str | None:
+    from terakoya.run_status import duration
+
+    limit = status.seconds_to_limit
+    left = None if status.seconds_left is None else duration(status.seconds_left)
+    if limit is None or (status.seconds_left is not None and status.seconds_left <= limit):
+        return left
+    return f"{left or 'not known yet'}; max_minutes stops it in {duration(limit)}"
+
+
+def _number(value: float | None, form: str) -> str | None:
+    return None if value is None else form.format(value)
+
+
+def _plain(text: str, style: str = "") -> Any:
+    from rich.text import Text
+
+    return Text(text, style=style)

@@ -1,0 +1,85 @@
+"""`terakoya status` as its user sees it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from terakoya.commands.main import main
+
+
+def run_folder(folder: Path, *records: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "parameters.json").write_text(json.dumps({"max_steps": 100}))
+    now = time.time() - 300
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({**each, "time": now}) + "\n" for each in records))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path]:
+    one = {"kind": "step", "step": 40, "loss": 2.5, "tokens": 4000, "tokens_per_second": 1234.5, "mfu": 0.412}
+    done = run_folder(tmp_path / "done", one, {"kind": "finished", "step": 100})
+    odd = "a [red]name[/red]"
+    failed = run_folder(tmp_path / odd, {**one, "loss": None}, {"kind": "error", "text": f"ValueError: {odd}"})
+    return done, failed
+
+
+def called(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    try:
+        main(["status", *arguments])
+    except SystemExit as left:
+        assert not left.code, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def test_one_run_in_lines(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    lines = called(str(runs[0]), capsys=capsys).splitlines()
+    facts = dict(line.split("  ", 1) for line in lines)
+    assert facts["state"].strip() == "finished" and facts["step"].strip() == "100/100 (100.0%)"
+    assert facts["rate"].strip() == "1,234 tokens/s  MFU 41.2%"
+    assert facts["last word"].strip() == "5 min ago"
+
+
+def test_several_runs_as_a_table_with_what_is_wrong(
+    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed = called(*map(str, runs), capsys=capsys).splitlines()
+    assert printed[0].split()[:4] == ["run", "state", "step", "loss"]
+    assert "finished  100/100 (100.0%)  2.5000" in printed[1]
+    assert "failed" in printed[2] and str(runs[1]) in printed[2], "markup in a name is a name"
+    assert printed[3] == f"{runs[1]}: failed: ValueError: a [red]name[/red]"
+
+
+def test_json(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = json.loads(called(*map(str, runs), "--json", capsys=capsys))
+    assert (first["folder"], first["state"], first["step"], first["loss"]) == (str(runs[0]), "finished", 100, 2.5)
+    assert second["state"] == "failed" and second["loss"] is None and "loss" not in second["values"]
+
+
+def test_no_run_is_an_error_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["status", str(tmp_path / "nowhere")])
+    assert left.value.code == 2
+    assert "no such file; expected the folder of a run" in capsys.readouterr().err
+
+
+def test_watching_looks_again_until_it_is_stopped(runs: tuple[Path, Path]) -> None:
+    command = [sys.executable, "-m", "terakoya", "status", str(runs[0]), "--watch", "--every", "0.2"]
+    watching = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert watching.stdout is not None
+    seen = 0
+    for line in watching.stdout:
+        seen += line.startswith("state ")
+        if seen == 3:
+            break
+    watching.send_signal(signal.SIGINT)
+    _, error = watching.communicate(timeout=30)
+    assert seen == 3 and watching.returncode == 0 and not error

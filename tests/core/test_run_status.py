@@ -1,0 +1,172 @@
+"""What is said of a run, in every state that a run's folder can be found in."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from terakoya import run_files, run_status
+from terakoya.errors import UserError
+from terakoya.training.run_folder import lock_run
+
+NOW = 1_800_000_000.0
+
+
+def step(number: int, *, at: float, loss: float | None = 2.0, tokens: int = 1000) -> dict[str, Any]:
+    """Step `number`, logged `at` seconds after NOW."""
+    values = {"loss": loss, "mlm_loss": loss, "tokens_per_second": 500.0, "mfu": 0.25}
+    return {"kind": "step", "step": number, "tokens": tokens * number, **values, "time": NOW + at}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "parameters.json").write_text(json.dumps({"max_steps": 100}))
+    return folder
+
+
+@pytest.fixture
+def held(run: Path) -> Iterator[Path]:
+    """The run's folder while this process trains in it."""
+    handle = lock_run(run / "run.lock")
+    os.utime(run / "run.lock", (NOW - 1000, NOW - 1000))
+    yield run
+    os.close(handle)
+
+
+def write(folder: Path, *records: dict[str, Any], end: str = "\n") -> None:
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)) + end)
+
+
+def save(folder: Path, number: int, *, at: float, **facts: Any) -> None:
+    checkpoint = folder / "checkpoints" / f"step-{number:08d}"
+    checkpoint.mkdir()
+    (checkpoint / "manifest.json").write_text(json.dumps(facts))
+    os.utime(checkpoint / "manifest.json", (NOW + at, NOW + at))
+
+
+def test_a_run_that_trains(held: Path) -> None:
+    """10 steps in 20 s, then 5 s of silence: 50 steps are left, so 100 s - 5 s."""
+    start = {"kind": "start", "step": 0, "max_steps": 100, "length_unit": "steps", "time": NOW - 500}
+    steps = [step(number, at=2.0 * (number - 50), loss=3.0 - number / 100) for number in range(10, 51, 10)]
+    check = {"kind": "validation", "step": 40, "store": "w/val", "loss": 2.75, "tokens": 40000, "time": NOW - 19}
+    warning = {"kind": "warning", "text": "slow disk", "time": NOW - 19}
+    write(held, start, *steps[:4], check, warning, *steps[4:], end='\n{"kind": "st')
+    save(held, 30, at=-40)
+    save(held, 40, at=-20)
+    (held / "checkpoints" / ".staging-step-00000050").mkdir()
+    status = run_status.read(held, now=NOW + 5)
+    assert status.state == "training" and status.told == f"training: pid {os.getpid()} on {os.uname().nodename}"
+    assert (status.step, status.max_steps, status.share_done, status.tokens) == (50, 100, 0.5, 50_000)
+    assert status.loss == pytest.approx(2.5)
+    assert (status.loss_change, status.loss_change_steps) == (pytest.approx(-0.2), 20), "of (30, 20) to (50, 40)"
+    assert status.seconds_left == pytest.approx(50 * 2.0 - 5)
+    assert [(each.store, each.step, each.values) for each in status.validations] == [("w/val", 40, {"loss": 2.75})]
+    assert status.checkpoint == run_status.Checkpoint("step-00000040", 40, pytest.approx(25), 2)
+    assert status.saving_step == 50 and status.warnings == ("slow disk",)
+    assert status.problems == (), "a line that is being written is no problem"
+    assert status.values["mfu"] == 0.25 and status.seconds_since_word == pytest.approx(5)
+
+
+def test_a_run_that_says_nothing_for_long(held: Path) -> None:
+    write(held, {"kind": "start", "step": 0, "time": NOW - 500}, *(step(n, at=2.0 * (n - 50)) for n in (30, 40, 50)))
+    assert "quiet" not in run_status.read(held, now=NOW + 190).told
+    told = run_status.read(held, now=NOW + 210).told
+    assert told.startswith("training, but quiet: nothing was written for 4 min, a step was logged every 20 s")
+
+
+def test_a_run_by_tokens_and_by_minutes(held: Path) -> None:
+    (held / "parameters.json").write_text(json.dumps({"max_steps": None, "max_tokens": 100_000, "max_minutes": 20.0}))
+    start = {"kind": "start", "step": 0, "max_steps": 77, "max_tokens": 100_000, "length_unit": "tokens"}
+    write(held, {**start, "time": NOW - 500}, *(step(number, at=2.0 * (number - 50)) for number in (40, 50)))
+    status = run_status.read(held, now=NOW)
+    assert (status.max_steps, status.max_tokens, status.share_done) == (None, 100_000, 0.5)
+    assert status.seconds_left == pytest.approx(100.0) and status.seconds_to_limit == pytest.approx(200.0)
+
+
+def test_a_run_that_starts_again_after_a_stop(held: Path) -> None:
+    stopped = {"kind": "stopped", "step": 50, "reason": "SIGTERM", "time": NOW - 1500}
+    write(held, {"kind": "start", "step": 0, "time": NOW - 2000}, step(50, at=-1600), stopped)
+    status = run_status.read(held, now=NOW)
+    assert status.state == "starting" and status.step == 50
+    assert status.seconds_left is None
+
+
+def test_a_resumed_run_forgets_what_it_does_again(run: Path) -> None:
+    checks = [{"kind": "validation", "step": number, "store": "v", "loss": float(number)} for number in (10, 30)]
+    resume = {"kind": "resume", "step": 20, "time": NOW}
+    write(run, step(10, at=-9), checks[0], step(20, at=-8), step(30, at=-7), checks[1], resume, step(21, at=1))
+    status = run_status.read(run, now=NOW)
+    assert status.step == 21 and status.restarts == 1
+    assert [each.step for each in status.validations] == [10]
+
+
+@pytest.mark.parametrize(
+    ("record", "state", "told"),
+    [
+        ({"kind": "finished", "step": 100, "reason": None}, "finished", "finished"),
+        (
+            {"kind": "stopped", "step": 60, "reason": "SIGTERM"},
+            "stopped",
+            "stopped by SIGTERM; the same command goes on",
+        ),
+        ({"kind": "error", "step": 60, "text": "UserError: disk full"}, "failed", "failed: UserError: disk full"),
+    ],
+)
+def test_how_a_run_ended(run: Path, record: dict[str, Any], state: str, told: str) -> None:
+    os.close(lock_run(run / "run.lock"))
+    write(run, {"kind": "start", "step": 0, "time": NOW - 500}, step(50, at=-10), {**record, "time": NOW})
+    status = run_status.read(run, now=NOW + 60)
+    assert (status.state, status.told) == (state, told)
+    assert status.process is None and status.seconds_left is None
+    assert status.step == (record["step"] if record["kind"] != "error" else 50)
+
+
+def test_a_killed_run_and_one_that_never_began(run: Path) -> None:
+    assert run_status.read(run, now=NOW).state == "not started"
+    os.close(lock_run(run / "run.lock"))
+    write(run, {"kind": "start", "step": 0, "time": NOW - 500}, step(50, at=-10), end='\n{"kind"')
+    status = run_status.read(run, now=NOW)
+    assert status.state == "killed" and f"pid {os.getpid()}" in status.told
+    assert status.problems == ("the last line of metrics.jsonl is cut off",)
+    with pytest.raises(UserError, match="expected the folder of a run"):
+        run_status.read(run.parent)
+
+
+def test_a_run_without_a_start_record_takes_its_length_from_elsewhere(run: Path) -> None:
+    (run / "parameters.json").write_text(json.dumps({"epochs": 2.0}))
+    write(run, step(50, at=-10))
+    assert run_status.read(run, now=NOW).max_steps is None
+    save(run, 50, at=0, max_steps=400)
+    assert run_status.read(run, now=NOW).max_steps == 400
+
+
+def test_looking_at_the_lock_neither_takes_nor_disturbs_it(run: Path) -> None:
+    assert run_files.lock(run) == run_files.Lock(False, "", None)
+    handle = lock_run(run / "run.lock")
+    assert run_files.lock(run).held
+    with pytest.raises(UserError, match="is in use by pid"):
+        lock_run(run / "run.lock")
+    os.close(handle)
+    assert not run_files.lock(run).held
+    looking = os.open(run / "run.lock", os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    threading.Thread(target=lambda: (time.sleep(0.03), os.close(looking))).start()
+    os.close(lock_run(run / "run.lock"))  # while somebody looks
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(3.4, "3 s"), (99, "99 s"), (120, "2 min"), (5999, "1 h 40 min"), (12_000, "3 h 20 min"), (200_000, "2 d 7 h")],
+)
+def test_durations(seconds: float, said: str) -> None:
+    assert run_status.duration(seconds) == said
