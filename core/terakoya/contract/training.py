@@ -139,11 +139,13 @@ def partners(kind: str, name: str) -> Iterator[dict[str, str]]:
     lacking = [each for each, names in known.items() if not names]
     if lacking:
         raise NotLookedAt(f"no {lacking[0]} are installed")
+    optimizers = known["optimizers"]  # one that looks at each weight alone is the plainest
+    optimizer = next(
+        (each for each in optimizers if registry().component("optimizers", each).elementwise), optimizers[0]
+    )
     for architecture in known["architectures"]:
         for objective in known["objectives"]:
-            yield dict(
-                zip(PARTS, (architecture, objective, known["optimizers"][0], known["schedules"][0]), strict=True)
-            )
+            yield dict(zip(PARTS, (architecture, objective, optimizer, known["schedules"][0]), strict=True))
 
 
 def whole_run(subject: settings.Subject) -> None:

@@ -253,7 +253,7 @@ class DDPEngine:
                 **buffers_stay,
             )
             self.wrapped.register_comm_hook(None, lambda _, bucket: sum_gradients(bucket))
-        self.fused = bool(optimizer.defaults.get("fused"))
+        self.fused = bool(optimizer.defaults.get("fused"))  # all of it; an optimizer made of several may be in part
 
     def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
         """See `Engine`."""
@@ -274,7 +274,7 @@ class DDPEngine:
         norm = nn.utils.clip_grad_norm_(self.trainable, bound, foreach=True)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        if self.connection.device.type == "cpu":
+        if self.connection.device.type == "cpu" or not self.fused:
             if torch.isfinite(norm):
                 self.optimizer.step()
         else:
@@ -302,11 +302,12 @@ class DDPEngine:
 
     def load_optimizer_state(self, values: Callable[[str], Tensor], names: frozenset[str]) -> None:
         """See `Engine`."""
+        fused = {each for group in self.optimizer.param_groups if group.get("fused") for each in group["params"]}
         for name, parameter in self.module.named_parameters():
             states = {key.rpartition("/")[2]: key for key in names if key.rpartition("/")[0] == name}
             if not states or not parameter.requires_grad:
                 continue
-            on_device = self.fused or parameter.device.type == "cpu"
+            on_device = parameter in fused or parameter.device.type == "cpu"
             self.optimizer.state[parameter] = {
                 state: values(key).to(parameter.device if state != "step" or on_device else "cpu", copy=True)
                 for state, key in states.items()

@@ -263,6 +263,7 @@ class DeepSpeedEngine:
             owner, _, key = each.rpartition("/")
             keys[owner].append(key)
         self.optimizer.state.clear()
+        fused = {id(each) for group in self.optimizer.param_groups if group.get("fused") for each in group["params"]}
         for name, parameter in self.trainable.items():
             piece = self.pieces[name]
             shape = getattr(parameter, "ds_shape", parameter.shape)
@@ -271,7 +272,8 @@ class DeepSpeedEngine:
                 value = values(f"{name}/{key}")
                 if key == "step" or value.shape != shape:
                     # a step count lies beside the values if the optimizer's kernels are fused, else on the host
-                    device = piece.flat.device if self.fused or value.ndim else "cpu"
+                    on_device = self.fused or id(piece.flat) in fused or value.ndim
+                    device = piece.flat.device if on_device else "cpu"
                     if not torch.equal(state.setdefault(key, value.to(device, copy=True)).cpu(), value):
                         raise UserError(
                             f"{name}: its optimizer state {key} is {value:g} but others have {state[key]:g}; "

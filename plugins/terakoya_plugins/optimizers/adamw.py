@@ -8,6 +8,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from terakoya import hookimpl
 from terakoya.components import Optimizer
+from terakoya.parameter_groups import decay_groups, trainable
 
 if TYPE_CHECKING:
     import torch
@@ -31,18 +32,8 @@ class AdamW(Optimizer):
         """torch's AdamW over two groups, decayed and not."""
         from terakoya_plugins.optimizers import _uncorrected_adamw
 
-        trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        # ZeRO-3 leaves empty parameters behind and keeps the true shape aside
-        dimensions = [len(getattr(parameter, "ds_shape", parameter.shape)) for parameter in trainable]
-        groups = [
-            {
-                "params": [p for p, n in zip(trainable, dimensions, strict=True) if n >= 2],
-                "weight_decay": self.weight_decay,
-            },
-            {"params": [p for p, n in zip(trainable, dimensions, strict=True) if n < 2], "weight_decay": 0.0},
-        ]
         return _uncorrected_adamw.build(
-            [group for group in groups if group["params"]],
+            decay_groups(trainable(module), self.weight_decay),
             learning_rate=self.learning_rate,
             betas=self.betas,
             eps=self.eps,

@@ -1,0 +1,51 @@
+"""Adafactor (Shazeer and Stern, 2018, arXiv:1804.04235): second moments as a row and a column for each matrix."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat
+
+from terakoya import hookimpl
+from terakoya.components import Optimizer
+from terakoya.parameter_groups import decay_groups, trainable
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Adafactor(Optimizer):
+    """torch's: updates are relative to the size of each tensor's weights, so `learning_rate` is a share of it, and in
+    step t never more than 1 / sqrt(t). The schedule `inverse_square_root` and 0.01 are T5's.
+
+    Settings are torch's: `beta2_decay` how fast second moments average over more steps; `eps` the least second moment
+    (null is the precision's) and the least size of weights; `d` where an update's size is cut.
+    """
+
+    elementwise: ClassVar[bool] = False
+
+    learning_rate: PositiveFloat = 0.01
+    weight_decay: NonNegativeFloat = 0.0
+    beta2_decay: Annotated[float, Field(le=0.0)] = -0.8
+    eps: tuple[NonNegativeFloat | None, NonNegativeFloat] = (None, 1e-3)
+    d: Annotated[float, Field(ge=1.0)] = 1.0
+
+    trial: ClassVar = {"learning_rate": 0.3}
+
+    def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
+        """torch's Adafactor over two groups, decayed and not; it has no fused kernels."""
+        import torch
+
+        return torch.optim.Adafactor(
+            decay_groups(trainable(module), self.weight_decay),
+            lr=self.learning_rate,
+            beta2_decay=self.beta2_decay,
+            eps=self.eps,
+            d=self.d,
+        )
+
+
+@hookimpl
+def register_optimizers() -> dict[str, type[Optimizer]]:
+    """Offers `adafactor`."""
+    return {"adafactor": Adafactor}

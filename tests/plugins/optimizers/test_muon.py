@@ -1,0 +1,124 @@
+"""Muon and AdamW as one: which weights go where, and both updates against the published formulas in float64."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from terakoya_plugins.optimizers.muon import Muon
+
+
+class Small(nn.Module):
+    """An embedding, two blocks and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 6)
+        self.blocks = nn.ModuleList([nn.Linear(6, 4), nn.Linear(4, 6)])
+        self.head = nn.Linear(6, 7, bias=False)
+
+
+def orthogonal(gradient: np.ndarray) -> np.ndarray:
+    """Five Newton-Schulz iterations with the published coefficients."""
+    wide = gradient if gradient.shape[0] <= gradient.shape[1] else gradient.T
+    each = wide / np.linalg.norm(wide)
+    for _ in range(5):
+        square = each @ each.T
+        each = 3.4445 * each + (-4.7750 * square + 2.0315 * square @ square) @ each
+    return each if gradient.shape[0] <= gradient.shape[1] else each.T
+
+
+@pytest.mark.parametrize("adjust", ["match_rms_adamw", "original"])
+def test_follows_both_published_updates(adjust: str) -> None:
+    """Matrices of blocks: momentum made orthogonal, in bf16, so within a few per cent of the update; the rest: AdamW
+    at its own learning rate, to float32's precision."""
+    torch.manual_seed(0)
+    module = Small()
+    settings = Muon(learning_rate=0.02, adamw_learning_rate=0.005, weight_decay=0.1, adjust_lr_fn=adjust)
+    optimizer = settings.build(module, fused=True)
+    values = {name: value.detach().double().numpy().copy() for name, value in module.named_parameters()}
+    moved = {name: np.zeros_like(value) for name, value in values.items()}
+    first, second = (copy.deepcopy(moved) for _ in range(2))
+    draw = np.random.default_rng(0)
+    for step in (1, 2):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.02 / step  # as the loop sets the schedule's
+        for name, parameter in module.named_parameters():
+            gradient = draw.normal(size=values[name].shape)
+            parameter.grad = torch.tensor(gradient, dtype=torch.float32)
+            before = values[name].copy()
+            if name in ("blocks.0.weight", "blocks.1.weight"):
+                first[name] = 0.95 * first[name] + 0.05 * gradient
+                update = orthogonal(0.95 * first[name] + 0.05 * gradient)
+                tall, broad = gradient.shape
+                size = max(1, tall / broad) ** 0.5 if adjust == "original" else 0.2 * max(tall, broad) ** 0.5
+                values[name] = values[name] * (1 - 0.02 / step * 0.1) - 0.02 / step * size * update
+            else:
+                first[name] = 0.9 * first[name] + 0.1 * gradient
+                second[name] = 0.95 * second[name] + 0.05 * gradient**2
+                decay = 0.1 if values[name].ndim > 1 else 0.0
+                upper, lower = first[name] / (1 - 0.9**step), second[name] / (1 - 0.95**step)
+                values[name] = values[name] * (1 - 0.005 / step * decay) - 0.005 / step * upper / (
+                    np.sqrt(lower) + 1e-8
+                )
+            moved[name] += np.abs(values[name] - before)
+        optimizer.step()
+    for name, parameter in module.named_parameters():
+        error = np.abs(parameter.detach().numpy() - values[name])
+        assert error.max() < (0.03 if name.endswith(("0.weight", "1.weight")) else 2e-5) * moved[name].max(), name
+    assert {group["lr"] for group in optimizer.param_groups} == {0.01}, "as the loop set it"
+
+
+def names_of_muons(module: nn.Module) -> set[str]:
+    optimizer = Muon().build(module, fused=False)
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    return {names[id(each)] for group in optimizer.param_groups if "momentum" in group for each in group["params"]}
+
+
+def test_embeddings_heads_norms_and_biases_are_adamws() -> None:
+    sizes = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    bert = BertForMaskedLM(BertConfig(**sizes, intermediate_size=16))
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=30, n_embd=8, n_layer=2, n_head=2))
+    llama = LlamaForCausalLM(LlamaConfig(**sizes, intermediate_size=16, tie_word_embeddings=False))
+    assert llama.lm_head.weight is not llama.model.embed_tokens.weight
+    assert {len(names_of_muons(model)) for model in (bert,)} == {12}, "6 matrices a layer"
+    assert len(names_of_muons(gpt2)) == 8 and len(names_of_muons(llama)) == 14
+    for model in (bert, gpt2, llama):
+        assert all(".layer." in name or ".h." in name or ".layers." in name for name in names_of_muons(model))
+    plain = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 9))
+    assert names_of_muons(plain) == {"1.weight"}, "without blocks: neither the embedding nor what is shaped like it"
+
+
+def test_state_dict_carries_both() -> None:
+    torch.manual_seed(0)
+    module = Small()
+    gradients = [[torch.randn_like(each) for each in module.parameters()] for _ in range(4)]
+    optimizer = Muon(learning_rate=0.01).build(module, fused=False)
+
+    def steps(module: nn.Module, optimizer: torch.optim.Optimizer, chosen: list[list[torch.Tensor]]) -> None:
+        for gradient in chosen:
+            for parameter, value in zip(module.parameters(), gradient, strict=True):
+                parameter.grad = value
+            optimizer.step()
+
+    steps(module, optimizer, gradients[:2])
+    again = copy.deepcopy(module)
+    restored = Muon(learning_rate=0.01).build(again, fused=False)
+    restored.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert len(restored.state) == len(list(again.parameters()))
+    for pair in ((module, optimizer), (again, restored)):
+        steps(*pair, gradients[2:])
+    assert all(torch.equal(*pair) for pair in zip(module.parameters(), again.parameters(), strict=True))
+    optimizer.zero_grad()
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_frozen_matrices_are_left_out() -> None:
+    module = Small()
+    module.blocks[0].requires_grad_(False)
+    assert names_of_muons(module) == {"blocks.1.weight"}
+    module.blocks.requires_grad_(False)
+    assert names_of_muons(module) == set(), "AdamW alone"
