@@ -1,16 +1,25 @@
-"""From a checkpoint to finished model folders. Reads the checkpoint alone, never the parameter JSON of the run."""
+"""From a checkpoint to finished model folders. Reads the checkpoint alone, never the parameter JSON of the run.
+
+A finished Transformers folder is a source too: for other formats than its own.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from terakoya.components import Exporter
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
+from terakoya.parameter_files import explain
 from terakoya.plugins import registry
 
 if TYPE_CHECKING:
@@ -19,53 +28,111 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exported:
-    """What `export` wrote: the folder, the checkpoint it came from, and by sub-folder the Transformers class that loads
-    each model. `own_code` names those that travel with their code and are loaded with `trust_remote_code`."""
+    """What `export` wrote: the folder, where it came from, its step (None for a Transformers folder), and by sub-folder
+    the Transformers class that loads each model; none where the format is not Transformers'. `own_code` names those
+    that travel with their code and are loaded with `trust_remote_code`."""
 
     out: Path
     checkpoint: Path
-    step: int
+    step: int | None
     models: Mapping[str, str]
     own_code: frozenset[str]
 
 
-def export(source: Path, out: Path, *, format: str = "huggingface", only: str | None = None) -> Exported:
-    """Writes the model(s) of a run, or of one of its checkpoints, into the new folder `out`.
+def export(
+    source: Path,
+    out: Path,
+    *,
+    format: str = "huggingface",
+    only: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Exported:
+    """Writes the model(s) of a run, of one of its checkpoints, or of a Transformers folder, into the new folder `out`.
 
     Args:
-        source: RUN (its newest checkpoint that is whole is taken) or RUN/checkpoints/step-...
+        source: RUN (its newest checkpoint that is whole is taken), RUN/checkpoints/step-..., or a Transformers folder.
         format: a registered exporter's name.
         only: the one to write of several models, by its sub-folder, which it keeps: `discriminator`.
+        settings: the exporter's, such as `tp` and `pp` of `megatron`.
 
     Raises:
-        UserError: no checkpoint, a damaged one, a plugin that is missing, no model `only`, or `out` is there already.
+        UserError: no checkpoint, a damaged one, a plugin that is missing, no model `only`, settings or a model that the
+            format does not take, or `out` is there already.
     """
+    exporter = make_exporter(format, settings or {})
+    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+        raise UserError(f"{out}: is there already; choose a new folder or remove it")
+    with _opened(source) as (folder, step, models, tokenizer):
+        if only is not None:
+            if only not in models:
+                there = ", ".join(sorted(models)) if "" not in models else "one model, without a name"
+                raise UserError(f"--only {only}: {folder} holds no such model; it holds {there}")
+            models = {only: models[only]}
+        staging = out.with_name(f".{out.name}.partial")
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        try:
+            exporter.export(models, tokenizer, staging)
+            if out.is_dir():
+                out.rmdir()
+            staging.rename(out)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    autos = {name: type(model)._auto_class for name, model in models.items()} if exporter.for_transformers else {}
+    classes = {name: autos[name] or type(models[name]).__name__ for name in autos}
+    return Exported(out, folder, step, classes, frozenset(name for name in autos if autos[name]))
+
+
+def make_exporter(format: str, settings: Mapping[str, Any]) -> Exporter:
+    """The exporter `format` with `settings`. UserError for one that is not installed, or settings it does not take."""
+    kind: type[Exporter] = registry().component("exporters", format)
+    try:
+        return kind.model_validate_json(json.dumps(dict(settings), default=str))
+    except ValidationError as error:
+        raise UserError("\n".join(f"format {format}: {line}" for line in explain(error, kind))) from None
+
+
+@contextmanager
+def _opened(source: Path) -> Iterator[tuple[Path, int | None, Mapping[str, PreTrainedModel], Path]]:
+    """What `source` means, its step, its models by sub-folder, and a folder with its tokenizer alone.
+
+    Raises:
+        UserError: as `export`.
+    """
+    from terakoya.import_model import copy_tokenizer
     from terakoya.training import checkpoint
 
-    exporter: Exporter = registry().component("exporters", format)()
+    if (source / "config.json").is_file() and not (source / "manifest.json").is_file():
+        with tempfile.TemporaryDirectory() as tokenizer:
+            copy_tokenizer(source, Path(tokenizer))
+            yield source, None, {"": load_model(source)}, Path(tokenizer)
+        return
     folder = find_checkpoint(source)
     wrong = checkpoint.problems(folder)
     if wrong:
         raise UserError(f"{folder}: damaged: {'; '.join(wrong[:5])}")
-    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise UserError(f"{out}: is there already; choose a new folder or remove it")
     manifest = checkpoint.read_manifest(folder)
-    models = build_models(folder, manifest)
-    if only is not None:
-        if only not in models:
-            there = ", ".join(sorted(models)) if "" not in models else "one model, without a name"
-            raise UserError(f"--only {only}: {folder} holds no such model; it holds {there}")
-        models = {only: models[only]}
-    staging = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(parents=True)
-    exporter.export(models, folder / "tokenizer", staging)
-    if out.is_dir():
-        out.rmdir()
-    staging.rename(out)
-    autos = {name: type(model)._auto_class for name, model in models.items()}
-    classes = {name: autos[name] or type(model).__name__ for name, model in models.items()}
-    return Exported(out, folder, manifest["step"], classes, frozenset(name for name in autos if autos[name]))
+    yield folder, manifest["step"], build_models(folder, manifest), folder / "tokenizer"
+
+
+def load_model(folder: Path) -> PreTrainedModel:
+    """The model of a Transformers folder, of the class that its config names, in its own dtype.
+
+    Raises:
+        UserError: no class of Transformers, or weights that are missing or cannot be read.
+    """
+    import transformers
+
+    try:
+        name = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+        kind: type[PreTrainedModel] = getattr(transformers, name)
+        model, told = kind.from_pretrained(folder, local_files_only=True, output_loading_info=True, dtype="auto")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"{folder}: expected a run, a checkpoint or a Transformers folder: {reason}") from error
+    if told["missing_keys"]:
+        raise UserError(f"{folder}: lacks weights: {', '.join(sorted(told['missing_keys'])[:8])}")
+    return model
 
 
 def find_checkpoint(source: Path) -> Path:

@@ -1,4 +1,4 @@
-"""`terakoya export`: a run or checkpoint becomes a Transformers folder."""
+"""`terakoya export`: a run, a checkpoint or a Transformers folder becomes one of another format."""
 
 from __future__ import annotations
 
@@ -7,26 +7,50 @@ from typing import Annotated
 
 import typer
 
+from terakoya.commands.tokenizer_settings import gather, take_flags
+from terakoya.errors import UserError
+
+FLAGS = {"ignore_unknown_options": True}
+"""Options that the command does not know are the format's own settings; they arrive among the arguments."""
+
 
 def command(
-    source: Annotated[Path, typer.Argument(help="RUN, or one of RUN/checkpoints/step-...", metavar="RUN|CHECKPOINT")],
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN|CHECKPOINT|FOLDER [--SETTING VALUE...]",
+            help="RUN, one of RUN/checkpoints/step-..., or a Transformers folder; and settings of the format.",
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="The new folder.")],
-    format: Annotated[str, typer.Option(help="The exporter's name.")] = "huggingface",
+    format: Annotated[str, typer.Option(help="The exporter's name: huggingface, megatron, ...")] = "huggingface",
     only: Annotated[
         str | None, typer.Option(help="Of several models only this one: generator or discriminator.")
     ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one of the format's settings.")
+    ] = None,
 ) -> None:
-    """Write the model, or models, of a run or checkpoint as a folder that Transformers loads."""
-    from rich.console import Console
+    """Write the model, or models, of a run or checkpoint as a folder that Transformers loads.
 
+    Other formats have settings, such as --tp and --pp of megatron.
+    """
     from terakoya.export_model import export
+    from terakoya.log import console
+    from terakoya.plugins import registry
 
-    done = export(source, out, format=format, only=only)
-    console = Console(highlight=False)
-    console.print(f"exported {done.checkpoint} (step {done.step:,}) to {done.out}", soft_wrap=True)
+    rest, flags = take_flags(arguments, registry().component("exporters", format).model_fields)
+    if len(rest) != 1:
+        raise UserError(f"expected one run, checkpoint or folder, got {' '.join(rest) or 'none'}")
+    done = export(Path(rest[0]), out, format=format, only=only, settings=gather({}, overrides or [], flags))
+    step = "" if done.step is None else f" (step {done.step:,})"
+    console().print(f"exported {done.checkpoint}{step} to {done.out}", soft_wrap=True)
     for name, model in done.models.items():
         folder = done.out / name
-        console.print(f"  from transformers import AutoTokenizer, {model}", markup=False, soft_wrap=True)
         trust = ", trust_remote_code=True" if name in done.own_code else ""
-        console.print(f'  model = {model}.from_pretrained("{folder}"{trust})', markup=False, soft_wrap=True)
-        console.print(f'  tokenizer = AutoTokenizer.from_pretrained("{folder}"{trust})', markup=False, soft_wrap=True)
+        for line in (
+            f"from transformers import AutoTokenizer, {model}",
+            f'model = {model}.from_pretrained("{folder}"{trust})',
+            f'tokenizer = AutoTokenizer.from_pretrained("{folder}"{trust})',
+        ):
+            console().print(f"  {line}", markup=False, soft_wrap=True)

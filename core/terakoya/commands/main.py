@@ -14,6 +14,7 @@ from terakoya import __version__, log
 from terakoya.commands import (
     demo,
     doctor,
+    evaluate,
     export,
     import_checkpoint,
     parameters,
@@ -33,7 +34,7 @@ DEBUG_VARIABLE = "TERAKOYA_DEBUG"
 
 
 VERBS = (
-    "demo", "run", "tokenizer", "prepare", "store", "train", "status", "export", "import", "try", "upload", "plugins",
+    "demo", "run", "tokenizer", "prepare", "store", "train", "status", "evaluate", "export", "import", "try", "upload", "plugins",
     "parameters", "doctor",
 )  # fmt: skip
 """In the order of use."""
@@ -65,7 +66,7 @@ app.command("prepare")(prepare.command)
 app.add_typer(store.app, name="store")
 app.command("train")(train.command)
 app.command("status")(status.command)
-app.command("export")(export.command)
+app.command("export", context_settings=export.FLAGS)(export.command)
 app.command("import", context_settings=import_checkpoint.FLAGS)(import_checkpoint.command)
 app.command("try")(try_model.command)
 app.command("upload")(upload.command)
