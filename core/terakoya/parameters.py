@@ -44,10 +44,20 @@ COMPONENTS: Mapping[str, str] = {
 LENGTHS = ("max_steps", "max_tokens", "epochs")
 
 RESUME_MAY_CHANGE = frozenset(
-    {*LENGTHS, "max_minutes", "logging_steps", "trackers", "checkpoint", "evaluation", "data.validation", "batch_size"}
+    {
+        *LENGTHS,
+        "max_minutes",
+        "logging_steps",
+        "trackers",
+        "checkpoint",
+        "evaluation",
+        "data.validation",
+        "batch_size",
+        "data.skip_steps",
+    }
 )
-"""What may change when a run goes on: length, logging, saving, evaluation, and how a global batch of the same size is
-split among nodes. A key stands for all below it."""
+"""What may change when a run goes on: length, logging, saving, evaluation, steps to pass over, and how a global
+batch of the same size is split among nodes. A key stands for all below it."""
 
 
 class _Settings(BaseModel):
@@ -55,6 +65,7 @@ class _Settings(BaseModel):
 
 
 StorePath = Annotated[Path, Field(strict=False)]
+StepRange = Annotated[tuple[PositiveInt, PositiveInt], Field(strict=False)]
 
 
 class TrainStore(_Settings):
@@ -69,12 +80,63 @@ class TrainStore(_Settings):
         return {"store": value} if isinstance(value, str | Path) else value
 
 
+class DataStage(_Settings):
+    """Another mixture of stores: optimizer step `from_step`, counted from 1, is the first that takes its rows."""
+
+    from_step: Annotated[int, Field(ge=2)]
+    train: Annotated[tuple[TrainStore, ...], Field(strict=False, min_length=1)]
+
+
 class Data(_Settings):
-    """What is read: stores to train on, stores to validate on, and the length of a row in tokens."""
+    """What is read.
+
+    Attributes:
+        train: stores to train on, with their shares of the rows.
+        validation: stores to validate on; or
+        split: the shares of the documents of each training store for training, validation and, where a third is given,
+            for nothing, such as a test: `[998, 1, 1]`. Contiguous, in the order of the store, as Megatron's --split.
+        sequence_length: of a row, in tokens.
+        stages: other mixtures from later steps on; a store goes on where it stood.
+        order: `sequential` takes rows in the order of the store, where the layout has one.
+        skip_steps: [first, last] of optimizer steps, counted from 1, whose rows are passed over: they count as taken,
+            and change nothing.
+    """
 
     train: Annotated[tuple[TrainStore, ...], Field(strict=False, min_length=1)]
     validation: Annotated[tuple[StorePath, ...], Field(strict=False)] = ()
+    split: Annotated[tuple[NonNegativeFloat, ...], Field(strict=False, min_length=2, max_length=3)] | None = None
     sequence_length: Annotated[int, Field(ge=8)]
+    stages: Annotated[tuple[DataStage, ...], Field(strict=False)] = ()
+    order: Literal["shuffled", "sequential"] = "shuffled"
+    skip_steps: Annotated[tuple[StepRange, ...], Field(strict=False)] = ()
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.split is not None:
+            if self.validation:
+                raise ValueError("split: cuts validation out of the training stores; give it or validation, not both")
+            if not self.split[0]:
+                raise ValueError(f"split: expected a first share above 0, for training, got {list(self.split)}")
+        steps = [stage.from_step for stage in self.stages]
+        if steps != sorted(set(steps)):
+            raise ValueError(f"stages: expected from_step to rise from stage to stage, got {steps}")
+        for number, stage in enumerate(self.stages):
+            named = [each.store for each in stage.train]
+            if len(set(named)) < len(named):
+                raise ValueError(f"stages.{number}: names a store twice; give it one weight")
+        for first, last in self.skip_steps:
+            if last < first:
+                raise ValueError(f"skip_steps: expected [first, last] with first <= last, got {[first, last]}")
+        return self
+
+    @property
+    def validates(self) -> bool:
+        """Whether there is anything to validate on."""
+        return bool(self.validation or (self.split and self.split[1]))
+
+    def skips(self, step: int) -> bool:
+        """Whether optimizer step `step`, counted from 0, is passed over."""
+        return any(first <= step + 1 <= last for first, last in self.skip_steps)
 
 
 class Parallel(_Settings):
@@ -176,8 +238,12 @@ class Parameters(_Settings):
                 f"data.sequence_length: expected at most {bound}, the longest that the architecture takes, "
                 f"got {self.data.sequence_length}"
             )
-        if self.evaluation and not self.data.validation:
-            raise ValueError("evaluation: there is nothing to evaluate on; name a store in data.validation")
+        if self.evaluation and not self.data.validates:
+            raise ValueError(
+                "evaluation: there is nothing to evaluate on; name a store in data.validation, or give data.split"
+            )
+        if self.data.stages and self.epochs is not None:
+            raise ValueError("epochs: with data.stages, how long an epoch is depends on the step; give max_steps")
         if self.schedule.needs_validation and not self.evaluation:
             raise ValueError(
                 f"schedule: {type(self.schedule).__name__} goes by validation losses; name a store in data.validation "

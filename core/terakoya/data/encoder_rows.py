@@ -39,9 +39,10 @@ class EncoderRows:
         self._tokens = np.asarray(store.tokens)
         self._spans = Spans(store)
         self._check()
-        self._words: np.ndarray | None = None
+        self._words: tuple[np.ndarray, int] | None = None
         if store.facts.word_starts:
-            self._words = np.asarray(np.memmap(store.folder / "tokens.words", np.uint8, "r"))
+            bits, skipped = store.word_bits
+            self._words = np.asarray(bits), skipped
         self._pairs: OrderedDict[int, PairPlan] = OrderedDict()
         self._plan: Plan | None = None
         if layout.kind in ("packed", "lines"):

@@ -48,7 +48,7 @@ def frame(
     segments: Segments,
     shape: tuple[int, int],
     stored: np.ndarray,
-    word_bits: np.ndarray | None,
+    word_bits: tuple[np.ndarray, int] | None,
     *,
     pad: int,
     cls: int,
@@ -57,7 +57,7 @@ def frame(
 ) -> Framed:
     """The arrays (B, T) = `shape` of segments that fit it.
 
-    `stored` is every token of the store and `word_bits` their word starts, eight a byte, least significant first.
+    `stored` is every token of the store and `word_bits` their word starts as `TokenStore.word_bits` has them.
     Positions count from 0 in each segment with `restart`, else in each row.
     """
     batch, width = shape
@@ -89,10 +89,13 @@ def frame(
     position_ids[is_padding] = 0
     word_starts = None
     if word_bits is not None:
+        packed, skipped = word_bits
+        if skipped:
+            source += skipped
         bit = np.empty(len(source), np.uint8)
         np.bitwise_and(source, 7, out=bit, casting="unsafe")
         source >>= 3
-        flags = np.take(word_bits, source, mode="clip")
+        flags = np.take(packed, source, mode="clip")
         flags >>= bit
         flags &= 1
         flags[is_padding] = flags[leads] = flags[trails] = 0

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -22,11 +23,45 @@ from terakoya.errors import UserError
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Stage:
+    """From row `first_row` of the order on, rows come from these stores: `weights` by the number of the source."""
+
+    first_row: int
+    weights: Mapping[int, float]
+
+
+class _Mixture:
+    """The rows of one stage, counted from its first: which source and which index within that source.
+
+    `taken` says how many rows of each source the stages before it took: each source goes on where it stood.
+    """
+
+    def __init__(self, stage: Stage, taken: Sequence[int]) -> None:
+        self.first_row = stage.first_row
+        self._sources = np.array(list(stage.weights), np.int64)
+        self._taken = np.array(taken, np.int64)
+        self._blend = Blend(list(stage.weights.values()))
+
+    def positions(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Sources (n,) and indices within them (n,) of the rows [start, stop) of the order."""
+        stores, indices = self._blend.positions(start - self.first_row, stop - self.first_row)
+        sources = self._sources[stores]
+        return sources, indices + self._taken[sources]
+
+    def taken(self, row: int) -> list[int]:
+        """How many rows of each source come before `row` of the order."""
+        taken = self._taken.copy()
+        taken[self._sources] += self._blend.taken(row - self.first_row)
+        return [int(each) for each in taken]
+
+
 class Loader:
     """The blended endless sequence of rows of several stores. No state: any row can be had at any time."""
 
-    def __init__(self, sources: Sequence[RowSource], weights: Sequence[float]) -> None:
-        """`weights` are the stores' shares of rows.
+    def __init__(self, sources: Sequence[RowSource], weights: Sequence[float], *, stages: Sequence[Stage] = ()) -> None:
+        """`weights` are the sources' shares of rows, 0 for one that comes in a later stage alone; `stages` are in the
+        order of their first rows.
 
         Raises UserError for weights that are no shares, and for stores whose rows do not fit into one batch.
         """
@@ -41,12 +76,16 @@ class Loader:
                 raise UserError(f"{where}: expected word starts in both or neither; prepare both alike")
             assert (source.layout, source.sequence_length) == (first.layout, first.sequence_length)
             assert source.store_index == number, "a source's keys name its place in the blend"
-        self.sources = tuple(sources)
-        self.blend = Blend(weights)
+        self.sources, self.weights = tuple(sources), tuple(weights)
+        self._mixtures: list[_Mixture] = []
+        for stage in (Stage(0, {number: weight for number, weight in enumerate(weights) if weight}), *stages):
+            before = self._mixtures[-1].taken(stage.first_row) if self._mixtures else [0] * len(sources)
+            assert not self._mixtures or stage.first_row > self._mixtures[-1].first_row
+            self._mixtures.append(_Mixture(stage, before))
 
     def load(self, start: int, stop: int) -> Rows:
         """The rows [start, stop) of the endless sequence as one batch (stop - start, T)."""
-        stores, indices = self.blend.positions(start, stop)
+        stores, indices = self._positions(start, stop)
         parts: list[Rows] = []
         places: list[np.ndarray] = []
         for store, source in enumerate(self.sources):
@@ -58,6 +97,18 @@ class Loader:
                 places.append(of_store[chosen])
         return parts[0] if len(parts) == 1 else _merge(parts, np.concatenate(places), self.sources[0])
 
+    def _positions(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Sources and indices within them, (stop - start,) each, of the rows [start, stop)."""
+        ends = [*(mixture.first_row for mixture in self._mixtures[1:]), stop]
+        found = [
+            mixture.positions(max(start, mixture.first_row), min(stop, end))
+            for mixture, end in zip(self._mixtures, ends, strict=True)
+            if max(start, mixture.first_row) < min(stop, end)
+        ]
+        if len(found) == 1:
+            return found[0]
+        return np.concatenate([each[0] for each in found]), np.concatenate([each[1] for each in found])
+
     def blank(self) -> Rows:
         """One row with nothing to learn, for the empty slots of a step; its counts are to be taken as 0."""
         return self.sources[0].blank()
@@ -65,7 +116,8 @@ class Loader:
     def consumed(self, rows: int) -> list[dict[str, int | str]]:
         """Where each store stands after `rows` rows of the order: rows taken, whole epochs, rows in the current one."""
         records: list[dict[str, int | str]] = []
-        for source, taken in zip(self.sources, self.blend.taken(rows), strict=True):
+        mixture = next(each for each in reversed(self._mixtures) if each.first_row <= rows)
+        for source, taken in zip(self.sources, mixture.taken(rows), strict=True):
             epoch, position = divmod(taken, len(source))
             folder = str(source.store.folder)
             records.append({"store": folder, "rows": taken, "epoch": epoch, "position": position})

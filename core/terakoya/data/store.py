@@ -202,9 +202,11 @@ class TokenStore:
         """(D + 1,) int64: document d is the sequences `documents[d]` to `documents[d + 1]`."""
         return self.index.documents
 
-    @cached_property
-    def _word_bits(self) -> np.ndarray:
-        return np.memmap(self.folder / "tokens.words", dtype=np.uint8, mode="r")
+    @property
+    def word_bits(self) -> tuple[np.ndarray, int]:
+        """Which tokens start a word, eight a byte, least significant first, and the first token's place in the first
+        byte."""
+        return np.memmap(self.folder / "tokens.words", dtype=np.uint8, mode="r"), 0
 
     def word_starts(self, start: int, stop: int) -> np.ndarray:
         """(stop - start,) bool: which of the tokens start a word. Raises UserError if the store does not know."""
@@ -213,7 +215,9 @@ class TokenStore:
                 f"{self.folder}: expected word starts, got a store without tokens.words: its tokenizer does not know "
                 "words; set whole_word_mask to false or prepare with a tokenizer that does"
             )
-        bits = np.unpackbits(self._word_bits[start // 8 : (stop + 7) // 8], bitorder="little")
+        packed, skipped = self.word_bits
+        start, stop = start + skipped, stop + skipped
+        bits = np.unpackbits(packed[start // 8 : (stop + 7) // 8], bitorder="little")
         return bits[start % 8 : start % 8 + stop - start].view(bool)
 
 

@@ -14,7 +14,8 @@ from terakoya.plugins import registry
 from terakoya.training.distributed import connect
 from terakoya.training.record import Record
 from terakoya.training.run_folder import free_bytes
-from terakoya.training.setup import Stores, build
+from terakoya.training.setup import build
+from terakoya.training.stores import Stores
 from terakoya.training.world import Launched
 
 BYTES_PER_PARAMETER = 4 * 3 + 4

@@ -6,7 +6,6 @@ import contextlib
 import json
 import platform
 import time
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,8 +18,6 @@ from terakoya import __version__, attention
 from terakoya.components import Architecture, Objective
 from terakoya.data.keys import hash_u64
 from terakoya.data.loader import Loader
-from terakoya.data.rows import RowSource
-from terakoya.data.store import TokenStore
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 from terakoya.parameters import Parameters, resolve_length
@@ -35,6 +32,7 @@ from terakoya.training.record import Record
 from terakoya.training.resuming import newest_checkpoint, resume
 from terakoya.training.run import Run
 from terakoya.training.start import Started, start_together
+from terakoya.training.stores import Stores
 from terakoya.training.throughput import measure
 from terakoya.training.trainer import Trainer, TrainResult
 from terakoya.training.world import Launched, shares
@@ -43,36 +41,6 @@ COUNTED_ROWS = 256
 """Rows whose tokens are counted to know what a row holds on average."""
 
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "tokenizers", "safetensors", "numpy")
-
-
-@dataclass(frozen=True)
-class Stores:
-    """The token stores of a run, opened and found to belong together."""
-
-    train: tuple[TokenStore, ...]
-    validation: dict[str, TokenStore]
-    vocabulary: Vocabulary
-
-    @classmethod
-    def open(cls, parameters: Parameters) -> Stores:
-        """Opens what `data` names.
-
-        Raises:
-            UserError: a store is missing or damaged, or two were made with different vocabularies.
-        """
-        train = tuple(TokenStore.open(share.store) for share in parameters.data.train)
-        validation = {str(path): TokenStore.open(path) for path in parameters.data.validation}
-        first = train[0]
-        for store in [*train[1:], *validation.values()]:
-            if store.facts.vocabulary != first.facts.vocabulary:
-                raise UserError(
-                    f"{store.folder}: was made with another tokenizer than {first.folder}; prepare it with the same"
-                )
-        return cls(train, validation, first.facts.vocabulary)
-
-    def fingerprints(self) -> dict[str, str]:
-        """Each store's content, for the manifest."""
-        return {str(store.folder): store.fingerprint for store in [*self.train, *self.validation.values()]}
 
 
 def train_here(
@@ -157,25 +125,10 @@ def build(
     objective: Objective = parameters.objective
     share = shares(parameters.batch_size, parameters.micro_batch_size, connection.topology)[connection.rank]
     tokens = sum(store.facts.tokens for store in stores.train)
-    layout, sequence_length = objective.row_layout(), parameters.data.sequence_length
-    sources = [
-        RowSource(store, layout, sequence_length=sequence_length, seed=parameters.seed, store_index=index)
-        for index, store in enumerate(stores.train)
-    ]
-    weights = [each.weight for each in parameters.data.train]
-    loader = Loader(sources, weights)
-    epoch_rows = sum(len(source) for source in sources)
-    validation = {
-        name: RowSource(
-            store,
-            layout,
-            sequence_length=sequence_length,
-            seed=parameters.seed,
-            store_index=len(sources) + index,
-            shuffle=False,
-        )
-        for index, (name, store) in enumerate(stores.validation.items())
-    }
+    layout = objective.row_layout()
+    loader = stores.loader(parameters, layout, global_rows=share.global_rows)
+    epoch_rows = sum(len(source) for source in loader.sources)
+    validation = stores.validation_rows(parameters, layout)
     length = resolve_length(
         parameters,
         rows=epoch_rows,
@@ -203,7 +156,7 @@ def build(
         record.warn(f"frozen_layers {parameters.frozen_layers} without start_from: weights that nobody trained stay so")
     count = sum(parameter.numel() for parameter in module.parameters())
     sizes = described(module, parameters.frozen_layers)
-    throughput = measure(objective, architecture, module, sources, weights, connection)
+    throughput = measure(objective, architecture, module, loader.sources, loader.weights, connection)
     engine = _engine(parameters, module, connection, share.micro_steps, share.micro_batch_size)
     run = Run(out, parameters, architecture, objective, stores.vocabulary, engine.module, length, connection)
     parameters.schedule.check(run.progress())

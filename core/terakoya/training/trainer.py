@@ -97,6 +97,9 @@ class Trainer:
             while not run.finished:
                 wish = stop.signal or self._out_of_time()
                 batches = next(prefetcher)
+                if parameters.data.skips(run.step):
+                    self._skip()
+                    continue
                 counts, stopping = self._agree(batches, wish)
                 if stopping:
                     asked = wish or "another process"
@@ -156,6 +159,16 @@ class Trainer:
         run.step += 1
         run.consumed_tokens += counts["tokens"]
         return self._report(counts["tokens"], learning_rate)
+
+    def _skip(self) -> None:
+        """Passes over the rows of the next step; it counts, but changes nothing."""
+        run = self.run
+        _, run.consumed_rows = self.batches.rows(run.step)
+        run.step += 1
+        if not self.parameters.data.skips(run.step):
+            self.record.write("skip", step=run.step)
+            self.record.say(f"passed over the rows of the steps up to {run.step:,}, as data.skip_steps says")
+        self.mark, self.rows_at_mark = time.perf_counter(), run.consumed_rows
 
     def _dropout_seed(self, micro: int) -> int:
         """A seed of its own for each step, micro-step and rank: no generator's state needs saving."""

@@ -31,6 +31,10 @@ class SmallStore:
     documents: np.ndarray
     fingerprint: str
 
+    @property
+    def word_bits(self) -> tuple[np.ndarray, int]:
+        return np.fromfile(self.folder / "tokens.words", np.uint8), 0
+
 
 def small_store(
     folder: Path,

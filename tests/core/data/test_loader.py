@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_store import PAD, small_store
 
-from terakoya.data.loader import Loader, Prefetcher
+from terakoya.data.blending import Blend
+from terakoya.data.loader import Loader, Prefetcher, Stage
 from terakoya.data.rows import Layout, Rows, RowSource
 from terakoya.errors import UserError
 from terakoya.training.world import Place, Topology, shares
@@ -75,7 +76,7 @@ def test_each_store_goes_through_its_own_epochs(loader: Loader) -> None:
     """Rows of each store come in whole epochs, in the order that the store itself gives."""
     rows = 3 * G * 20
     everything = row_list([loader.load(at, min(at + 97, rows)) for at in range(0, rows, 97)])
-    stores, _ = loader.blend.positions(0, rows)
+    stores, _ = Blend([2, 5, 1]).positions(0, rows)
     for number, source in enumerate(loader.sources):
         mine = [row for row, store in zip(everything, stores.tolist(), strict=True) if store == number]
         epochs = -(-len(mine) // len(source))
@@ -87,6 +88,29 @@ def test_each_store_goes_through_its_own_epochs(loader: Loader) -> None:
         record["rows"] == record["epoch"] * len(source) + record["position"]  # type: ignore[operator]
         for record, source in zip(consumed, loader.sources, strict=True)
     )
+
+
+def test_a_stage_takes_other_stores_which_go_on_where_they_stood(loader: Loader) -> None:
+    """Two stages after the first: what each store gives over all of them is its own rows in order, each once."""
+    first, second, rows = 50, 131, 300
+    staged = Loader(loader.sources, [2, 5, 0], stages=[Stage(first, {2: 1.0}), Stage(second, {0: 1.0, 2: 3.0})])
+    everything = row_list([staged.load(at, min(at + 37, rows)) for at in range(0, rows, 37)])
+    assert everything == row_list([staged.load(0, rows)]), "however it is read"
+    owners = [
+        {row[0] for row in row_list([source.load(e, np.arange(len(source))) for e in range(99)])}
+        for source in loader.sources
+    ]
+    stores = [next(number for number, keys in enumerate(owners) if row[0] in keys) for row in everything]
+    assert stores[:first] == Blend([2, 5]).positions(0, first)[0].tolist()
+    assert set(stores[first:second]) == {2}
+    assert abs(stores[second:].count(2) - 0.75 * (rows - second)) < 1 and 1 not in stores[second:]
+    for number, source in enumerate(loader.sources):
+        mine = [row for row, store in zip(everything, stores, strict=True) if store == number]
+        epochs = -(-len(mine) // len(source))
+        alone = [row for epoch in range(epochs) for row in row_list([source.load(epoch, np.arange(len(source)))])]
+        assert mine == alone[: len(mine)]
+        taken = [int(staged.consumed(row)[number]["rows"]) for row in (first, second, rows)]
+        assert taken == [stores[:row].count(number) for row in (first, second, rows)]
 
 
 def test_stores_that_do_not_go_together_are_refused(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def run(job: dict[str, Any], connection: Connection) -> None:
             shutil.copytree(source, out / "checkpoints" / source.name)
     connection.barrier()
     record = Record(out, [], parameters.dump(), active=connection.is_main)
-    trainer = setup.build(parameters, out, setup.Stores.open(parameters), connection, record, registry())
+    trainer = setup.build(parameters, out, Stores.open(parameters), connection, record, registry())
     trainer.run.facts["start"] = time.perf_counter()
     folder = newest_checkpoint(out, connection, record)
     if folder is not None:

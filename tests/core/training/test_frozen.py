@@ -17,7 +17,8 @@ from torch import nn
 from terakoya.errors import UserError
 from terakoya.parameters import Parameters
 from terakoya.training.frozen import freeze
-from terakoya.training.setup import Stores, build_module, train_here
+from terakoya.training.setup import build_module, train_here
+from terakoya.training.stores import Stores
 
 FAULTS = [Path(__file__).with_name("faults.py")]
 LOWEST = ("embeddings", "encoder.layer.0.")

@@ -1,0 +1,82 @@
+"""A part of a store is the store of those documents alone, seen without a copy."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import toy
+
+from terakoya.data.corpus import Corpus
+from terakoya.data.layouts import Layout
+from terakoya.data.prepare import prepare
+from terakoya.data.rows import RowSource
+from terakoya.data.store import TokenStore
+from terakoya.data.store_part import document_ranges, part
+
+LAYOUTS = [
+    Layout("packed"),
+    Layout("stream"),
+    Layout("packed", framing="causal", append_eos=False),
+    Layout("stream", framing="causal", append_eos=False),
+]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    """A store of 40 documents whose tokens know words; its corpus lies beside it."""
+    return TokenStore.open(toy.make_store(tmp_path_factory.mktemp("whole") / "toy", documents=40, seed=5))
+
+
+@pytest.mark.parametrize(("first", "stop"), [(0, 13), (7, 8), (11, 40)])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.framing}-{layout.kind}")
+def test_its_rows_are_those_of_a_store_of_its_documents(
+    whole: TokenStore, layout: Layout, first: int, stop: int, tmp_path: Path
+) -> None:
+    lines = (whole.folder.parent / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
+    (tmp_path / "some.jsonl").write_text("\n".join(lines[first:stop]))
+    tokenizer = whole.folder.parent / "tokenizer"
+    prepare(Corpus([tmp_path / "some.jsonl"]), toy.WordTokenizer(has_eos=False), tokenizer, tmp_path / "store")
+    alone = TokenStore.open(tmp_path / "store")
+    some = part(whole, first, stop)
+    assert (some.facts.documents, some.facts.tokens) == (stop - first, alone.facts.tokens)
+    sources = [RowSource(store, layout, sequence_length=16, seed=3) for store in (alone, some)]
+    assert len(sources[0]) == len(sources[1])
+    expected, got = (source.load(1, np.arange(len(source))) for source in sources)
+    for name in ("tokens", "document_ids", "position_ids", "word_starts", "keys", "labels"):
+        np.testing.assert_array_equal(getattr(expected, name), getattr(got, name), err_msg=name)
+    if layout.framing == "encoder":
+        assert got.word_starts is not None and got.word_starts.any()
+    np.testing.assert_array_equal(some.word_starts(0, some.facts.tokens), alone.word_starts(0, alone.facts.tokens))
+
+
+def test_parts_have_fingerprints_of_their_own_and_travel(whole: TokenStore) -> None:
+    parts = [part(whole, 0, 20), part(whole, 20, 40), part(whole, 0, 21)]
+    assert len({each.fingerprint for each in [whole, *parts]}) == 4
+    back = pickle.loads(pickle.dumps(parts[1]))
+    assert back.fingerprint == parts[1].fingerprint
+    np.testing.assert_array_equal(back.tokens, parts[1].tokens)
+
+
+@pytest.mark.parametrize(
+    ("documents", "shares", "expected"),
+    [
+        (1000, (949, 50, 1), [(0, 949), (949, 999), (999, 1000)]),
+        (7, (998, 1, 1), [(0, 7), (7, 7), (7, 7)]),
+        (10, (3, 1), [(0, 8), (8, 10)]),  # 7.5 is rounded to the even number, as numpy and Megatron-Core do
+        (153, (0.9, 0.1), [(0, 138), (138, 153)]),
+    ],
+)
+def test_documents_are_cut_by_megatrons_rule(
+    documents: int, shares: tuple[float, ...], expected: list[tuple[int, int]]
+) -> None:
+    assert document_ranges(documents, shares) == expected
+
+
+def test_the_store_json_stays_as_it_is(whole: TokenStore) -> None:
+    before = json.loads((whole.folder / "store.json").read_text())
+    RowSource(part(whole, 3, 9), Layout("packed"), sequence_length=16, seed=3)
+    assert json.loads((whole.folder / "store.json").read_text()) == before

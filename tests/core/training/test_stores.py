@@ -1,0 +1,113 @@
+"""What a run reads: stores cut into training and validation, stages, order, steps passed over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import toy
+from safetensors.numpy import load_file
+
+from terakoya.data.store import TokenStore
+from terakoya.errors import UserError
+from terakoya.parameters import Parameters
+from terakoya.training.setup import train_here
+from terakoya.training.stores import Stores
+
+
+def settings(store: Path, data: dict[str, Any], **changes: Any) -> Parameters:
+    raw = toy.parameters(store, **changes)
+    return Parameters.from_dict({**raw, "data": {**raw["data"], **data}}, source="test")
+
+
+def test_a_split_trains_on_the_first_documents_and_validates_on_the_next(store: Path, tmp_path: Path) -> None:
+    parameters = settings(store, {"split": [8, 1, 1]}, max_steps=2, evaluation={"steps": 2, "batches": 2})
+    stores = Stores.open(parameters)
+    whole = TokenStore.open(store)
+    bound = round(0.8 * whole.facts.documents)
+    ends = [int(whole.offsets[document]) for document in (bound, round(0.9 * whole.facts.documents))]
+    (held_out,) = stores.validation.values()
+    np.testing.assert_array_equal(stores.train[0].tokens, whole.tokens[: ends[0]])
+    np.testing.assert_array_equal(held_out.tokens, whole.tokens[ends[0] : ends[1]])
+    train_here(parameters, tmp_path / "run")
+    checks = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    names = {each["store"] for each in checks if each["kind"] == "validation"}
+    assert names == {f"{store} (validation)"}
+
+
+def test_steps_passed_over_change_nothing_but_count(store: Path, tmp_path: Path) -> None:
+    changes = {"max_steps": 8, "checkpoint": {"save_steps": 2, "keep": 9}}
+    whole = settings(store, {}, **changes, optimizer={"type": "adamw", "learning_rate": 1e-12})
+    some = settings(
+        store, {"skip_steps": [[3, 4], [7, 7]]}, **changes, optimizer={"type": "adamw", "learning_rate": 1e-12}
+    )
+    for name, parameters in (("whole", whole), ("some", some)):
+        train_here(parameters, tmp_path / name)
+    every, left = toy.records(tmp_path / "whole"), toy.records(tmp_path / "some")
+    assert sorted(left) == [1, 2, 5, 6, 8]
+    for step in left:  # weights hardly move, so equal losses are equal rows
+        assert left[step]["loss"] == pytest.approx(every[step]["loss"], abs=1e-6)
+    trained = settings(store, {"skip_steps": [[3, 4]]}, **changes)
+    train_here(trained, tmp_path / "trained")
+    saved = [
+        load_file(tmp_path / f"trained/checkpoints/step-0000000{step}/state/model-00000.safetensors") for step in (2, 6)
+    ]
+    manifest = json.loads((tmp_path / "trained/checkpoints/step-00000006/manifest.json").read_text())
+    assert manifest["consumed_rows"] == 6 * 16
+    assert any(not np.array_equal(value, saved[1][name]) for name, value in saved[0].items())
+    assert not (tmp_path / "trained/checkpoints/step-00000004").exists(), "nothing to save there"
+
+
+def test_a_run_goes_on_past_steps_that_it_is_told_to_skip(store: Path, tmp_path: Path) -> None:
+    changes = {"checkpoint": {"save_steps": 2, "keep": 9}}
+    train_here(settings(store, {}, max_steps=4, **changes), tmp_path / "run")
+    train_here(settings(store, {"skip_steps": [[5, 6]]}, max_steps=8, **changes), tmp_path / "run")
+    assert sorted(toy.records(tmp_path / "run")) == [1, 2, 3, 4, 7, 8]
+
+
+def test_a_run_goes_on_within_a_stage(store: Path, validation_store: Path, tmp_path: Path) -> None:
+    data = {"stages": [{"from_step": 4, "train": [str(validation_store), {"store": str(store), "weight": 3}]}]}
+    changes = {"checkpoint": {"save_steps": 3, "keep": 9}, "schedule": {"type": "constant"}}
+    train_here(settings(store, data, max_steps=7, **changes), tmp_path / "whole")
+    for steps in (5, 7):
+        train_here(settings(store, data, max_steps=steps, **changes), tmp_path / "parts")
+    assert toy.losses(tmp_path / "parts") == toy.losses(tmp_path / "whole")
+    manifest = json.loads((tmp_path / "parts/checkpoints/step-00000007/manifest.json").read_text())
+    taken = {Path(each["store"]).parent.name: each["rows"] for each in manifest["positions"]}
+    assert taken == {"train": 3 * 16 + 4 * 12, "validation": 4 * 4}
+
+
+def test_sequential_order_reads_the_store_from_its_beginning(store: Path) -> None:
+    parameters = settings(store, {"order": "sequential"}, objective={"type": "masked_lm", "layout": "stream"})
+    stores = Stores.open(parameters)
+    rows = stores.loader(parameters, parameters.objective.row_layout(), global_rows=16).load(0, 16)
+    kept = rows.tokens[~np.isin(rows.tokens, stores.vocabulary.special)]
+    np.testing.assert_array_equal(kept, stores.train[0].tokens[: len(kept)])
+    packed = settings(store, {"order": "sequential"})
+    with pytest.raises(UserError, match='"packed" puts documents together'):
+        stores.loader(packed, packed.objective.row_layout(), global_rows=16)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"split": [0, 1]}, "first share above 0"),
+        ({"split": [9, 1], "validation": ["a"]}, "not both"),
+        ({"skip_steps": [[5, 3]]}, "first <= last"),
+        ({"stages": [{"from_step": 1, "train": ["a"]}]}, "greater than or equal to 2"),
+        ({"stages": [{"from_step": 9, "train": ["a"]}, {"from_step": 4, "train": ["a"]}]}, "to rise"),
+        ({"stages": [{"from_step": 9, "train": ["a", "a"]}]}, "names a store twice"),
+        ({"order": "random"}, "sequential"),
+    ],
+)
+def test_what_does_not_go_is_said(store: Path, data: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        settings(store, data)
+
+
+def test_a_split_too_fine_for_the_store_is_refused(store: Path) -> None:
+    with pytest.raises(UserError, match="leaves no document of"):
+        Stores.open(settings(store, {"split": [10000, 1]}))
