@@ -27,6 +27,7 @@ from terakoya.training.batches import to_device
 from terakoya.training.distributed import Connection, connect
 from terakoya.training.record import Record
 from terakoya.training.resuming import newest_checkpoint, resume
+from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
 from terakoya.training.world import Launched
 
