@@ -1,4 +1,4 @@
-"""Writing a Transformers folder, without the noise that others make on the way."""
+"""Writing a Transformers folder, and keeping quiet who would make noise on the way."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ from transformers.utils import logging as transformers_logging
 
 def write(model: PreTrainedModel, folder: Path) -> None:
     """Saves `model` into `folder`: config.json and safetensors weights."""
+    quieten()
+    model.save_pretrained(folder)
+
+
+def quieten() -> None:
+    """Keeps Transformers from drawing bars, and DeepSpeed from warning of a machine without a GPU.
+
+    Transformers asks DeepSpeed, where it is installed, whether a model is wrapped, when it saves and when it generates;
+    its first import would warn, unless it is told.
+    """
     transformers_logging.disable_progress_bar()
     if importlib.util.find_spec("deepspeed") and not torch.cuda.is_available():
-        # Transformers asks DeepSpeed, where it is installed, whether the model is wrapped; its first import on a
-        # machine without a GPU would warn of that, unless it is told
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    model.save_pretrained(folder)

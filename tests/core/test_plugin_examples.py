@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 
 from terakoya import plugins
 from terakoya.commands.main import app
+from terakoya.commands.try_model import fill_mask
+from terakoya.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "plugins" / "README.md"
@@ -115,6 +117,10 @@ def test_a_model_of_ones_own_travels_with_its_code(reader: Reader) -> None:
     assert re.fullmatch(r"torch\.Size\(\[1, \d+, 3000\]\)\n", printed)
     exported = next(text for line, text in reader.printed.items() if "export work/averages" in line)
     assert "AutoModelForMaskedLM" in exported and "trust_remote_code=True" in exported
+    asked = ["terakoya", "try", "work/averages-model", "先生は[MASK]を開く。"]
+    assert "[MASK] 1" in reader.command([*asked, "--trust-remote-code"])
+    with pytest.raises(UserError, match=r"own code, _modeling_averages\.py\. Read that and, .* --trust-remote-code"):
+        fill_mask(Path(asked[2]), asked[3])
     # the code belongs to the plugin: a run notices when it changes
     (before,) = recorded(reader.folder / "averages")
     with (reader.folder / "averages" / "_modeling_averages.py").open("a", encoding="utf-8") as file:

@@ -65,19 +65,33 @@ def find_model(folder: Path, text: str) -> tuple[Path, bool]:
     return folder, DISCRIMINATOR in classes or REPLACED in (config.get("label2id") or {})
 
 
-def fill_mask(folder: Path, text: str, *, top: int = 5) -> list[list[Guess]]:
+def own_code(folder: Path) -> list[str]:
+    """The files with the model's own code that Transformers would run to load the one in `folder`; none where it knows
+    the model."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if config.get("model_type") in CONFIG_MAPPING_NAMES:
+        return []
+    named = (config.get("auto_map") or {}).values()
+    classes = [each for value in named for each in (value if isinstance(value, list) else [value]) if each]
+    return sorted({f"{each.rpartition('.')[0]}.py" for each in classes})
+
+
+def fill_mask(folder: Path, text: str, *, top: int = 5, trust_remote_code: bool = False) -> list[list[Guess]]:
     """The `top` guesses for each [MASK] in `text`, best first, by the model in `folder`.
 
-    `folder` is an export, a checkpoint's `model/` (its tokenizer lies beside it) or the checkpoint itself.
+    `folder` is an export, a checkpoint's `model/` (its tokenizer lies beside it) or the checkpoint itself. Code that a
+    model of its own kind brings along is run if `trust_remote_code`.
 
     Raises:
-        UserError: no model or tokenizer there, no mask in `text`, or too long a text.
+        UserError: no model or tokenizer there, code that is not to be run, no mask in `text`, or too long a text.
     """
     import torch
     from transformers import AutoModelForMaskedLM
 
     folder, _ = find_model(folder, text)
-    model, tokenizer, inputs = _load(AutoModelForMaskedLM, folder, text)
+    model, tokenizer, inputs = _load(AutoModelForMaskedLM, folder, text, trust=trust_remote_code)
     masks = (inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero().flatten()
     if not len(masks):
         raise UserError(f'"{text}": expected a {tokenizer.mask_token} to fill in, found none')
@@ -90,43 +104,45 @@ def fill_mask(folder: Path, text: str, *, top: int = 5) -> list[list[Guess]]:
     ]
 
 
-def write_on(folder: Path, text: str, *, most: int = 64) -> str:
+def write_on(folder: Path, text: str, *, most: int = 64, trust_remote_code: bool = False) -> str:
     """What the encoder-decoder in `folder` (as for `fill_mask`) writes of `text`, at most `most` tokens, the likeliest
     each time; special tokens, such as those that stand for spans, included.
 
     Raises:
-        UserError: no model or tokenizer there, or too long a text.
+        UserError: no model or tokenizer there, code that is not to be run, or too long a text.
     """
     import torch
     from transformers import AutoModelForSeq2SeqLM
 
-    model, tokenizer, inputs = _load(AutoModelForSeq2SeqLM, find_model(folder, text)[0], text)
+    folder, _ = find_model(folder, text)
+    model, tokenizer, inputs = _load(AutoModelForSeq2SeqLM, folder, text, trust=trust_remote_code)
     inputs.pop("token_type_ids", None)
     with torch.no_grad():
         written = model.generate(**inputs, max_new_tokens=most, do_sample=False)[0, 1:]
     return " ".join(tokenizer.convert_ids_to_tokens(written))
 
 
-def find_replaced(folder: Path, text: str) -> list[Judged]:
+def find_replaced(folder: Path, text: str, *, trust_remote_code: bool = False) -> list[Judged]:
     """Every token of `text` with the probability that it was replaced, by the discriminator in `folder` (as for
     `fill_mask`). Tokens that the tokenizer adds are left out.
 
     Raises:
-        UserError: no discriminator or tokenizer there, or too long a text.
+        UserError: no discriminator or tokenizer there, code that is not to be run, or too long a text.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForPreTraining, AutoModelForTokenClassification
+    from transformers import AutoModelForPreTraining, AutoModelForTokenClassification
 
     folder, is_discriminator = find_model(folder, text)
     if not is_discriminator:
         raise UserError(
             f"{folder}: expected a discriminator: {DISCRIMINATOR}, or a token classifier with the label {REPLACED}"
         )
-    labels = AutoConfig.from_pretrained(folder, local_files_only=True).label2id
-    auto = AutoModelForTokenClassification if REPLACED in labels else AutoModelForPreTraining
-    model, tokenizer, inputs = _load(auto, folder, text)
+    classes = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("label2id") or {}
+    auto = AutoModelForTokenClassification if REPLACED in classes else AutoModelForPreTraining
+    model, tokenizer, inputs = _load(auto, folder, text, trust=trust_remote_code)
     with torch.no_grad():
         logits = model(**inputs).logits[0].float()
+    labels = model.config.label2id
     replaced = logits.softmax(-1)[:, labels[REPLACED]] if REPLACED in labels else logits.sigmoid()
     probabilities = replaced.tolist()
     ids = inputs["input_ids"][0].tolist()
@@ -136,16 +152,26 @@ def find_replaced(folder: Path, text: str) -> list[Judged]:
     return [Judged(token, probability) for token, probability, special in tokens if not special]
 
 
-def _load(auto: Any, folder: Path, text: str) -> tuple[Any, Any, Any]:
-    """Model and tokenizer of `folder`, and `text` as the model takes it."""
+def _load(auto: Any, folder: Path, text: str, *, trust: bool) -> tuple[Any, Any, Any]:
+    """Model and tokenizer of `folder`, and `text` as the model takes it. Code in it is run only with `trust`."""
     from transformers import AutoTokenizer
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    from terakoya import model_folder
+
+    code = own_code(folder)
+    if code and not trust:
+        raise UserError(
+            f"{folder}: Transformers does not have this model; it brings its own code, {', '.join(code)}. Read that "
+            "and, if it may run on this machine, say so: --trust-remote-code (in Python: trust_remote_code=True)"
+        )
+    model_folder.quieten()
     places = [folder, folder.parent / "tokenizer", folder.parent.parent / "tokenizer"]
     home = next((place for place in places if (place / "tokenizer_config.json").is_file()), folder)
-    tokenizer = AutoTokenizer.from_pretrained(home, local_files_only=True)
-    model = auto.from_pretrained(folder, local_files_only=True).eval()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(home, local_files_only=True, trust_remote_code=trust)
+        model = auto.from_pretrained(folder, local_files_only=True, trust_remote_code=trust).eval()
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(f"{folder}: cannot be loaded: {error}") from error
     inputs = tokenizer(text, return_tensors="pt")
     length, longest = inputs["input_ids"].shape[1], getattr(model.config, "max_position_embeddings", None)
     table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
@@ -160,6 +186,9 @@ def command(
     folder: Annotated[Path, typer.Argument(help="An exported model, or a checkpoint.", metavar="DIR")],
     text: Annotated[str, typer.Argument(help='For example "東京は日本の[MASK]です。"')],
     top: Annotated[int, typer.Option(min=1, help="How many words for each mask.")] = 5,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run the code that a model of its own kind brings.")
+    ] = False,
 ) -> None:
     """Fill in the [MASK]s of a sentence; with a discriminator, mark the tokens it believes replaced; with an
     encoder-decoder, write what it makes of the text."""
@@ -168,12 +197,12 @@ def command(
     console = Console(highlight=False)
     model, is_discriminator = find_model(folder, text)
     if is_discriminator:
-        show(find_replaced(folder, text), console)
+        show(find_replaced(folder, text, trust_remote_code=trust_remote_code), console)
         return
     if json.loads((model / "config.json").read_text(encoding="utf-8")).get("is_encoder_decoder"):
-        console.print(write_on(folder, text), markup=False)
+        console.print(write_on(folder, text, trust_remote_code=trust_remote_code), markup=False)
         return
-    for number, guesses in enumerate(fill_mask(folder, text, top=top), 1):
+    for number, guesses in enumerate(fill_mask(folder, text, top=top, trust_remote_code=trust_remote_code), 1):
         console.print(f"[MASK] {number}", markup=False)
         for guess in guesses:
             console.print(f"  {guess.probability:6.3f}  {guess.word}", markup=False)

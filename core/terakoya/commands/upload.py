@@ -48,7 +48,7 @@ def command(
         languages=language or ["ja"],
         trust_remote_code=trust_remote_code,
         dry_run=dry_run,
-        ask=_ask,
+        ask=lambda folder, prompt: _ask(folder, prompt, trust_remote_code=trust_remote_code),
         say=lambda text: console.print(text, markup=False, soft_wrap=True),
     )
     if done.folder is not None:
@@ -57,7 +57,7 @@ def command(
         console.print(done.address, soft_wrap=True)
 
 
-def _ask(folder: Path, prompt: str) -> str:
+def _ask(folder: Path, prompt: str, *, trust_remote_code: bool) -> str:
     """What `terakoya try` prints for `prompt`."""
     import contextlib
     import io
@@ -66,5 +66,5 @@ def _ask(folder: Path, prompt: str) -> str:
 
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        try_model.command(folder, prompt)
+        try_model.command(folder, prompt, trust_remote_code=trust_remote_code)
     return printed.getvalue()

@@ -34,7 +34,7 @@ def vocabulary_problems(
     if not there or _same_files(folder, tokenizer_folder):
         return problems
     try:
-        theirs, ours = _token_ids(folder), _token_ids(tokenizer_folder)
+        theirs, ours = _token_ids(folder, config), _token_ids(tokenizer_folder)
     except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
         problems.append(f"its tokenizer ({there[0]}) cannot be compared with the stores': {error}")
         return problems
@@ -52,10 +52,12 @@ def _same_files(folder: Path, other: Path) -> bool:
     return False
 
 
-def _token_ids(folder: Path) -> dict[str, int]:
+def _token_ids(folder: Path, config: PretrainedConfig | None = None) -> dict[str, int]:
+    """Every token's id. `config` is that of the model in `folder`, of whose own code nothing is run."""
     from transformers import AutoTokenizer
 
-    tokens: dict[str, int] = AutoTokenizer.from_pretrained(folder, local_files_only=True).get_vocab()
+    loaded = AutoTokenizer.from_pretrained(folder, config=config, local_files_only=True, trust_remote_code=False)
+    tokens: dict[str, int] = loaded.get_vocab()
     return tokens
 
 

@@ -45,12 +45,15 @@ def _fit_tokenizer(model: PreTrainedModel, folder: Path, original: Path) -> None
 
     Beside some models, ModernBERT for one, it passes over the class that tokenizer_config.json names, unless that comes
     by way of `auto_map`; what this names is that class again. Models without token types are given none.
+
+    Beside a model with code of its own that code is run, as whoever loads the folder does: it is the plugin's, which
+    has just trained the model.
     """
     tokenizer = _loaded(original)
     if tokenizer is None:
         return
     kind, changes = type(tokenizer), dict[str, Any]()
-    if kind.__module__.startswith("transformers.") and type(_loaded(folder)) is not kind:
+    if kind.__module__.startswith("transformers.") and type(_loaded(folder, trust=True)) is not kind:
         changes["auto_map"] = {"AutoTokenizer": [f"tokenization.{kind.__name__}", None]}
         (folder / "tokenization.py").write_text(CODE.format(name=kind.__name__), encoding="utf-8")
     names = tokenizer.model_input_names
@@ -63,12 +66,13 @@ def _fit_tokenizer(model: PreTrainedModel, folder: Path, original: Path) -> None
         file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _loaded(folder: Path) -> PreTrainedTokenizerBase | None:
-    """The tokenizer that AutoTokenizer loads in `folder`, None if it loads none."""
+def _loaded(folder: Path, *, trust: bool = False) -> PreTrainedTokenizerBase | None:
+    """The tokenizer that AutoTokenizer loads in `folder`, None if it loads none. Its code is run only with `trust`."""
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        # said either way: left open, Transformers asks the terminal
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
     except (ValueError, OSError, ImportError):
         return None
 

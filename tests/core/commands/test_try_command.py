@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from io import StringIO
 from pathlib import Path
 
@@ -174,3 +175,46 @@ def test_mistakes_are_explained(folder: Path, tmp_path: Path, capsys: pytest.Cap
     assert "takes at most 12" in printed(capsys, str(folder), "山 " * 11, code=2)
     assert "has 13 tokens" in printed(capsys, str(folder), "[MASK] " * 11, code=2)
     assert "expected a [MASK] to fill in" in printed(capsys, str(folder / "generator"), TEXT, code=2)
+
+
+OWN = """
+from transformers import BertConfig, BertForMaskedLM
+
+
+class OwnConfig(BertConfig):
+    model_type = "one_of_its_own"
+
+
+class OwnForMaskedLM(BertForMaskedLM):
+    config_class = OwnConfig
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A model with code of its own, as an export writes it."""
+    place = tmp_path / "own"
+    save(BertForMaskedLM(BertConfig(vocab_size=len(WORDS), **SIZES)), place)
+    config = json.loads((place / "config.json").read_text())
+    names = {"AutoConfig": "own_model.OwnConfig", "AutoModelForMaskedLM": "own_model.OwnForMaskedLM"}
+    (place / "config.json").write_text(json.dumps({**config, "model_type": "one_of_its_own", "auto_map": names}))
+    (place / "own_model.py").write_text(OWN)
+    return place
+
+
+def test_code_of_its_own_is_run_where_the_user_says_so(
+    own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("the terminal was asked"))
+    said = printed(capsys, str(own), "山 に [MASK]", code=2)
+    assert "brings its own code, own_model.py. Read that and" in said and "--trust-remote-code (in Python" in said
+    assert "[MASK] 1" in printed(capsys, str(own), "山 に [MASK]", "--trust-remote-code")
+
+
+def test_a_folder_that_does_not_load_is_told(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in (folder / "generator").iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert "cannot be loaded: Error no file named model.safetensors" in printed(
+        capsys, str(tmp_path), "山 に [MASK]", code=2
+    )

@@ -35,8 +35,9 @@ from terakoya.plugins import registry
 from terakoya.training import checkpoint
 from terakoya.training.distributed import connect
 from terakoya.training.record import Record
-from terakoya.training.setup import Stores, build, build_module, train_here
+from terakoya.training.setup import build, build_module, train_here
 from terakoya.training.start import start
+from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
 from terakoya.training.world import Launched
 
@@ -388,6 +389,22 @@ def test_another_tokenizer_of_the_same_size_is_named(store: Path, tmp_path: Path
     )
     (tmp_path / "m/tokenizer.json").write_text("{")
     assert "its tokenizer (tokenizer.json) cannot be compared" in refusal(settings(copy, str(tmp_path / "m")))
+
+
+def test_a_folder_with_code_of_its_own_is_compared_without_running_it(store: Path, tmp_path: Path) -> None:
+    """Its weights are read by the plugin's class, its tokenizer beside that class's config."""
+    copy = tmp_path / "store"
+    shutil.copytree(store, copy)
+    save_bert(tmp_path / "m")
+    tokens = ["[PAD]", "[UNK]", *(f"字{index}" for index in range(2, 200))]
+    save_tokenizer(copy / "tokenizer", tokens)
+    tokens[7] = "江戸"
+    save_tokenizer(tmp_path / "m", tokens)
+    file = tmp_path / "m/config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "auto_map": {"AutoConfig": "code.Config"}}))
+    (tmp_path / "m/code.py").write_text("raise SystemExit('it was run')")
+    said = refusal(settings(copy, str(tmp_path / "m")))
+    assert 'means something else (7 is "江戸" there and "字7" here)' in said.replace("mean ", "means ")
 
 
 def test_another_family_is_refused(store: Path, tmp_path: Path) -> None:
