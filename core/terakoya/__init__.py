@@ -1,8 +1,8 @@
 """terakoya trains language models from raw text, Japanese first: tokenizer, token store, pre-training, export.
 
 What the command line does is a function of the same name here, imported when it is first used:
-`terakoya.train_tokenizer`, `terakoya.prepare`, `terakoya.train`, `terakoya.export`, `terakoya.fill_mask`,
-`terakoya.find_replaced`.
+`terakoya.train_tokenizer`, `terakoya.prepare`, `terakoya.train`, `terakoya.evaluate`, `terakoya.export`,
+`terakoya.fill_mask`, `terakoya.find_replaced`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from terakoya.commands.train import train as train
     from terakoya.commands.try_model import fill_mask as fill_mask
     from terakoya.commands.try_model import find_replaced as find_replaced
+    from terakoya.evaluate_model import evaluate as evaluate
     from terakoya.export_model import export as export
     from terakoya.tokenizer import train_tokenizer as train_tokenizer
 
@@ -29,6 +30,7 @@ _FUNCTIONS = {
     "train_tokenizer": "terakoya.tokenizer",
     "prepare": "terakoya.commands.prepare",
     "train": "terakoya.commands.train",
+    "evaluate": "terakoya.evaluate_model",
     "export": "terakoya.export_model",
     "fill_mask": "terakoya.commands.try_model",
     "find_replaced": "terakoya.commands.try_model",

@@ -34,8 +34,8 @@ DEBUG_VARIABLE = "TERAKOYA_DEBUG"
 
 
 VERBS = (
-    "demo", "run", "tokenizer", "prepare", "store", "train", "status", "evaluate", "export", "import", "try", "upload", "plugins",
-    "parameters", "doctor",
+    "demo", "run", "tokenizer", "prepare", "store", "train", "status", "evaluate", "export", "import", "try", "upload",
+    "plugins", "parameters", "doctor",
 )  # fmt: skip
 """In the order of use."""
 
@@ -66,6 +66,7 @@ app.command("prepare")(prepare.command)
 app.add_typer(store.app, name="store")
 app.command("train")(train.command)
 app.command("status")(status.command)
+app.command("evaluate")(evaluate.command)
 app.command("export", context_settings=export.FLAGS)(export.command)
 app.command("import", context_settings=import_checkpoint.FLAGS)(import_checkpoint.command)
 app.command("try")(try_model.command)

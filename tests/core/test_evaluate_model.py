@@ -1,0 +1,356 @@
+"""Evaluating models: every number against a plain Transformers loop written here, one sequence at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+import sys
+import types
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForMaskedLM,
+    ElectraConfig,
+    ElectraForPreTraining,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from terakoya import evaluate, export, train
+from terakoya.commands.main import main
+from terakoya.data.corpus import Corpus
+from terakoya.data.prepare import prepare
+from terakoya.data.store import TokenStore
+from terakoya.errors import UserError
+from terakoya.parameters import Parameters
+from terakoya.plugins import registry
+
+LINES = ["kami ton", "kato kato nemi saru yohi", "hika " * 30, "mi"]
+
+
+WORDS = ["kami", "ton", "kato", "nemi", "saru", "yohi", "hika", "mi", "kaka", "toto"]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def make_store(base: Path, tokenizer: Path, *, documents: int, seed: int) -> Path:
+    """A store of `documents` documents in which each word says much about the next."""
+    draw = random.Random(seed)
+    texts = []
+    for _ in range(documents):
+        place, text = draw.randrange(10), []
+        for _ in range(draw.randint(3, 60)):
+            text.append(WORDS[place])
+            place = (3 * place + 1 + (draw.random() < 0.2)) % 10
+        texts.append(" ".join(text))
+    base.mkdir()
+    kind = registry().component("tokenizers", "huggingface")()
+    prepare(Corpus([corpus(base, texts)]), kind, tokenizer, base / "store")
+    return base / "store"
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """One to train on, one to validate on."""
+    base = tmp_path_factory.mktemp("evaluate")
+    pieces = Tokenizer(WordLevel({piece: number for number, piece in enumerate([*SPECIAL, *WORDS])}, "[UNK]"))
+    pieces.pre_tokenizer = Whitespace()
+    names = {f"{name.strip('[]').lower()}_token": name for name in SPECIAL}
+    PreTrainedTokenizerFast(tokenizer_object=pieces, **names).save_pretrained(base / "tokenizer")
+    return (
+        make_store(base / "train", base / "tokenizer", documents=60, seed=1),
+        make_store(base / "val", base / "tokenizer", documents=12, seed=2),
+    )
+
+
+def model_folder(
+    folder: Path, store: Path, kind: type[PreTrainedModel], config: PretrainedConfig, **special: str
+) -> Path:
+    """A model with weights far from any start, and the store's tokenizer."""
+    torch.manual_seed(3)
+    model = kind(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.1)
+    model.save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(store / "tokenizer")
+    tokenizer.add_special_tokens(special)  # names for pieces that are there already
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gpt2(stores: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = GPT2Config(vocab_size=15, n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=2, eos_token_id=3)
+    folder = tmp_path_factory.mktemp("gpt2")
+    return model_folder(folder, stores[1], GPT2LMHeadModel, config, eos_token="[SEP]")
+
+
+@pytest.fixture(scope="module")
+def bert(stores: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = BertConfig(
+        vocab_size=15, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=24,
+    )  # fmt: skip
+    return model_folder(tmp_path_factory.mktemp("bert"), stores[1], BertForMaskedLM, config)
+
+
+def corpus(folder: Path, texts: Sequence[str] = LINES) -> Path:
+    file = folder / "texts.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return file
+
+
+def guide(folder: Path, documents: Sequence[Sequence[int]], *, length: int, stride: int) -> tuple[float, int]:
+    """The loop of Transformers' guide to perplexity of fixed-length models, over one document after another: the sum
+    of negative log-likelihoods, and of how many tokens."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    total, count = 0.0, 0
+    for document in documents:
+        ids = torch.tensor([document])
+        before = 0
+        for begin in range(0, ids.shape[1], stride):
+            end = min(begin + length, ids.shape[1])
+            target = ids[:, begin:end].clone()
+            target[:, : -(end - before)] = -100
+            scored = int((target[:, 1:] != -100).sum())
+            with torch.no_grad():
+                loss = model(ids[:, begin:end], labels=target).loss
+            if scored:
+                total, count = total + float(loss) * scored, count + scored
+            before = end
+            if end == ids.shape[1]:
+                break
+    return total, count
+
+
+@pytest.mark.parametrize(("length", "stride", "start"), [(32, 16, True), (32, 31, True), (12, 1, True), (16, 5, False)])
+def test_perplexity_of_a_corpus_is_that_of_the_guide(
+    gpt2: Path, tmp_path: Path, length: int, stride: int, start: bool
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(gpt2)
+    documents = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in LINES]
+    framed = [[tokenizer.eos_token_id] * start + ids for ids in documents]
+    total, count = guide(gpt2, [ids for ids in framed if len(ids) > 1], length=length, stride=stride)
+    file = corpus(tmp_path)
+    found = evaluate(
+        gpt2, corpora={"texts": Corpus([file])}, length=length, stride=stride, start_token=start, batch_tokens=100
+    )
+    numbers = found.results["texts"]
+    assert found.measure == "perplexity" and numbers["tokens"] == count
+    assert numbers["loss"] == pytest.approx(total / count, rel=1e-6)
+    assert numbers["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-6)
+    kept = [text for text, ids in zip(LINES, framed, strict=True) if len(ids) > 1]
+    size = sum(len(text.encode()) for text in kept)
+    assert numbers["bits_per_byte"] == pytest.approx(total / math.log(2) / size, rel=1e-6)
+
+
+def test_perplexity_of_a_store_is_that_of_its_documents(gpt2: Path, stores: tuple[Path, Path]) -> None:
+    store = TokenStore.open(stores[1])
+    offsets = store.offsets[store.documents]
+    documents = [[3, *store.tokens[a:b].tolist()] for a, b in pairwise(offsets)]
+    assert max(map(len, documents)) > 32, "some are longer than the model"
+    total, count = guide(gpt2, documents, length=32, stride=16)
+    numbers = evaluate(gpt2, stores=[stores[1]]).results[str(stores[1])]
+    assert numbers["documents"] == len(documents) and numbers["tokens"] == count
+    assert numbers["loss"] == pytest.approx(total / count, rel=1e-6)
+    assert "bytes" not in numbers
+    few = evaluate(gpt2, stores=[stores[1]], limit=3).results[str(stores[1])]
+    assert few["documents"] == 3
+
+
+def test_any_causal_model_does(stores: tuple[Path, Path], tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=15, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=32, max_position_embeddings=64,
+    )  # fmt: skip
+    llama = model_folder(tmp_path / "llama", stores[1], LlamaForCausalLM, config, bos_token="[CLS]")
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    framed = [[2, *tokenizer(text, add_special_tokens=False)["input_ids"]] for text in LINES]
+    assert tokenizer.bos_token_id == 2
+    total, count = guide(llama, framed, length=64, stride=32)
+    numbers = evaluate(llama, corpora={"t": Corpus([corpus(tmp_path)])}).results["t"]
+    assert (numbers["loss"], numbers["tokens"]) == (pytest.approx(total / count, rel=1e-6), count)
+
+
+def test_pseudo_perplexity_masks_each_token_in_its_turn(bert: Path, tmp_path: Path) -> None:
+    """Salazar et al., equation 2 and 3, with one forward pass for each token of each line."""
+    model, tokenizer = AutoModelForMaskedLM.from_pretrained(bert).eval(), AutoTokenizer.from_pretrained(bert)
+    text = ["kami ton\n\n kato nemi", "hika " * 30]
+    lines = ["kami ton", " kato nemi", "hika " * 30]
+    score, count, pieces = 0.0, 0, 0
+    for line in lines:
+        ids = tokenizer(line, add_special_tokens=False)["input_ids"]
+        for begin in range(0, len(ids), 22):
+            piece = [tokenizer.cls_token_id, *ids[begin : begin + 22], tokenizer.sep_token_id]
+            pieces += 1
+            for place in range(1, len(piece) - 1):
+                hidden = torch.tensor([piece])
+                hidden[0, place] = tokenizer.mask_token_id
+                with torch.no_grad():
+                    score += float(model(hidden).logits[0, place].double().log_softmax(-1)[piece[place]])
+                count += 1
+    numbers = evaluate(bert, corpora={"t": Corpus([corpus(tmp_path, text)])}, batch_tokens=64).results["t"]
+    assert (numbers["lines"], numbers["tokens"], numbers["pieces"]) == (3, count, pieces)
+    assert numbers["pseudo_loss"] == pytest.approx(-score / count, rel=1e-6)
+    assert numbers["pseudo_perplexity"] == pytest.approx(math.exp(-score / count), rel=1e-6)
+    assert evaluate(bert, corpora={"t": Corpus([corpus(tmp_path, text)])}, limit=2).results["t"]["lines"] == 2
+
+
+@pytest.fixture(scope="module")
+def run(stores: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run that validates on the second store, all of it."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    settings = {
+        "data": {"train": [str(stores[0])], "validation": [str(stores[1])], "sequence_length": 32},
+        "architecture": {
+            "type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "intermediate_size": 32, "max_position_embeddings": 32,
+        },
+        "objective": {"type": "masked_lm", "mlm_probability": 0.2, "whole_word_mask": False},
+        "optimizer": {"type": "adamw", "learning_rate": 0.005},
+        "schedule": {"type": "linear"},
+        "batch_size": {"-1": 8},
+        "max_steps": 4,
+        "evaluation": {"steps": 4, "batches": 1000},
+    }  # fmt: skip
+    train(Parameters.from_dict(settings, source="test"), out)
+    return out
+
+
+def test_a_run_measures_what_its_validation_measured(run: Path, stores: tuple[Path, Path]) -> None:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    logged = next(line for line in lines if line["kind"] == "validation" and line["step"] == 4)
+    found = evaluate(run)
+    numbers = found.results[str(stores[1])]
+    assert found.measure == "objective" and found.settings["step"] == 4
+    for name in ("loss", "mlm_loss", "masked_accuracy"):
+        assert numbers[name] == pytest.approx(logged[name], rel=1e-5), name
+    assert numbers["masked"] > 10 and numbers["rows"] > 3
+    other = evaluate(run / "checkpoints" / "step-00000004", stores=[stores[0]], limit=5)
+    assert list(other.results) == [str(stores[0])] and other.results[str(stores[0])]["rows"] == 5
+
+
+def test_a_runs_model_is_measured_as_its_export_is(run: Path, tmp_path: Path) -> None:
+    export(run, tmp_path / "model")
+    texts = {"t": Corpus([corpus(tmp_path)])}
+    of_run, of_export = (evaluate(each, corpora=texts).results["t"] for each in (run, tmp_path / "model"))
+    assert of_run == pytest.approx(of_export, rel=1e-6)
+    assert of_run["pseudo_perplexity"] < 40
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({}, "nothing to evaluate on: name --data STORE"),
+        ({"measure": "objective"}, "a Transformers folder has no objective"),
+        ({"measure": "pseudo-perplexity", "corpora": True}, "GPT2LMHeadModel has no such measure, only perplexity"),
+        ({"stride": 32, "corpora": True}, "--stride 32: expected 1 to 31"),
+        ({"length": 33, "corpora": True}, "--length 33: the model takes at most 32 tokens"),
+        ({"tasks": ["lambada"]}, 'pip install "terakoya[evaluate]"'),
+    ],
+)
+def test_what_does_not_go(
+    gpt2: Path, tmp_path: Path, arguments: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    if arguments.get("corpora"):
+        arguments = {**arguments, "corpora": {"t": Corpus([corpus(tmp_path)])}}
+    with pytest.raises(UserError) as raised:
+        evaluate(gpt2, **arguments)
+    assert told in str(raised.value)
+
+
+def test_folders_that_have_no_perplexity(bert: Path, stores: tuple[Path, Path], tmp_path: Path) -> None:
+    texts = {"t": Corpus([corpus(tmp_path)])}
+    with pytest.raises(UserError, match="expected a Transformers folder, a checkpoint or a run"):
+        evaluate(tmp_path, corpora=texts)
+    config = ElectraConfig(
+        vocab_size=15, embedding_size=16, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32,
+    )  # fmt: skip
+    electra = model_folder(tmp_path / "electra", stores[1], ElectraForPreTraining, config)
+    with pytest.raises(UserError, match="ElectraForPreTraining is neither a causal nor a masked language model"):
+        evaluate(electra, corpora=texts)
+    headless = json.loads((bert / "config.json").read_text())
+    broken = model_folder(tmp_path / "broken", stores[1], BertForMaskedLM, BertConfig(**headless))
+    weights = load_file(broken / "model.safetensors")
+    save_file(
+        {name: value for name, value in weights.items() if "transform.dense" not in name},
+        broken / "model.safetensors",
+        {"format": "pt"},
+    )
+    with pytest.raises(UserError, match=r"has no weights for cls\.predictions\.transform\.dense"):
+        evaluate(broken, corpora=texts)
+
+
+def test_a_store_of_another_tokenizer_is_refused(gpt2: Path, tmp_path: Path, stores: tuple[Path, Path]) -> None:
+    other = shutil.copytree(stores[1], tmp_path / "store")
+    file = next(path for path in (other / "tokenizer").iterdir() if path.name in ("tokenizer.json", "vocab.txt"))
+    content = file.read_text()
+    assert "kaka" in content
+    file.write_text(content.replace("kaka", "zaza", 1))
+    with pytest.raises(UserError, match="was made with another tokenizer than the model's"):
+        evaluate(gpt2, stores=[other])
+
+
+def test_tasks_are_handed_to_the_harness(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in with the harness's own signature, as of lm-eval 0.4."""
+    asked: dict[str, Any] = {}
+
+    def simple_evaluate(
+        model: str, model_args: dict[str, Any], tasks: list[str], limit: int | None = None, device: str | None = None,
+        log_samples: bool = True,
+    ) -> dict[str, Any]:  # fmt: skip
+        asked.update(model=model, tasks=tasks, limit=limit, **model_args)
+        if "nonsense" in tasks:
+            raise KeyError("nonsense")
+        return {"results": {"lambada": {"alias": "lambada", "acc,none": 0.25, "acc_stderr,none": 0.01}}}
+
+    module = types.ModuleType("lm_eval")
+    module.simple_evaluate = simple_evaluate  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lm_eval", module)
+    found = evaluate(gpt2, tasks=["lambada"], limit=7)
+    assert found.tasks == {"lambada": {"acc,none": 0.25, "acc_stderr,none": 0.01}} and found.results == {}
+    assert asked["model"] == "hf" and asked["pretrained"] == str(gpt2) == asked["tokenizer"] and asked["limit"] == 7
+    with pytest.raises(UserError, match="lm-eval refuses: 'nonsense'"):
+        evaluate(gpt2, tasks=["nonsense"])
+
+
+def test_the_command_prints_a_table_or_json(gpt2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(corpus(tmp_path))
+    numbers = evaluate(gpt2, corpora={file: Corpus([file])}).results[file]  # type: ignore[list-item]
+    main_returns(["evaluate", str(gpt2), "--corpus", file])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{gpt2}: perplexity"
+    assert lines[1] == "length 32, stride 16, start token [SEP], precision fp32"
+    assert lines[2].split() == ["data", "loss", "perplexity", "bits", "per", "byte", "documents", "tokens", "bytes"]
+    assert lines[3].split()[:2] == [file, f"{numbers['loss']:.4f}"]
+    main_returns(["evaluate", str(gpt2), "--corpus", file, "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["results"] == [{"data": file, **numbers}] and printed["settings"]["stride"] == 16
+
+
+def main_returns(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert not left.value.code
