@@ -279,4 +279,5 @@ def release(model: PreTrainedModel) -> None:
     """Gives `model` back Transformers' own attention, for saving and for use outside a run."""
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
-            part.config._attn_implementation = "sdpa"
+            # a model without sdpa would be handed no mask at all where sdpa needs none
+            part.config._attn_implementation = "sdpa" if part._supports_sdpa else "eager"
