@@ -1,0 +1,146 @@
+"""Where a run ends: with the step that reaches its tokens, after each row once, or when its time is over."""
+
+import json
+import math
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy
+
+from terakoya.data.loader import Loader
+from terakoya.data.rows import RowSource
+from terakoya.data.store import TokenStore
+from terakoya.parameters import Parameters
+from terakoya.training.batches import BatchMaker
+from terakoya.training.world import Share
+
+FAULTS = [Path(__file__).with_name("faults.py")]
+
+
+def in_tokens(store: Path, **changes: Any) -> dict[str, Any]:
+    """A toy run of 1,500 tokens, a dozen steps of lines of many lengths, whose learning rate goes by tokens."""
+    settings = toy.parameters(
+        store, max_steps=None, max_tokens=1500, objective={"type": "masked_lm", "layout": "lines"}, logging_steps=1,
+        schedule={"type": "cosine", "warmup_tokens": 300, "lr_decay_tokens": 1200, "min_lr": 0.0005}, **changes,
+    )  # fmt: skip
+    settings["architecture"] = toy.without_dropout(settings["architecture"])
+    return settings
+
+
+def learning_rates(out: Path) -> dict[int, float]:
+    return {step: line["learning_rate"] for step, line in toy.records(out).items()}
+
+
+def manifest(out: Path, step: int) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((out / f"checkpoints/step-{step:08d}/manifest.json").read_text())
+    return loaded
+
+
+def test_it_ends_with_the_step_that_reaches_its_tokens_in_any_world(line_store: Path, tmp_path: Path) -> None:
+    said = toy.train(in_tokens(line_store), tmp_path / "one")
+    toy.train(in_tokens(line_store, batch_size={"0": 9, "1": 7}), tmp_path / "two", nodes=(1, 1))
+    tokens = {step: line["tokens"] for step, line in toy.records(tmp_path / "one").items()}
+    last = max(tokens)
+    assert tokens[last] >= 1500 > tokens[last - 1]
+    assert len({tokens[step] - tokens.get(step - 1, 0) for step in tokens}) > 3, "steps of many sizes"
+    assert "1,500 tokens, about" in said and f"step {last:,}  {tokens[last]:,}/1,500 tokens" in said
+    rates = learning_rates(tmp_path / "one")
+    assert learning_rates(tmp_path / "two") == rates
+    for step, rate in rates.items():
+        before = tokens.get(step - 1, 0)
+        if before >= 300:
+            fall = min(1.0, (before - 300) / 900)
+            expected = 0.0005 + 0.0045 * (1 + math.cos(math.pi * fall)) / 2
+            assert rate == pytest.approx(expected, rel=1e-12), step
+    assert rates[last] == pytest.approx(0.0005) and rates[last] < rates[last - 4], "held at its floor"
+    assert manifest(tmp_path / "one", last)["consumed_tokens"] == tokens[last]
+
+
+def test_killed_and_resumed_by_tokens_is_bit_identical(line_store: Path, tmp_path: Path) -> None:
+    """With an optimizer made of two, in two processes."""
+    settings = in_tokens(line_store, batch_size={"0": 9, "1": 7}, optimizer={"type": "muon", "learning_rate": 0.005})
+    toy.train(settings, tmp_path / "straight", nodes=(1, 1), plugins=FAULTS)
+    file = tmp_path / "cut.json"
+    file.write_text(json.dumps(settings))
+    environment = {"FAULT": "kill:8", "FAULT_RANK": "1"}
+    toy.finish(toy.start(file, tmp_path / "cut", nodes=(1, 1), plugins=FAULTS, environment=environment), code=None)
+    assert max(toy.records(tmp_path / "cut")) < max(toy.records(tmp_path / "straight"))
+    said = toy.train(settings, tmp_path / "cut", nodes=(1, 1), plugins=FAULTS)
+    assert "resumed from" in said and "at step 5" in said
+    assert learning_rates(tmp_path / "cut") == learning_rates(tmp_path / "straight")
+    assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
+
+
+def test_what_validation_said_survives_a_kill(store: Path, validation_store: Path, tmp_path: Path) -> None:
+    """A threshold no loss can meet: every second validation lowers the learning rate."""
+    settings = toy.parameters(
+        store, validation_store, evaluation={"steps": 2, "batches": 1}, checkpoint={"save_steps": 4},
+        schedule={"type": "plateau", "patience": 1, "threshold": 100.0, "threshold_mode": "abs", "decay_factor": 0.5},
+    )  # fmt: skip
+    toy.train(settings, tmp_path / "straight", plugins=FAULTS)
+    file = tmp_path / "cut.json"
+    file.write_text(json.dumps(settings))
+    toy.finish(toy.start(file, tmp_path / "cut", plugins=FAULTS, environment={"FAULT": "kill:6"}), code=-signal.SIGKILL)
+    assert "at step 4" in toy.train(settings, tmp_path / "cut", plugins=FAULTS)
+    rates = learning_rates(tmp_path / "straight")
+    assert learning_rates(tmp_path / "cut") == rates
+    # validated after 0, 2, 4, ... steps: the first is the best, the third is the second that is no better
+    assert [rates[step] for step in (4, 5, 8, 9)] == [0.005, 0.0025, 0.0025, 0.00125]
+    assert [step for step, _ in manifest(tmp_path / "straight", 12)["validation_losses"]] == [0, 2, 4, 6, 8, 10, 12]
+
+
+def test_an_epoch_takes_each_row_once_whatever_the_split(store: Path) -> None:
+    parameters = Parameters.from_dict(toy.parameters(store), source="test")
+    opened = TokenStore.open(store)
+    source = RowSource(opened, parameters.objective.row_layout(), sequence_length=32, seed=3, store_index=0)
+    rows = len(source)
+    assert rows % 16, "the last step is not full"
+    seen: list[list[int]] = []
+    for split in ([(0, 16)], [(0, 6), (6, 11), (11, 16)]):
+        keys: list[int] = []
+        for start, stop in split:
+            share = Share(start, stop, 4, -(-(stop - start) // 4), 16)
+            make = BatchMaker(Loader([source], [1.0]), parameters.objective, opened.facts.vocabulary, share, end=rows)
+            for step in range(-(-rows // 16)):
+                batches = make(step)
+                assert len(batches.real) == share.micro_steps or batches.dummy is not None
+                keys += [hash(row.tobytes()) for batch in batches.real for row in batch.arrays["input_ids"]]
+        seen.append(sorted(keys))
+        assert len(keys) == rows
+    assert seen[0] == seen[1]
+    every = Loader([source], [1.0]).load(0, rows)
+    assert len(set(every.keys.tolist())) == rows
+
+
+def test_a_run_of_epochs_ends_after_its_rows_and_may_go_on(store: Path, tmp_path: Path) -> None:
+    settings = toy.parameters(store, max_steps=None, epochs=1, checkpoint={"save_steps": 1000})
+    opened = TokenStore.open(store)
+    objective = Parameters.from_dict(settings, source="test").objective
+    rows = len(RowSource(opened, objective.row_layout(), sequence_length=32, seed=42, store_index=0))
+    steps = -(-rows // 16)
+    said = toy.train({**settings, "batch_size": {"0": 9, "1": 7}}, tmp_path / "run", nodes=(1, 1))
+    assert f"{rows:,} rows in {steps} steps" in said
+    assert max(toy.records(tmp_path / "run")) == steps
+    assert manifest(tmp_path / "run", steps)["consumed_rows"] == rows
+    said = toy.train({**settings, "epochs": 1.5}, tmp_path / "run")
+    assert f"the last of the {steps} steps before held fewer rows" in said
+    wanted = math.ceil(1.5 * rows)
+    last = max(toy.records(tmp_path / "run"))
+    assert last == steps + -(-(wanted - rows) // 16)
+    assert manifest(tmp_path / "run", last)["consumed_rows"] == wanted
+
+
+def test_when_its_time_is_over_it_saves_and_says_so(store: Path, tmp_path: Path) -> None:
+    settings = toy.parameters(store, max_steps=1_000_000, max_minutes=0.001, logging_steps=1000)
+    said = toy.train(settings, tmp_path / "run", code=75)
+    assert "stopped by max_minutes 0.001 at step" in said and "the same command goes on" in said
+    assert list((tmp_path / "run/checkpoints").glob("step-*/manifest.json"))
+
+
+@pytest.mark.parametrize("optimizer", ["adafactor", "muon"])
+def test_zero_refuses_by_name_what_looks_at_whole_matrices(optimizer: str, store: Path, tmp_path: Path) -> None:
+    settings = toy.parameters(store, optimizer={"type": optimizer}, parallel={"engine": "deepspeed", "zero_stage": 2})
+    said = toy.train(settings, tmp_path / "run", code=2)
+    assert f"optimizer {optimizer.capitalize()} looks at whole parameters" in said
