@@ -1,0 +1,124 @@
+"""Weights & Biases: what its library is asked for, and, where it is installed, what it writes offline."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from terakoya.errors import UserError
+from terakoya.parameters import Parameters
+from terakoya.training.record import Record
+from terakoya_plugins.trackers.wandb import WandB, run_id
+
+
+class StandInRun:
+    """A run as `wandb.init` returns it."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self.arguments = arguments
+        self.logged: list[dict[str, Any]] = []
+        self.metrics: list[tuple[str, str | None]] = []
+        self.finished = False
+
+    def define_metric(self, name: str, step_metric: str | None = None) -> None:
+        self.metrics.append((name, step_metric))
+
+    def log(self, values: dict[str, Any]) -> None:
+        self.logged.append(values)
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[StandInRun]:
+    """The runs that were opened with a stand-in for the library."""
+    opened: list[StandInRun] = []
+
+    def init(**arguments: Any) -> StandInRun:
+        opened.append(StandInRun(arguments))
+        return opened[-1]
+
+    module = types.ModuleType("wandb")
+    module.init = init  # type: ignore[attr-defined]
+    module.Settings = lambda **settings: settings  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return opened
+
+
+def test_a_resumed_run_goes_on_with_the_same_one(tmp_path: Path, runs: list[StandInRun]) -> None:
+    tracker = WandB(project="pre-training", entity="school", group="bert", tags=("ja", "small"), mode="offline")
+    for values in ({"train/loss": 2.5}, {"train/loss": 1.5}):
+        record = Record(tmp_path, [tracker], {"seed": 42}, active=True)
+        record.track(7, values)
+        record.close()
+    first, second = runs
+    asked = first.arguments
+    assert (asked["project"], asked["entity"], asked["group"]) == ("pre-training", "school", "bert")
+    assert (asked["tags"], asked["mode"], asked["name"]) == (["ja", "small"], "offline", tmp_path.name)
+    assert asked["config"] == {"seed": 42} and asked["dir"] == str(tmp_path)
+    assert asked["id"] == second.arguments["id"] == run_id(tmp_path) and asked["resume"] == "allow"
+    assert json.loads((tmp_path / "wandb.json").read_text()) == {"id": asked["id"]}
+    assert first.logged == [{"train/loss": 2.5, "step": 7}] and second.logged == [{"train/loss": 1.5, "step": 7}]
+    assert ("*", "step") in first.metrics and first.finished and second.finished
+    assert run_id(tmp_path) != run_id(tmp_path.parent)
+
+
+def test_without_the_library_training_goes_on_and_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match=r"terakoya\[wandb\]"):
+        WandB().open(tmp_path, {})
+    record = Record(tmp_path, [WandB()], {}, active=True)
+    record.track(1, {"train/loss": 2.5})
+    record.write("step", step=1)
+    record.close()
+    assert any('pip install "terakoya[wandb]"' in message for message in caplog.messages)
+    assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 1
+
+
+def test_a_server_that_does_not_answer_keeps_nobody(
+    tmp_path: Path, runs: list[StandInRun], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("terakoya.training.record.SECONDS_TO_FINISH", 0.3)
+    monkeypatch.setattr(StandInRun, "finish", lambda self: threading.Event().wait())
+    record = Record(tmp_path, [WandB()], {}, active=True)
+    record.track(1, {"train/loss": 2.5})
+    record.close()
+    assert any("WandB fell behind" in message for message in caplog.messages)
+
+
+def test_keys_stay_out_of_parameters(tmp_path: Path) -> None:
+    raw = {"trackers": [{"type": "wandb", "api_key": "0123456789"}]}
+    with pytest.raises(UserError, match="api_key"):
+        Parameters.from_dict(raw, source="run.json")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
+def test_the_library_itself_writes_offline(tmp_path: Path) -> None:
+    """In a process of its own, as a run would: two starts, one id, a file each, and the process ends."""
+    program = f"""
+from pathlib import Path
+from terakoya.training.record import Record
+from terakoya_plugins.trackers.wandb import WandB
+for start in range(2):
+    record = Record(Path({str(tmp_path)!r}), [WandB(mode="offline", tags=("ja",))], {{"seed": 42}}, active=True)
+    record.track(start + 1, {{"train/loss": 2.5}})
+    record.close()
+"""
+    environment = {**os.environ, "WANDB_SILENT": "true"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "off for the rest" not in done.stderr
+    files = list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
+    assert {file.stem for file in files} == {f"run-{run_id(tmp_path)}"} and all(file.stat().st_size for file in files)
