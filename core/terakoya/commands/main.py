@@ -20,6 +20,7 @@ from terakoya.commands import (
     parameters,
     plugins,
     prepare,
+    report,
     run,
     status,
     store,
@@ -34,8 +35,8 @@ DEBUG_VARIABLE = "TERAKOYA_DEBUG"
 
 
 VERBS = (
-    "demo", "run", "tokenizer", "prepare", "store", "train", "status", "evaluate", "export", "import", "try", "upload",
-    "plugins", "parameters", "doctor",
+    "demo", "run", "tokenizer", "prepare", "store", "train", "status", "report", "evaluate", "export", "import", "try",
+    "upload", "plugins", "parameters", "doctor",
 )  # fmt: skip
 """In the order of use."""
 
@@ -66,6 +67,7 @@ app.command("prepare")(prepare.command)
 app.add_typer(store.app, name="store")
 app.command("train")(train.command)
 app.command("status")(status.command)
+app.command("report")(report.command)
 app.command("evaluate")(evaluate.command)
 app.command("export", context_settings=export.FLAGS)(export.command)
 app.command("import", context_settings=import_checkpoint.FLAGS)(import_checkpoint.command)
