@@ -109,10 +109,11 @@ def test_the_library_itself_writes_offline(tmp_path: Path) -> None:
     """In a process of its own, as a run would: two starts, one id, a file each, and the process ends."""
     program = f"""
 from pathlib import Path
-from terakoya.training.record import Record
+from terakoya.training import record as records
 from terakoya_plugins.trackers.wandb import WandB
+records.SECONDS_TO_FINISH = 120.0  # the library's own process may take its time to start
 for start in range(2):
-    record = Record(Path({str(tmp_path)!r}), [WandB(mode="offline", tags=("ja",))], {{"seed": 42}}, active=True)
+    record = records.Record(Path({str(tmp_path)!r}), [WandB(mode="offline", tags=("ja",))], {{"seed": 42}}, active=True)
     record.track(start + 1, {{"train/loss": 2.5}})
     record.close()
 """

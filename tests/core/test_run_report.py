@@ -1,0 +1,187 @@
+"""The report of runs: what it reads, what it draws, and that the page stands alone."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from terakoya.commands.main import main
+from terakoya.errors import UserError
+from terakoya.metrics import Point
+from terakoya.run_report import collect, differing
+from terakoya.run_report_charts import MOST_POINTS, Line, chart, thinned, ticks
+from terakoya.run_report_page import page
+
+NOW = 1_800_000_000.0
+
+
+def make_run(folder: Path, *, learning_rate: float, restart: int | None = None, **more: Any) -> Path:
+    """40 logged steps of 3,600 tokens at 3,600 tokens a second."""
+    folder.mkdir(parents=True)
+    settings = {"optimizer": {"type": "adamw", "learning_rate": learning_rate}, "seed": 42, "max_steps": 40, **more}
+    settings["data"] = {"train": [{"store": "work/a", "weight": 2.0}], "validation": ["work/a.val"]}
+    (folder / "parameters.json").write_text(json.dumps(settings))
+    start = {
+        "kind": "start", "step": 0, "max_steps": 40, "global_rows": 16, "parameter_count": 1234567,
+        "world": {"processes": 2, "engine": "ddp", "device": "cpu"}, "devices": {"NVIDIA H200": 2},
+        "stores": {"work/a": "f" * 64}, "versions": {"torch": "2.13.0"}, "flops_per_token": 2.5e9, "time": NOW,
+    }  # fmt: skip
+    records = [
+        start,
+        {"kind": "validation", "step": 0, "store": "work/a.val", "loss": 9.0, "mlm_loss": 9.0, "time": NOW},
+    ]
+    for step in range(1, 41):
+        if step == restart:
+            records.append({"kind": "resume", "step": step - 1, "time": NOW + step})
+        rates = {"tokens_per_second": 3600.0, "samples_per_second": 16.0 + step, "mfu": 0.41}
+        loss = {"loss": 9.0 - step / 10, "mlm_loss": 9.0 - step / 10, "perplexity": 100.0 - step}
+        records.append({"kind": "step", "step": step, "tokens": 3600 * step, **loss, **rates, "time": NOW + step})
+    check = {"store": "work/a.val", "loss": 5.5, "mlm_loss": 5.5}
+    records.append({"kind": "validation", "step": 40, **check, "time": NOW + 41})
+    records.append({"kind": "warning", "text": "<script>alert(1)</script>", "time": NOW + 41})
+    records.append({"kind": "finished", "step": 40, "time": NOW + 42})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    return [
+        make_run(tmp_path / "one" / "run", learning_rate=0.1, restart=21),
+        make_run(tmp_path / "two" / "run", learning_rate=0.2, frozen_layers=3),
+    ]
+
+
+def test_runs_are_told_apart_and_their_parameters_compared(runs: list[Path]) -> None:
+    one, two = collect(runs, now=NOW + 100)
+    assert (one.label, two.label) == ("one/run", "two/run")
+    differ, alike = differing([one, two])
+    assert differ == ["optimizer.learning_rate", "frozen_layers"]
+    assert "seed" in alike and not set(differ) & set(alike)
+    assert differing([one]) == ([], list(one.parameters))
+    assert [each.label for each in collect(runs, ["a", "b"])] == ["a", "b"]
+    with pytest.raises(UserError, match="expected 2 names, one for each run, got 1"):
+        collect(runs, ["a"])
+
+
+def test_facts_of_a_run(runs: list[Path]) -> None:
+    facts = collect(runs, now=NOW + 100)[0].facts
+    assert facts["state"] == "finished" and facts["steps"] == "40 of 40" and facts["tokens"] == "144,000"
+    assert facts["processes"] == "2 x NVIDIA H200" and facts["parameters"] == "1,234,567"
+    assert facts["samples/s, median"] == "36.5" and facts["MFU, median"] == "41.0%" and facts["restarts"] == "1"
+    assert facts["hours of training"] == f"{40 / 3600:.2f}" and facts["GFLOP a token"] == "2.5"
+    assert collect(runs)[0].stores == [
+        {"store": "work/a", "for": "training, weight 2", "documents": "no longer there", "tokens": "",
+         "fingerprint": "f" * 12},
+        {"store": "work/a.val", "for": "validation", "documents": "no longer there", "tokens": "", "fingerprint": ""},
+    ]  # fmt: skip
+
+
+class Reader(HTMLParser):
+    """What a page refers to, its text, and whether its tags close."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.words: list[str] = []
+        self.open: list[str] = []
+        self.classes: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "srcset")]
+        self.classes += [value or "" for name, value in attrs if name == "class"]
+        if tag not in ("meta", "input", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+@pytest.mark.parametrize("against", ["step", "hours", "tokens"])
+def test_the_page_stands_alone_and_says_it_all(runs: list[Path], against: Any) -> None:
+    text = page(collect(runs, now=NOW + 100), made="today", against=against)
+    read = Reader(text)
+    assert read.open == [] and read.links == [] and not re.search(r"https?:|@import|url\((?!#plot)", text)
+    words = " ".join(read.words)
+    for said in ("one/run", "perplexity", "loss (nats)", "optimizer.learning_rate", "2.13.0", "144,000", "work/a.val"):
+        assert said in words, said
+    assert "Equal to loss everywhere and left out: mlm_loss" in words
+    assert "<script>alert" not in text and "<script>alert(1)</script>" in html.unescape(text)
+    assert read.classes.count("differs") == 2, "two rows of parameters, no version"
+    assert [each for each in read.classes if each.startswith("restart")] == (
+        ["restart run0"] * 5 if against != "tokens" else []
+    ), "one in each chart of the run that was resumed"
+
+
+def test_a_page_of_one_run_and_of_one_that_wrote_nothing(runs: list[Path], tmp_path: Path) -> None:
+    alone = page(collect(runs[:1]), made="today")
+    assert "differs" not in Reader(alone).classes and "optimizer.learning_rate" in alone
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "run.lock").touch()
+    text = page(collect([tmp_path / "empty"]), made="today")
+    assert "No run has written a number yet." in text and "not started" in text
+
+
+def points(values: list[float]) -> list[Point]:
+    return [Point(step, step / 100, value, 10 * step) for step, value in enumerate(values)]
+
+
+def test_a_curve_is_drawn_where_its_values_are() -> None:
+    """The lowest value is lowest on the page, the last point is at the right end of the axis."""
+    drawn = chart([Line(0, "a", points([3.0, 1.0, 2.0]), False)], [], title="t", against="step", right=2.0)
+    match = re.search(r'polyline points="([^"]+)"', drawn)
+    assert match
+    places = [tuple(map(float, pair.split(","))) for pair in match[1].split()]
+    assert [x for x, _ in places] == [62.0, 345.0, 628.0]
+    heights = [y for _, y in places]
+    assert heights[1] > heights[2] > heights[0]
+    assert heights[2] == pytest.approx((heights[0] + heights[1]) / 2, abs=0.11)
+
+
+def test_first_steps_far_above_do_not_flatten_the_rest() -> None:
+    high = points([50.0, 40.0] + [2.0 + 0.001 * step for step in range(100)])
+    drawn = chart([Line(0, "a", high, False)], [], title="t", against="step", right=101.0)
+    labels = [float(each) for each in re.findall(r'text-anchor="end">([\d.]+)</text>', drawn) if float(each) < 60]
+    assert max(labels) < 3.0
+
+
+def test_long_curves_keep_their_peaks() -> None:
+    values = [float(step % 7) for step in range(50_000)]
+    values[31_234], values[777] = 99.0, -99.0
+    kept = thinned(points(values))
+    assert len(kept) <= MOST_POINTS and [point.step for point in kept] == sorted({point.step for point in kept})
+    assert {99.0, -99.0} <= {point.value for point in kept}
+    assert kept[0].step == 0 and kept[-1].step == 49_999
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "marks"),
+    [(0.0, 1.0, [0, 0.2, 0.4, 0.6, 0.8, 1]), (2.1, 9.7, [4, 6, 8]), (0, 1549, [0, 500, 1000, 1500]), (3, 3, [3])],
+)
+def test_ticks_are_round_numbers(low: float, high: float, marks: list[float]) -> None:
+    assert ticks(low, high) == pytest.approx(marks)
+
+
+def test_the_command_writes_the_file(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "reports" / "report.html"
+    with pytest.raises(SystemExit) as left:
+        main(["report", *map(str, runs), "--out", str(out)])
+    assert not left.value.code and capsys.readouterr().out.startswith(f"wrote {out}: 2 runs, 0.")
+    assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
+    with pytest.raises(SystemExit) as left:
+        main(["report", str(tmp_path), "--out", str(out)])
+    assert left.value.code == 2 and "expected the folder of a run" in capsys.readouterr().err
