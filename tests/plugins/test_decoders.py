@@ -188,9 +188,9 @@ PUBLISHED: dict[str, tuple[int, float]] = {
     # vocabulary, parameters in millions
     "gpt2_125m": (50_257, 124.44),  # GPT-2 small
     "gpt2_300m": (50_257, 354.82),  # GPT-2 medium
-    "gptj_6b": (50_400, 6_050.88),  # its model card: 6,053,381,344, with the head's bias
+    "gptj_6b": (50_400, 6_053.38),
     "llama_1b": (32_000, 1_100.05),  # TinyLlama
-    "llama_8b": (65_024, 7_512.3),
+    "llama_8b": (65_024, 7_512.3),  # with 4,096 x 65,024 words twice, of input and output
 }
 
 
