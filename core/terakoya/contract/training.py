@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from terakoya.components import Architecture, Objective, Optimizer
 from terakoya.contract import settings, toy
 from terakoya.contract.findings import Check, NotLookedAt, Wrong
@@ -40,9 +42,16 @@ def run(names: Mapping[str, str], folder: Path) -> None:
 
     components = {kind: registry().component(kind, name) for kind, name in names.items()}
     values = {kind: {"type": names[kind], **toy.values(component)} for kind, component in components.items()}
-    layouts = [{}, {"layout": "lines"}] if "layout" in components["objectives"].model_fields else [{}]
+    layouts: list[dict[str, str]] = [{}]
+    if "layout" in components["objectives"].model_fields:
+        layouts += [{"layout": "lines"}, {"layout": "stream"}]
     for layout in layouts:
-        objective: Objective = components["objectives"].model_validate(toy.values(components["objectives"]) | layout)
+        try:
+            objective: Objective = components["objectives"].model_validate(
+                toy.values(components["objectives"]) | layout
+            )
+        except ValidationError:
+            continue  # it has no such layout
         if objective.row_layout().kind != "packed" or components["architectures"].isolation != "none":
             break
     else:
