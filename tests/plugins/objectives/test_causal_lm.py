@@ -1,0 +1,159 @@
+"""Causal language modelling against plain Transformers and written-out formulas."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from terakoya import attention
+from terakoya.components import Batch
+from terakoya.contract.toy import VOCABULARY, make_store
+from terakoya.data.rows import Rows, RowSource
+from terakoya.errors import UserError
+from terakoya_plugins.architectures.bert import Bert
+from terakoya_plugins.architectures.gpt2 import GPT2
+from terakoya_plugins.objectives.causal_lm import CausalLM
+
+MODEL = GPT2(
+    hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=32,
+    resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+)  # fmt: skip
+
+
+def rows_of(folder: Path, objective: CausalLM, count: int = 4) -> Rows:
+    source = RowSource(make_store(folder / "toy"), objective.row_layout(), sequence_length=32, seed=1)
+    return source.load(0, np.arange(count))
+
+
+def module_of(objective: CausalLM) -> Any:
+    torch.manual_seed(0)
+    module = objective.build(MODEL, VOCABULARY)
+    attention.use(module, "sdpa")
+    return module
+
+
+def tensors(batch: Batch) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
+
+
+def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
+    """Transformers shifts the labels itself: it is given each whole row, its last label as one more token."""
+    from transformers import GPT2LMHeadModel
+
+    objective = CausalLM(layout="stream")
+    rows = rows_of(tmp_path, objective)
+    assert rows.labels is not None and np.all(rows.document_ids == 0)
+    module, batch = module_of(objective), objective.collate(rows, VOCABULARY)
+    ours = module(tensors(batch))["lm_loss"] / batch.counts["targets"]
+    ours.backward()
+    wide = MODEL.model_copy(update={"max_position_embeddings": 33}).config(VOCABULARY)
+    reference = GPT2LMHeadModel(wide)
+    weights = module.model.state_dict()
+    positions = torch.cat([weights["transformer.wpe.weight"], torch.zeros(1, 32)])
+    reference.load_state_dict({**weights, "transformer.wpe.weight": positions})
+    whole = torch.from_numpy(np.concatenate([rows.tokens, rows.labels[:, -1:]], axis=1)).long()
+    theirs = reference(input_ids=whole, labels=whole, use_cache=False).loss
+    theirs.backward()
+    assert abs(float(ours.detach()) - float(theirs.detach())) < 1e-6
+    mine = dict(module.model.named_parameters())
+    for name, weight in reference.named_parameters():
+        assert weight.grad is not None
+        gradient = weight.grad[:32] if name.endswith("wpe.weight") else weight.grad
+        assert (mine[name].grad - gradient).abs().max() < 1e-6, name
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("z_loss", [0.0, 0.3])
+def test_a_part_of_the_positions_at_a_time_changes_nothing(tmp_path: Path, training: bool, z_loss: float) -> None:
+    rows = rows_of(tmp_path, CausalLM())
+    found = []
+    for positions in (None, 30, 1000):
+        objective = CausalLM(head_positions=positions, z_loss=z_loss)
+        module = module_of(objective).train(training)
+        sums = module(tensors(objective.collate(rows, VOCABULARY)))
+        assert set(sums) == set(objective.terms()) - ({"token_accuracy"} if training else set())
+        torch.stack(
+            [sums[name] for name, term in objective.terms().items() if term.weight is not None]
+        ).sum().backward()
+        gradients = [weight.grad for weight in module.parameters()]
+        found.append(([float(each.detach()) for each in sums.values()], gradients))
+    for values, gradients in found[1:]:
+        assert values == pytest.approx(found[0][0], rel=1e-6)
+        for one, other in zip(gradients, found[0][1], strict=True):
+            assert (one - other).norm() <= 1e-5 * other.norm() + 1e-7
+
+
+def test_a_part_of_the_positions_at_a_time_keeps_no_logits(tmp_path: Path) -> None:
+    """Of what the head keeps for its backward, nothing is as large as the logits of all positions."""
+    sizes: list[int] = []
+
+    def size(tensor: torch.Tensor) -> torch.Tensor:
+        sizes.append(tensor.numel())
+        return tensor
+
+    largest = {}
+    for positions in (None, 8):
+        objective = CausalLM(head_positions=positions)
+        module, batch = (
+            module_of(objective),
+            tensors(objective.collate(rows_of(tmp_path / str(positions), objective), VOCABULARY)),
+        )
+        hidden = module.architecture.hidden(module.model, batch).flatten(0, 1).detach().requires_grad_()
+        sizes.clear()
+        with torch.autograd.graph.saved_tensors_hooks(size, lambda each: each):
+            if positions is None:
+                module._score(hidden, batch["labels"].flatten())
+            else:
+                for part, labels in zip(hidden.split(8), batch["labels"].flatten().split(8), strict=True):
+                    module._score_again(part, labels)
+        largest[positions] = max(sizes, default=0)
+    assert largest[None] >= 4 * 32 * VOCABULARY.size and largest[8] < 4 * 32 * VOCABULARY.size
+
+
+def test_z_loss_is_a_term_of_its_own(tmp_path: Path) -> None:
+    objective = CausalLM(z_loss=1e-4)
+    rows = rows_of(tmp_path, objective)
+    module, batch = module_of(objective).eval(), objective.collate(rows, VOCABULARY)
+    arrays = tensors(batch)
+    with torch.no_grad():
+        sums = module(arrays)
+        logits = module.architecture.logits(module.model, module.architecture.hidden(module.model, arrays)).double()
+    used = arrays["labels"] >= 0
+    expected = (logits.exp().sum(-1).log() ** 2)[used].sum()
+    assert float(sums["z_loss"]) == pytest.approx(float(expected), rel=1e-5)
+    assert objective.terms()["z_loss"].weight == 1e-4 and objective.terms()["z_loss"].count == "targets"
+    assert "z_loss" not in CausalLM().terms()
+    right = (logits.argmax(-1) == arrays["labels"])[used].sum()
+    assert float(sums["token_accuracy"]) == float(right)
+
+
+def test_perplexity_is_the_exponential_of_the_mean() -> None:
+    derived = CausalLM().derived
+    assert derived({"lm_loss": np.array(20.0)}, {"targets": 10}) == {"perplexity": pytest.approx(math.exp(2.0))}
+    assert derived({"lm_loss": np.array(0.0)}, {"targets": 0}) == {}
+    assert derived({"lm_loss": np.array(1e5)}, {"targets": 10}) == {}
+
+
+def test_counts_and_what_says_that_rows_are_whole(tmp_path: Path) -> None:
+    for layout in ("packed", "stream", "megatron"):
+        objective = CausalLM(layout=layout)  # type: ignore[arg-type]
+        rows = rows_of(tmp_path / layout, objective)
+        batch = objective.collate(rows, VOCABULARY)
+        assert batch.counts["targets"] == np.count_nonzero(batch.arrays["labels"] >= 0)
+        assert batch.counts["tokens"] == np.count_nonzero(rows.document_ids >= 0)
+        assert (attention.WHOLE_ROWS in batch.arrays) == (layout != "packed")
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValidationError, match="megatron"):
+        CausalLM(samples=10)
+    with pytest.raises(ValidationError, match="nothing follows an end"):
+        CausalLM(eod_mask_loss=True)
+    with pytest.raises(UserError, match="no head 'causal'"):
+        CausalLM().build(Bert(), VOCABULARY)
