@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from terakoya.parameters import Parameters
 from terakoya.plugins import registry
 from terakoya.training.distributed import connect
 from terakoya.training.record import Record
+from terakoya.training.run import Run
 from terakoya.training.run_folder import free_bytes
 from terakoya.training.setup import build
 from terakoya.training.stores import Stores
@@ -56,6 +58,7 @@ def dry_run(
             )
             if need > free:
                 raise UserError(f"{out}: needs {need / 1e9:.2f} GB, {free / 1e9:.2f} GB are free; see checkpoint.keep")
+            console.print(f"learning rate: {_course(trainer.run)}", soft_wrap=True)
             start = time.perf_counter()
             report = trainer.one_step()
             values = report.values or {}
@@ -67,3 +70,15 @@ def dry_run(
             record.close()
     finally:
         connection.close(failed=True)
+
+
+def _course(run: Run) -> str:
+    """The learning rate in the first step, after each quarter of the run, and in the last step."""
+    start, steps = run.progress(), max(1, run.length.steps)
+    said = []
+    names = ("in the first step", "after a quarter", "half-way", "after three quarters", "in the last step")
+    for quarter, name in enumerate(names):
+        step = min(steps - 1, quarter * steps // 4)
+        there = replace(start, step=step, tokens=start.max_tokens * step // steps)
+        said.append(f"{start.learning_rate * run.parameters.schedule.factor(there):.2e} {name}")
+    return ", ".join(said)

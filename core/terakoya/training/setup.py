@@ -169,6 +169,8 @@ def build(
         f"{share.micro_steps} micro-step{'s' if share.micro_steps > 1 else ''} of {share.micro_batch_size}; "
         f"{length.describe()}"
     )
+    if length.rows is not None and len(loader.sources) > 1:
+        record.say(f"by their weights these {length.rows:,} rows are {_passes(loader, length.rows)}")
     return Trainer(
         run, engine, batches, validation, record, plugins,
         tokenizer_folder=stores.train[0].tokenizer_folder,
@@ -184,6 +186,12 @@ def build(
 def _tokens_per_row(loader: Loader, objective: Objective, vocabulary: Vocabulary) -> float:
     """Real tokens of a row, as the objective counts them: the mean over the first rows of the order."""
     return objective.collate(loader.load(0, COUNTED_ROWS), vocabulary).counts["tokens"] / COUNTED_ROWS
+
+
+def _passes(loader: Loader, rows: int) -> str:
+    """How often each store is read in the first `rows` rows of the order."""
+    taken = zip(loader.sources, loader.consumed(rows), strict=True)
+    return ", ".join(f"{int(each['rows']) / len(source):.2f} x {each['store']}" for source, each in taken)
 
 
 def build_module(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
