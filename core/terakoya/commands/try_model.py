@@ -1,4 +1,5 @@
-"""`terakoya try`: the top words for each [MASK] of a sentence, or the tokens a discriminator believes replaced."""
+"""`terakoya try`: the top words for each [MASK] of a sentence, the tokens a discriminator believes replaced, or how a
+text goes on."""
 
 from __future__ import annotations
 
@@ -10,15 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from terakoya.errors import UserError
+from terakoya.finished_model import DISCRIMINATOR, REPLACED, find_model, load, longest
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-MASK = "[MASK]"
-DISCRIMINATOR = "ElectraForPreTraining"
-"""Transformers' class that says of each token whether it was replaced."""
-REPLACED = "replaced"
-"""The label that makes a token classifier a discriminator."""
+    from terakoya.generation import Sampling, Writer
+NO_TEMPLATE = "; the tokenizer has no chat template: each line goes on from all that was written before"
 
 
 @dataclass(frozen=True)
@@ -40,42 +39,6 @@ class Judged:
     def replaced(self) -> bool:
         """Whether that is likelier than not."""
         return self.probability >= 0.5
-
-
-def find_model(folder: Path, text: str) -> tuple[Path, bool]:
-    """The Transformers folder that `folder` means, and whether its model is a discriminator.
-
-    `folder` is that folder itself, a checkpoint, or what holds `generator/` and `discriminator/`: the first for a
-    `text` with a [MASK], the second for any other.
-
-    Raises:
-        UserError: there is no model.
-    """
-    if (folder / "manifest.json").is_file():
-        folder = folder / "model"
-    if not (folder / "config.json").is_file():
-        part = folder / ("generator" if MASK in text else "discriminator")
-        if not (part / "config.json").is_file():
-            raise UserError(
-                f"{folder}: expected a Transformers folder, found no config.json; `terakoya export` writes one"
-            )
-        folder = part
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    classes = config.get("architectures") or ()
-    return folder, DISCRIMINATOR in classes or REPLACED in (config.get("label2id") or {})
-
-
-def own_code(folder: Path) -> list[str]:
-    """The files with the model's own code that Transformers would run to load the one in `folder`; none where it knows
-    the model."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if config.get("model_type") in CONFIG_MAPPING_NAMES:
-        return []
-    named = (config.get("auto_map") or {}).values()
-    classes = [each for value in named for each in (value if isinstance(value, list) else [value]) if each]
-    return sorted({f"{each.rpartition('.')[0]}.py" for each in classes})
 
 
 def fill_mask(folder: Path, text: str, *, top: int = 5, trust_remote_code: bool = False) -> list[list[Guess]]:
@@ -154,58 +117,91 @@ def find_replaced(folder: Path, text: str, *, trust_remote_code: bool = False) -
 
 def _load(auto: Any, folder: Path, text: str, *, trust: bool) -> tuple[Any, Any, Any]:
     """Model and tokenizer of `folder`, and `text` as the model takes it. Code in it is run only with `trust`."""
-    from transformers import AutoTokenizer
-
-    from terakoya import model_folder
-
-    code = own_code(folder)
-    if code and not trust:
-        raise UserError(
-            f"{folder}: Transformers does not have this model; it brings its own code, {', '.join(code)}. Read that "
-            "and, if it may run on this machine, say so: --trust-remote-code (in Python: trust_remote_code=True)"
-        )
-    model_folder.quieten()
-    places = [folder, folder.parent / "tokenizer", folder.parent.parent / "tokenizer"]
-    home = next((place for place in places if (place / "tokenizer_config.json").is_file()), folder)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(home, local_files_only=True, trust_remote_code=trust)
-        model = auto.from_pretrained(folder, local_files_only=True, trust_remote_code=trust).eval()
-    except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"{folder}: cannot be loaded: {error}") from error
+    model, tokenizer = load(auto, folder, trust=trust)
     inputs = tokenizer(text, return_tensors="pt")
-    length, longest = inputs["input_ids"].shape[1], getattr(model.config, "max_position_embeddings", None)
-    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
-    if longest is not None and table is not None and table.padding_idx is not None:
-        longest -= table.padding_idx + 1  # RoBERTa's positions begin behind the padding id
-    if longest is not None and length > longest:
-        raise UserError(f"the text has {length} tokens; the model in {folder} takes at most {longest}")
+    length, most = inputs["input_ids"].shape[1], longest(model)
+    if most is not None and length > most:
+        raise UserError(f"the text has {length} tokens; the model in {folder} takes at most {most}")
     return model, tokenizer, inputs
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="An exported model, or a checkpoint.", metavar="DIR")],
-    text: Annotated[str, typer.Argument(help='For example "東京は日本の[MASK]です。"')],
+    folder: Annotated[Path, typer.Argument(help="An exported model, a run or a checkpoint.", metavar="DIR")],
+    texts: Annotated[
+        list[str] | None, typer.Argument(help='For example "東京は日本の[MASK]です。"', metavar="[TEXT]...")
+    ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many words for each mask.")] = 5,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="How many tokens are written at most.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0, help="Lower is less daring; 0 takes the likeliest.")] = 0.8,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="Draw among the likeliest that hold this share.")] = 0.95,
+    top_k: Annotated[int, typer.Option(min=0, help="Draw among so many of the likeliest; 0 is all.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
+    chat: Annotated[bool, typer.Option("--chat", help="Go on writing to it, turn by turn.")] = False,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run the code that a model of its own kind brings.")
     ] = False,
 ) -> None:
-    """Fill in the [MASK]s of a sentence; with a discriminator, mark the tokens it believes replaced; with an
-    encoder-decoder, write what it makes of the text."""
+    """Fill in the [MASK]s of a sentence; with a discriminator, mark the tokens it believes replaced; with a causal
+    model, write on, several texts at once or in a chat; with an encoder-decoder, write what it makes of the text."""
     from rich.console import Console
 
+    from terakoya.generation import Sampling, Writer, is_causal
+
     console = Console(highlight=False)
+    model, _ = find_model(folder, texts[0] if texts else "")
+    if is_causal(model):
+        sampling = Sampling(max_new_tokens, temperature, top_p, top_k, seed)
+        writer = Writer(model, trust_remote_code=trust_remote_code)
+        for text, written in zip(texts or (), writer.write(texts, sampling) if texts else (), strict=True):
+            console.print(f"[bold]{_plain(text)}[/bold]{_plain(written)}", soft_wrap=True)
+        if chat:
+            _chat(writer, sampling, console)
+        elif not texts:
+            raise UserError("expected a text to go on from, or --chat")
+        return
+    if chat or not texts:
+        raise UserError(f"{model}: expected a text" + (", and no --chat: the model does not write" if chat else ""))
+    for text in texts:
+        _answer(folder, text, top, max_new_tokens, console, trust=trust_remote_code)
+
+
+def _answer(folder: Path, text: str, top: int, most: int, console: Console, *, trust: bool) -> None:
+    """What a model that is not causal makes of `text`."""
     model, is_discriminator = find_model(folder, text)
     if is_discriminator:
-        show(find_replaced(folder, text, trust_remote_code=trust_remote_code), console)
+        show(find_replaced(folder, text, trust_remote_code=trust), console)
         return
     if json.loads((model / "config.json").read_text(encoding="utf-8")).get("is_encoder_decoder"):
-        console.print(write_on(folder, text, trust_remote_code=trust_remote_code), markup=False)
+        console.print(write_on(folder, text, most=most, trust_remote_code=trust), markup=False)
         return
-    for number, guesses in enumerate(fill_mask(folder, text, top=top, trust_remote_code=trust_remote_code), 1):
+    for number, guesses in enumerate(fill_mask(folder, text, top=top, trust_remote_code=trust), 1):
         console.print(f"[MASK] {number}", markup=False)
         for guess in guesses:
             console.print(f"  {guess.probability:6.3f}  {guess.word}", markup=False)
+
+
+def _chat(writer: Writer, sampling: Sampling, console: Console) -> None:
+    """Reads a line, answers, and so on, until the input ends or an empty line comes."""
+    turns: list[dict[str, str]] = []
+    console.print("an empty line ends the chat" + ("" if writer.has_template else NO_TEMPLATE))
+    while True:
+        try:
+            text = console.input("> ")
+        except EOFError:
+            return
+        if not text.strip():
+            return
+        turns.append({"role": "user", "content": text})
+        answer = writer.answer(turns, sampling)
+        turns.append({"role": "assistant", "content": answer})
+        console.print(answer, markup=False, soft_wrap=True)
+
+
+def _plain(text: str) -> str:
+    """`text` so that rich prints it as it is."""
+    from rich.markup import escape
+
+    return escape(text)
 
 
 def show(tokens: list[Judged], console: Console) -> None:

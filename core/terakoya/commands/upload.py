@@ -66,5 +66,5 @@ def _ask(folder: Path, prompt: str, *, trust_remote_code: bool) -> str:
 
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        try_model.command(folder, prompt, trust_remote_code=trust_remote_code)
+        try_model.command(folder, [prompt], trust_remote_code=trust_remote_code)
     return printed.getvalue()
