@@ -211,7 +211,8 @@ def _flash(
         flat_query = flat(query * (scaling * query.shape[-1] ** 0.5))  # the kernel's own scale is the usual one
     else:
         flat_query = flat(query)
-    groups, further = query.shape[1] // key.shape[1], {}
+    groups = query.shape[1] // key.shape[1]
+    further: dict[str, Any] = {}
     if groups > 1 and "enable_gqa" in inspect.signature(varlen_attn).parameters:
         further["enable_gqa"] = True
     elif groups > 1:  # torch 2.11

@@ -1,0 +1,133 @@
+"""Causal attention on every backend against the formula written out: documents, shared heads, windows, whole rows."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, GPT2Config, GPT2Model
+
+from terakoya import attention
+
+DOCUMENTS = torch.tensor([[0] * 5 + [1] * 4 + [-1] * 3, [0] * 12])
+ROWS, LENGTH, HEADS, SIZE = 2, 12, 4, 8
+
+
+def states(key_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(ROWS, heads, LENGTH, SIZE) for heads in (HEADS, key_heads, key_heads)]
+    query, key, value = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes)
+    return query, key, value
+
+
+def expected(query: Tensor, key: Tensor, value: Tensor, documents: Tensor, window: int | None, scale: float) -> Tensor:
+    """Position by position, head by head, (B, T, N, D)."""
+    result = torch.zeros(ROWS, LENGTH, HEADS, SIZE, dtype=torch.float64)
+    shared = HEADS // key.shape[1]
+    for row, head, place in np.ndindex(ROWS, HEADS, LENGTH):
+        seen = [
+            other
+            for other in range(place + 1)
+            if documents[row, other] == documents[row, place] and (window is None or place - other < window)
+        ]
+        scores = query[row, head, place] @ key[row, head // shared, seen].T * scale
+        result[row, place, head] = scores.softmax(-1) @ value[row, head // shared, seen]
+    return result
+
+
+def arguments(backend: str, documents: Tensor, **further: Tensor) -> dict[str, Any]:
+    """What the layers of a model with that backend are handed."""
+    model: Any = SimpleNamespace(config=SimpleNamespace(_attn_implementation=attention.PREFIX + backend))
+    batch = {"document_ids": documents, **further}
+    if backend == "flash":
+        batch["cu_seqlens"] = torch.from_numpy(attention.boundaries(documents.numpy())[0])
+    return attention.causal_arguments(model, batch)
+
+
+def slow_varlen(
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, *,
+    window_size: tuple[int, int] = (-1, -1), enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """What the documentation of torch's variable-length kernel says, on any device: (left, right) places are seen."""
+    assert enable_gqa == (query.shape[1] != key.shape[1]) and torch.equal(cu_seq_q, cu_seq_k)
+    key, value = (each.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for each in (key, value))
+    left, right = window_size
+    result = torch.zeros_like(query)
+    for start, stop in zip(cu_seq_q[:-1].tolist(), cu_seq_q[1:].tolist(), strict=True):
+        assert stop - start <= max_q == max_k
+        place = torch.arange(stop - start)
+        ahead = place[None, :] - place[:, None]
+        allowed = ((ahead <= right) | (right < 0)) & ((-ahead <= left) | (left < 0))
+        scores = torch.einsum("qnd,knd->nqk", query[start:stop], key[start:stop]) * query.shape[-1] ** -0.5
+        weights = scores.masked_fill(~allowed, float("-inf")).softmax(-1)
+        result[start:stop] = torch.einsum("nqk,knd->qnd", weights, value[start:stop])
+    return result
+
+
+@pytest.mark.parametrize("scaling", [None, 0.3])
+@pytest.mark.parametrize("window", [None, 3, 50])
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
+@pytest.mark.parametrize("backend", attention.BACKENDS)
+def test_a_position_sees_its_document_up_to_itself(
+    backend: str, key_heads: int, window: int | None, scaling: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", slow_varlen)
+    query, key, value = states(key_heads)
+    function = AttentionInterface()[attention.PREFIX + backend]
+    module = torch.nn.Identity()
+    real = DOCUMENTS >= 0
+    scale = SIZE**-0.5 if scaling is None else scaling
+    given = {"scaling": scaling, "sliding_window": window}
+    got, _ = function(module, query, key, value, None, **given, **arguments(backend, DOCUMENTS))
+    wanted = expected(query, key, value, DOCUMENTS, window, scale)
+    tolerance = 1e-6 if backend == "eager" else 1e-12  # eager's softmax is in float32
+    assert (got - wanted)[real].abs().max() < tolerance and torch.isfinite(got).all()
+
+    one = torch.where(DOCUMENTS >= 0, 0, -1)  # each row one document, padding behind
+    said = arguments(backend, one, **{attention.WHOLE_ROWS: torch.empty(0)})
+    got, _ = function(module, query, key, value, None, **given, **said)
+    wanted = expected(query, key, value, one, window, scale)
+    assert (got - wanted)[real].abs().max() < tolerance and torch.isfinite(got).all()
+    assert "document_mask" not in said
+
+
+def test_no_mask_is_made_of_whole_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """sdpa is told that it is causal, which is what lets it take its fastest way."""
+    seen: list[dict[str, Any]] = []
+    plain = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *rest: Any, **named: Any) -> Tensor:
+        seen.append({"mask": mask, **named})
+        return plain(query, key, value, mask, *rest, **named)
+
+    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", watched)
+    query, key, value = states(2)
+    attend = AttentionInterface()["terakoya_sdpa"]
+    attend(torch.nn.Identity(), query, key, value, None, causal=True)
+    attend(torch.nn.Identity(), query, key, value, None, document_mask=attention.causal_mask(DOCUMENTS))
+    assert seen[0]["mask"] is None and seen[0]["is_causal"]
+    assert seen[1]["mask"] is not None and not seen[1]["is_causal"]
+
+
+def test_dropout_of_causal_models_is_known() -> None:
+    config = GPT2Config(vocab_size=10, n_embd=8, n_layer=1, n_head=2, n_positions=8, attn_pdrop=0.25)
+    assert attention.dropout(GPT2Model(config)) == 0.25
+
+
+def test_a_released_model_without_sdpa_attends_as_transformers_does() -> None:
+    from transformers import GPTJConfig, GPTJForCausalLM
+
+    config = GPTJConfig(vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=16, rotary_dim=4)
+    model = GPTJForCausalLM(config).eval()
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        before = model(input_ids=ids).logits
+        attention.use(model, "sdpa")
+        attention.release(model)
+        assert torch.equal(model(input_ids=ids).logits, before)
+        changed = torch.cat([ids[:, :6], ids[:, 6:] + 1], dim=1)
+        assert torch.equal(model(input_ids=changed).logits[:, :6], before[:, :6])
