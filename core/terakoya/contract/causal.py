@@ -12,7 +12,7 @@ import torch
 
 from terakoya import attention
 from terakoya.contract import architecture, objective, toy
-from terakoya.contract.architecture import difference, row
+from terakoya.contract.batches import difference, row
 from terakoya.contract.findings import Check, NotLookedAt, Wrong
 
 

@@ -74,10 +74,15 @@ def check_component(offer: plugins.Offer, *, train: bool = True) -> Iterator[Fin
 
 def _subject(offer: plugins.Offer) -> tuple[settings.Subject, Sequence[Check]]:
     """What to look at, and the looks of its kind."""
-    from terakoya.contract import architecture, causal, objective, parts, tokenizer
+    from terakoya.contract import architecture, causal, exporting, objective, parts, seq2seq, tokenizer
 
+    heads = getattr(offer.component, "heads", None)
+    further = {"causal": causal.ARCHITECTURE, "seq2seq": seq2seq.CHECKS}
+    of_heads = [
+        check for head, checks in further.items() if isinstance(heads, frozenset) and head in heads for check in checks
+    ]
     kinds: Mapping[str, tuple[type[settings.Subject], Sequence[Check]]] = {
-        "architectures": (architecture.Subject, (*architecture.CHECKS, *causal.ARCHITECTURE)),
+        "architectures": (architecture.Subject, (*architecture.CHECKS, *of_heads, *exporting.CHECKS)),
         "objectives": (objective.Subject, (*objective.CHECKS, *causal.OBJECTIVE)),
         "tokenizers": (tokenizer.Subject, tokenizer.CHECKS),
         "optimizers": (settings.Subject, parts.OPTIMIZER),
