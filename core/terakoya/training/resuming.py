@@ -69,6 +69,7 @@ def _keep_the_order(trainer: Trainer, manifest: Mapping[str, Any], folder: Path)
         )
     trainer.batches.begin(run.step, run.consumed_rows)
     run.length = run.length.going_on(step=run.step, consumed_rows=run.consumed_rows, global_rows=now)
+    trainer.facts = {**trainer.facts, "max_steps": run.length.steps}
     if run.consumed_rows != run.step * now and not run.finished:
         trainer.record.warn(
             f"the last of the {run.step:,} steps before held fewer rows than the others, as the run was to end with "
