@@ -1,4 +1,4 @@
-"""`terakoya parameters`: the complete parameters of a file with their origins, and the JSON Schema."""
+"""`terakoya parameters`: a file's complete parameters with their origins, the JSON Schema, other programs' scripts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Look at parameter files.", no_args_is_help=True, rich_markup_mode=None)
+from terakoya.commands import parameters_import
+
+app = typer.Typer(help="Look at parameter files, make them.", no_args_is_help=True, rich_markup_mode=None)
+app.command("import")(parameters_import.command)
 
 
 @app.command("show")

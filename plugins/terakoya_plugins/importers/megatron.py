@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import PositiveInt
 
 from terakoya import hookimpl
-from terakoya.components import Importer
+from terakoya.components import ForeignParameters, Importer
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,9 +38,11 @@ class Megatron(Importer):
 
     Attributes:
         vocab_size: pieces of the vocabulary; the rows above are padding and left out. Null keeps them all.
+        define: what shell variables hold, whatever a script assigns to them; for reading scripts.
     """
 
     vocab_size: PositiveInt | None = None
+    define: Mapping[str, str] = {}
 
     def read(self, source: Path, out: Path) -> None:
         """Reads `source`, a folder with iterations or one of them, and writes a Transformers folder to `out`.
@@ -64,6 +66,22 @@ class Megatron(Importer):
         words = found[_megatron_weights.NAMES[model.family][_megatron_weights.WORDS]]
         kind, config = _megatron_arguments.configure(model, len(words))
         foreign_model.write(kind, config, found, folder, out)
+
+    def parameters(self, file: Path) -> ForeignParameters:
+        """The run that the shell script `file` starts with Megatron-LM's or Megatron-DeepSpeed's pretrain_gpt.py.
+
+        Raises:
+            UserError: the script cannot be read, or starts no such run.
+        """
+        from . import _megatron_options, _megatron_parameters, _shell_script
+
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{file}: cannot be read: {error}") from error
+        commands = list(_shell_script.Script(file.parent, self.define).commands(text))
+        words, nodes = _megatron_options.find_command(commands, file)
+        return _megatron_parameters.convert(words, nodes=nodes)
 
 
 def find_iteration(source: Path) -> Path:

@@ -1,0 +1,86 @@
+"""`terakoya parameters import`: the script that started a run of another program becomes a parameter JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from terakoya.components import ForeignParameters
+from terakoya.errors import UserError
+
+
+def command(
+    format: Annotated[str, typer.Argument(metavar="FORMAT", help="Whose script it is: megatron.")],
+    file: Annotated[Path, typer.Argument(help="The script that started the run.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Write the JSON there. Default: print it.", show_default=False)
+    ] = None,
+    define: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="What a variable of the script holds; may be repeated."),
+    ] = None,
+) -> None:
+    """Make a parameter JSON of the script that started a run of another program.
+
+    What every option became is told; so is what has no place. Nothing of the script is run.
+    """
+    from terakoya.import_model import make_importer
+    from terakoya.plugins import registry
+
+    component = registry().component("importers", format)
+    settings = {"define": _defined(define or [])} if "define" in component.model_fields else {}
+    if define and not settings:
+        raise UserError(f"--define: the format {format} reads no scripts with variables")
+    found = make_importer(format, settings).parameters(file)
+    text = json.dumps(found.parameters, indent=2, ensure_ascii=False) + "\n"
+    if out is None:
+        typer.echo(text, nl=False)
+    elif out.exists():
+        raise UserError(f"{out}: is there already; choose a new file or remove it")
+    else:
+        out.write_text(text, encoding="utf-8")
+    _report(found, file, out)
+
+
+def _defined(given: list[str]) -> dict[str, str]:
+    pairs = [each.partition("=") for each in given]
+    for each, (name, equals, _) in zip(given, pairs, strict=True):
+        if not equals or not name.isidentifier():
+            raise UserError(f"--define {each}: expected NAME=VALUE, for example num_layers=24")
+    return {name: value for name, _, value in pairs}
+
+
+def _report(found: ForeignParameters, file: Path, out: Path | None) -> None:
+    """Says on the error console what became of every option, and what the JSON still lacks."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from terakoya.log import error_console
+    from terakoya.parameters import Parameters
+
+    console = error_console()
+    parts: tuple[tuple[str, Mapping[str, str], str], ...] = (
+        ("became", found.became, ""),
+        ("dropped: nothing is lost", found.dropped, "dim"),
+        ("NO PLACE", found.unplaced, "yellow"),
+    )
+    for title, options, style in parts:
+        if options:
+            table = Table(title, "", box=None, header_style="bold", pad_edge=False)
+            for name, text in sorted(options.items()):
+                table.add_row(Text(f"--{name}", style), Text(text, style))
+            console.print(table)
+            console.print()
+    for note in found.notes:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
+    try:
+        Parameters.from_dict(found.parameters, source=str(out or "the JSON"))
+    except UserError as error:
+        console.print("still to be said before it can run:", style="yellow")
+        console.print(str(error), markup=False, soft_wrap=True)
+    counts = f"{len(found.became)} options became keys, {len(found.dropped)} are dropped, {len(found.unplaced)}"
+    console.print(f"{file}: {counts} have no place{f'; written to {out}' if out else ''}", soft_wrap=True)

@@ -1,0 +1,144 @@
+"""The table of Megatron's options is what the conversion does with each of them, and what the page says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from terakoya.errors import UserError
+from terakoya.parameters import Parameters
+from terakoya_plugins.importers import _megatron_flags as flags
+from terakoya_plugins.importers._megatron_options import find_command
+from terakoya_plugins.importers._megatron_parameters import convert
+
+SIZES = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
+BATCH = "--global-batch-size 64 --micro-batch-size 4 --lr 1e-3 --train-iters 1000 --data-path store"
+LLAMA = "--position-embedding-type rope --normalization RMSNorm --swiglu --disable-bias-linear"
+
+INSTEAD = {
+    "train-samples": ("train-iters",), "train-tokens": ("train-iters",), "train-data-path": ("data-path",),
+    "lr-decay-iters": (), "use-rotary-position-embeddings": ("position-embedding-type",),
+}  # fmt: skip
+"""What goes when the option comes."""
+WITH = {
+    "num-query-groups": "--group-query-attention", "group-query-attention": "--num-query-groups 2",
+    "lr-decay-iters": "--lr-decay-style cosine", "lr-decay-samples": "--lr-decay-style cosine",
+    "lr-decay-tokens": "--lr-decay-style cosine", "min-lr": "--lr-decay-style cosine",
+    "lr-wsd-decay-style": "--lr-decay-style WSD", "lr-wsd-decay-iters": "--lr-decay-style WSD",
+    "eval-interval": "--split 90,10,0", "eval-iters": "--split 90,10,0",
+    "distributed-timeout-minutes": "--zero-stage 1",
+}  # fmt: skip
+"""What must be said beside an option for it to mean anything."""
+OF_GPT2 = {"hidden-dropout", "openai-gelu", "no-bias-gelu-fusion", "bias-gelu-fusion"}
+UNCHANGED = {"optimizer", "swiglu", "disable-bias-linear", "normalization", "bias-gelu-fusion", "openai-gelu"}
+"""Options that say what is so already: the key is there, its value stays."""
+
+
+def value_at(parameters: Any, path: str) -> Any:
+    """What stands at the dotted path, None where there is nothing."""
+    for key in path.split("."):
+        parameters = parameters.get(key) if isinstance(parameters, dict) else None
+    return parameters
+
+
+def words(name: str) -> tuple[list[str], list[str]]:
+    """A command without the option `name` and the same with it."""
+    base = f"{SIZES} {BATCH}" + ("" if name in OF_GPT2 else f" {LLAMA}") + f" {WITH.get(name, '')}"
+    options = [option.split() for option in f" {base}".split(" --") if option.strip()]
+    kept = [option for option in options if option[0] not in (name, *INSTEAD.get(name, ()))]
+    without = [word for option in kept for word in (f"--{option[0]}", *option[1:])]
+    return without, [*without, f"--{name}", *flags.FLAGS[name].sample.split()]
+
+
+@pytest.mark.parametrize("name", [name for name, flag in flags.FLAGS.items() if flag.fate == "placed"])
+def test_each_option_with_a_key_sets_it(name: str) -> None:
+    without, command = words(name)
+    key = flags.FLAGS[name].text
+    found = convert(command, nodes=1)
+    assert name in found.became, (found.unplaced, found.dropped)
+    before, after = value_at(convert(without, nodes=1).parameters, key), value_at(found.parameters, key)
+    assert after is not None
+    assert (before == after) == (name in UNCHANGED)
+    if name not in ("fp16",):  # precision fp16 is for the parameters to take or refuse
+        Parameters.from_dict(found.parameters, source=name)
+
+
+@pytest.mark.parametrize("name", [name for name, flag in flags.FLAGS.items() if flag.fate != "placed"])
+def test_each_other_option_is_told_apart_and_changes_nothing(name: str) -> None:
+    base = f"{SIZES} {BATCH} {LLAMA}".split()
+    found = convert([*base, f"--{name}", "3"], nodes=1)
+    told = found.dropped if flags.FLAGS[name].fate == "dropped" else found.unplaced
+    assert name in told and name not in found.became
+    assert found.parameters == convert(base, nodes=1).parameters
+
+
+def test_the_page_is_the_table() -> None:
+    page = Path(flags.__file__).with_name("MEGATRON_FLAGS.md")
+    assert page.read_text(encoding="utf-8") == flags.page(), "write it anew: page() of _megatron_flags"
+
+
+def test_a_run_of_a_llama_comes_over_whole() -> None:
+    command = ["--num-layers", "32", "--hidden-size", "4096", "--ffn-hidden-size", "14336", "--num-attention-heads", "32", "--group-query-attention", "--num-query-groups", "8", "--seq-length", "2048", "--max-position-embeddings", "2048", "--micro-batch-size", "1", "--global-batch-size", "1536", "--train-iters", "12500", "--lr", "1.0E-4", "--min-lr", "1.0E-6", "--lr-decay-style", "cosine", "--lr-decay-iters", "12000", "--lr-warmup-iters", "1000", "--weight-decay", "0.1", "--clip-grad", "0.8", "--optimizer", "adam", "--adam-beta1", "0.9", "--adam-beta2", "0.95", "--adam-eps", "1e-05", "--bf16", "--untie-embeddings-and-output-weights", "--no-position-embedding", "--position-embedding-type", "rope", "--rope-theta", "500000.0", "--disable-bias-linear", "--normalization", "RMSNorm", "--norm-epsilon", "1e-5", "--attention-dropout", "0.0", "--hidden-dropout", "0.0", "--swiglu", "--use-flash-attn", "--use-z-loss", "--init-method-std", "0.008", "--data-path", "0.3", "a", "0.7", "b", "--split", "998,1,1", "--eval-interval", "100", "--eval-iters", "20", "--save-interval", "500", "--log-interval", "1", "--use-distributed-optimizer", "--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "1", "--fp8-format", "hybrid", "--num-layer", "3"]
+    found = convert(command, nodes=3)
+    assert found.parameters == {
+        "data": {
+            "sequence_length": 2048, "split": [998, 1, 1],
+            "train": [{"store": "a", "weight": 0.3}, {"store": "b", "weight": 0.7}],
+        },
+        "architecture": {
+            "type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "intermediate_size": 14336, "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "initializer_range": 0.008, "scaled_init": True,
+            "tie_word_embeddings": False, "attention_dropout": 0.0,
+        },
+        "objective": {"type": "causal_lm", "layout": "megatron", "z_loss": 1e-4, "samples": 1536 * 12500},
+        "optimizer": {
+            "type": "adamw", "learning_rate": 1e-4, "betas": [0.9, 0.95], "eps": 1e-5, "weight_decay": 0.1
+        },
+        "schedule": {"type": "cosine", "min_lr": 1e-6, "lr_decay_steps": 12000, "warmup_steps": 1000},
+        "batch_size": {"0": 512, "1": 512, "2": 512},
+        "micro_batch_size": 1, "max_steps": 12500, "max_grad_norm": 0.8, "seed": 1234, "precision": "bf16",
+        "attention": "flash", "parallel": {"engine": "deepspeed", "zero_stage": 1}, "logging_steps": 1,
+        "checkpoint": {"save_steps": 500}, "evaluation": {"steps": 100, "batches": 20},
+    }  # fmt: skip
+    assert sorted(found.unplaced) == ["fp8-format", "num-layer", "tensor-model-parallel-size"]
+    assert found.unplaced["num-layer"].endswith('did you mean "num-layers" or "num-workers"?')
+    Parameters.from_dict(found.parameters, source="test")
+
+
+def test_a_gpt2_by_tokens_comes_over() -> None:
+    command = (
+        f"{SIZES} --global-batch-size 256 --micro-batch-size 1 --lr 6e-4 --min-lr 1e-6 --lr-decay-style cosine "
+        "--lr-decay-tokens 300000000000 --lr-warmup-tokens 3000000000 --train-tokens 300000000000 "
+        "--train-samples 9999999999 --data-path store --zero_stage 2 --exit-duration-in-mins 60 --normalization rmsnorm"
+    ).split()
+    found = convert(command, nodes=None)
+    assert found.parameters["architecture"]["type"] == "gpt2"
+    assert found.parameters["max_tokens"] == 300_000_000_000 and "max_steps" not in found.parameters
+    assert found.parameters["schedule"] == {
+        "type": "cosine", "min_lr": 1e-6, "lr_decay_tokens": 300_000_000_000, "warmup_tokens": 3_000_000_000
+    }  # fmt: skip
+    assert found.parameters["parallel"] == {"engine": "deepspeed", "zero_stage": 2}
+    assert found.parameters["max_minutes"] == 60
+    assert "rmsnorm with these positions" in found.unplaced["normalization"]
+    assert any('one node ("-1")' in note for note in found.notes)
+    Parameters.from_dict(found.parameters, source="test")
+
+
+def test_values_that_are_none_are_refused() -> None:
+    with pytest.raises(UserError, match="--num-layers: expected a whole number, got many"):
+        convert(["--num-layers", "many"], nodes=None)
+    with pytest.raises(UserError, match="--data-path: expected prefixes, or pairs of weight and prefix"):
+        convert(["--num-layers", "2", "--data-path", "a", "0.5", "b"], nodes=None)
+
+
+def test_the_program_is_found_whatever_starts_it(tmp_path: Path) -> None:
+    for start in ("python -u x/pretrain_gpt.py", "torchrun --nnodes=4 pretrain.py", "deepspeed --num_nodes 4 p.py"):
+        options, nodes = find_command([["cd", "x"], [*start.split(), "--num-layers", "2"]], tmp_path)
+        assert options == ["--num-layers", "2"] and nodes == (None if start.startswith("python") else 4)
+    options, _ = find_command([["python", "-m", "megatron.pretrain", "--num-layers", "2"]], tmp_path)
+    assert options == ["--num-layers", "2"]
+    with pytest.raises(UserError, match="expected one command that starts a program with --num-layers, found 0"):
+        find_command([["ls"]], tmp_path)

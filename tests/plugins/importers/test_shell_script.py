@@ -1,0 +1,121 @@
+"""A script's command is found with the words that bash itself would give it, and nothing of the script is run."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from terakoya.errors import UserError
+
+pytest.importorskip("tree_sitter_bash")
+
+from terakoya_plugins.importers._shell_script import Script, shown, unknown
+
+TRAINING = r"""#!/bin/bash
+# sizes of the model
+export LAYERS=24
+HIDDEN=$((128 * 16 + 2 * (LAYERS / 2)))  # a comment behind it
+NAME="tiny model"
+size='literal $LAYERS'
+ROOT=/data/run/
+FILES=(
+  "/data/one_text_document"  # the first
+  # "/data/left_out"
+  /data/two_text_document
+)
+MIX=$(IFS=' '; echo "${FILES[*]}")
+WEIGHTED="0.3 ${FILES[0]} 0.7 ${FILES[1]}"
+if [[ -f "${ROOT}/latest_iteration.txt" ]]; then
+  LOAD="--load ${ROOT}"
+else
+  LOAD="--load ${ROOT} --no-load-rng"
+fi
+if [ $LAYERS -gt 12 ] && [ "${NAME}" = "tiny model" ]; then
+  KIND=deep
+elif [ -z "$NAME" ]; then
+  KIND=none
+else
+  KIND=flat
+fi
+case ${KIND} in
+  fl*) STYLE=linear ;;
+  deep|wide) STYLE=cosine ;;
+esac
+OPTIONS=" \
+    --num-layers ${LAYERS} \
+    --hidden-size $HIDDEN \
+	--lr-decay-style ${STYLE} \
+    ${LOAD} \
+    --swiglu"
+OPTIONS="${OPTIONS} \
+    --bf16"
+EXTRA=(--seed 7)
+EXTRA+=(--name "${NAME}")
+python pretrain_gpt.py ${OPTIONS} --data-path ${MIX} "${EXTRA[@]}" --root "${ROOT%/}/x" --size "$size" \
+  --default ${UNSET:-5} --escaped "a \"b\" \$c" --joined ${LAYERS}x$HIDDEN \
+  2>&1 | tee ${ROOT}/log.txt
+"""
+
+
+def words_of(text: str, folder: Path, **defined: str) -> list[list[str]]:
+    """The words of the commands that start with python or torchrun."""
+    found = Script(folder, defined).commands(text)
+    return [words for words in found if words[0].endswith(("python", "torchrun"))]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash to compare with")
+def test_it_expands_as_bash_does(tmp_path: Path) -> None:
+    spied = f'python() {{ printf "%s\\0" python "$@" >&3; }}\ntee() {{ :; }}\n{TRAINING}'
+    (tmp_path / "spied.sh").write_text(spied)
+    command = f"exec 3>{tmp_path}/words; . {tmp_path}/spied.sh"
+    subprocess.run(["bash", "-c", command], check=True, timeout=60, capture_output=True)
+    theirs = (tmp_path / "words").read_text().split("\0")[:-1]
+    assert "--no-load-rng" in theirs and "tiny model" in theirs and "2072" in theirs  # bash did run it
+    assert words_of(TRAINING, tmp_path) == [theirs]
+
+
+def test_what_a_program_would_print_is_marked_and_never_run(tmp_path: Path) -> None:
+    text = (
+        f"N=$(touch {tmp_path}/made; echo 3)\npython train.py --num-layers $N --node ${{SLURM_NODEID}} --x $(date)y\n"
+    )
+    (words,) = words_of(text, tmp_path)
+    assert not (tmp_path / "made").exists()
+    layers, node, joined = words[3], words[5], words[7]
+    assert unknown(layers) == f"$(touch {tmp_path}/made; echo 3)"
+    assert unknown(node) == "${SLURM_NODEID}" and shown(node) == "${SLURM_NODEID}"
+    assert unknown(joined) == "$(date)" and shown(joined) == "$(date)y"
+
+
+def test_what_is_defined_stands_for_what_the_script_says(tmp_path: Path) -> None:
+    text = "n=$(yq -e '.layers' config.yaml)\npython train.py --num-layers ${n}\n"
+    assert unknown(words_of(text, tmp_path)[0][3]) == "$(yq -e '.layers' config.yaml)"
+    assert words_of(text, tmp_path, n="12") == [["python", "train.py", "--num-layers", "12"]]
+    (tmp_path / "config.yaml").write_text("layers: 9\n")
+    assert words_of(text, tmp_path) == [["python", "train.py", "--num-layers", "9"]]
+
+
+def test_commands_in_strings_are_read_too(tmp_path: Path) -> None:
+    text = (
+        'log="out_$(date "+%Y").log"\ncmd="torchrun --nnodes 2 pretrain_gpt.py --num-layers 3 \\\n 2>&1 | tee ${log}"\n'
+    )
+    expected = [["torchrun", "--nnodes", "2", "pretrain_gpt.py", "--num-layers", "3"]]
+    assert words_of(f"{text}echo ${{cmd}}\neval ${{cmd}}\n", tmp_path) == expected
+    assert words_of(f'{text}srun bash -c "${{cmd}}"\n', tmp_path) == expected
+
+
+def test_arguments_of_the_script_leave_its_defaults(tmp_path: Path) -> None:
+    text = (
+        "steps=1000\nwhile [[ ${#} -gt 0 ]]; do\n  case ${1} in\n    --steps) steps=${2}; shift ;;\n  esac\n"
+        "  shift\ndone\n"
+        "python train.py --num-layers 2 --train-iters ${steps}\n"
+    )
+    assert words_of(text, tmp_path)[0][-1] == "1000"
+
+
+def test_without_the_parser_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "tree_sitter_bash", None)
+    with pytest.raises(UserError, match=r"pip install 'terakoya\[scripts\]'"):
+        Script(tmp_path, {})
