@@ -11,8 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from terakoya import __version__
+from terakoya import __version__, metrics
+from terakoya.metrics import Metrics
+from terakoya.run_report_charts import Line, picture
 
+CURVE = "training.svg"
+"""The picture's name beside the card."""
 POINTS = 12
 """Rows of the table of losses."""
 TASKS = (("ForCausalLM", "text-generation"), ("LMHeadModel", "text-generation"), ("ForMaskedLM", "fill-mask"))
@@ -25,27 +29,29 @@ class Trained:
 
     Attributes:
         manifest: that of the checkpoint it was taken from.
-        metrics: the run's metrics up to that checkpoint, one object a line of metrics.jsonl.
+        metrics: what the run wrote down up to that checkpoint.
     """
 
     manifest: Mapping[str, Any]
-    metrics: Sequence[Mapping[str, Any]]
+    metrics: Metrics
 
     @classmethod
     def read(cls, checkpoint: Path) -> Trained:
         """What the folder `checkpoint` and the run around it say; a run without metrics has none."""
         manifest = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))
-        file = checkpoint.parent.parent / "metrics.jsonl"
-        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-        metrics = []
-        for line in lines:
-            try:
-                entry = json.loads(line)
-            except json.JSONDecodeError:  # a line that a killed run left unfinished
-                continue
-            if entry.get("step") is not None and entry["step"] <= manifest["step"]:
-                metrics.append(entry)
-        return cls(manifest, metrics)
+        run = checkpoint.parent.parent
+        records = metrics.read(run).records if (run / metrics.FILE).is_file() else ()
+        by_then = tuple(each for each in records if int(each.get("step") or 0) <= manifest["step"])
+        return cls(manifest, Metrics(by_then))
+
+    def picture(self) -> str | None:
+        """The loss over the steps as an SVG; None where the run wrote none down."""
+        found = metrics.curves(self.metrics, ["loss"]).points
+        lines = [
+            Line(0, name, points, name.startswith("validation"), number)
+            for number, (name, points) in enumerate(sorted(found.items(), key=lambda each: len(each[0].split())))
+        ]
+        return picture(lines, title="loss over optimizer steps") if lines else None
 
 
 def write(
@@ -79,7 +85,7 @@ def write(
     if sample is not None:
         parts.append(f"## A sample\n\n```\n{sample[0]}\n```\n\n```\n{sample[1].rstrip()}\n```")
     if trained is not None:
-        parts += [_training(trained), _losses(trained.metrics), _parameters(trained.manifest)]
+        parts += [_training(trained), _losses(trained), _parameters(trained.manifest)]
     parts.append(f"Made with terakoya {__version__}.")
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -128,18 +134,17 @@ def _training(trained: Trained) -> str:
     return "\n".join(lines)
 
 
-def _losses(metrics: Sequence[Mapping[str, Any]]) -> str:
-    """A table of the loss over the steps: training, and the newest validation of each store by then."""
-    steps = [entry for entry in metrics if entry.get("kind") == "step"]
-    latest = {entry["step"]: entry for entry in steps}  # what a resumed run did again counts as last done
-    steps = [latest[step] for step in sorted(latest)]
+def _losses(trained: Trained) -> str:
+    """A picture and a table of the loss over the steps: training, and the newest validation of each store by then."""
+    steps = metrics.kept_steps(trained.metrics)
     if not steps:
         return ""
     chosen = sorted({round(index * (len(steps) - 1) / max(1, POINTS - 1)) for index in range(POINTS)})
-    checks = [entry for entry in metrics if entry.get("kind") == "validation" and entry.get("store")]
+    checks = [entry for entry in trained.metrics.of("validation") if entry.get("store")]
     stores = list(dict.fromkeys(entry["store"] for entry in checks))
     heads = ["step", "tokens", "training loss", *(f"validation on {PurePath(store).name}" for store in stores)]
-    lines = ["## Losses", "", f"| {' | '.join(heads)} |", "|---:" * len(heads) + "|"]
+    shown = f"![training loss in blue, validation in red]({CURVE})"
+    lines = ["## Losses", "", shown, "", f"| {' | '.join(heads)} |", "|---:" * len(heads) + "|"]
     for entry in (steps[index] for index in chosen):
         by_then = {check["store"]: check["loss"] for check in checks if check["step"] <= entry["step"]}
         cells = [f"{by_then[store]:.4f}" if store in by_then else "" for store in stores]

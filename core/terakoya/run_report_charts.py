@@ -20,6 +20,18 @@ MOST_POINTS = 800
 LOWEST_SHARE = 0.03
 """Of the points of training: the highest such share is cut off at the top, so that the first steps do not flatten all
 the others."""
+PLOT = (
+    f'<clipPath id="plot"><rect x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT - RIGHT}" '
+    f'height="{HEIGHT - TOP - BOTTOM}"/></clipPath>'
+)
+STYLE = (
+    "text{font:12px sans-serif;fill:#777}.grid{stroke:#7774}.axis{stroke:#777}"
+    ".curve polyline{fill:none;stroke:#3b82d0;stroke-width:1.2}"
+    ".curve.check polyline{stroke:#d0673b;stroke-width:2}.curve circle{fill:#d0673b}"
+    ".dash1 polyline{stroke-dasharray:6 3}.dash2 polyline{stroke-dasharray:2 3}"
+    ".dash3 polyline{stroke-dasharray:9 3 2 3}"
+)
+"""Of a picture that stands alone."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +80,21 @@ def chart(
         for line, points in drawn
     ]
     data = escape(json.dumps(shown, ensure_ascii=False, separators=(",", ":")), quote=True)
-    return (
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}" '
-        f'data-lines="{data}"><clipPath id="plot"><rect x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT - RIGHT}" '
-        f'height="{HEIGHT - TOP - BOTTOM}"/></clipPath>{"".join(parts)}<g class="pointer"></g></svg>'
-    )
+    return f'{_opened(title)} data-lines="{data}">{PLOT}{"".join(parts)}<g class="pointer"></g></svg>'
+
+
+def picture(lines: Sequence[Line], *, title: str) -> str:
+    """An SVG file of its own with `lines` over steps, readable on white and on black."""
+    right = max(place_of(line.points[-1], "step") for line in lines)
+    low, high = _bounds([(line.validation, [point.value for point in line.points]) for line in lines])
+    x, y = _scale(0.0, right or 1.0, LEFT, WIDTH - RIGHT), _scale(low, high, HEIGHT - BOTTOM, TOP)
+    curves = [_curve(line, [(x(point.step), y(point.value)) for point in thinned(line.points)]) for line in lines]
+    drawn = _axes(right, low, high, x, y, "step") + "".join(curves)
+    return f'{_opened(title)} xmlns="http://www.w3.org/2000/svg"><style>{STYLE}</style>{PLOT}{drawn}</svg>\n'
+
+
+def _opened(title: str) -> str:
+    return f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}"'
 
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:

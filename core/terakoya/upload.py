@@ -100,11 +100,14 @@ def upload(
             sample = (prompt, ask(first if len(models) == 1 else folder, prompt))
             say(sample[1].rstrip())
         if not (folder / CARD).is_file():
+            trained = _trained(source, run)
             card = model_card.write(
-                name, models, trained=_trained(source, run), license=license, languages=languages, sample=sample,
+                name, models, trained=trained, license=license, languages=languages, sample=sample,
                 trust_remote_code=own_code,
             )  # fmt: skip
             (folder / CARD).write_text(card, encoding="utf-8")
+            if trained is not None and (curve := trained.picture()) is not None:
+                (folder / model_card.CURVE).write_text(curve, encoding="utf-8")
         if dry_run is not None:
             shutil.copytree(folder, dry_run)
             return Uploaded("", None, dry_run, models)

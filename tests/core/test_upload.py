@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import hub_stand_in
 import pytest
@@ -93,6 +94,10 @@ def test_the_card_says_what_the_run_was(run: Path, tmp_path: Path) -> None:
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = {entry["step"]: entry["loss"] for entry in metrics if entry["kind"] == "step"}
     checks = {entry["step"]: entry["loss"] for entry in metrics if entry["kind"] == "validation"}
+    drawn = ElementTree.parse(tmp_path / "pushed/training.svg").getroot()
+    curves = [each for each in drawn.iter("{http://www.w3.org/2000/svg}polyline")]
+    assert [len(each.attrib["points"].split()) for each in curves] == [4, 3], "four steps, three validations"
+    assert "](training.svg)" in text
     assert f"| {steps[3]:.4f} | {checks[2]:.4f} |" in text, "the loss beside the newest validation by then"
 
 
@@ -101,7 +106,7 @@ def test_an_older_checkpoint_knows_nothing_of_later_steps(run: Path, tmp_path: P
     text = (tmp_path / "pushed/README.md").read_text(encoding="utf-8")
     assert "| steps | 2 of 4 |" in text
     losses = text.partition("## Losses")[2].partition("##")[0]
-    assert [line.split("|")[1].strip() for line in losses.splitlines()[4:] if line] == ["1", "2"]
+    assert [line.split("|")[1].strip() for line in losses.splitlines() if line.startswith("| ")] == ["step", "1", "2"]
 
 
 def test_a_card_of_ones_own_stays(tmp_path: Path) -> None:
