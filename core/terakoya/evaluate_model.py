@@ -121,7 +121,7 @@ def evaluate(
                 subject, data, limit=limit, length=length, batch_tokens=batch_tokens, device=where
             )
         settings = {**settings, "precision": precision or "fp32"}
-    numbers = {}
+    numbers: Mapping[str, Mapping[str, float]] = {}
     if tasks:
         from terakoya.evaluation import harness
 

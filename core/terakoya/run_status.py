@@ -132,7 +132,8 @@ def read(folder: Path, *, now: float | None = None) -> RunStatus:
 
 def _state(written: Metrics, lock: Lock, steps: Sequence[Mapping[str, Any]], now: float) -> tuple[State, str]:
     """The state, and the sentence that tells it."""
-    end = next((record for record in reversed(written.records) if record.get("kind") in {*ENDS, "start", "resume"}), {})
+    ends = [record for record in written.records if record.get("kind") in {*ENDS, "start", "resume"}]
+    end: Mapping[str, Any] = ends[-1] if ends else {}
     ended = ENDS.get(end.get("kind", ""))
     if lock.held:
         fresh = [step for step in _since_start(written, steps) if step.get("time", 0) >= (lock.since or 0) - 1]

@@ -72,10 +72,11 @@ def command(
     pseudo-perplexity, each token masked in its turn. A run or checkpoint on stores: its objective's own losses.
     """
     from terakoya.data.corpus import Corpus
+    from terakoya.data.corpus_files import find_files
     from terakoya.evaluate_model import evaluate
     from terakoya.log import console, error_console
 
-    corpora = {each: Corpus([each], field=field, documents=documents) for each in corpus or ()}
+    corpora = {each: Corpus(find_files([each]), field=field, documents=documents) for each in corpus or ()}
     with error_console().status("evaluating", spinner="dots"):
         found = evaluate(
             source, stores=data or (), corpora=corpora, measure=measure, limit=limit, length=length, stride=stride,

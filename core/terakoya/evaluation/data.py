@@ -28,7 +28,9 @@ class Text:
 class DataSet(Protocol):
     """A named source of texts."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What it is called in results."""
 
     def texts(self, unit: Unit, limit: int | None) -> Iterator[Text]:
         """The texts in order, at most `limit` of them."""

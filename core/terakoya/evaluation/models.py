@@ -117,8 +117,9 @@ def _subject(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenize
     config = model.config
     longest = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
-    if longest is not None and getattr(table, "padding_idx", None) is not None:
-        longest -= table.padding_idx + 1  # RoBERTa's positions begin behind the padding id
+    padding = getattr(table, "padding_idx", None)
+    if longest is not None and padding is not None:
+        longest -= padding + 1  # RoBERTa's positions begin behind the padding id
     return Subject(folder, model.eval(), tokenizer, kind, longest)
 
 

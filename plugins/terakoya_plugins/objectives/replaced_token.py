@@ -183,9 +183,10 @@ class ReplacedToken(Objective):
 
     def flops_per_token(self, module: torch.nn.Module, architecture: Architecture, *, context: float) -> float:
         """Both models; the generator's head runs at the predicted positions only."""
-        small: Architecture = module.generator_architecture
-        generator = small.flops_per_token(module.generator, context=context, head_share=self.mlm_probability)
-        return generator + architecture.flops_per_token(module.discriminator, context=context)
+        parts: Any = module
+        small: Architecture = parts.generator_architecture
+        generator = small.flops_per_token(parts.generator, context=context, head_share=self.mlm_probability)
+        return generator + architecture.flops_per_token(parts.discriminator, context=context)
 
     def adopt(self, module: torch.nn.Module, models: Mapping[str, PreTrainedModel]) -> None:
         """Both models' weights; with `disentangled` the difference is what their word embeddings differ by."""

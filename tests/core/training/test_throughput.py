@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import toy
 
+from terakoya import train
+from terakoya.parameters import Parameters
 from terakoya.training.throughput import Throughput, peak_tflops
 
 
@@ -41,7 +43,7 @@ def test_peaks_by_the_name_a_driver_gives(name: str, peak: float | None) -> None
 def test_a_run_writes_its_rates_down(store: Path, tmp_path: Path) -> None:
     """2 layers of width 16, feed-forward 32, 200 pieces: everything but the context is known beforehand."""
     settings = toy.parameters(store, max_steps=6, logging_steps=2)
-    toy.train(settings, tmp_path / "run")
+    train(Parameters.from_dict(settings, source="test"), tmp_path / "run")
     start = toy.records(tmp_path / "run", "start")[0]
     weights, head = 2 * (4 * 16**2 + 2 * 16 * 32), 16**2 + 16 * 200
     context = (start["flops_per_token"] - 6 * weights - 6 * 0.2 * head) / (12 * 2 * 16)
