@@ -2,7 +2,7 @@
 
 What the command line does is a function of the same name here, imported when it is first used:
 `terakoya.train_tokenizer`, `terakoya.prepare`, `terakoya.train`, `terakoya.evaluate`, `terakoya.export`,
-`terakoya.fill_mask`, `terakoya.find_replaced`.
+`terakoya.import_checkpoint`, `terakoya.fill_mask`, `terakoya.find_replaced`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from terakoya.commands.try_model import find_replaced as find_replaced
     from terakoya.evaluate_model import evaluate as evaluate
     from terakoya.export_model import export as export
+    from terakoya.import_model import import_checkpoint as import_checkpoint
     from terakoya.tokenizer import train_tokenizer as train_tokenizer
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ _FUNCTIONS = {
     "train": "terakoya.commands.train",
     "evaluate": "terakoya.evaluate_model",
     "export": "terakoya.export_model",
+    "import_checkpoint": "terakoya.import_model",
     "fill_mask": "terakoya.commands.try_model",
     "find_replaced": "terakoya.commands.try_model",
 }

@@ -82,7 +82,7 @@ GROUPS: Mapping[str, Mapping[str, Flag]] = {
         "moe-aux-loss-coeff": Flag("unplaced", EXPERTS),
     },
     "Data": {
-        "seq-length": _placed("data.sequence_length", "128"),
+        "seq-length": _placed("data.sequence_length", "32"),
         "data-path": _placed("data.train", "0.5 a 0.5 b"),
         "train-data-path": _placed("data.train", "c"),
         "valid-data-path": _placed("data.validation", "d"),
@@ -116,7 +116,7 @@ GROUPS: Mapping[str, Mapping[str, Flag]] = {
         "adam-eps": _placed("optimizer.eps", "1e-5"),
         "weight-decay": _placed("optimizer.weight_decay", "0.2"),
         "clip-grad": _placed("max_grad_norm", "0.8"),
-        "lr-decay-style": _placed("schedule.type", "linear"),
+        "lr-decay-style": _placed("schedule.type", "cosine"),
         "min-lr": _placed("schedule.min_lr", "1e-6"),
         "lr-decay-iters": _placed("schedule.lr_decay_steps", "900"),
         "lr-decay-samples": _placed("schedule.lr_decay_steps", "6400"),

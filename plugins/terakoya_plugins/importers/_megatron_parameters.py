@@ -54,7 +54,12 @@ def convert(words: Sequence[str], *, nodes: int | None) -> ForeignParameters:
     result |= numbers_and_processes(options)
     result |= saving(options, result["data"])
     if result["objective"]["layout"] == "megatron" and batch and "max_steps" in result:
-        result["objective"]["samples"] = batch * result["max_steps"]
+        if len(result["data"].get("train", ())) == 1:
+            result["objective"]["samples"] = batch * result["max_steps"]
+        else:
+            notes.append(
+                "of several stores each epoch is shuffled by itself; Megatron shuffles a store's epochs together"
+            )
     _rest(options, notes)
     parameters = {key: value for key, value in result.items() if value not in (None, {})}
     return ForeignParameters(parameters, options.became, options.dropped, options.unplaced, notes)
@@ -149,14 +154,8 @@ def _heads_and_dropout(options: Options, found: dict[str, Any], *, is_llama: boo
         "attention-dropout", float, "architecture.attention_dropout" if is_llama else "architecture.attn_pdrop"
     )
     hidden = options.take("hidden-dropout", float, "architecture.resid_pdrop")
-    groups = [
-        options.take(name, whole, "architecture.num_key_value_heads")
-        for name in ("num-query-groups", "num-key-value-heads")
-    ]
-    shared = next((each for each in groups if each is not None), None)
     if is_llama:
-        found["num_key_value_heads"] = shared
-        options.switch("group-query-attention", "architecture.num_key_value_heads")
+        found["num_key_value_heads"] = _key_heads(options)
         found["attention_dropout"] = 0.1 if attention is None else attention
         if hidden:
             options.no_place("hidden-dropout", f"{hidden}: a Llama has no dropout behind its layers")
@@ -174,6 +173,18 @@ def _heads_and_dropout(options: Options, found: dict[str, Any], *, is_llama: boo
     options.switch("bias-gelu-fusion", "architecture.activation_function")
     tanh = options.switch("openai-gelu", "architecture.activation_function")
     found["activation_function"] = "gelu" if exact and not tanh else "gelu_new"
+
+
+def _key_heads(options: Options) -> int | None:
+    """Heads of keys and values; Megatron-LM looks at its number of groups only where it is told to group."""
+    key = "architecture.num_key_value_heads"
+    heads = options.take("num-key-value-heads", whole, key)
+    groups = options.take("num-query-groups", whole, key)
+    if options.switch("group-query-attention", key):
+        return groups or 1
+    if "num-query-groups" in options:
+        options.nothing_lost("num-query-groups", "without --group-query-attention nobody looks at it")
+    return None if heads is None else int(heads)
 
 
 def data(options: Options, notes: list[str]) -> dict[str, Any]:

@@ -121,8 +121,10 @@ def test_a_script_becomes_parameters(tmp_path: Path, capsys: pytest.CaptureFixtu
     pytest.importorskip("tree_sitter_bash")
     script = tmp_path / "run.sh"
     script.write_text(
-        "L=$(cat layers)\npython pretrain_gpt.py --num-layers $L --hidden-size 64 --num-attention-heads 4 --seq-length 64 "
-        "\\\n  --max-position-embeddings 64 --global-batch-size 8 --lr 1e-3 --train-iters 9 --data-path s --fp8-format e4m3\n"
+        "L=$(cat layers)\n"
+        "python pretrain_gpt.py --num-layers $L --hidden-size 64 --num-attention-heads 4 --seq-length 64 \\\n"
+        "  --max-position-embeddings 64 --global-batch-size 8 --lr 1e-3 --train-iters 9 --data-path s \\\n"
+        "  --fp8-format e4m3\n"
     )
     out = tmp_path / "run.json"
     code, _, told = call(capsys, "parameters", "import", "megatron", script, "--out", out)

@@ -61,7 +61,7 @@ def test_each_option_with_a_key_sets_it(name: str) -> None:
     before, after = value_at(convert(without, nodes=1).parameters, key), value_at(found.parameters, key)
     assert after is not None
     assert (before == after) == (name in UNCHANGED)
-    if name not in ("fp16",):  # precision fp16 is for the parameters to take or refuse
+    if name != "fp16":  # precision fp16 is for the parameters to take or refuse
         Parameters.from_dict(found.parameters, source=name)
 
 
@@ -79,8 +79,21 @@ def test_the_page_is_the_table() -> None:
     assert page.read_text(encoding="utf-8") == flags.page(), "write it anew: page() of _megatron_flags"
 
 
+WHOLE = """
+--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention
+--num-query-groups 8 --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 1536
+--train-iters 12500 --lr 1.0E-4 --min-lr 1.0E-6 --lr-decay-style cosine --lr-decay-iters 12000 --lr-warmup-iters 1000
+--weight-decay 0.1 --clip-grad 0.8 --optimizer adam --adam-beta1 0.9 --adam-beta2 0.95 --adam-eps 1e-05 --bf16
+--untie-embeddings-and-output-weights --no-position-embedding --position-embedding-type rope --rope-theta 500000.0
+--disable-bias-linear --normalization RMSNorm --norm-epsilon 1e-5 --attention-dropout 0.0 --hidden-dropout 0.0 --swiglu
+--use-flash-attn --use-z-loss --init-method-std 0.008 --data-path 0.3 a 0.7 b --split 998,1,1 --eval-interval 100
+--eval-iters 20 --save-interval 500 --log-interval 1 --use-distributed-optimizer --tensor-model-parallel-size 2
+--pipeline-model-parallel-size 1 --fp8-format hybrid --num-layer 3
+"""
+
+
 def test_a_run_of_a_llama_comes_over_whole() -> None:
-    command = ["--num-layers", "32", "--hidden-size", "4096", "--ffn-hidden-size", "14336", "--num-attention-heads", "32", "--group-query-attention", "--num-query-groups", "8", "--seq-length", "2048", "--max-position-embeddings", "2048", "--micro-batch-size", "1", "--global-batch-size", "1536", "--train-iters", "12500", "--lr", "1.0E-4", "--min-lr", "1.0E-6", "--lr-decay-style", "cosine", "--lr-decay-iters", "12000", "--lr-warmup-iters", "1000", "--weight-decay", "0.1", "--clip-grad", "0.8", "--optimizer", "adam", "--adam-beta1", "0.9", "--adam-beta2", "0.95", "--adam-eps", "1e-05", "--bf16", "--untie-embeddings-and-output-weights", "--no-position-embedding", "--position-embedding-type", "rope", "--rope-theta", "500000.0", "--disable-bias-linear", "--normalization", "RMSNorm", "--norm-epsilon", "1e-5", "--attention-dropout", "0.0", "--hidden-dropout", "0.0", "--swiglu", "--use-flash-attn", "--use-z-loss", "--init-method-std", "0.008", "--data-path", "0.3", "a", "0.7", "b", "--split", "998,1,1", "--eval-interval", "100", "--eval-iters", "20", "--save-interval", "500", "--log-interval", "1", "--use-distributed-optimizer", "--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "1", "--fp8-format", "hybrid", "--num-layer", "3"]
+    command = WHOLE.split()
     found = convert(command, nodes=3)
     assert found.parameters == {
         "data": {
@@ -93,7 +106,7 @@ def test_a_run_of_a_llama_comes_over_whole() -> None:
             "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "initializer_range": 0.008, "scaled_init": True,
             "tie_word_embeddings": False, "attention_dropout": 0.0,
         },
-        "objective": {"type": "causal_lm", "layout": "megatron", "z_loss": 1e-4, "samples": 1536 * 12500},
+        "objective": {"type": "causal_lm", "layout": "megatron", "z_loss": 1e-4},
         "optimizer": {
             "type": "adamw", "learning_rate": 1e-4, "betas": [0.9, 0.95], "eps": 1e-5, "weight_decay": 0.1
         },
@@ -104,8 +117,16 @@ def test_a_run_of_a_llama_comes_over_whole() -> None:
         "checkpoint": {"save_steps": 500}, "evaluation": {"steps": 100, "batches": 20},
     }  # fmt: skip
     assert sorted(found.unplaced) == ["fp8-format", "num-layer", "tensor-model-parallel-size"]
-    assert found.unplaced["num-layer"].endswith('did you mean "num-layers" or "num-workers"?')
+    assert found.unplaced["num-layer"].startswith('3: not known; did you mean "num-layers"')
     Parameters.from_dict(found.parameters, source="test")
+
+
+def test_one_store_is_shuffled_over_the_epochs_that_the_run_takes() -> None:
+    found = convert(f"{SIZES} {BATCH}".split(), nodes=1)
+    assert found.parameters["objective"] == {"type": "causal_lm", "layout": "megatron", "samples": 64 * 1000}
+    apart = convert(f"{SIZES} {BATCH} --reset-position-ids --reset-attention-mask --eod-mask-loss".split(), nodes=1)
+    assert apart.parameters["objective"] == {"type": "causal_lm", "layout": "packed"}
+    assert "nothing follows an end" in apart.dropped["eod-mask-loss"]
 
 
 def test_a_gpt2_by_tokens_comes_over() -> None:
@@ -121,6 +142,7 @@ def test_a_gpt2_by_tokens_comes_over() -> None:
         "type": "cosine", "min_lr": 1e-6, "lr_decay_tokens": 300_000_000_000, "warmup_tokens": 3_000_000_000
     }  # fmt: skip
     assert found.parameters["parallel"] == {"engine": "deepspeed", "zero_stage": 2}
+    assert "samples" not in found.parameters["objective"]  # a run by tokens: how many rows is not known
     assert found.parameters["max_minutes"] == 60
     assert "rmsnorm with these positions" in found.unplaced["normalization"]
     assert any('one node ("-1")' in note for note in found.notes)
