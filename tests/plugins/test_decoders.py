@@ -228,7 +228,8 @@ def test_output_layers_begin_smaller_if_asked_for(name: str) -> None:
     ("name", "changes", "message"),
     [
         ("gpt2", {"num_attention_heads": 5}, "no whole number"),
-        ("llama", {"num_attention_heads": 5}, "no whole number"),
+        ("llama", {"num_attention_heads": 5}, "no even number"),
+        ("llama", {"num_attention_heads": 32, "num_key_value_heads": 32}, "no even number"),
         ("llama", {"num_key_value_heads": 3}, "evenly"),
         ("qwen3", {"num_key_value_heads": 3}, "evenly"),
         ("qwen3", {"head_dim": 15}, "even number"),

@@ -42,8 +42,11 @@ class Llama(Architecture):
 
     @model_validator(mode="after")
     def _divides(self) -> Self:
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(f"hidden_size {self.hidden_size} over {self.num_attention_heads} heads is no whole number")
+        if self.hidden_size % (2 * self.num_attention_heads):
+            raise ValueError(
+                f"hidden_size {self.hidden_size} over {self.num_attention_heads} heads is no even number, which rotary "
+                "positions need"
+            )
         shared = self.num_key_value_heads or self.num_attention_heads
         if self.num_attention_heads % shared:
             raise ValueError(f"{self.num_attention_heads} heads cannot share {shared} num_key_value_heads evenly")
