@@ -199,7 +199,11 @@ class Architecture(Component):
         """
         from terakoya import flops
 
-        return flops.per_token(model, self.blocks(model), context=context, head_share=head_share, causal=causal)
+        try:
+            blocks = self.blocks(model)
+        except NotImplementedError:  # only compilation and activation checkpointing cannot do without
+            blocks = ()
+        return flops.per_token(model, blocks, context=context, head_share=head_share, causal=causal)
 
 
 @dataclass(frozen=True)

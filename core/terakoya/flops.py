@@ -39,7 +39,8 @@ def per_token(
 
     Args:
         model: with all its weights, of any device, `meta` too.
-        blocks: its repeated blocks. Fewer than the config's layers are used again and again, as ALBERT's.
+        blocks: its repeated blocks, none where they are not known. Fewer than the config's layers are used again and
+            again, as ALBERT's.
         context: positions of its own document that a position sees, on average, if it sees both sides: `mean_context`.
         head_share: share of the positions at which the head is run.
         causal: whether a position sees what is before it alone, half of `context`; None asks the model's class.
@@ -47,8 +48,8 @@ def per_token(
     config = model.config
     halves = bool(getattr(config, "is_encoder_decoder", False))
     causal = model.can_generate() and not halves if causal is None else causal
-    layers = config.num_hidden_layers
-    repeated = max(1.0, layers / max(1, len(blocks)))
+    layers = getattr(config, "num_hidden_layers", None) or len(blocks)
+    repeated = max(1.0, layers / len(blocks)) if blocks else 1.0
     in_blocks = {id(module) for block in blocks for module in block.modules()}
     body, head = 0.0, 0.0
     outside = _head_modules(model)
@@ -93,10 +94,10 @@ def _matrices(module: torch.nn.Module) -> int:
 
 
 def _attention_width(config: object) -> int:
-    """Heads x the size of one."""
-    heads = getattr(config, "num_attention_heads", 1)
-    each = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // heads
-    return heads * each
+    """Heads x the size of one; where the config does not say, the width of hidden states."""
+    heads, hidden = getattr(config, "num_attention_heads", None), getattr(config, "hidden_size", 0)
+    each = getattr(config, "head_dim", None)
+    return heads * each if isinstance(heads, int) and isinstance(each, int) else hidden
 
 
 def _seen(config: object, layer: int, context: float) -> float:

@@ -28,6 +28,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from terakoya.components import Architecture
 from terakoya.flops import mean_context, per_token
 
 Blocks = Callable[[Any], Sequence[torch.nn.Module]]
@@ -115,3 +116,22 @@ def test_a_token_passes_one_half_of_an_encoder_decoder() -> None:
 def test_mean_context_weighs_documents_by_their_length() -> None:
     rows = np.array([[0, 0, 0, 0, 1, 1, -1, -1], [0, 0, 0, -1, -1, -1, -1, -1]])
     assert mean_context(rows) == (16 + 4 + 9) / (4 + 2 + 3)
+
+
+def test_a_model_of_its_own_kind_is_counted_by_its_weights() -> None:
+    """An architecture that says nothing of blocks, heads or layers still has a number, and its run starts."""
+
+    class OwnConfig(PretrainedConfig):
+        model_type = "own"
+
+    class Own(PreTrainedModel):
+        config_class = OwnConfig
+
+        def __init__(self, config: OwnConfig) -> None:
+            super().__init__(config)
+            self.words = torch.nn.Embedding(50, 8)
+            self.mix = torch.nn.Linear(8, 16)
+            self.head = torch.nn.Linear(16, 50)
+
+    model = Own(OwnConfig())
+    assert Architecture().flops_per_token(model, context=20) == 6 * (8 * 16 + 16 * 50)
