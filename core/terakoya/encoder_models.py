@@ -1,22 +1,25 @@
 """What Transformers' encoders in BERT's shape have in common: `embeddings`, then an `encoder` of layers.
 
+torch is imported inside functions, so that architectures name this module at their top.
 Letters in shapes: B rows, T positions, H hidden size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch.func import functional_call
-from transformers import PreTrainedModel
-
-from terakoya import attention
 from terakoya.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
 
 
 def hidden(model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The last hidden states (B, T, H) of the body of `model`; documents in one row never see each other."""
+    from terakoya import attention
+
     body = model.base_model
     embedded = body.embeddings(
         input_ids=batch["input_ids"],
@@ -37,6 +40,11 @@ def hidden_by_mask(
     Under autocast the encoder's weights with names in `lowered` are used in the lower precision. Autocast itself does
     that in products alone: a bias that the encoder adds on its own would make float32 of what it is added to.
     """
+    import torch
+    from torch.func import functional_call
+
+    from terakoya import attention
+
     body = model.base_model
     documents = batch["document_ids"]
     embedded = body.embeddings(

@@ -18,6 +18,7 @@ import pytest
 from terakoya import hookspecs, plugins
 from terakoya.contract import check_plugin
 from terakoya.errors import UserError
+from terakoya.events import call
 from terakoya.plugins import PluginError, load
 
 SCHEDULE = """
@@ -374,18 +375,24 @@ def _old_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_paused(run: object) -> None: ...
 
     monkeypatch.setattr(hookspecs, "run_paused", run_paused, raising=False)
+    monkeypatch.setattr(plugins, "EVENTS", (*plugins.EVENTS, "run_paused"))
 
 
 @pytest.mark.usefixtures("_old_hook")
 def test_a_hook_that_goes_is_told_at_every_start_and_still_works(
     write: Write, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = write("mine.py", EVENT + "run_paused(run):\n    pass\n@hookimpl\ndef run_started(run):\n    pass")
+    file = write(
+        "mine.py", EVENT + "run_paused(run):\n    run.append('paused')\n@hookimpl\ndef run_started(run):\n    pass"
+    )
     with caplog.at_level(logging.WARNING, logger="terakoya"):
         loaded = load([file])
     expected = f"plugin mine (--plugin {file}): hook run_paused goes in terakoya 0.9: use run_finished"
     assert [str(each) for each in loaded.leaving] == [expected]
     assert caplog.messages == [expected]
+    seen: list[str] = []
+    call(loaded.hook.listeners["run_paused"], run=seen)
+    assert seen == ["paused"]
     findings = [finding for finding in check_plugin(file) if finding.verdict == "warning"]
     assert [finding.text for finding in findings] == [expected]
 

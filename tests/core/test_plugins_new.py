@@ -65,14 +65,25 @@ def test_a_package_can_be_installed_and_is_then_there_without_plugin(tmp_path: P
     assert names == [
         f"terakoya-my-model/{name}" for name in ("pyproject.toml", "terakoya_my_model.py", "test_terakoya_my_model.py")
     ]
+    listed, site = installed([files[0].parent], tmp_path)
+    assert ["architecture", "my_model", "terakoya_my_model", "terakoya-my-model", "0.1.0"] in listed
+    assert not list(site.glob("test_*"))
+
+
+@pytest.mark.nightly
+def test_a_package_of_every_kind_can_be_installed(tmp_path: Path) -> None:
+    folders = [new(f"my_{kind}", kind, tmp_path, package=True)[0].parent for kind in SINGULAR]
+    listed, _ = installed(folders, tmp_path)
+    for kind in SINGULAR:
+        assert [kind, f"my_{kind}", f"terakoya_my_{kind}", f"terakoya-my-{kind}", "0.1.0"] in listed
+
+
+def installed(folders: list[Path], tmp_path: Path) -> tuple[list[list[str]], Path]:
+    """What `terakoya plugins list` says, line by line, once the packages `folders` are installed; and where that is."""
     site = tmp_path / "site"
     run(
         sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index",
-        "--target", str(site), str(files[0].parent), folder=tmp_path,
+        "--target", str(site), *map(str, folders), folder=tmp_path,
     )  # fmt: skip
     listed = run(sys.executable, "-m", "terakoya", "plugins", "list", folder=tmp_path, path=site)
-    assert any(
-        line.split() == ["architecture", "my_model", "terakoya_my_model", "terakoya-my-model", "0.1.0"]
-        for line in listed.splitlines()
-    )
-    assert not list(site.glob("test_*"))
+    return [line.split() for line in listed.splitlines()], site

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from terakoya import hookimpl
+from terakoya import encoder_models, hookimpl
 from terakoya.components import Architecture, Head
 from terakoya.data.vocab import Vocabulary
 
@@ -75,8 +75,6 @@ class DebertaV2(Architecture):
 
     def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The last hidden states (B, T, H); documents in one row never see each other."""
-        from terakoya import encoder_models
-
         return encoder_models.hidden_by_mask(model, batch)
 
     def logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
@@ -90,8 +88,6 @@ class DebertaV2(Architecture):
 
     def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
         """The encoder's layers."""
-        from terakoya import encoder_models
-
         return encoder_models.blocks(model)
 
     def max_sequence_length(self) -> int | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveInt
 
-from terakoya import hookimpl
+from terakoya import encoder_models, hookimpl
 from terakoya.components import Architecture, Head
 from terakoya.data.vocab import Vocabulary
 
@@ -61,8 +61,6 @@ class Roberta(Architecture):
 
     def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The last hidden states (B, T, H); documents in one row never see each other."""
-        from terakoya import encoder_models
-
         positions = batch["position_ids"] + _first(model.config.pad_token_id)
         return encoder_models.hidden(model, {**batch, "position_ids": positions})
 
@@ -72,8 +70,6 @@ class Roberta(Architecture):
 
     def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
         """The encoder's layers."""
-        from terakoya import encoder_models
-
         return encoder_models.blocks(model)
 
     def max_sequence_length(self) -> int:
