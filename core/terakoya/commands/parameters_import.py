@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terakoya.components import ForeignParameters
 from terakoya.errors import UserError
+
+if TYPE_CHECKING:
+    from terakoya.components import ForeignParameters
 
 
 def command(
