@@ -34,8 +34,11 @@ def command(
     from terakoya.plugins import registry
 
     component = registry().component("importers", format)
-    settings = {"define": _defined(define or [])} if "define" in component.model_fields else {}
-    if define and not settings:
+    for each in define or ():
+        if not each.partition("=")[0].isidentifier() or "=" not in each:
+            raise UserError(f"--define {each}: expected NAME=VALUE, for example num_layers=24")
+    settings = {"define": define} if define else {}
+    if define and "define" not in component.model_fields:
         raise UserError(f"--define: the format {format} reads no scripts with variables")
     found = make_importer(format, settings).parameters(file)
     text = json.dumps(found.parameters, indent=2, ensure_ascii=False) + "\n"
@@ -46,14 +49,6 @@ def command(
     else:
         out.write_text(text, encoding="utf-8")
     _report(found, file, out)
-
-
-def _defined(given: list[str]) -> dict[str, str]:
-    pairs = [each.partition("=") for each in given]
-    for each, (name, equals, _) in zip(given, pairs, strict=True):
-        if not equals or not name.isidentifier():
-            raise UserError(f"--define {each}: expected NAME=VALUE, for example num_layers=24")
-    return {name: value for name, _, value in pairs}
 
 
 def _report(found: ForeignParameters, file: Path, out: Path | None) -> None:

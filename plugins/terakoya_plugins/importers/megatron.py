@@ -10,9 +10,9 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from terakoya import hookimpl
 from terakoya.components import ForeignParameters, Importer
@@ -38,11 +38,11 @@ class Megatron(Importer):
 
     Attributes:
         vocab_size: pieces of the vocabulary; the rows above are padding and left out. Null keeps them all.
-        define: what shell variables hold, whatever a script assigns to them; for reading scripts.
+        define: NAME=VALUE: what shell variables hold, whatever a script assigns to them; for reading scripts.
     """
 
     vocab_size: PositiveInt | None = None
-    define: Mapping[str, str] = {}
+    define: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*=")], ...] = ()
 
     def read(self, source: Path, out: Path) -> None:
         """Reads `source`, a folder with iterations or one of them, and writes a Transformers folder to `out`.
@@ -79,7 +79,8 @@ class Megatron(Importer):
             text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{file}: cannot be read: {error}") from error
-        commands = list(_shell_script.Script(file.parent, self.define).commands(text))
+        defined = dict(each.split("=", 1) for each in self.define)
+        commands = list(_shell_script.Script(file.parent, defined).commands(text))
         words, nodes = _megatron_options.find_command(commands, file)
         return _megatron_parameters.convert(words, nodes=nodes)
 
