@@ -1,0 +1,66 @@
+"""The tokenizer `characters`: every character is a token, spaces and line ends too, as in small models of plays."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from terakoya import hookimpl
+from terakoya.components import Encoder, Tokenizer
+from terakoya.data.corpus import Corpus
+from terakoya.data.corpus_items import Document
+
+UNKNOWN = "[UNK]"
+MARK = "characters.json"
+
+
+class Characters(Tokenizer):
+    """No options: the characters of the corpus, in the order of their code points."""
+
+    keeps_line_ends: ClassVar[bool] = True
+
+    def train(
+        self,
+        corpus: Corpus,
+        folder: Path,
+        *,
+        processes: int = 1,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Mapping[str, Any]:
+        """Learns which characters there are and saves what `AutoTokenizer` loads."""
+        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+        from transformers import PreTrainedTokenizerFast
+
+        items = (item for block in corpus.blocks() for item in corpus.read(block))
+        found = sorted({each for item in items if isinstance(item, Document) for each in item.text} | {"\n"})
+        vocabulary = {each: number for number, each in enumerate([*found, UNKNOWN])}
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, UNKNOWN))
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        tokenizer.decoder = decoders.Fuse()
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=UNKNOWN).save_pretrained(folder)
+        (folder / MARK).write_text(self.model_dump_json(), encoding="utf-8")
+        return {"characters": len(found)}
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Self | None:
+        """The settings that read `folder`, None if it is not of this kind."""
+        file = folder / MARK
+        return cls.model_validate_json(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+    def encoder(self, folder: Path) -> Encoder:
+        """The fast path that works for any tokenizer of the library `tokenizers`."""
+        from terakoya.data.line_encoder import LineEncoder
+
+        return LineEncoder(self.load(folder), parse=self.special_tokens_in_text != "split")
+
+    def fingerprint(self, folder: Path) -> Mapping[str, str]:
+        """A hash of what ids depend on."""
+        return {"tokenizer": hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()}
+
+
+@hookimpl
+def register_tokenizers() -> dict[str, type[Tokenizer]]:
+    """Offers `characters`."""
+    return {"characters": Characters}
