@@ -174,7 +174,7 @@ def test_without_leaves_out_by_distribution_entry_point_module_or_all_foreign(in
 
 def test_without_takes_a_bundled_plugins_last_word_and_is_inherited() -> None:
     registry = load(without=["tensorboard"])
-    assert registry.names("trackers") == []
+    assert "tensorboard" not in registry.names("trackers")
     assert os.environ[plugins.WITHOUT_VARIABLE] == "tensorboard"
     with pytest.raises(UserError, match=r"left out by --without and might offer it: terakoya_plugins\.trackers"):
         registry.component("trackers", "tensorboard")
@@ -278,7 +278,7 @@ def test_an_installed_module_may_be_asked_for_and_checked_too() -> None:
     assert "linear" in load([name]).names("schedules")
     found = list(check_plugin(name, train=False))
     assert {finding.verdict for finding in found} == {"kept"}
-    assert {finding.component for finding in found} == {name, "schedule linear", "schedule constant"}
+    assert {finding.component for finding in found} == {name, "schedule linear"}
 
 
 def test_a_missing_file_and_two_files_of_one_name_are_errors(write: Write, tmp_path: Path) -> None:
