@@ -46,13 +46,13 @@ def test_every_character_is_a_token_and_a_model_writes_them(
     ids = tokenizer("the rain\n\n?")["input_ids"]
     assert [pieces[each] for each in ids] == list("the rain\n\n?")
     assert tokenizer.decode(ids) == "the rain\n\n?"
-    call("prepare", "play.jsonl", "--tokenizer", "work/characters", "--out", "work/play")
-    stored = TokenStore.open(tmp_path / "work/play").tokens
+    call("prepare", "play.jsonl", "--tokenizer", "work/characters", "--out", "work/store")
+    stored = TokenStore.open(tmp_path / "work/store").tokens
     np.testing.assert_array_equal(stored, [pieces.index(each) for each in PLAY])
     call(
         "train", str(PLUGIN.parents[2] / "parameters/shakespeare_char.json"), "--out", "work/run",
         "--set", "data.validation=[]", "--set", "evaluation=null", "--set", "max_steps=3", "--set", "logging_steps=1",
-        "--set", "schedule.warmup_steps=1", "--set", "data.train.0.store=work/play",
+        "--set", "schedule.warmup_steps=1",
     )  # fmt: skip
     lines = [json.loads(line) for line in Path("work/run/metrics.jsonl").read_text().splitlines()]
     losses = [line["lm_loss"] for line in lines if line["kind"] == "step"]

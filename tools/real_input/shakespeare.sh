@@ -16,13 +16,13 @@ file = sys.argv[1]
 with (gzip.open if file.endswith(".gz") else open)(file, "rt", encoding="utf-8") as stream:
     text = stream.read()
 bound = int(len(text) * 0.9)
-for name, part in (("whole", text), ("play", text[:bound]), ("play.val", text[bound:])):
+for name, part in (("whole", text), ("store", text[:bound]), ("store.val", text[bound:])):
     with open(f"{name}.jsonl", "w", encoding="utf-8") as out:
         out.write(json.dumps({"text": part}) + "\n")
 PYTHON
 plugin="$here/../../plugins/examples/characters.py"
 terakoya --plugin "$plugin" tokenizer train whole.jsonl --type characters --out work/characters
-for name in play play.val; do
+for name in store store.val; do
     terakoya --plugin "$plugin" prepare "$name.jsonl" --tokenizer work/characters --out "work/$name"
 done
 terakoya --plugin "$plugin" train "$here/../../parameters/shakespeare_char.json" --out work/run
