@@ -66,8 +66,8 @@ def _check_command(text: str) -> None:
         first += 2  # an option before the verb and its value
     command, rest = _command(words[first:])
     known = {flag for parameter in command.params for flag in [*parameter.opts, *parameter.secondary_opts]} | {"--help"}
-    if command.context_settings.get("ignore_unknown_options"):  # every setting of a kind of tokenizer is an option too
-        known |= _settings_flags()
+    if command.context_settings.get("ignore_unknown_options"):  # every setting of a kind of component is an option too
+        known |= _settings_flags({"export": "exporters", "import": "importers"}.get(words[first], "tokenizers"))
     values = 0
     for before, word in itertools.pairwise(["", *rest]):
         if word.startswith("--"):
@@ -78,12 +78,13 @@ def _check_command(text: str) -> None:
 
 
 @functools.cache
-def _settings_flags() -> set[str]:
-    """Every setting of every kind of tokenizer as an option, as `terakoya plugins show` and SentencePiece spell it, and
-    SentencePiece's names for corpus and folder."""
+def _settings_flags(plural: str) -> set[str]:
+    """Every setting of every tokenizer (exporter, importer) as an option, as `terakoya plugins show` and SentencePiece
+    spell it, and SentencePiece's names for corpus and folder."""
     registry = plugins.registry()
-    kinds = [registry.component("tokenizers", name) for name in registry.names("tokenizers")]
-    names = {"input", "output_dir", "model_prefix", *(name for kind in kinds for name in kind.model_fields)}
+    kinds = [registry.component(plural, name) for name in registry.names(plural)]
+    names = {name for kind in kinds for name in kind.model_fields}
+    names |= {"input", "output_dir", "model_prefix"} if plural == "tokenizers" else set()
     return {f"--{spelt}" for name in names for spelt in (name, name.replace("_", "-"))}
 
 

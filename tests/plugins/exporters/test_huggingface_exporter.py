@@ -16,7 +16,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ga", "##ra", "su"]
 VOCABULARY = Vocabulary(size=len(WORDS), pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))
 SIZES = {
     "hidden_size": 8, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_hidden_layers": 1, "num_layers": 1, "num_heads": 2,
-    "num_attention_heads": 2, "intermediate_size": 8,
+    "num_attention_heads": 2, "intermediate_size": 8, "num_key_value_heads": 2, "rotary_dim": 2,
 }  # fmt: skip
 
 
