@@ -183,7 +183,7 @@ def _answer(folder: Path, text: str, top: int, most: int, console: Console, *, t
 def _chat(writer: Writer, sampling: Sampling, console: Console) -> None:
     """Reads a line, answers, and so on, until the input ends or an empty line comes."""
     turns: list[dict[str, str]] = []
-    console.print("an empty line ends the chat" + ("" if writer.has_template else NO_TEMPLATE))
+    console.print("an empty line ends the chat" + ("" if writer.has_template else NO_TEMPLATE), soft_wrap=True)
     while True:
         try:
             text = console.input("> ")
