@@ -28,7 +28,14 @@ LAYOUTS = [
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
     """A store of 40 documents whose tokens know words; its corpus lies beside it."""
-    return TokenStore.open(toy.make_store(tmp_path_factory.mktemp("whole") / "toy", documents=40, seed=5))
+    store = TokenStore.open(toy.make_store(tmp_path_factory.mktemp("whole") / "toy", documents=40, seed=5))
+    give_words(store, np.random.default_rng(5).integers(0, 2, store.facts.tokens).astype(bool))
+    return store
+
+
+def give_words(store: TokenStore, starts: np.ndarray) -> None:
+    """Lets words start at `starts` (T,) bool."""
+    np.packbits(starts, bitorder="little").tofile(store.folder / "tokens.words")
 
 
 @pytest.mark.parametrize(("first", "stop"), [(0, 13), (7, 8), (11, 40)])
@@ -42,6 +49,8 @@ def test_its_rows_are_those_of_a_store_of_its_documents(
     prepare(Corpus([tmp_path / "some.jsonl"]), toy.WordTokenizer(has_eos=False), tokenizer, tmp_path / "store")
     alone = TokenStore.open(tmp_path / "store")
     some = part(whole, first, stop)
+    begin = int(whole.offsets[first])
+    give_words(alone, whole.word_starts(begin, begin + alone.facts.tokens))
     assert (some.facts.documents, some.facts.tokens) == (stop - first, alone.facts.tokens)
     sources = [RowSource(store, layout, sequence_length=16, seed=3) for store in (alone, some)]
     assert len(sources[0]) == len(sources[1])
