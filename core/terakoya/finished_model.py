@@ -58,12 +58,12 @@ def own_code(folder: Path) -> list[str]:
     return sorted({f"{each.rpartition('.')[0]}.py" for each in classes})
 
 
-def load(auto: Any, folder: Path, *, trust: bool = False) -> tuple[Any, Any]:
+def load(auto: Any, folder: Path, *, trust: bool = False, **options: Any) -> tuple[Any, Any]:
     """Model, in evaluation, and tokenizer of the folder `folder`; in a checkpoint the tokenizer lies beside
-    the models. Code in it is run only with `trust`.
+    the models. Code in it is run only with `trust`. `options`, such as `dtype`, are those of `from_pretrained`.
 
     Raises:
-        UserError: it cannot be loaded, or brings code that is not to be run.
+        UserError: it cannot be loaded, lacks weights, or brings code that is not to be run.
     """
     from transformers import AutoTokenizer
 
@@ -80,10 +80,17 @@ def load(auto: Any, folder: Path, *, trust: bool = False) -> tuple[Any, Any]:
     home = next((place for place in places if (place / "tokenizer_config.json").is_file()), folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(home, local_files_only=True, trust_remote_code=trust)
-        model = auto.from_pretrained(folder, local_files_only=True, trust_remote_code=trust).eval()
-    except (OSError, ValueError, ImportError) as error:
+        model, info = auto.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust, output_loading_info=True, **options
+        )
+    except (OSError, ValueError, ImportError, KeyError) as error:
         raise UserError(f"{folder}: cannot be loaded: {error}") from error
-    return model, tokenizer
+    if info["missing_keys"]:
+        raise UserError(
+            f"{folder}: has no weights for {', '.join(sorted(info['missing_keys'])[:5])}; "
+            "what Transformers draws at random in their place says nothing of the model"
+        )
+    return model.eval(), tokenizer
 
 
 def longest(model: Any) -> int | None:

@@ -18,6 +18,7 @@ from transformers import (
 from transformers.models.auto import modeling_auto
 
 from terakoya.errors import UserError
+from terakoya.finished_model import load, longest
 from terakoya.training.start_config import quiet
 
 Kind = Literal["causal", "masked"]
@@ -70,27 +71,9 @@ def from_folder(folder: Path, *, device: torch.device, dtype: torch.dtype, trust
     if not (folder / "config.json").is_file() and (folder / "generator" / "config.json").is_file():
         folder = folder / "generator"
     config = _config(folder)
-    if config.get("auto_map") and not trust_remote_code:
-        raise UserError(
-            f"{folder}: the model brings its own code; read that and, if it may run here, add --trust-remote-code"
-        )
     kind = _kind(folder, config)
-    places = [folder, folder.parent / "tokenizer", folder.parent.parent / "tokenizer"]
-    home = next((place for place in places if (place / "tokenizer_config.json").is_file()), folder)
-    try:
-        with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(home, local_files_only=True, trust_remote_code=trust_remote_code)
-            model, info = AUTO[kind].from_pretrained(
-                folder, local_files_only=True, trust_remote_code=trust_remote_code, dtype=dtype,
-                output_loading_info=True,
-            )  # fmt: skip
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise UserError(f"{folder}: cannot be loaded: {error}") from error
-    if info["missing_keys"]:
-        raise UserError(
-            f"{folder}: has no weights for {', '.join(sorted(info['missing_keys'])[:5])}; "
-            "what Transformers draws at random in their place says nothing of the model"
-        )
+    with quiet():
+        model, tokenizer = load(AUTO[kind], folder, trust=trust_remote_code, dtype=dtype)
     return _subject(folder, model.to(device), tokenizer, kind)
 
 
@@ -114,13 +97,7 @@ def from_checkpoint(folder: Path, manifest: dict[str, Any], *, device: torch.dev
 
 
 def _subject(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kind: Kind) -> Subject:
-    config = model.config
-    longest = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
-    padding = getattr(table, "padding_idx", None)
-    if longest is not None and padding is not None:
-        longest -= padding + 1  # RoBERTa's positions begin behind the padding id
-    return Subject(folder, model.eval(), tokenizer, kind, longest)
+    return Subject(folder, model.eval(), tokenizer, kind, longest(model))
 
 
 def _config(folder: Path) -> dict[str, Any]:
