@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     PositiveFloat,
@@ -27,6 +25,7 @@ from pydantic import (
 
 from terakoya import plugins
 from terakoya.components import Architecture, Component, Objective, Optimizer, Schedule, Tracker
+from terakoya.data_settings import Data, Settings
 from terakoya.errors import UserError, nearest
 from terakoya.parameter_files import explain, leaves, read_json, refuse_secrets, shown, with_overrides
 from terakoya.plugins import Registry
@@ -60,86 +59,7 @@ RESUME_MAY_CHANGE = frozenset(
 batch of the same size is split among nodes. A key stands for all below it."""
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-StorePath = Annotated[Path, Field(strict=False)]
-StepRange = Annotated[tuple[PositiveInt, PositiveInt], Field(strict=False)]
-
-
-class TrainStore(_Settings):
-    """A token store and its share of the rows. JSON may give a plain string for weight 1."""
-
-    store: StorePath
-    weight: PositiveFloat = 1.0
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_string(cls, value: Any) -> Any:
-        return {"store": value} if isinstance(value, str | Path) else value
-
-
-class DataStage(_Settings):
-    """Another mixture of stores: optimizer step `from_step`, counted from 1, is the first that takes its rows."""
-
-    from_step: Annotated[int, Field(ge=2)]
-    train: Annotated[tuple[TrainStore, ...], Field(strict=False, min_length=1)]
-
-
-class Data(_Settings):
-    """What is read.
-
-    Attributes:
-        train: stores to train on, with their shares of the rows.
-        validation: stores to validate on; or
-        split: the shares of the documents of each training store for training, validation and, where a third is given,
-            for nothing, such as a test: `[998, 1, 1]`. Contiguous, in the order of the store, as Megatron's --split.
-        sequence_length: of a row, in tokens.
-        stages: other mixtures from later steps on; a store goes on where it stood.
-        order: `sequential` takes rows in the order of the store, where the layout has one.
-        skip_steps: [first, last] of optimizer steps, counted from 1, whose rows are passed over: they count as taken,
-            and change nothing.
-    """
-
-    train: Annotated[tuple[TrainStore, ...], Field(strict=False, min_length=1)]
-    validation: Annotated[tuple[StorePath, ...], Field(strict=False)] = ()
-    split: Annotated[tuple[NonNegativeFloat, ...], Field(strict=False, min_length=2, max_length=3)] | None = None
-    sequence_length: Annotated[int, Field(ge=8)]
-    stages: Annotated[tuple[DataStage, ...], Field(strict=False)] = ()
-    order: Literal["shuffled", "sequential"] = "shuffled"
-    skip_steps: Annotated[tuple[StepRange, ...], Field(strict=False)] = ()
-
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
-        if self.split is not None:
-            if self.validation:
-                raise ValueError("split: cuts validation out of the training stores; give it or validation, not both")
-            if not self.split[0]:
-                raise ValueError(f"split: expected a first share above 0, for training, got {list(self.split)}")
-        steps = [stage.from_step for stage in self.stages]
-        if steps != sorted(set(steps)):
-            raise ValueError(f"stages: expected from_step to rise from stage to stage, got {steps}")
-        for number, stage in enumerate(self.stages):
-            named = [each.store for each in stage.train]
-            if len(set(named)) < len(named):
-                raise ValueError(f"stages.{number}: names a store twice; give it one weight")
-        for first, last in self.skip_steps:
-            if last < first:
-                raise ValueError(f"skip_steps: expected [first, last] with first <= last, got {[first, last]}")
-        return self
-
-    @property
-    def validates(self) -> bool:
-        """Whether there is anything to validate on."""
-        return bool(self.validation or (self.split and self.split[1]))
-
-    def skips(self, step: int) -> bool:
-        """Whether optimizer step `step`, counted from 0, is passed over."""
-        return any(first <= step + 1 <= last for first, last in self.skip_steps)
-
-
-class Parallel(_Settings):
+class Parallel(Settings):
     """How processes work together. `zero_stage` is DeepSpeed's: what is split among processes. `timeout_seconds` is how
     long a process waits for the others before it gives them up."""
 
@@ -156,7 +76,7 @@ class Parallel(_Settings):
         return self
 
 
-class Checkpoint(_Settings):
+class Checkpoint(Settings):
     """When to save and what to keep. The last step is always saved.
 
     Attributes:
@@ -171,14 +91,14 @@ class Checkpoint(_Settings):
     model: Literal["every", "last", "never"] | None = None
 
 
-class Evaluation(_Settings):
+class Evaluation(Settings):
     """Validation every `steps` optimizer steps over at most `batches` global batches of each validation store."""
 
     steps: PositiveInt
     batches: PositiveInt = 50
 
 
-class Parameters(_Settings):
+class Parameters(Settings):
     """Everything that describes a run.
 
     Attributes:
