@@ -13,18 +13,7 @@ here=$(realpath "$(dirname "$0")")
 cd "$2"
 mkdir -p electra
 
-# Prints a command and its seconds; a command that succeeded once is not run again.
-step() {
-    step=$1
-    shift
-    test -e "done/$step" && return
-    echo "\$ $*"
-    began=$(date +%s)
-    "$@"
-    echo "($(($(date +%s) - began)) s)"
-    mkdir -p done
-    touch "done/$step"
-}
+. "$here/steps.sh"
 
 step electra-tokenizer terakoya tokenizer train "$data/ja-medium.jsonl.gz" --type mecab_wordpiece --counts counts \
     --vocab-size 8192 --limit-alphabet 3000 --out electra/tokenizer

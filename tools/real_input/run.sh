@@ -14,18 +14,7 @@ mkdir -p "$2"
 cd "$2"
 kinds="mecab_wordpiece mecab_character sentencepiece byte_bpe"
 
-# Prints a command and its seconds; a command that succeeded once is not run again.
-step() {
-    step=$1
-    shift
-    test -e "done/$step" && return
-    echo "\$ $*"
-    began=$(date +%s)
-    "$@"
-    echo "($(($(date +%s) - began)) s)"
-    mkdir -p done
-    touch "done/$step"
-}
+. "$here/steps.sh"
 
 corpus="$data/ja-medium.jsonl.gz"
 step counts terakoya tokenizer count "$corpus" --type mecab_wordpiece --out counts
