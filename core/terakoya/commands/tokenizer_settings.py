@@ -19,7 +19,7 @@ def read_settings(file: Path) -> dict[str, Any]:
 
     if file.suffix.lower() not in (".yaml", ".yml"):
         return read_json(file)
-    import yaml  # type: ignore[import-untyped]
+    import yaml
 
     class Once(yaml.SafeLoader):
         """Refuses a key that stands twice in one mapping; the library would take the last in silence."""

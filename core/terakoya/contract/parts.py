@@ -36,7 +36,7 @@ def _optimizer(subject: Subject, module: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _network() -> nn.Module:
+def _network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 1))
 
@@ -60,7 +60,7 @@ def _steps(module: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> l
 def takes_every_weight(subject: Subject) -> None:
     """It takes each trainable weight once, and no frozen one, at its learning rate."""
     module = _network()
-    module[0].requires_grad_(False)  # type: ignore[index]
+    module[0].requires_grad_(False)
     optimizer = _optimizer(subject, module)
     taken = [id(each) for group in optimizer.param_groups for each in group["params"]]
     expected = {id(each) for each in module.parameters() if each.requires_grad}
@@ -69,7 +69,9 @@ def takes_every_weight(subject: Subject) -> None:
             f"it takes {len(taken)} tensors, of which {len(expected & set(taken))} are among the {len(expected)} that "
             "may be trained; take those with requires_grad, each once"
         )
-    rate = subject.settings().learning_rate  # type: ignore[attr-defined]
+    settings = subject.settings()
+    assert isinstance(settings, Optimizer)
+    rate = settings.learning_rate
     wrong = [group["lr"] for group in optimizer.param_groups if group["lr"] != rate]
     if wrong:
         raise Wrong(f"a group's lr is {wrong[0]}, expected learning_rate, which is {rate}: the schedule multiplies it")

@@ -44,7 +44,8 @@ class Subject(settings.Subject):
     def folder(self) -> Path:
         """Where it was trained; `close` removes it."""
         home = Path(self.home.name)
-        if self.component.fallback:  # type: ignore[attr-defined]
+        assert issubclass(self.component, Tokenizer)
+        if self.component.fallback:
             return toy.make_tokenizer(home / "trained")
         return self.train(home / "trained")
 

@@ -290,7 +290,7 @@ class Script:
 
     def _look_up(self, words: list[str]) -> str | None:
         """The value of `yq '.key' FILE`, the file lying beside the script; None if it is not there."""
-        import yaml  # type: ignore[import-untyped]
+        import yaml
 
         if len(words) != 2 or not re.fullmatch(r"\.[\w.]+", words[0]) or not (self._folder / words[1]).is_file():
             return None
