@@ -315,10 +315,19 @@ def megatron_deepspeed(model: PreTrainedModel, root: Path, *, tp: int, version: 
 # ------------------------------------------------------------------------------------------------- DeepSpeed ZeRO
 
 
-def zero(model: PreTrainedModel, root: Path, *, stage: int, processes: int, frozen: tuple[str, ...] = ()) -> Path:
+def zero(
+    model: PreTrainedModel,
+    root: Path,
+    *,
+    stage: int,
+    processes: int,
+    frozen: tuple[str, ...] = (),
+    alignment: int | None = None,
+) -> Path:
     """A ZeRO checkpoint of `model`, weights of a name in `frozen` not trained; returns `root`.
 
-    Matrices are one group of the optimizer, vectors another, as with and without weight decay.
+    Matrices are one group of the optimizer, vectors another, as with and without weight decay. In stages 1 and 2 each
+    weight may be filled up to a multiple of `alignment` numbers; the fillings are no zeros here, so that they show.
     """
     folder = root / "global_step7"
     folder.mkdir(parents=True)
@@ -342,9 +351,13 @@ def zero(model: PreTrainedModel, root: Path, *, stage: int, processes: int, froz
     }  # fmt: skip
     vectors: list[list[list[Tensor]]] = [[[] for _ in shapes] for _ in range(processes)]
     fragments: list[dict[str, Tensor]] = [{} for _ in range(processes)]
+    paddings: list[list[int]] = []
     for number, names in enumerate(shapes):
         if stage < 3:
-            flat = torch.cat([trained[name].flatten() for name in names])
+            fillings = [-trained[name].numel() % (alignment or 1) for name in names]
+            paddings.append(fillings)
+            parts = zip(names, fillings, strict=True)
+            flat = torch.cat([torch.cat([trained[each].flatten(), torch.full((more,), 7.0)]) for each, more in parts])
             even = -(-len(flat) // (2 * processes)) * 2 * processes
             flat = torch.cat([flat, torch.zeros(even - len(flat))])
             for rank, share in enumerate(flat.chunk(processes)):
@@ -362,6 +375,8 @@ def zero(model: PreTrainedModel, root: Path, *, stage: int, processes: int, froz
         key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
         count = processes if stage == 3 else [processes] * len(shapes)
         optimizer = {"zero_stage": stage, "partition_count": count, key: groups, "loss_scaler": None}
+        if alignment is not None:
+            optimizer["param_alignment_paddings"] = paddings
         torch.save(
             {"optimizer_state_dict": optimizer, "ds_version": "0.19.8"},
             folder / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt",

@@ -30,10 +30,23 @@ def test_frozen_weights_come_along(stage: int, tmp_path: Path) -> None:
     layouts.same(tmp_path / "out", model)
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_deepspeeds_own_merging_finds_the_same_in_these_files(stage: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", [1, 2])
+def test_weights_filled_up_to_an_alignment_come_without_the_filling(stage: int, tmp_path: Path) -> None:
+    model = layouts.model("llama")
+    source = layouts.zero(model, tmp_path / "in", stage=stage, processes=3, alignment=7)
+    DeepSpeed().read(source, tmp_path / "out")
+    layouts.same(tmp_path / "out", model)
+
+
+@pytest.mark.parametrize(("stage", "alignment"), [(2, None), (2, 7), (3, None)])
+def test_deepspeeds_own_merging_finds_the_same_in_these_files(
+    stage: int, alignment: int | None, tmp_path: Path
+) -> None:
     zero_to_fp32 = pytest.importorskip("deepspeed.utils.zero_to_fp32")
-    source = layouts.zero(layouts.model("gpt2"), tmp_path / "in", stage=stage, processes=3, frozen=("transformer.wpe",))
+    source = layouts.zero(
+        layouts.model("gpt2"), tmp_path / "in", stage=stage, processes=3, frozen=("transformer.wpe",),
+        alignment=alignment,
+    )  # fmt: skip
     theirs = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(str(source))
     ours = read_weights(source / "global_step7")
     assert ours.keys() == theirs.keys()
