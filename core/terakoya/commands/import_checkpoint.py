@@ -7,11 +7,8 @@ from typing import Annotated
 
 import typer
 
-from terakoya.commands.tokenizer_settings import gather, take_flags
+from terakoya.commands.component_settings import gather, take_flags
 from terakoya.errors import UserError
-
-FLAGS = {"ignore_unknown_options": True}
-"""Options that the command does not know are the format's own settings; they arrive among the arguments."""
 
 
 def command(

@@ -29,6 +29,7 @@ from terakoya.commands import (
     try_model,
     upload,
 )
+from terakoya.commands.component_settings import FLAGS
 from terakoya.errors import UserError
 
 DEBUG_VARIABLE = "TERAKOYA_DEBUG"
@@ -69,8 +70,8 @@ app.command("train")(train.command)
 app.command("status")(status.command)
 app.command("report")(report.command)
 app.command("evaluate")(evaluate.command)
-app.command("export", context_settings=export.FLAGS)(export.command)
-app.command("import", context_settings=import_checkpoint.FLAGS)(import_checkpoint.command)
+app.command("export", context_settings=FLAGS)(export.command)
+app.command("import", context_settings=FLAGS)(import_checkpoint.command)
 app.command("try")(try_model.command)
 app.command("upload")(upload.command)
 app.add_typer(plugins.app, name="plugins")

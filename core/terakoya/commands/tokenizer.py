@@ -12,14 +12,11 @@ import typer
 
 from terakoya.commands import count_words, tokenizer_report
 from terakoya.commands.cleaning import Clean, CleanFolderOption, CleanOption, cleaned, read_clean
-from terakoya.commands.tokenizer_settings import gather, read_settings, take_flags
+from terakoya.commands.component_settings import FLAGS, gather, read_settings, take_flags
 from terakoya.errors import UserError
 from terakoya.machine import cores
 
 Documents = Literal["blank", "line"]
-
-FLAGS = {"ignore_unknown_options": True}
-"""Options that a command does not know are the kind's own settings; they arrive among the arguments."""
 
 app = typer.Typer(help="Train a tokenizer on raw text, look at it.", no_args_is_help=True, rich_markup_mode=None)
 

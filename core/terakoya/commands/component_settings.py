@@ -1,4 +1,4 @@
-"""The settings of a kind of tokenizer as the command line gives them: a JSON or YAML file, --set, and flags."""
+"""The settings of a tokenizer, exporter or importer as the command line gives them: a file, --set, and flags."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from terakoya.errors import UserError
+
+FLAGS = {"ignore_unknown_options": True}
+"""Options that a command does not know are the kind's own settings; they arrive among the arguments."""
 
 
 def read_settings(file: Path) -> dict[str, Any]:
