@@ -132,3 +132,5 @@ def test_the_command_writes_on_and_chats(
     assert "no chat template" in " ".join(lines[:2])
     assert [line.removeprefix("> ") for line in lines[-3:-1]] == [first, second], "and nothing after the empty line"
     assert "expected a text to go on from" in run(capsys, str(folder), code=2)
+    cut = "山に".encode()[:-1].decode("utf-8", "surrogateescape")  # as a command line hands over what is no UTF-8
+    assert "a character is cut in two" in run(capsys, str(folder), cut, code=2)

@@ -148,6 +148,10 @@ def command(
     from terakoya.generation import Sampling, Writer, is_causal
 
     console = Console(highlight=False)
+    for text in texts or ():
+        whole = text.encode("utf-8", "replace").decode("utf-8")
+        if whole != text:
+            raise UserError(f'the text that ends in "{whole[-20:]}": expected UTF-8; a character is cut in two')
     model, _ = find_model(folder, texts[0] if texts else "")
     if is_causal(model):
         sampling = Sampling(max_new_tokens, temperature, top_p, top_k, seed)
