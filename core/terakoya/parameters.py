@@ -53,10 +53,11 @@ RESUME_MAY_CHANGE = frozenset(
         "data.validation",
         "batch_size",
         "data.skip_steps",
+        "activation_checkpointing",
     }
 )
-"""What may change when a run goes on: length, logging, saving, evaluation, steps to pass over, and how a global
-batch of the same size is split among nodes. A key stands for all below it."""
+"""What may change when a run goes on: length, logging, saving, evaluation, steps to pass over, what is kept in memory,
+and how a global batch of the same size is split among nodes. A key stands for all below it."""
 
 
 class Parallel(Settings):
@@ -107,6 +108,8 @@ class Parameters(Settings):
         max_steps, max_tokens, epochs: the run's length; exactly one is given. It ends with the step that reaches
             `max_tokens`, or whose rows complete the `epochs`: of one store, 1 takes each row once.
         max_grad_norm: the bound on the gradient's norm; 0 is none.
+        activation_checkpointing: what of a block's inside is computed again in the backward instead of being kept: all of
+            it, all but what is dear to compute (matrix products, attention), or nothing. Changes memory and time alone.
         max_minutes: save and stop after this time; null is never.
         start_from: where weights come from at step 0; null draws them. A run that goes on does not look there.
         frozen_layers: how many of the lowest layers keep their weights, together with the embeddings; -1 is none, 0 the
@@ -125,6 +128,7 @@ class Parameters(Settings):
     epochs: PositiveFloat | None = None
     max_grad_norm: NonNegativeFloat = 1.0
     precision: Literal["fp32", "bf16"] = "fp32"
+    activation_checkpointing: Literal["full", "selective"] | None = None
     parallel: Parallel = Parallel()
     attention: Literal["auto", "sdpa", "flash", "eager"] = "auto"
     checkpoint: Checkpoint = Checkpoint()

@@ -27,7 +27,7 @@ def freeze(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary) ->
     if count < 0:
         return
     for model in models(module):
-        blocks = list(_architecture_of(parameters, model, vocabulary).blocks(model))
+        blocks = list(architecture_of(parameters, model, vocabulary, key="frozen_layers").blocks(model))
         if count > len(blocks):
             raise UserError(
                 f"frozen_layers: expected at most {len(blocks)}, as many layers as {type(model).__name__} has, "
@@ -59,13 +59,19 @@ def models(module: nn.Module) -> Iterator[PreTrainedModel]:
             yield each
 
 
-def _architecture_of(parameters: Parameters, model: PreTrainedModel, vocabulary: Vocabulary) -> Architecture:
-    """The architecture, the run's own or one in the objective's settings, that builds models of this type."""
+def architecture_of(
+    parameters: Parameters, model: PreTrainedModel, vocabulary: Vocabulary, *, key: str
+) -> Architecture:
+    """The architecture, the run's own or one in the objective's settings, that builds models of this type.
+
+    Raises:
+        UserError: there is none; `key` is the setting that asks for its layers.
+    """
     nested = [value for value in dict(parameters.objective).values() if isinstance(value, Architecture)]
     for architecture in [parameters.architecture, *nested]:
         if isinstance(model.config, type(architecture.config(vocabulary))):
             return architecture
-    raise UserError(f"frozen_layers: no architecture of the parameters says where the layers of {type(model)} are")
+    raise UserError(f"{key}: no architecture of the parameters says where the layers of {type(model)} are")
 
 
 def _embeddings(model: PreTrainedModel, blocks: list[nn.Module]) -> Iterator[nn.Module]:

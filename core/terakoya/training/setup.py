@@ -24,6 +24,7 @@ from terakoya.parameters import Parameters, resolve_length
 from terakoya.plugins import Registry, registry
 from terakoya.progress import Length
 from terakoya.training import run_folder
+from terakoya.training.activation_checkpointing import recompute
 from terakoya.training.batches import BatchMaker, to_device
 from terakoya.training.distributed import Connection, DDPEngine, Engine, connect
 from terakoya.training.frozen import described, freeze
@@ -135,7 +136,7 @@ def build(
         tokens_per_row=_tokens_per_row(loader, objective, stores.vocabulary) if epoch_rows else 0.0,
         global_rows=share.global_rows,
     )
-    module = build_module(parameters, stores.vocabulary)
+    module = build_trained(parameters, stores.vocabulary)
     backend = attention.choose(
         parameters.attention,
         device=connection.device,
@@ -151,7 +152,6 @@ def build(
         started = start_together(parameters, module, stores.vocabulary, tokenizer_folder, connection)
         for note in started.notes:
             record.say(note)
-    freeze(parameters, module, stores.vocabulary)
     if parameters.frozen_layers >= 0 and parameters.start_from is None:
         record.warn(f"frozen_layers {parameters.frozen_layers} without start_from: weights that nobody trained stay so")
     count = sum(parameter.numel() for parameter in module.parameters())
@@ -209,6 +209,15 @@ def build_module(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
     parameters.objective.check(vocabulary, sequence_length=parameters.data.sequence_length)
     torch.manual_seed(int(hash_u64(parameters.seed, "weights")) & 0x7FFF_FFFF_FFFF_FFFF)
     return parameters.objective.build(parameters.architecture, vocabulary)
+
+
+def build_trained(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
+    """`build_module`'s as it is trained: lowest layers frozen, blocks computed again in the backward, as `parameters`
+    say. UserError as there, and where one of these cannot be."""
+    module = build_module(parameters, vocabulary)
+    freeze(parameters, module, vocabulary)
+    recompute(parameters, module, vocabulary)
+    return module
 
 
 def _engine(

@@ -1,0 +1,124 @@
+"""Activation checkpointing changes what stands in memory and nothing else: not a bit of a loss, gradient or weight."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toy
+from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from terakoya import attention
+from terakoya.components import Architecture
+from terakoya.contract.toy import VOCABULARY, make_rows, values
+from terakoya.contract.toy import make_store as contract_store
+from terakoya.data.store import TokenStore
+from terakoya.errors import UserError
+from terakoya.parameters import Parameters
+from terakoya.plugins import registry
+from terakoya.training.activation_checkpointing import wrap
+from terakoya.training.batches import to_device
+from terakoya.training.setup import build_module, build_trained, train_here
+
+KINDS = ("full", "selective")
+DROPOUTS = (
+    "hidden_dropout_prob", "attention_probs_dropout_prob", "resid_pdrop", "attn_pdrop", "embd_pdrop",
+    "attention_dropout", "mlp_dropout", "embedding_dropout", "dropout_rate",
+)  # fmt: skip
+"""What the architectures call their dropouts."""
+SUBJECTS = [
+    *((name, "masked_lm", "packed", 0.1) for name in ("bert", "roberta", "deberta", "deberta_v2", "modernbert")),
+    *((name, "causal_lm", "packed", 0.1) for name in ("gpt2", "gptj", "llama", "qwen3")),
+    ("electra", "replaced_token", "packed", 0.1),
+    ("t5", "span_corruption", None, 0.1),
+    ("bert", "masked_lm", "packed", 0.0),
+    ("llama", "causal_lm", "packed", 0.0),
+    ("gpt2", "causal_lm", "stream", 0.0),
+]
+"""Architecture, objective, layout, dropout: with and without dropout, torch attends in different ways."""
+
+
+@pytest.fixture(scope="module")
+def rows_of(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    return contract_store(tmp_path_factory.mktemp("rows") / "toy")
+
+
+def parameters(
+    architecture: str, objective: str, layout: str | None, kind: str | None, *, dropout: float, **changes: Any
+) -> Parameters:
+    """A run at toy size with every dropout at `dropout`."""
+    component = registry().component("architectures", architecture)
+    dropouts = {name: dropout for name in DROPOUTS if name in component.model_fields}
+    assert dropouts, "every architecture here has a dropout"
+    learnt = values(registry().component("objectives", objective))
+    return Parameters.from_dict(
+        {
+            "data": {"train": ["store"], "sequence_length": 32},
+            "architecture": {"type": architecture, **values(component), **dropouts},
+            "objective": {"type": objective, **learnt, **({"layout": layout} if layout else {})},
+            "optimizer": {"type": "adamw"}, "schedule": {"type": "linear"},
+            "batch_size": {"-1": 6}, "max_steps": 1, "activation_checkpointing": kind, **changes,
+        },
+        source="test",
+    )  # fmt: skip
+
+
+class Alive(TorchDispatchMode):
+    """Knows the bytes of every tensor made under it that still stands in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for each in tree_leaves(made):
+            if isinstance(each, torch.Tensor):
+                storage = each.untyped_storage()
+                self.storages[storage.data_ptr()] = (weakref.ref(storage), storage.nbytes())
+        return made
+
+    def bytes(self) -> int:
+        return sum(size for storage, size in self.storages.values() if storage() is not None)
+
+
+def loss_and_gradients(
+    settings: Parameters, store: TokenStore, backend: str = "sdpa"
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], int]:
+    """Sums, gradients by name, and the bytes that stood in memory between forward and backward."""
+    objective = settings.objective
+    batch = objective.collate(make_rows(store, objective.row_layout()), VOCABULARY)
+    tensors = to_device(batch, torch.device("cpu"), flash=False)
+    module = build_trained(settings, VOCABULARY).train()
+    attention.use(module, backend)
+    torch.manual_seed(5)
+    with Alive() as alive:
+        sums = module(tensors)
+        loss = sum(sums[name] * term.weight for name, term in objective.terms().items() if term.weight)
+        kept = alive.bytes()
+    loss.backward()
+    gradients = {name: each.grad for name, each in module.named_parameters() if each.grad is not None}
+    assert len(gradients) > 10
+    return {name: value.detach() for name, value in sums.items()}, gradients, kept
+
+
+@pytest.mark.parametrize(("architecture", "objective", "layout", "dropout"), SUBJECTS)
+def test_less_is_kept_and_nothing_else_changes(
+    architecture: str, objective: str, layout: str | None, dropout: float, rows_of: TokenStore
+) -> None:
+    plain = parameters(architecture, objective, layout, None, dropout=dropout)
+    sums, gradients, kept = loss_and_gradients(plain, rows_of)
+    bytes_kept = {}
+    for kind in KINDS:
+        settings = parameters(architecture, objective, layout, kind, dropout=dropout)
+        ours, our_gradients, bytes_kept[kind] = loss_and_gradients(settings, rows_of)
+        assert ours.keys() == sums.keys() and our_gradients.keys() == gradients.keys()
+        for name, value in (sums | gradients).items():
+            assert torch.equal((ours | our_gradients)[name], value), (kind, name)
+    assert bytes_kept["full"] < bytes_kept["selective"] < kept
