@@ -10,10 +10,12 @@ Letters: B rows, T tokens of a row, S segments of all rows, n any number of plac
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from terakoya.data.conversation_rows import ConversationPlan, check_store, flags_at, last_runs
 from terakoya.data.framing import Segments, frame
 from terakoya.data.layouts import Layout, Rows, ranges
 from terakoya.data.megatron_order import MegatronOrder
@@ -30,8 +32,24 @@ IGNORED = -100
 logger = logging.getLogger("terakoya")
 
 
+@dataclass(frozen=True)
+class _Runs:
+    """Adjacent places of documents, in row order; every array (S,) int64.
+
+    `document` is its number in the store, `first` its own first place, [begin, stop) the places taken of it; `ordinal`
+    counts documents that are kept apart within their row.
+    """
+
+    row: np.ndarray
+    document: np.ndarray
+    first: np.ndarray
+    begin: np.ndarray
+    stop: np.ndarray
+    ordinal: np.ndarray
+
+
 class CausalRows:
-    """Cuts the rows of one store in the layout `packed`, `stream` or `megatron`; see `Layout`."""
+    """Cuts the rows of one store in the layout `packed`, `padded`, `stream` or `megatron`; see `Layout`."""
 
     def __init__(self, store: TokenStore, layout: Layout, *, sequence_length: int, seed: int, shuffle: bool) -> None:
         """Opens the packing plan, building it first where there is none. Without `shuffle` rows of `megatron` are those
@@ -48,7 +66,14 @@ class CausalRows:
         self._pad = next(each for each in fills if each is not None)
         self._plan: Plan | None = None
         self._order: MegatronOrder | None = None
-        if layout.kind == "packed":
+        self._answer_bits: tuple[np.ndarray, int] | None = None
+        if layout.conversations is not None:
+            assert not layout.bos and not self._adds_end, "the template has put everything there"
+            plan = ConversationPlan(store, layout.conversations, sequence_length, self._inputs)
+            self._plan = plan.packed() if layout.kind == "packed" else plan.padded()
+            if layout.conversations.loss_on != "all":
+                self._answer_bits = store.answer_bits
+        elif layout.kind == "packed":
             self._plan = stored_plan(
                 store.folder,
                 store.fingerprint,
@@ -92,19 +117,57 @@ class CausalRows:
             labels=np.full(shape, IGNORED, np.int32),
         )
 
+    def document_starts(self, epoch: int, rows: np.ndarray) -> np.ndarray:
+        """Whether a document begins at each place of the rows numbered `rows` (B,) of `epoch`: (B, T) bool. Of one
+        that was cut only its first part counts."""
+        runs = self._packed_runs(self._plan, rows) if self._plan is not None else self._joined_runs(epoch, rows)[1]
+        length = runs.stop - runs.begin
+        column = _last(runs.row, length) + 1 - length
+        starts = np.zeros((len(rows), self._length), bool)
+        at = runs.begin == runs.first
+        starts[runs.row[at], column[at]] = True
+        return starts
+
     def _packed(self, plan: Plan, rows: np.ndarray, keys: np.ndarray) -> Rows:
         """Rows of pieces, each a document of its own."""
+        runs = self._packed_runs(plan, rows)
+        following = self._token(runs.document, runs.stop - runs.first)
+        last = runs.row * self._length + _last(runs.row, runs.stop - runs.begin)
+        found = self._assemble(self._segments(runs), last, following, keys, restart=True)
+        return found if self._answer_bits is None else self._answers_only(found, runs, last)
+
+    def _answers_only(self, rows: Rows, runs: _Runs, last: np.ndarray) -> Rows:
+        """`rows` with labels where they belong to answers; runs end at the flat indices `last` (S,)."""
+        settings, labels = self._layout.conversations, rows.labels
+        assert settings is not None and labels is not None and self._answer_bits is not None
+        start = self._spans.document_start(runs.document) - runs.first
+        place = np.zeros(labels.size, np.int64)  # of each label in the store's tokens
+        length = runs.stop - runs.begin
+        owner, ordinal = ranges(length)
+        place[last[owner] - length[owner] + 1 + ordinal] = (start + runs.begin)[owner] + 1 + ordinal
+        learnt = flags_at(self._answer_bits, place).reshape(labels.shape) & (labels != IGNORED)
+        if settings.loss_on == "last_answer":
+            learnt = last_runs(learnt, rows.document_ids)
+        return replace(rows, labels=np.where(learnt, labels, np.int32(IGNORED)))
+
+    def _packed_runs(self, plan: Plan, rows: np.ndarray) -> _Runs:
         first = plan.rows[rows]
         row, ordinal = ranges(plan.rows[rows + 1] - first)
         pieces = first[row] + ordinal
         start, length = plan.starts[pieces], plan.lengths[pieces].astype(np.int64)
         document = self._spans.document_at(start)
-        segments = self._segments(row, document, self._spans.stream_start(document), (start, start + length), ordinal)
-        following = self._token(document, start + length - self._spans.stream_start(document))
-        return self._assemble(segments, row * self._length + _last(row, length), following, keys, restart=True)
+        return _Runs(row, document, self._spans.stream_start(document), start, start + length, ordinal)
 
     def _joined(self, epoch: int, rows: np.ndarray, keys: np.ndarray) -> Rows:
         """Rows of documents joined by their ends, in the store's order or in Megatron-LM's."""
+        course, runs, begin, stop = self._joined_runs(epoch, rows)
+        after = course.document_at(stop)
+        following = self._token(course.in_store(after), stop - course.stream_start(after))
+        last = np.arange(len(rows)) * self._length + stop - begin - 1
+        return self._assemble(self._segments(runs), last, following, keys, restart=False)
+
+    def _joined_runs(self, epoch: int, rows: np.ndarray) -> tuple[Spans | MegatronOrder, _Runs, np.ndarray, np.ndarray]:
+        """What joins the documents, the runs of the rows in it, and where each row begins and stops in it (B,)."""
         course: Spans | MegatronOrder = self._spans
         if self._order is not None:
             course = self._order.of_epoch(epoch)
@@ -116,32 +179,21 @@ class CausalRows:
         number = first[row] + ordinal
         start = course.stream_start(number)
         cut = np.maximum(begin[row], start), np.minimum(stop[row], course.stream_start(number + 1))
-        segments = self._segments(row, course.in_store(number), start, cut, np.zeros(len(row), np.int64))
-        after = course.document_at(stop)
-        following = self._token(course.in_store(after), stop - course.stream_start(after))
-        last = np.arange(len(rows)) * self._length + stop - begin - 1
-        return self._assemble(segments, last, following, keys, restart=False)
+        return course, _Runs(row, course.in_store(number), start, *cut, np.zeros_like(row)), begin, stop
 
-    def _segments(
-        self,
-        row: np.ndarray,
-        document: np.ndarray,
-        first_place: np.ndarray,
-        cut: tuple[np.ndarray, np.ndarray],
-        ordinal: np.ndarray,
-    ) -> Segments:
-        """Places [cut[0], cut[1]) of the store's `document` (S,), whose own first one is `first_place` (S,)."""
+    def _segments(self, runs: _Runs) -> Segments:
+        """The stored tokens of each run, and what frames them."""
         lead = int(self._layout.bos)
-        begin, stop = cut[0] - first_place, cut[1] - first_place
-        text = self._text_length(document)
+        begin, stop = runs.begin - runs.first, runs.stop - runs.first
+        text = self._text_length(runs.document)
         start = np.maximum(begin - lead, 0)
         return Segments(
-            row,
-            self._spans.document_start(document) + start,
+            runs.row,
+            self._spans.document_start(runs.document) + start,
             np.minimum(stop - lead, text) - start,
             ((begin == 0) & bool(lead)).astype(np.int64),
             (stop - lead > text).astype(np.int64),
-            ordinal,
+            runs.ordinal,
         )
 
     def _token(self, document: np.ndarray, place: np.ndarray) -> np.ndarray:
@@ -199,8 +251,10 @@ def _last(row: np.ndarray, length: np.ndarray) -> np.ndarray:
 def _check(store: TokenStore, layout: Layout, end: int | None) -> None:
     """Raises UserError where the layout cannot be cut from the store; warns of what a model will not learn."""
     where, vocabulary = f"{store.folder}: layout {layout.kind}", store.facts.vocabulary
-    if layout.kind not in ("packed", "stream", "megatron"):
-        raise UserError(f"{where}: causal rows have the layouts packed, stream and megatron")
+    kinds = ("packed", "stream", "megatron") if layout.conversations is None else ("packed", "padded")
+    if layout.kind not in kinds:
+        raise UserError(f"{where}: causal rows have the layouts {', '.join(kinds[:-1])} and {kinds[-1]}")
+    check_store(store, layout.conversations)
     if layout.bos and layout.kind == "megatron":
         raise UserError(f"{where}: Megatron-LM's rows have no beginning-of-sequence token; set objective.bos to false")
     if layout.bos and vocabulary.bos is None:

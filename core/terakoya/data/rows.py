@@ -11,7 +11,7 @@ import numpy as np
 
 from terakoya.data.causal_rows import CausalRows
 from terakoya.data.encoder_rows import EncoderRows
-from terakoya.data.layouts import Layout, Rows
+from terakoya.data.layouts import Conversations, Layout, Rows
 from terakoya.data.row_order import RowOrder
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
@@ -19,7 +19,7 @@ from terakoya.errors import UserError
 if TYPE_CHECKING:
     from terakoya.data.store import TokenStore
 
-__all__ = ["Layout", "RowSource", "Rows"]
+__all__ = ["Conversations", "Layout", "RowSource", "Rows"]
 
 
 class RowSource:
@@ -74,6 +74,12 @@ class RowSource:
         """The rows at `positions` (B,), each in [0, len(self)), of `epoch`. Pure: no state decides the result."""
         rows, keys = self._order.at(epoch, np.asarray(positions, np.int64))
         return self._cutter.cut(epoch, rows, keys)
+
+    def document_starts(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """Where documents begin in the rows `load(epoch, positions)` of a causal layout, (B, T) bool. Where documents
+        are joined, `Rows.document_ids` does not say it."""
+        assert isinstance(self._cutter, CausalRows), "the layout is causal"
+        return self._cutter.document_starts(epoch, self._order.at(epoch, np.asarray(positions, np.int64))[0])
 
     def blank(self) -> Rows:
         """One row with nothing to learn: what an empty slot of a micro-step runs through the model."""

@@ -1,9 +1,10 @@
-"""Some rows of a store as text, token by token: where tokens and words begin, and what an objective would mask."""
+"""Some rows of a store as text, token by token: where tokens and words begin, and what an objective would mask, or
+have predicted."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -16,8 +17,9 @@ from terakoya.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Fate = Literal["as it is", "masked", "replaced", "kept"]
-"""What became of a token. `kept`: it is to be predicted although it shows itself."""
+Fate = Literal["as it is", "masked", "replaced", "kept", "ignored"]
+"""What became of a token. `kept`: it is to be predicted although it shows itself. `ignored`: nothing is predicted after
+it."""
 _BROKEN = "\ufffd"
 
 
@@ -30,6 +32,8 @@ class ShownToken:
         tokens: how many tokens it is.
         starts_word: whether it starts a word, None where the store does not know.
         shown: what the model sees in its place.
+        begins_document: whether a document begins with it, where rows are causal.
+        label: what is to be predicted after it where that does not stand next in the row; else empty.
     """
 
     text: str
@@ -37,6 +41,8 @@ class ShownToken:
     starts_word: bool | None
     fate: Fate = "as it is"
     shown: str = ""
+    begins_document: bool = False
+    label: str = ""
 
 
 def sample(
@@ -83,6 +89,47 @@ def sample_masked(
         fates = np.where(now == store.facts.vocabulary.mask, "masked", np.where(now == was, "kept", "replaced"))
         fates = np.where(hidden[number][real], fates, "as it is")
         shown.append(_show(tokenizer, was.tolist(), starts, fates.tolist(), now.tolist()))
+    return shown
+
+
+def sample_causal(
+    store: TokenStore,
+    tokenizer: PreTrainedTokenizerBase,
+    objective: Objective,
+    *,
+    rows: int,
+    sequence_length: int,
+    seed: int,
+) -> list[list[ShownToken]]:
+    """The first `rows` rows of `store` in `objective`'s layout, in store order (`megatron`: in Megatron-LM's, from
+    `seed`): the inputs, where documents begin, what is predicted and where nothing is.
+
+    For objectives of causal rows, whose batches say `labels`.
+    """
+    layout = objective.row_layout()
+    shuffle = layout.kind == "megatron"
+    source = RowSource(store, layout, sequence_length=sequence_length, seed=seed, shuffle=shuffle)
+    positions = np.arange(min(rows, len(source)))
+    batch = objective.collate(source.load(0, positions), store.facts.vocabulary).arrays
+    begins = source.document_starts(0, positions)
+    shown = []
+    for number, document_ids in enumerate(batch["document_ids"]):
+        real = document_ids >= 0
+        ids, labels, begin = batch["input_ids"][number][real], batch["labels"][number][real], begins[number][real]
+        apart = np.diff(document_ids[real]) != 0
+        ends = np.append(apart | begin[1:] | ((labels[:-1] >= 0) & (labels[:-1] != ids[1:])), True)
+        row: list[ShownToken] = []
+        for last in np.flatnonzero(ends).tolist():
+            first = sum(token.tokens for token in row)
+            part = slice(first, last + 1)
+            fates: list[Fate] = ["ignored" if label < 0 else "as it is" for label in labels[part]]
+            tokens = _show(tokenizer, ids[part].tolist(), None, fates, ids[part].tolist())
+            tokens[0] = replace(tokens[0], begins_document=bool(begin[first]))
+            following = last + 1 < len(ids) and not apart[last] and ids[last + 1] == labels[last]
+            if labels[last] >= 0 and not following:
+                tokens[-1] = replace(tokens[-1], label=_text(tokenizer, [int(labels[last])]))
+            row += tokens
+        shown.append(row)
     return shown
 
 

@@ -107,6 +107,13 @@ def test_a_sample_shows_borders_and_masks(folder: Path) -> None:
     masked = typed("store", "sample", folder / "store", "--rows", 2, "--masks", "--sequence-length", 32)
     assert masked.startswith("[CLS]|") and masked.count("[CLS]") == 2 and "→[MASK]]" in masked
     assert "[読み→[MASK]]/書き" not in masked
+    causal = ("store", "sample", folder / "store", "--causal", "--sequence-length", 32)
+    assert "‖寺子|屋|で|" in typed(*causal)
+    assert typed(*causal, "--set", "layout=stream").startswith("‖寺子|屋|で|")
+    with pytest.raises(UserError, match='--set: layout: expected "packed", "stream" or "megatron", got "strem"'):
+        typed(*causal, "--set", "layout=strem")
+    with pytest.raises(UserError, match="--masks and --causal: expected one of them"):
+        typed(*causal, "--masks")
     shutil.rmtree(folder / "store" / "tokenizer")
     with pytest.raises(UserError, match="expected a tokenizer's folder"):
         typed("store", "sample", folder / "store")

@@ -116,6 +116,22 @@ def test_documents_of_seven_five_and_four_tokens_fill_a_row_of_sixteen(tmp_path:
     assert rows.labels.tolist() == [[*range(11, 17), EOS, *range(18, 22), EOS, *range(23, 26), EOS]]
 
 
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize("kind", ["packed", "stream", "megatron"])
+def test_where_documents_begin_is_known_in_every_layout(tmp_path: Path, kind: str, bos: bool) -> None:
+    if bos and kind == "megatron":
+        return
+    documents = [[4], [1], [40], [2], [21]]
+    firsts = {BOS} if bos else {ids[0] for ids in texts(documents)}
+    layout = Layout(kind, framing="causal", bos=bos)  # type: ignore[arg-type]
+    source = RowSource(store_of(tmp_path, documents), layout, sequence_length=LENGTH, seed=3)  # type: ignore[arg-type]
+    positions = np.arange(len(source))
+    for epoch in (0, 1):
+        starts = source.document_starts(epoch, positions)
+        assert np.array_equal(starts, np.isin(source.load(epoch, positions).tokens, list(firsts)))
+        assert starts.sum() == len(documents)
+
+
 def test_what_an_end_is_followed_by_is_no_label_if_asked_for(tmp_path: Path) -> None:
     store = store_of(tmp_path, [[4], [6], [30]], eos=EOS)
     for kind in ("stream", "megatron"):

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from terakoya import plugins
 from terakoya.commands.store_sample import coloured, plain
 from terakoya.data.store import TokenStore
-from terakoya.data.store_sample import ShownToken, sample, sample_masked
+from terakoya.data.store_sample import ShownToken, sample, sample_causal, sample_masked
 from terakoya.data.store_writer import write_store
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
@@ -85,6 +85,51 @@ def test_masks_are_those_of_the_objective(
     assert rows != sample_masked(store, tokenizer, objective, rows=3, sequence_length=32, seed=2)
 
 
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        ({"layout": "packed"}, ["‖寺子|屋|で|学|ぶ|。→[SEP]", "‖ the|寺子|屋→[SEP]‖ the|寺子|屋→[SEP]"]),
+        (
+            {"layout": "packed", "append_eos": False},
+            ["‖寺子|屋|で|学|ぶ→。‖ the|寺子→屋"],
+        ),
+        ({"layout": "stream"}, ["‖寺子|屋|で|学|ぶ|。|[SEP]‖ the→寺子", "寺子|屋|[SEP]‖寺子|屋|で|学|ぶ→。"]),
+        (
+            {"layout": "stream", "eod_mask_loss": True},
+            ["‖寺子|屋|で|学|ぶ|。|([SEP])‖ the→寺子", "寺子|屋|([SEP])‖寺子|屋|で|学|ぶ→。"],
+        ),
+    ],
+)
+def test_causal_rows_show_documents_and_what_is_predicted(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, settings: dict[str, object], rows: list[str]
+) -> None:
+    documents = [[[5, 6, 7, 8, 9, 11]], [[10, 5, 6]]] * 5
+    store = write_store(tmp_path / "store", documents, vocabulary=VOCABULARY)
+    objective = plugins.registry().component("objectives", "causal_lm").model_validate(settings)
+    shown = sample_causal(store, tokenizer, objective, rows=100, sequence_length=8, seed=1)
+    printed = [plain(row) for row in shown]
+    if settings["layout"] == "packed":
+        assert set(printed) >= set(rows), printed
+    else:
+        assert printed[:2] == rows
+    assert sum(token.begins_document for row in shown for token in row) == len(documents)
+
+
+def test_megatrons_rows_come_in_its_order(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    documents = [[[number % 7 + 5] * 9] for number in range(20)]
+    store = write_store(tmp_path / "store", documents, vocabulary=VOCABULARY)
+    objective = plugins.registry().component("objectives", "causal_lm").model_validate({"layout": "megatron"})
+    shown = sample_causal(store, tokenizer, objective, rows=4, sequence_length=10, seed=1)
+    order = np.random.RandomState(1)  # the published rule: documents are shuffled, then the samples
+    joined = np.arange(20, dtype=np.int32)
+    order.shuffle(joined)
+    samples = np.arange(19, dtype=np.uint32)
+    order.shuffle(samples)
+    for row, sample_number in zip(shown, samples, strict=False):
+        piece = PIECES[int(joined[sample_number]) % 7 + 5].removeprefix("##").replace("▁", " ")
+        assert [token.text for token in row] == [piece] * 9 + ["[SEP]"]
+
+
 def test_colours_show_words_and_fates() -> None:
     row = [
         ShownToken("寺子", 1, True),
@@ -93,6 +138,8 @@ def test_colours_show_words_and_fates() -> None:
         ShownToken("[学]", 1, True, "replaced", "。"),
         ShownToken("\n", 1, None, "kept", "\n"),
     ]
+    causal = [ShownToken("寺", 1, None, "ignored", begins_document=True), ShownToken("屋", 1, None, label="\n")]
+    assert plain(causal) == "‖(寺)|屋→\\n" and coloured(causal).plain == "‖寺屋→\\n"
     assert plain(row) == "寺子/屋|[で→[MASK]]|[[学]→。]|[\\n→=]"
     line: Text = coloured(row)
     assert line.plain == "寺子屋で[学]→。\\n"
