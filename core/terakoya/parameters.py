@@ -27,6 +27,7 @@ from terakoya import plugins
 from terakoya.components import Architecture, Component, Objective, Optimizer, Schedule, Tracker
 from terakoya.data_settings import Data, Settings
 from terakoya.errors import UserError, nearest
+from terakoya.loss_scaling_settings import LossScaling
 from terakoya.parameter_files import explain, leaves, read_json, refuse_secrets, shown, with_overrides
 from terakoya.plugins import Registry
 from terakoya.progress import Length
@@ -108,8 +109,11 @@ class Parameters(Settings):
         max_steps, max_tokens, epochs: the run's length; exactly one is given. It ends with the step that reaches
             `max_tokens`, or whose rows complete the `epochs`: of one store, 1 takes each row once.
         max_grad_norm: the bound on the gradient's norm; 0 is none.
-        activation_checkpointing: what of a block's inside is computed again in the backward instead of being kept: all of
-            it, all but what is dear to compute (matrix products, attention), or nothing. Changes memory and time alone.
+        precision: what products are computed in; weights, their gradients and the optimizer stay fp32. fp8 takes the
+            linear layers' products, the rest is bf16 then.
+        loss_scaling: how fp16 scales its losses; null is torch's usual way.
+        activation_checkpointing: what of a block is computed again in the backward and not kept until then: all of it,
+            all but what is dear to compute (matrix products, attention), or nothing. Changes memory and time alone.
         max_minutes: save and stop after this time; null is never.
         start_from: where weights come from at step 0; null draws them. A run that goes on does not look there.
         frozen_layers: how many of the lowest layers keep their weights, together with the embeddings; -1 is none, 0 the
@@ -127,7 +131,8 @@ class Parameters(Settings):
     max_tokens: PositiveInt | None = None
     epochs: PositiveFloat | None = None
     max_grad_norm: NonNegativeFloat = 1.0
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16", "fp8"] = "fp32"
+    loss_scaling: LossScaling | None = None
     activation_checkpointing: Literal["full", "selective"] | None = None
     parallel: Parallel = Parallel()
     attention: Literal["auto", "sdpa", "flash", "eager"] = "auto"

@@ -18,7 +18,7 @@ from terakoya.parameters import Parameters
 from terakoya.plugins import registry
 from terakoya.training import checkpoint
 from terakoya.training.batches import to_device
-from terakoya.training.distributed import autocast_forward
+from terakoya.training.engine import autocast_forward
 from terakoya.training.loss import Meter, total_counts
 
 

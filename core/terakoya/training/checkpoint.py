@@ -25,7 +25,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from terakoya.errors import UserError
-from terakoya.training.distributed import Connection, Engine
+from terakoya.training.distributed import Connection
+from terakoya.training.engine import Engine, named_values
 
 FORMAT = 1
 NAME = re.compile(r"step-(\d{8,})")
@@ -282,8 +283,6 @@ def load(folder: Path, engine: Engine) -> None:
 
 def load_module(folder: Path, module: torch.nn.Module) -> None:
     """Sets the parameters of a plain `module` from the checkpoint `folder`, in this process alone."""
-    from terakoya.training.distributed import named_values
-
     state = State(folder, "model")
     values = dict(named_values(module))
     surplus = state.names() - values.keys()

@@ -12,8 +12,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import wraps
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from terakoya.errors import UserError
 from terakoya.training import cpu_memory
+from terakoya.training.engine import Weigh, autocast_forward, saved_values
+from terakoya.training.loss_scaling import LossScaler
 from terakoya.training.world import Launched, Place, Topology
 
 BUFFERS_OPTION = next(
@@ -159,58 +160,6 @@ def connect(launched: Launched, *, deepspeed: bool = False, timeout_seconds: int
     )
 
 
-Weigh = Callable[[Mapping[str, Tensor]], Tensor]
-"""From a module's named sums to the scalar whose gradient is wanted."""
-
-
-class Engine(Protocol):
-    """What runs forward and backward, reduces gradients and updates weights. All keep fp32 master weights."""
-
-    module: nn.Module
-    """The root module itself, unwrapped."""
-
-    full_module: bool
-    """Whether `module` holds every weight whole in this process."""
-
-    def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
-        """Runs forward, and backward of `weigh(sums)`, this micro-step's share of the global loss; the `last` one of
-        a step reduces gradients over ranks. Returns the module's sums, detached."""
-
-    def evaluate(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The module's sums without gradients; the module is in evaluation mode."""
-
-    def step(self, learning_rate: float) -> Tensor:
-        """Clips, updates and clears gradients; returns their norm before clipping, a float32 scalar on the device.
-        A norm that is not finite leaves weights and moments as they were."""
-
-    def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and full fp32 value of each parameter and persistent buffer, one at a time; collective."""
-
-    def load_parameters(self, values: Callable[[str], Tensor]) -> None:
-        """Sets each parameter and buffer from `values(name)`; collective."""
-
-    def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
-        """`parameter_name/state_name` and its full value, one at a time; collective."""
-
-    def load_optimizer_state(self, values: Callable[[str], Tensor], names: frozenset[str]) -> None:
-        """Sets the optimizer's state from `values(name)` for `names`; collective."""
-
-
-def autocast_forward(module: nn.Module, device: torch.device, precision: str) -> None:
-    """Makes `module` run its forward in bf16 autocast when `precision` says so. Weights and gradients stay fp32."""
-    if precision == "fp32":
-        return
-    assert precision == "bf16"
-    forward = module.forward
-
-    @wraps(forward)
-    def cast(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(device.type, dtype=torch.bfloat16):
-            return forward(*args, **kwargs)
-
-    module.forward = cast
-
-
 def sum_gradients(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """DDP's reduction as a plain sum: losses are already shares of a global mean.
 
@@ -236,8 +185,10 @@ class DDPEngine:
         *,
         precision: str,
         max_grad_norm: float,
+        scaler: LossScaler | None = None,
     ) -> None:
         self.module = module.to(connection.device)
+        self.scaler = scaler
         self.optimizer = optimizer
         self.connection = connection
         self.max_grad_norm = max_grad_norm
@@ -260,7 +211,8 @@ class DDPEngine:
         alone = self.wrapped is self.module
         with contextlib.nullcontext() if last or alone else self.wrapped.no_sync():  # type: ignore[operator]
             sums = self.wrapped(batch)
-            weigh(sums).backward()
+            loss = weigh(sums)
+            (loss if self.scaler is None else loss * self.scaler.scale).backward()
         return {name: value.detach() for name, value in sums.items()}
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -270,6 +222,8 @@ class DDPEngine:
 
     def step(self, learning_rate: float) -> Tensor:
         """See `Engine`."""
+        if self.scaler is not None:
+            self.scaler.unscale(self.trainable)
         bound = self.max_grad_norm or float("inf")
         norm = nn.utils.clip_grad_norm_(self.trainable, bound, foreach=True)
         for group in self.optimizer.param_groups:
@@ -282,16 +236,18 @@ class DDPEngine:
             self.optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=self.wrapped is self.module)
+        if self.scaler is not None:
+            self.scaler.update(norm)
         return norm
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """See `Engine`."""
-        yield from named_values(self.module)
+        yield from saved_values(self.module)
 
     def load_parameters(self, values: Callable[[str], Tensor]) -> None:
         """See `Engine`."""
         with torch.no_grad():
-            for name, value in named_values(self.module):
+            for name, value in saved_values(self.module):
                 value.copy_(values(name))
 
     def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
@@ -312,12 +268,3 @@ class DDPEngine:
                 state: values(key).to(parameter.device if state != "step" or on_device else "cpu", copy=True)
                 for state, key in states.items()
             }
-
-
-def named_values(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of each parameter (tied ones once) and each persistent buffer of `module`."""
-    yield from module.named_parameters()
-    persistent = module.state_dict(keep_vars=True).keys()
-    for name, buffer in module.named_buffers():
-        if name in persistent:
-            yield name, buffer

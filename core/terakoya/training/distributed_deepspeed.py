@@ -1,9 +1,10 @@
 """DeepSpeed's ZeRO (Rajbhandari et al., 2020, arXiv:1910.02054) as an `Engine`: what each process keeps is a share.
 
 Stage 0 shares nothing, 1 the optimizer's state, 2 the gradients too, 3 the weights too. Weights, gradients and state
-are fp32 in every stage; bf16 is autocast in the module's forward, as without DeepSpeed, so a stage changes where
-numbers lie and not what they are. Checkpoints hold whole tensors under the module's names: one written by any engine,
-stage or number of processes is read by any other.
+are fp32 in every stage; bf16 and fp16 are autocast in the module's forward, as without DeepSpeed, so a stage changes
+where numbers lie and not what they are. DeepSpeed's own section `fp16`, which would keep weights in fp16, stays off:
+gradients have the loss's scale taken off them before DeepSpeed sees them. Checkpoints hold whole tensors under the
+module's names: one written by any engine, stage or number of processes is read by any other.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from torch import Tensor, nn
 
 from terakoya.components import Optimizer
 from terakoya.errors import UserError
-from terakoya.training.distributed import Connection, Weigh, autocast_forward, named_values
+from terakoya.training.distributed import Connection
+from terakoya.training.engine import Weigh, autocast_forward, saved_values
 from terakoya.training.launcher_variables import local_rank_variable, variables
+from terakoya.training.loss_scaling import LossScaler
 from terakoya.training.world import Launched
 
 if TYPE_CHECKING:
@@ -112,6 +115,7 @@ class DeepSpeedEngine:
         max_grad_norm: float,
         micro_steps: int,
         micro_batch_size: int,
+        scaler: LossScaler | None = None,
     ) -> None:
         """Wraps `module`, whose weights are drawn and the same on every process, and cuts it up as the stage says.
 
@@ -127,9 +131,13 @@ class DeepSpeedEngine:
         self.zero_stage = zero_stage
         self.full_module = zero_stage < 3
         self.max_grad_norm = max_grad_norm
+        self.scaler = scaler
         self.module = module.to(connection.device)
         autocast_forward(self.module, connection.device, precision)
         self.trainable = {name: value for name, value in module.named_parameters() if value.requires_grad}
+        if scaler is not None:
+            for value in self.trainable.values():
+                value.register_hook(scaler.unscaled)
         self.optimizer = optimizer.build(module, fused=connection.device.type in ("cpu", "cuda"))
         self.fused = bool(self.optimizer.defaults.get("fused"))
         accelerator = connection.accelerator
@@ -182,7 +190,8 @@ class DeepSpeedEngine:
         with local_rank_variable(self.local_rank):
             self.wrapped.set_gradient_accumulation_boundary(last)
             sums = self.wrapped(batch)
-            self.wrapped.backward(weigh(sums) * self.connection.world_size, scale_wrt_gas=False)
+            loss = weigh(sums) * self.connection.world_size
+            self.wrapped.backward(loss if self.scaler is None else loss * self.scaler.scale, scale_wrt_gas=False)
         return {name: value.detach() for name, value in sums.items()}
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -192,6 +201,12 @@ class DeepSpeedEngine:
 
     def step(self, learning_rate: float) -> Tensor:
         """See `Engine`."""
+        norm = self._step(learning_rate)
+        if self.scaler is not None:
+            self.scaler.update(norm)
+        return norm
+
+    def _step(self, learning_rate: float) -> Tensor:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         if self.zero_stage == 0:
@@ -211,14 +226,14 @@ class DeepSpeedEngine:
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """See `Engine`."""
-        for name, value in named_values(self.module):
+        for name, value in saved_values(self.module):
             with self._whole(value):
                 whole = value.detach() if self.full_module else value.detach().clone()
             yield name, whole
 
     def load_parameters(self, values: Callable[[str], Tensor]) -> None:
         """See `Engine`. Every rank reads; in stage 3 it is rank 0's value that counts."""
-        for name, value in named_values(self.module):
+        for name, value in saved_values(self.module):
             whole = values(name)
             with torch.no_grad(), self._whole(value, write=True):
                 value.copy_(whole)

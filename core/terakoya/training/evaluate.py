@@ -10,7 +10,8 @@ from terakoya.components import Objective, Term
 from terakoya.data.rows import RowSource
 from terakoya.data.vocab import Vocabulary
 from terakoya.training.batches import to_device
-from terakoya.training.distributed import Connection, Engine
+from terakoya.training.distributed import Connection
+from terakoya.training.engine import Engine
 from terakoya.training.loss import Meter, total_counts
 from terakoya.training.world import Share, split
 

@@ -49,6 +49,8 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
     run.validation_losses = tuple((step, loss) for step, loss in manifest.get("validation_losses", ()))
     _keep_the_order(trainer, manifest, folder)
     trainer.restore_meters(manifest["meters"])
+    if trainer.engine.scaler is not None and manifest.get("loss_scaling") is not None:
+        trainer.engine.scaler.load(manifest["loss_scaling"])
     trainer.last_checkpoint, trainer.saved_step = folder, run.step
     record.write("resume", step=run.step, folder=folder.name, world_size=run.world_size)
     record.say(f"resumed from {folder} at step {run.step:,}")

@@ -20,15 +20,18 @@ from terakoya.data.keys import hash_u64
 from terakoya.data.loader import Loader
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
+from terakoya.loss_scaling_settings import LossScaling
 from terakoya.parameters import Parameters, resolve_length
 from terakoya.plugins import Registry, registry
 from terakoya.progress import Length
 from terakoya.training import run_folder
 from terakoya.training.activation_checkpointing import recompute
 from terakoya.training.batches import BatchMaker, to_device
-from terakoya.training.distributed import Connection, DDPEngine, Engine, connect
+from terakoya.training.distributed import Connection, DDPEngine, connect
+from terakoya.training.engine import Engine
 from terakoya.training.frozen import described, freeze
 from terakoya.training.loss import weighted
+from terakoya.training.loss_scaling import LossScaler
 from terakoya.training.record import Record
 from terakoya.training.resuming import newest_checkpoint, resume
 from terakoya.training.run import Run
@@ -224,6 +227,9 @@ def _engine(
     parameters: Parameters, module: nn.Module, connection: Connection, micro_steps: int, micro_batch_size: int
 ) -> Engine:
     fused = connection.device.type in ("cpu", "cuda")
+    scaler = None
+    if parameters.precision == "fp16":
+        scaler = LossScaler(parameters.loss_scaling or LossScaling(), connection.device)
     if parameters.parallel.engine == "deepspeed":
         from terakoya.training.distributed_deepspeed import DeepSpeedEngine
 
@@ -232,12 +238,14 @@ def _engine(
             connection, module, parameters.optimizer,
             zero_stage=parameters.parallel.zero_stage, precision=parameters.precision,
             max_grad_norm=parameters.max_grad_norm, micro_steps=micro_steps, micro_batch_size=micro_batch_size,
+            scaler=scaler,
         )  # fmt: skip
     module.to(connection.device)
     optimizer = parameters.optimizer.build(module, fused=fused)
     return DDPEngine(
-        connection, module, optimizer, precision=parameters.precision, max_grad_norm=parameters.max_grad_norm
-    )
+        connection, module, optimizer,
+        precision=parameters.precision, max_grad_norm=parameters.max_grad_norm, scaler=scaler,
+    )  # fmt: skip
 
 
 def _warm_up(engine: Engine, batches: BatchMaker, connection: Connection, *, flash: bool) -> None:

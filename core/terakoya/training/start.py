@@ -22,7 +22,8 @@ from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 from terakoya.parameters import Parameters
 from terakoya.start_settings import StartFrom, model_folder
-from terakoya.training.distributed import Connection, named_values
+from terakoya.training.distributed import Connection
+from terakoya.training.engine import named_values
 from terakoya.training.start_config import compare_settings, quiet, read_config, settable
 from terakoya.training.start_vocabulary import vocabulary_problems
 

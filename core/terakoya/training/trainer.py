@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +22,11 @@ from terakoya.parameters import Parameters
 from terakoya.plugins import PluginError, Registry
 from terakoya.training import checkpoint
 from terakoya.training.batches import BatchMaker, StepBatches, to_device
-from terakoya.training.distributed import Connection, Engine
+from terakoya.training.distributed import Connection
+from terakoya.training.engine import Engine
 from terakoya.training.evaluate import evaluate
 from terakoya.training.loss import Meter, total_counts, weighted
+from terakoya.training.loss_scaling import LossScaler
 from terakoya.training.record import Record
 from terakoya.training.run import Run, StepReport
 from terakoya.training.signals import StopRequest
@@ -187,10 +190,13 @@ class Trainer:
         if run.step == 1 or run.finished or self._due(self.parameters.logging_steps):
             values = self.meter.take(self.connection.sum_on_device(self.meter.stacked()))
             values |= {"grad_norm": float(self.norms[-1]), "learning_rate": learning_rate}
+            if self.engine.scaler is not None:
+                values |= self.engine.scaler.values()
             samples, elapsed = run.consumed_rows - self.rows_at_mark, time.perf_counter() - self.mark
             values |= self.throughput.values(tokens=self.tokens_since_mark, samples=samples, seconds=elapsed)
             self.record.write("step", step=run.step, tokens=run.consumed_tokens, **values)
-            tracked = {**values, "consumed_tokens": run.consumed_tokens}
+            tracked = {name: value for name, value in values.items() if math.isfinite(value)}
+            tracked["consumed_tokens"] = run.consumed_tokens
             self.record.track(run.step, {f"train/{name}": value for name, value in tracked.items()})
             self._refuse_nonfinite()
             self._live_line(values)
@@ -205,9 +211,13 @@ class Trainer:
         self.record.write("start", step=self.run.step, **facts, global_rows=rows, **described(self.throughput))
 
     def _refuse_nonfinite(self) -> None:
-        """Ends the run, on every rank alike, when a gradient was no number: looked at before anything is kept."""
+        """Ends the run, on every rank alike, when a gradient was no number: looked at before anything is kept. In fp16
+        such steps are told of, and end the run where no lower scale is left."""
         bad = int((~torch.isfinite(torch.stack(self.norms))).sum()) if self.norms else 0
         self.norms.clear()
+        if self.engine.scaler is not None:
+            self._tell_skipped(bad, self.engine.scaler)
+            return
         if bad:
             run = self.run
             raise UserError(
@@ -216,6 +226,13 @@ class Trainer:
                 f"optimizer.learning_rate, or look at rows {self.batches.rows(run.step - 1)[0]:,} to "
                 f"{run.consumed_rows:,} of the training order"
             )
+
+    def _tell_skipped(self, skipped: int, scaler: LossScaler) -> None:
+        step = self.run.step
+        if skipped:
+            text = f"{skipped} step(s) left out, as gradients overflowed fp16; loss scale {float(scaler.scale):,.10g}"
+            self.record.say(f"step {step:,}: {text}")
+        scaler.refuse_stuck(step)
 
     def _live_line(self, values: Mapping[str, float]) -> None:
         run = self.run
@@ -282,6 +299,7 @@ class Trainer:
                 "validation_losses": run.validation_losses,
                 "positions": self.batches.loader.consumed(run.consumed_rows),
                 "meters": self.connection.gather(self.meter.state()),
+                "loss_scaling": self.engine.scaler and self.engine.scaler.state(),
             },
             write_model=self._write_model if with_model else None,
             tokenizer_folder=self.tokenizer_folder,

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import toy
-from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from terakoya import attention
-from terakoya.components import Architecture
 from terakoya.contract.toy import VOCABULARY, make_rows, values
 from terakoya.contract.toy import make_store as contract_store
 from terakoya.data.store import TokenStore
-from terakoya.errors import UserError
 from terakoya.parameters import Parameters
 from terakoya.plugins import registry
-from terakoya.training.activation_checkpointing import wrap
 from terakoya.training.batches import to_device
-from terakoya.training.setup import build_module, build_trained, train_here
+from terakoya.training.setup import build_trained
 
 KINDS = ("full", "selective")
 DROPOUTS = (

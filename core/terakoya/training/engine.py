@@ -1,0 +1,91 @@
+"""What an engine is: the part of training that differs between DDP and DeepSpeed, and what both need for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from terakoya.training.loss_scaling import LossScaler
+
+Weigh = Callable[[Mapping[str, Tensor]], Tensor]
+"""From a module's named sums to the scalar whose gradient is wanted."""
+
+
+class Engine(Protocol):
+    """What runs forward and backward, reduces gradients and updates weights. All keep fp32 master weights."""
+
+    module: nn.Module
+    """The root module itself, unwrapped."""
+
+    full_module: bool
+    """Whether `module` holds every weight whole in this process."""
+
+    scaler: LossScaler | None
+    """What scales losses in fp16; None in every other precision."""
+
+    def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
+        """Runs forward, and backward of `weigh(sums)`, this micro-step's share of the global loss; the `last` one of
+        a step reduces gradients over ranks. Returns the module's sums, detached."""
+
+    def evaluate(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The module's sums without gradients; the module is in evaluation mode."""
+
+    def step(self, learning_rate: float) -> Tensor:
+        """Clips, updates and clears gradients; returns their norm before clipping, a float32 scalar on the device.
+        A norm that is not finite leaves weights and moments as they were; the `scaler` hears of every norm."""
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and full fp32 value of each parameter and buffer of `saved_values`, one at a time; collective."""
+
+    def load_parameters(self, values: Callable[[str], Tensor]) -> None:
+        """Sets each parameter and buffer from `values(name)`; collective."""
+
+    def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
+        """`parameter_name/state_name` and its full value, one at a time; collective."""
+
+    def load_optimizer_state(self, values: Callable[[str], Tensor], names: frozenset[str]) -> None:
+        """Sets the optimizer's state from `values(name)` for `names`; collective."""
+
+
+LOWER: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+"""What autocast computes in. Products that fp8 takes over are no business of autocast's; it has the rest in bf16."""
+
+
+def autocast_forward(module: nn.Module, device: torch.device, precision: str) -> None:
+    """Makes `module` run its forward in autocast where `precision` is not fp32. Weights and gradients stay fp32."""
+    if precision == "fp32":
+        return
+    lower = LOWER[precision]
+    forward = module.forward
+
+    @wraps(forward)
+    def cast(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device.type, dtype=lower):
+            return forward(*args, **kwargs)
+
+    module.forward = cast
+
+
+ADAPTED = "adapted"
+"""The attribute of a root module whose own weights lie in a folder and stay so: adapters are trained over them."""
+
+
+def saved_values(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Of `named_values` what a checkpoint holds: all, or, of a module that is `ADAPTED`, what is trained."""
+    adapted = getattr(module, ADAPTED, False)
+    for name, value in named_values(module):
+        if value.requires_grad or not adapted:
+            yield name, value
+
+
+def named_values(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor of each parameter (tied ones once) and each persistent buffer of `module`."""
+    yield from module.named_parameters()
+    persistent = module.state_dict(keep_vars=True).keys()
+    for name, buffer in module.named_buffers():
+        if name in persistent:
+            yield name, buffer
