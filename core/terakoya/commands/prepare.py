@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from terakoya.commands import conversations as conversation_options
 from terakoya.commands.cleaning import Clean, CleanFolderOption, CleanOption, cleaned, read_clean
 from terakoya.errors import UserError
 from terakoya.machine import cores
 
 if TYPE_CHECKING:
     from terakoya.components import Tokenizer
+    from terakoya.data.chat_template import ChatTemplate
     from terakoya.data.corpus import Corpus
     from terakoya.data.corpus_files import RemoteFile
     from terakoya.data.store import StoreFacts
@@ -71,6 +73,8 @@ def prepare(
     held_out: bool = False,
     shard: str | None = None,
     force: bool = False,
+    conversations: bool = False,
+    template: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> StoreFacts:
     """Encodes `sources` with the tokenizer in the folder `tokenizer` into the token store `out`.
@@ -78,7 +82,9 @@ def prepare(
     A source is a file, a folder, a pattern such as `text/*.parquet`, or an address such as `s3://bucket/wiki`.
     `clean`: cleaning steps, or a JSON file with a list of them; which documents they drop is noted in `clean_folder`,
     by default `OUT.clean` beside the store. `held_out`: takes the documents that the step `hold_out` sets aside,
-    instead of the others. `shard`: `3/16` encodes that share of the corpus only.
+    instead of the others. `shard`: `3/16` encodes that share of the corpus only. `conversations`: the files hold
+    conversations, to be written as `template` says, which is `chat` (the tokenizer's own), `alpaca`, `alpaca_en` or a
+    Jinja file; by default the tokenizer's own if it has one, else `alpaca`.
 
     Raises UserError for anything the user can mend; see `terakoya.data.prepare.prepare`.
     """
@@ -91,7 +97,8 @@ def prepare(
     from terakoya.data.prepare import prepare as prepare_corpus
     from terakoya.data.sharding import Shard
 
-    corpus, component = opened(
+    tokenizer = conversation_options.tokenizer_folder(tokenizer)
+    corpus, component, found = opened(
         sources,
         tokenizer=tokenizer,
         out=out,
@@ -104,6 +111,8 @@ def prepare(
         clean=clean,
         clean_folder=clean_folder,
         held_out=held_out,
+        conversations=conversations,
+        template=template,
     )
     return prepare_corpus(
         corpus,
@@ -116,6 +125,7 @@ def prepare(
         max_rejects=max_rejects,
         force=force,
         shard=Shard.parse(shard) if shard is not None else None,
+        template=found,
         progress=progress,
     )
 
@@ -134,18 +144,30 @@ def opened(
     clean: Clean | None,
     clean_folder: Path | None,
     held_out: bool,
-) -> tuple[Corpus, Tokenizer]:
-    """The corpus, with the plan of its cleaning made, and the tokenizer that the arguments of `prepare` mean."""
+    conversations: bool,
+    template: str | None,
+) -> tuple[Corpus, Tokenizer, ChatTemplate | None]:
+    """The corpus, with the plan of its cleaning made, the tokenizer, and the template of conversations that the
+    arguments of `prepare` mean."""
     from terakoya.data.corpus import Corpus
     from terakoya.data.corpus_files import find_files
 
-    corpus = Corpus(find_files(sources), field=field, documents=documents, max_document_bytes=max_document_bytes)
     steps = read_clean(clean)
+    if conversations:
+        conversation_options.check(cleaning=bool(steps), held_out=held_out)
+    corpus = Corpus(
+        find_files(sources),
+        field=field,
+        documents=documents,
+        max_document_bytes=max_document_bytes,
+        conversations=conversations,
+    )
     component = recognise_tokenizer(tokenizer, type=type)
+    found = conversation_options.template_of(component, tokenizer, template, conversations=conversations)
     corpus = cleaned(corpus, steps, clean_folder, out=out, processes=processes, held_out=held_out)
     if special_tokens_in_text is not None:
         component = component.model_copy(update={"special_tokens_in_text": special_tokens_in_text})
-    return corpus, component
+    return corpus, component, found
 
 
 def parse_max_rejects(text: str) -> int | float:
@@ -190,6 +212,17 @@ def command(
         str | None, typer.Option(help="Encode one share, such as 3/16; see `terakoya store merge`.", show_default=False)
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Throw away another store that OUT holds.")] = False,
+    conversations: Annotated[
+        bool, typer.Option("--conversations", help="The files hold conversations, for the objective instruction.")
+    ] = False,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            metavar="chat|alpaca|alpaca_en|FILE",
+            help="Of conversations. Default: the tokenizer's own (chat) if it has one, else alpaca.",
+            show_default=False,
+        ),
+    ] = None,
     engine: Annotated[Engine, typer.Option(help="Who hands out the work: own processes, or datatrove.")] = "processes",
     executor: Annotated[
         Executor | None, typer.Option(help="datatrove's executor. Default: local.", show_default=False)
@@ -214,7 +247,8 @@ def command(
         return prepare_elsewhere.print_script(context, shards=slurm_array)
     if engine == "datatrove":
         processes = processes or cores()
-        text, component = opened(
+        tokenizer = conversation_options.tokenizer_folder(tokenizer)
+        text, component, found = opened(
             corpus,
             tokenizer=tokenizer,
             out=out,
@@ -227,6 +261,8 @@ def command(
             clean=clean,
             clean_folder=clean_folder,
             held_out=held_out,
+            conversations=conversations,
+            template=template,
         )
         return prepare_elsewhere.run_datatrove(
             text,
@@ -237,6 +273,7 @@ def command(
             append_eos=append_eos,
             max_rejects=parse_max_rejects(max_rejects),
             shard=shard,
+            template=found,
             processes=processes,
             force=force,
             executor=executor or "local",
@@ -264,6 +301,8 @@ def command(
             held_out=held_out,
             shard=shard,
             force=force,
+            conversations=conversations,
+            template=template,
             progress=progress,
         )
     console().print(prepare_elsewhere.in_words(out, facts), soft_wrap=True, markup=False)

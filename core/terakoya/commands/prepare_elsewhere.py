@@ -13,6 +13,7 @@ from terakoya.errors import UserError
 
 if TYPE_CHECKING:
     from terakoya.components import Tokenizer
+    from terakoya.data.chat_template import ChatTemplate
     from terakoya.data.corpus import Corpus
     from terakoya.data.executor_settings import Executor
     from terakoya.data.store import StoreFacts, Unit
@@ -38,6 +39,7 @@ def run_datatrove(
     append_eos: bool,
     max_rejects: int | float,
     shard: str | None,
+    template: ChatTemplate | None,
     processes: int,
     force: bool,
     executor: Executor,
@@ -66,6 +68,7 @@ def run_datatrove(
         append_eos=append_eos,
         max_rejects=max_rejects,
         shard=Shard.parse(shard) if shard is not None else None,
+        template=template,
     )
     made = prepare_datatrove(preparation, executor=executor, settings=settings, processes=processes, force=force)
     if isinstance(made, Submitted):

@@ -47,7 +47,7 @@ class Subject(settings.Subject):
     def rows(self) -> Rows:
         """Six rows."""
         with tempfile.TemporaryDirectory() as folder:
-            return toy.make_rows(toy.make_store(Path(folder) / "toy", unit=toy.unit_of(self.layout)), self.layout)
+            return toy.make_rows(toy.store_for(self.layout, Path(folder) / "toy"), self.layout)
 
     def collate(self, rows: Rows) -> Batch:
         """The batch of `rows`. Raises Wrong for another type."""

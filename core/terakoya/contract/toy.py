@@ -57,8 +57,11 @@ def make_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def make_store(folder: Path, *, unit: Unit = "document", documents: int = 48) -> TokenStore:
-    """A store of lines in which each token says much about the next, with its tokenizer; `folder` is new."""
+def make_store(
+    folder: Path, *, unit: Unit = "document", documents: int = 48, conversations: bool = False
+) -> TokenStore:
+    """A store of lines in which each token says much about the next, with its tokenizer; `folder` is new. Of
+    `conversations` every second line is an answer."""
     draw = np.random.default_rng(5)
     first, span = VOCABULARY.special[-1] + 1, VOCABULARY.size - len(VOCABULARY.special)
     texts = []
@@ -76,8 +79,16 @@ def make_store(folder: Path, *, unit: Unit = "document", documents: int = 48) ->
         vocabulary=VOCABULARY,
         unit=unit,
         word_starts=[[[True] * len(line) for line in lines] for lines in texts],
+        answers=[[[n % 2 == 1] * len(line) for n, line in enumerate(lines)] for lines in texts]
+        if conversations
+        else None,
         tokenizer_folder=make_tokenizer(folder / "tokenizer"),
     )
+
+
+def store_for(layout: Layout, folder: Path) -> TokenStore:
+    """A store that `layout` can be cut from; `folder` is new."""
+    return make_store(folder, unit=unit_of(layout), conversations=layout.conversations is not None)
 
 
 def unit_of(layout: Layout) -> Unit:

@@ -44,7 +44,7 @@ def run(names: Mapping[str, str], folder: Path) -> None:
     values = {kind: {"type": names[kind], **toy.values(component)} for kind, component in components.items()}
     layouts: list[dict[str, str]] = [{}]
     if "layout" in components["objectives"].model_fields:
-        layouts += [{"layout": "lines"}, {"layout": "stream"}]
+        layouts += [{"layout": "lines"}, {"layout": "stream"}, {"layout": "padded"}]
     for layout in layouts:
         try:
             objective: Objective = components["objectives"].model_validate(
@@ -62,7 +62,7 @@ def run(names: Mapping[str, str], folder: Path) -> None:
         objective.build(architecture, toy.VOCABULARY)
     except UserError as error:
         raise Unfit(str(error)) from error
-    store = toy.make_store(folder / "data", unit=toy.unit_of(objective.row_layout()))
+    store = toy.store_for(objective.row_layout(), folder / "data")
     validates = components["schedules"].needs_validation
     parameters = Parameters.from_dict(
         {

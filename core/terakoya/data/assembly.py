@@ -35,6 +35,9 @@ _NOT_TOKENIZER = (
 )
 """Weights, which may lie beside a tokenizer and are not copied with it."""
 
+CHAT_TEMPLATE = "chat_template.jinja"
+"""The file beside a tokenizer in which Transformers looks for its chat template first."""
+
 Options = Mapping[str, str | int | bool | None]
 Bits = tuple[np.ndarray | bytes, int]
 """Flags packed eight a byte, least significant first, and how many they are."""
@@ -51,6 +54,8 @@ class Totals:
     rejected: Counter[str] = field(default_factory=Counter)
     literals: Counter[str] = field(default_factory=Counter)
     word_starts: bool = True
+    answers: bool = True
+    notes: Counter[str] = field(default_factory=Counter)
 
     def add(self, facts: PartFacts | StoreFacts) -> None:
         """Counts one more part or store."""
@@ -60,8 +65,10 @@ class Totals:
         self.documents += facts.documents
         self.rejected.update(facts.rejected if isinstance(facts, PartFacts) else facts.rejected_by_reason)
         self.literals.update(facts.literals)
+        self.notes.update(facts.notes)
         if facts.tokens:
             self.word_starts &= facts.word_starts
+            self.answers &= facts.answers
 
 
 class Content(Protocol):
@@ -86,6 +93,9 @@ class Content(Protocol):
     def words(self) -> Iterator[Bits]:
         """Which tokens start a word; called only where `totals.word_starts`."""
 
+    def answers(self) -> Iterator[Bits]:
+        """Which tokens belong to answers; called only where `totals.answers`."""
+
     def rejects(self) -> Iterator[bytes]:
         """Lines of `rejects.jsonl`; called only where `totals.rejected` holds any."""
 
@@ -100,16 +110,22 @@ def assemble(
     tokenizer_folder: Path | None,
     inputs: Mapping[str, str],
     options: Options,
+    chat_template: str | None = None,
 ) -> StoreFacts:
-    """Makes the store in `folder` from `content`, `store.json` last; what lies in its `.parts` goes then."""
+    """Makes the store in `folder` from `content`, `store.json` last; what lies in its `.parts` goes then.
+
+    A `chat_template` becomes that of the store's copy of the tokenizer.
+    """
     parts, totals = folder / PARTS, content.totals
     files = {"tokens.bin": _write_ids(folder, content), "tokens.idx": _write_index(folder, content, vocabulary)}
     if totals.word_starts:
-        files["tokens.words"] = _write_words(folder, content)
+        files["tokens.words"] = _write_bits(folder, "tokens.words", content.words())
+    if totals.answers:
+        files["tokens.answers"] = _write_bits(folder, "tokens.answers", content.answers())
     if totals.rejected:
         write_rejects(folder, content)
     if tokenizer_folder is not None:
-        _copy_tokenizer(tokenizer_folder, folder)
+        _copy_tokenizer(tokenizer_folder, folder, chat_template)
     hashes = {name: facts.sha256 for name, facts in files.items()}
     facts = StoreFacts(
         unit=unit,
@@ -120,9 +136,11 @@ def assemble(
         rejected=totals.rejected.total(),
         rejected_by_reason=dict(sorted(totals.rejected.items())),
         literals=dict(sorted(totals.literals.items())),
+        notes=dict(sorted(totals.notes.items())),
         dtype=vocabulary.dtype().name,
         vocabulary=vocabulary,
         word_starts=totals.word_starts,
+        answers=totals.answers,
         fingerprint=hashlib.sha256(orjson.dumps([unit, eos, vocabulary.model_dump(), hashes])).hexdigest(),
         inputs=dict(inputs),
         options=dict(options),
@@ -196,10 +214,10 @@ def _starts(first: int, sizes: np.ndarray) -> tuple[np.ndarray, int]:
     return np.concatenate([[first], ends])[:-1].astype("<i8"), int(ends[-1]) if len(ends) else first
 
 
-def _write_words(folder: Path, content: Content) -> FileFacts:
+def _write_bits(folder: Path, name: str, flags: Iterator[Bits]) -> FileFacts:
     left = np.zeros(0, dtype=np.uint8)  # the bits of a byte begun by one chunk and ended by the next
-    with committed(folder / "tokens.words", beside=folder / PARTS) as out:
-        for packed, count in content.words():
+    with committed(folder / name, beside=folder / PARTS) as out:
+        for packed, count in flags:
             bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=count, bitorder="little")
             bits = np.concatenate([left, bits])
             whole = len(bits) // 8 * 8
@@ -209,7 +227,7 @@ def _write_words(folder: Path, content: Content) -> FileFacts:
     return out.facts()
 
 
-def _copy_tokenizer(source: Path, folder: Path) -> None:
+def _copy_tokenizer(source: Path, folder: Path, chat_template: str | None) -> None:
     draft, target = folder / PARTS / "tokenizer", folder / "tokenizer"
     for old in (draft, target):
         if old.exists():
@@ -222,5 +240,8 @@ def _copy_tokenizer(source: Path, folder: Path) -> None:
             with committed(copy) as out, file.open("rb") as stream:
                 while chunk := stream.read(1 << 20):
                     out.write(chunk)
+    if chat_template is not None:  # goes before one that stands in tokenizer_config.json
+        with committed(draft / CHAT_TEMPLATE) as out:
+            out.write(chat_template.encode())
     draft.rename(target)
     sync_folder(folder)

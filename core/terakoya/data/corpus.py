@@ -36,9 +36,11 @@ class Corpus:
     before line ends are dropped; NUL and other control characters are kept. All but parquet may be compressed (.gz,
     .zst, .xz, .bz2). A document of more than `max_document_bytes` is rejected, in text formats without being read
     into memory. With `cleaning` (see `terakoya.data.cleaning.cleaned`) documents come out changed, and fewer.
+    With `conversations` each line of jsonl is one, and documents are what `terakoya.data.conversations.messages` reads.
     In a `digests` that is given, files are hashed while `blocks` reads them, for `fingerprint` to find.
 
-    Raises UserError for a missing file or an unknown file name ending.
+    Raises UserError for a missing file or an unknown file name ending, and for conversations that are not jsonl or are
+    to be cleaned.
     """
 
     sources: Sequence[Source]
@@ -48,6 +50,7 @@ class Corpus:
     max_document_bytes: int = 100_000_000
     block_bytes: int = 4 << 20
     cleaning: Cleaning | None = None
+    conversations: bool = False
     digests: dict[Source, str] | None = dataclass_field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -56,6 +59,11 @@ class Corpus:
         if self.max_document_bytes < 1 or self.block_bytes < 1:
             raise UserError("max_document_bytes and block_bytes: expected at least 1")
         object.__setattr__(self, "sources", find_files(self.sources))
+        other = next((file for file in self.sources if kind_of(file) != "jsonl"), None)
+        if self.conversations and other is not None:
+            raise UserError(f"{other}: conversations: expected a jsonl file (.gz, .zst, .xz, .bz2 too), got another")
+        if self.conversations and self.cleaning is not None:
+            raise UserError("clean: cleaning steps look at plain text, conversations have turns; leave one of them out")
 
     @cached_property
     def total_bytes(self) -> int:
@@ -96,6 +104,7 @@ class Corpus:
             "max_document_bytes": self.max_document_bytes,
             "cleaning": None if self.cleaning is None else self.cleaning.settings,
             "files": self.fingerprint,
+            **({"conversations": True} if self.conversations else {}),
         }
 
     def blocks(self, *, block_bytes: int | None = None) -> Iterator[Block]:
@@ -133,7 +142,13 @@ class Corpus:
             items = corpus_parquet.read(block, field=self.field, max_document_bytes=limit)
         else:
             by_paragraph = self._by_paragraph(block.file)
-            items = corpus_lines.read(block, by_paragraph=by_paragraph, field=self.field, max_document_bytes=limit)
+            items = corpus_lines.read(
+                block,
+                by_paragraph=by_paragraph,
+                field=self.field,
+                max_document_bytes=limit,
+                conversations=self.conversations,
+            )
         return items if self.cleaning is None else self.cleaning.apply(block, items)
 
     def _by_paragraph(self, file: Source) -> bool:

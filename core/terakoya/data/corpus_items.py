@@ -19,16 +19,33 @@ Reason = Literal[
     "field is not a string",
     "empty document",
     "document too large",
+    "not a conversation",
+    "message is not a string",
+    "empty message",
+    "unknown role",
+    "no answer",
+    "answer without a question",
+    "two questions in a row",
+    "two answers in a row",
+    "system message not at the beginning",
+    "refused by the template",
+    "no answer in the template's text",
     "no tokens",
     "special token in text",
 ]
-"""Why a document was quarantined. The last two are found while encoding."""
+"""Why a document, or a conversation, was quarantined. The last four are found while encoding."""
 
 REMEDIES: Mapping[str, str] = {
     "bad UTF-8": "convert the text to UTF-8, for example with `iconv -f SHIFT_JIS -t UTF-8` or `-f UTF-16`",
     "lone surrogate": "write whole characters, not half of one as \\ud83d alone is",
-    "missing field": "choose the key that holds the text with --field",
+    "missing field": "choose the key that holds the text with --field; conversations are read with --conversations",
     "field is not a string": "choose the key that holds the text with --field",
+    "not a conversation": 'lines are {"messages": [{"role", "content"}, ...]}, {"instruction", "input", "output"} or '
+    '{"conversations": [{"from", "value"}, ...]}',
+    "unknown role": "roles are system, user and assistant (in conversations: system, human and gpt)",
+    "two questions in a row": "join them, or put an answer between them",
+    "two answers in a row": "join them, or put a question between them",
+    "refused by the template": "choose another --template",
     "document too large": "allow longer ones with --max-document-bytes",
     "special token in text": "choose what becomes of them with --special-tokens-in-text",
 }

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import orjson
 
+from terakoya.data.conversations import conversation_document
 from terakoya.data.corpus_files import Hashing, RemoteFile, Source, compression_of, kind_of, open_plain
 from terakoya.data.corpus_items import Block, Document, Reason, Reject, reject_bytes, text_document
 from terakoya.errors import UserError, nearest
@@ -139,7 +140,9 @@ def _one_block(
         is_first = False
 
 
-def read(block: Block, *, by_paragraph: bool, field: str, max_document_bytes: int) -> Iterator[Document | Reject]:
+def read(
+    block: Block, *, by_paragraph: bool, field: str, max_document_bytes: int, conversations: bool = False
+) -> Iterator[Document | Reject]:
     """The documents and rejects of a block of a text file; see `Corpus.read`."""
     file, limit, kind = block.file, max_document_bytes, kind_of(block.file)
     with io.BytesIO(block.data) if block.data is not None else file.open("rb") as stream:
@@ -164,7 +167,7 @@ def read(block: Block, *, by_paragraph: bool, field: str, max_document_bytes: in
             elif _BLANK.match(record):
                 continue
             elif kind == "jsonl":
-                yield _from_json(file, line, record, field)
+                yield _from_json(file, line, record, None if conversations else field)
             elif kind == "txt":
                 yield _from_txt(file, line, record)
             else:
@@ -181,13 +184,16 @@ def _from_txt(file: Source, line: int, record: bytes) -> Document | Reject:
         return reject_bytes(file, line, "bad UTF-8", record)
 
 
-def _from_json(file: Source, line: int, record: bytes, field: str) -> Document | Reject:
+def _from_json(file: Source, line: int, record: bytes, field: str | None) -> Document | Reject:
+    """The text under `field`, or with None the conversation that the object is."""
     try:
         value = orjson.loads(record)
     except orjson.JSONDecodeError:
         return reject_bytes(file, line, _not_json(record), record)
     if not isinstance(value, dict):
         return reject_bytes(file, line, "not a JSON object", record)
+    if field is None:
+        return conversation_document(file, line, value, record)
     if field not in value:
         return reject_bytes(file, line, "missing field", record)
     text = value[field]

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.components import Encoded, Tokenizer
+from terakoya.data.chat_template import ChatTemplate
+from terakoya.data.conversation_encoder import ConversationEncoder, EncodedConversations
 from terakoya.data.corpus import EXCERPT_CHARACTERS, Block, Corpus, Document, Reason, Reject
 from terakoya.data.parts import PartBuilder, PartFacts
 from terakoya.data.store import Unit
@@ -32,6 +34,7 @@ class Task:
     Attributes:
         tokenizer: the component, pickled, so that a process can load plugins before it is unpickled.
         parts: the folder that parts are written to.
+        template: of conversations; None for plain text.
     """
 
     corpus: Corpus
@@ -40,6 +43,7 @@ class Task:
     parts: Path
     unit: Unit
     append_eos: bool
+    template: ChatTemplate | None = None
 
 
 class BlockEncoder:
@@ -52,8 +56,12 @@ class BlockEncoder:
         self.encoder = tokenizer.encoder(task.tokenizer_folder)
         encode: Any = self.encoder.encode
         whole = tokenizer.keeps_line_ends and task.unit == "document"
-        self._encode: Callable[[Sequence[str]], Encoded] = partial(encode, whole=True) if whole else encode
+        self._encode_text: Callable[[Sequence[str]], Encoded] = partial(encode, whole=True) if whole else encode
+        self._encode = self._encode_text
         vocabulary = self.encoder.vocabulary
+        if task.template is not None:
+            loaded = tokenizer.load(task.tokenizer_folder)
+            self._encode = ConversationEncoder(loaded, task.template, vocabulary).encode
         if task.append_eos and vocabulary.eos is None:
             raise UserError(
                 f"{task.tokenizer_folder}: --append-eos: expected a tokenizer with an end-of-sequence token, this one "
@@ -89,13 +97,17 @@ class BlockEncoder:
             error.add_note(f"while encoding {_place(batch)}")
             raise
         if not (encoded.literals and self._quarantines_specials):
+            told = encoded if isinstance(encoded, EncodedConversations) else None
             try:
-                kept = builder.add(encoded)
+                kept = builder.add(encoded, answers=None if told is None else told.answers)
             except UserError as error:
                 raise UserError(f"{_place(batch)}: {error}") from error
-            for document, keep in zip(batch, kept, strict=True):
-                if not keep:
-                    builder.reject(_reject(document, "no tokens"))
+            if told is not None:
+                builder.notes.update(told.notes)
+            for number, document in enumerate(batch):
+                if not kept[number]:
+                    reason: Reason = "no tokens" if told is None else told.refused.get(number, "no tokens")
+                    builder.reject(_reject(document, reason))
         elif len(batch) == 1:
             builder.reject(_reject(batch[0], "special token in text"))
         else:  # one of them has a special token: halve until it is alone
@@ -103,8 +115,8 @@ class BlockEncoder:
             self._add(builder, batch[len(batch) // 2 :])
 
     def sample(self, texts: Sequence[str]) -> Encoded:
-        """The ids of a few texts, for estimates."""
-        return self._encode(texts)
+        """The ids of a few texts, for estimates; of conversations as they lie in the files, without their template."""
+        return self._encode_text(texts)
 
 
 def _reject(document: Document, reason: Reason) -> Reject:

@@ -12,6 +12,19 @@ import numpy as np
 
 
 @dataclass(frozen=True)
+class Conversations:
+    """What is learnt of a store of conversations, each of which stays whole in one row.
+
+    `loss_on`: the tokens that are labels: those of all answers, of the last answer in the row, or all.
+    `too_long`: what becomes of one with more tokens than a row: its end is cut off (and it is left out if no answer is
+    left), or it is left out.
+    """
+
+    loss_on: Literal["answers", "last_answer", "all"] = "answers"
+    too_long: Literal["truncate", "drop"] = "truncate"
+
+
+@dataclass(frozen=True)
 class Layout:
     """How rows are cut.
 
@@ -25,9 +38,10 @@ class Layout:
     `packed`: documents, best-fit, isolated from each other; the last token of each has its end as its label.
     `stream`: documents each followed by its end, cut anywhere; a row counts as one document.
     `megatron`: the same, documents and rows in the order in which Megatron-LM draws them.
+    `padded`: one conversation a row; needs a store of them, of which `packed` takes several a row.
     """
 
-    kind: Literal["packed", "stream", "lines", "pairs", "megatron"]
+    kind: Literal["packed", "stream", "lines", "pairs", "megatron", "padded"]
     short_sequence_probability: float = 0.1
     """Of `pairs`: how often a document's pairs aim at a random shorter length (the original BERT's 0.1)."""
     random_next_probability: float = 0.5
@@ -42,6 +56,8 @@ class Layout:
     samples: int | None = None
     """Of `megatron`: the rows that the whole run takes, from which Megatron-LM works out its epochs; None: it is one
     epoch after another."""
+    conversations: Conversations | None = None
+    """Causal, `packed` or `padded`: what is learnt of a store of conversations, whose templates end each of them."""
 
 
 @dataclass(frozen=True)

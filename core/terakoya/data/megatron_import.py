@@ -94,7 +94,7 @@ class MegatronContent:
     @classmethod
     def of(cls, files: MegatronFiles, vocabulary: Vocabulary, unit: Unit, starts_word: np.ndarray | None) -> Self:
         """Counts the files."""
-        totals = Totals(word_starts=starts_word is not None)
+        totals = Totals(word_starts=starts_word is not None, answers=False)
         for lengths, counts in files.chunks():
             totals.tokens += int(lengths.sum())
             totals.documents += len(counts)
@@ -124,6 +124,10 @@ class MegatronContent:
         assert self.starts_word is not None
         for ids in self.ids():
             yield np.packbits(self.starts_word[ids], bitorder="little"), len(ids)
+
+    def answers(self) -> Iterator[Bits]:
+        """None: foreign files do not mark any."""
+        return iter(())
 
     def rejects(self) -> Iterator[bytes]:
         """None: foreign files do not list what was left out."""

@@ -29,7 +29,7 @@ def merge(folders: Sequence[Path], out: Path, *, word_starts: bool = True) -> St
 
     Every file that is read is held against the hash in its `store.json`, ids and words while they pass. Raises
     UserError where a store is damaged or differs from the first in vocabulary, tokenizer, unit, end of document,
-    id type or in knowing words, for shards in another order or with gaps, and where `out` holds anything.
+    id type, in knowing words or answers, for shards in another order or with gaps, and where `out` holds anything.
     """
     if len(folders) < 2:
         raise UserError(f"expected two stores or more to merge, got {len(folders)}")
@@ -87,17 +87,24 @@ class Merged:
 
     def words(self) -> Iterator[Bits]:
         """Which tokens start a word."""
-        for store in self.stores:
-            left = store.facts.tokens
-            for chunk in read_recorded(store, "tokens.words", chunk_bytes=_CHUNK):
-                yield chunk, min(left, 8 * len(chunk))
-                left -= 8 * len(chunk)
+        return self._bits("tokens.words")
+
+    def answers(self) -> Iterator[Bits]:
+        """Which tokens belong to answers."""
+        return self._bits("tokens.answers")
 
     def rejects(self) -> Iterator[bytes]:
         """Lines of `rejects.jsonl`."""
         for store in self.stores:
             if store.facts.rejected:
                 yield from _read(store.folder / "rejects.jsonl")
+
+    def _bits(self, name: str) -> Iterator[Bits]:
+        for store in self.stores:
+            left = store.facts.tokens
+            for chunk in read_recorded(store, name, chunk_bytes=_CHUNK):
+                yield chunk, min(left, 8 * len(chunk))
+                left -= 8 * len(chunk)
 
 
 def _chunks(array: np.ndarray) -> Iterator[np.ndarray]:
@@ -123,6 +130,7 @@ def _check_alike(first: TokenStore, other: TokenStore, word_starts: bool) -> Non
         "end of document": (ours.eos, theirs.eos),
         "vocabulary size": (ours.vocabulary.size, theirs.vocabulary.size),
         "vocabulary": (ours.vocabulary, theirs.vocabulary),
+        "answers": ("marked" if ours.answers else "not marked", "marked" if theirs.answers else "not marked"),
     }
     if all(tokenizers):
         facts |= {

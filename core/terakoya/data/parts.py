@@ -1,7 +1,7 @@
 """Parts: what one task of `prepare` leaves on disk, whole or not at all, until all parts are joined into a store.
 
-A part is `000007.part` (ids, sequence lengths, sequences of each document, word-start bits, rejects, one after the
-other) and `000007.json`, written after it, with the counts that say where each begins.
+A part is `000007.part` (ids, sequence lengths, sequences of each document, word-start bits, rejects, answer bits, one
+after the other) and `000007.json`, written after it, with the counts that say where each begins.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from terakoya.data.store import FileFacts, Unit
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 
-SECTIONS = ("ids", "lengths", "documents", "words", "rejects")
+SECTIONS = ("ids", "lengths", "documents", "words", "rejects", "answers")
 _CHUNK = 4 << 20
 
 
@@ -79,6 +79,8 @@ class PartFacts:
         source: which piece of the input it is, so that a part is never taken for another.
         sections: bytes of each section, in the order of `SECTIONS`.
         word_starts: whether the tokenizer knew words.
+        answers: whether it was known which tokens belong to answers.
+        notes: what else was counted.
     """
 
     source: str
@@ -90,6 +92,8 @@ class PartFacts:
     word_starts: bool
     rejected: dict[str, int] = field(default_factory=dict)
     literals: dict[str, int] = field(default_factory=dict)
+    answers: bool = False
+    notes: dict[str, int] = field(default_factory=dict)
 
 
 def part_files(folder: Path, number: int) -> tuple[Path, Path]:
@@ -139,13 +143,19 @@ class PartBuilder:
         self._documents: list[np.ndarray] = []
         self._words: list[np.ndarray] = []
         self._knows_words: bool | None = None
+        self._answers: list[np.ndarray] = []
+        self._knows_answers: bool | None = None
         self._rejects: list[bytes] = []
         self._rejected: Counter[str] = Counter()
         self._literals: Counter[str] = Counter()
+        self.notes: Counter[str] = Counter()
         self.tokens = 0
 
-    def add(self, encoded: Encoded) -> np.ndarray:
+    def add(self, encoded: Encoded, *, answers: np.ndarray | None = None) -> np.ndarray:
         """Appends the documents of `encoded` that have a token. Returns (D,) bool, which those were.
+
+        `answers` (T,) bool says which tokens belong to answers; then no `eos` can be stored, since the last answer has
+        its own end.
 
         Raises UserError for an id outside the vocabulary.
         """
@@ -168,6 +178,9 @@ class PartBuilder:
         words = encoded.word_starts
         assert self._knows_words in (None, words is not None), "word starts in some batches only"
         self._knows_words = words is not None
+        assert answers is None or (self._eos is None and len(answers) == len(ids)), "answers do not fit the ids"
+        assert self._knows_answers in (None, answers is not None), "answers in some batches only"
+        self._knows_answers = answers is not None
         if self._unit == "line":
             lengths, documents = line_lengths.astype("<i4"), encoded.document_lines[kept].astype("<i4")
             last = document_ends[1:][kept] - 1
@@ -184,6 +197,8 @@ class PartBuilder:
         self._documents.append(documents)
         if words is not None:
             self._words.append(words.astype(bool))
+        if answers is not None:
+            self._answers.append(answers.astype(bool))
         self._literals.update(encoded.literals)
         self.tokens += len(ids)
         return kept
@@ -197,9 +212,9 @@ class PartBuilder:
     def write(self, folder: Path, number: int, source: str) -> PartFacts:
         """Writes part `number` of `folder`, durably, its facts last."""
         lengths, documents = _joined(self._lengths, "<i4"), _joined(self._documents, "<i4")
-        words = np.packbits(_joined(self._words, "?"), bitorder="little")
+        words, answers = (np.packbits(_joined(flags, "?"), bitorder="little") for flags in (self._words, self._answers))
         sections: list[np.ndarray | bytes] = [_joined(self._ids, self._dtype), lengths, documents, words]
-        sections.append(b"".join(self._rejects))
+        sections += [b"".join(self._rejects), answers]
         facts = PartFacts(
             source=source,
             dtype=self._dtype.name,
@@ -210,6 +225,8 @@ class PartBuilder:
             word_starts=bool(self._knows_words),
             rejected=dict(sorted(self._rejected.items())),
             literals=dict(sorted(self._literals.items())),
+            answers=bool(self._knows_answers),
+            notes=dict(sorted(self.notes.items())),
         )
         data_file, facts_file = part_files(folder, number)
         with committed(data_file) as out:

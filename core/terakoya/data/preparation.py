@@ -15,7 +15,8 @@ from typing import Self
 import orjson
 
 from terakoya.components import Tokenizer
-from terakoya.data.assembly import Totals, assemble, write_rejects
+from terakoya.data.assembly import CHAT_TEMPLATE, Totals, assemble, write_rejects
+from terakoya.data.chat_template import ChatTemplate
 from terakoya.data.corpus import Corpus
 from terakoya.data.corpus_items import REMEDIES
 from terakoya.data.disk_need import check_disk
@@ -28,6 +29,9 @@ from terakoya.data.submitted_jobs import check_no_jobs
 from terakoya.errors import UserError
 
 logger = logging.getLogger("terakoya")
+
+TEMPLATE_INPUT = "tokenizer chat template"
+"""The input of a store of conversations that says which template it was made with."""
 
 _MIN_BLOCK, _MAX_BLOCK, _MAX_PARTS = 1 << 20, 32 << 20, 50_000
 
@@ -64,14 +68,21 @@ class Preparation:
         append_eos: bool = False,
         max_rejects: int | float = 0.01,
         shard: Shard | None = None,
+        template: ChatTemplate | None = None,
     ) -> Self:
-        """Reads the whole corpus once, for its fingerprint. Raises UserError for a unit that there is not and for a
-        tokenizer that is not there."""
+        """Reads the whole corpus once, for its fingerprint. A corpus of conversations needs a `template`.
+
+        Raises UserError for a unit that there is not, for a tokenizer that is not there, and for settings that
+        conversations do not have.
+        """
+        assert corpus.conversations == (template is not None), "a template goes with conversations"
         out, tokenizer_folder = Path(out), Path(tokenizer_folder)
         if unit not in ("document", "line"):
             raise UserError(f'unit: expected "document" or "line", got "{unit}"')
         if not tokenizer_folder.is_dir():
             raise UserError(f"{tokenizer_folder}: expected a tokenizer's folder, found none")
+        if template is not None:
+            _check_conversations(tokenizer, unit=unit, append_eos=append_eos)
         files = _sizes_and_times(corpus)
         block_bytes = _block_bytes(corpus)
         options: dict[str, str | int | bool | None] = {
@@ -85,14 +96,18 @@ class Preparation:
         }
         if corpus.cleaning is not None:
             options.update(corpus.cleaning.facts)
+        if template is not None:
+            options["template"] = template.name
         inputs = {
             "corpus": corpus.fingerprint,
             **{f"tokenizer {name}": value for name, value in sorted(tokenizer.fingerprint(tokenizer_folder).items())},
             "options": hashlib.sha256(orjson.dumps(options)).hexdigest(),
         }
+        if template is not None:
+            inputs[TEMPLATE_INPUT] = template.fingerprint
         if shard is not None:
             inputs[SHARD] = options[SHARD] = str(shard)
-        task = Task(corpus, pickle.dumps(tokenizer), tokenizer_folder, out / PARTS, unit, append_eos)
+        task = Task(corpus, pickle.dumps(tokenizer), tokenizer_folder, out / PARTS, unit, append_eos, template)
         return cls(task, out, inputs, options, block_bytes, max_rejects, shard, files)
 
     def blocks(self) -> ShardBlocks:
@@ -129,7 +144,10 @@ class Preparation:
         if _sizes_and_times(self.task.corpus) != self.files:
             raise UserError("corpus: a file was changed while it was read; leave the files alone and start again")
         _judge(self.out, totals, self.max_rejects, self.shard)
-        return assemble(
+        template = self.task.template
+        for note, count in totals.notes.items():
+            logger.warning("%s of %s: %s", f"{count:,}", f"{totals.documents:,}", note)
+        facts = assemble(
             self.out,
             Parts(self.out, totals),
             vocabulary=encoder.encoder.vocabulary,
@@ -138,6 +156,22 @@ class Preparation:
             tokenizer_folder=self.task.tokenizer_folder,
             inputs=self.inputs,
             options=self.options if self.shard is None else {**self.options, SHARD_BLOCKS: extent},
+            chat_template=None if template is None else template.text,
+        )
+        if template is not None:
+            logger.info("template %s, written to %s", template.name, self.out / "tokenizer" / CHAT_TEMPLATE)
+        return facts
+
+
+def _check_conversations(tokenizer: Tokenizer, *, unit: Unit, append_eos: bool) -> None:
+    if unit != "document":
+        raise UserError(f"unit: a conversation is one sequence: expected document with --conversations, got {unit}")
+    if append_eos:
+        raise UserError("--append-eos: the template ends each answer; leave the option out with --conversations")
+    if tokenizer.special_tokens_in_text == "split":
+        raise UserError(
+            "--special-tokens-in-text split: a template's own special tokens stand in the same text; expected parse or "
+            "reject with --conversations"
         )
 
 

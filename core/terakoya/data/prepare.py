@@ -15,6 +15,7 @@ from pathlib import Path
 
 from terakoya.components import Tokenizer
 from terakoya.data.assembly import Totals
+from terakoya.data.chat_template import ChatTemplate
 from terakoya.data.corpus import Block, Corpus
 from terakoya.data.encoding import BlockEncoder, Task, encode_block, source_name, start_worker
 from terakoya.data.parts import PartFacts, read_part
@@ -41,6 +42,7 @@ def prepare(
     max_rejects: int | float = 0.01,
     force: bool = False,
     shard: Shard | None = None,
+    template: ChatTemplate | None = None,
     progress: Progress | None = None,
 ) -> StoreFacts:
     """Encodes `corpus` with the tokenizer in `tokenizer_folder` into the token store `out`.
@@ -64,6 +66,7 @@ def prepare(
         append_eos=append_eos,
         max_rejects=max_rejects,
         shard=shard,
+        template=template,
     )
     with preparation.held():
         if (facts := preparation.finished(force=force)) is not None:

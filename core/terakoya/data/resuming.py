@@ -17,7 +17,8 @@ from terakoya.errors import UserError
 
 logger = logging.getLogger("terakoya")
 
-_OWN = ("store.json", PARTS, "tokens.bin", "tokens.idx", "tokens.words", "rejects.jsonl", "tokenizer", "plans")
+_FILES = ("tokens.bin", "tokens.idx", "tokens.words", "tokens.answers", "rejects.jsonl")
+_OWN = ("store.json", PARTS, *_FILES, "tokenizer", "plans")
 
 
 def finished_facts(out: Path, inputs: Mapping[str, str], options: Mapping[str, object]) -> StoreFacts | None:

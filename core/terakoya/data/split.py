@@ -37,7 +37,8 @@ def split(folder: Path, outs: Sequence[Path], *, weights: Sequence[int], seed: i
     if len({Path(out).resolve() for out in outs}) < len(outs):
         raise UserError("--out: expected a folder of its own for each part, got one twice")
     store = TokenStore.open(Path(folder))
-    check_recorded(store, "tokens.idx", *(["tokens.words"] if store.facts.word_starts else []))
+    bits = {"tokens.words": store.facts.word_starts, "tokens.answers": store.facts.answers}
+    check_recorded(store, "tokens.idx", *(name for name, stored in bits.items() if stored))
     sides = _sides(store, weights, seed)
     counts = np.bincount(sides, minlength=len(weights))
     for number, count in enumerate(counts):
@@ -77,8 +78,8 @@ class Side:
 
     @classmethod
     def of(cls, store: TokenStore, kept: np.ndarray) -> Self:
-        """Counts the documents. Rejects and literal special tokens stay with the whole store, whose they are."""
-        side = cls(store, kept, Totals(word_starts=store.facts.word_starts))
+        """Counts the documents. Rejects, literal special tokens and notes stay with the whole store, whose they are."""
+        side = cls(store, kept, Totals(word_starts=store.facts.word_starts, answers=store.facts.answers))
         for start, stop in side._tokens():
             side.totals.tokens += stop - start
         for counts in side.documents():
@@ -105,6 +106,11 @@ class Side:
         """Which tokens start a word."""
         for start, stop in self._tokens():
             yield np.packbits(self.store.word_starts(start, stop), bitorder="little"), stop - start
+
+    def answers(self) -> Iterator[Bits]:
+        """Which tokens belong to answers."""
+        for start, stop in self._tokens():
+            yield np.packbits(self.store.answers(start, stop), bitorder="little"), stop - start
 
     def rejects(self) -> Iterator[bytes]:
         """None."""

@@ -1,7 +1,8 @@
 """The token store: a folder of token ids that training reads without opening raw text or a tokenizer.
 
 `tokens.bin` and `tokens.idx` are Megatron-LM's indexed dataset (MMIDIDX, little-endian); `tokens.words` holds one bit a
-token, least significant first, set where a word starts; `store.json`, written last, records what is inside.
+token, least significant first, set where a word starts, `tokens.answers` one set where a token is to be learnt as part
+of an answer; `store.json`, written last, records what is inside.
 
 Letters: T tokens, N sequences (a document or a line, by `unit`), D documents.
 """
@@ -53,7 +54,9 @@ class StoreFacts(BaseModel):
         rejected: documents that were quarantined; `rejected_by_reason` counts them by reason, and
             `rejects.jsonl` lists them.
         literals: special tokens that stood literally in the text, with their counts.
+        notes: what else was counted while it was made, by name.
         word_starts: whether `tokens.words` is there.
+        answers: whether it holds conversations, and `tokens.answers` is there.
         fingerprint: a hash of the content: equal stores are equal byte for byte.
         inputs: hashes of what the store was made from: corpus, tokenizer, options.
         files: size and hash of each data file, by name.
@@ -70,9 +73,11 @@ class StoreFacts(BaseModel):
     rejected: int = 0
     rejected_by_reason: dict[str, int] = {}
     literals: dict[str, int] = {}
+    notes: dict[str, int] = {}
     dtype: str
     vocabulary: Vocabulary
     word_starts: bool
+    answers: bool = False
     fingerprint: str
     inputs: dict[str, str] = {}
     options: dict[str, str | int | bool | None] = {}
@@ -156,8 +161,9 @@ class TokenStore:
                 )
         data_bytes = facts.tokens * index.dtype.itemsize
         _check_size(folder / "tokens.bin", data_bytes)
-        if facts.word_starts:
-            _check_size(folder / "tokens.words", (facts.tokens + 7) // 8)
+        for name, stored in (("tokens.words", facts.word_starts), ("tokens.answers", facts.answers)):
+            if stored:
+                _check_size(folder / name, (facts.tokens + 7) // 8)
         check_index_ends(
             folder / "tokens.idx",
             index.lengths,
@@ -208,6 +214,11 @@ class TokenStore:
         byte."""
         return np.memmap(self.folder / "tokens.words", dtype=np.uint8, mode="r"), 0
 
+    @property
+    def answer_bits(self) -> tuple[np.ndarray, int]:
+        """Which tokens belong to answers, as `word_bits`."""
+        return np.memmap(self.folder / "tokens.answers", dtype=np.uint8, mode="r"), 0
+
     def word_starts(self, start: int, stop: int) -> np.ndarray:
         """(stop - start,) bool: which of the tokens start a word. Raises UserError if the store does not know."""
         if not self.facts.word_starts:
@@ -215,10 +226,24 @@ class TokenStore:
                 f"{self.folder}: expected word starts, got a store without tokens.words: its tokenizer does not know "
                 "words; set whole_word_mask to false or prepare with a tokenizer that does"
             )
-        packed, skipped = self.word_bits
-        start, stop = start + skipped, stop + skipped
-        bits = np.unpackbits(packed[start // 8 : (stop + 7) // 8], bitorder="little")
-        return bits[start % 8 : start % 8 + stop - start].view(bool)
+        return _unpacked(self.word_bits, start, stop)
+
+    def answers(self, start: int, stop: int) -> np.ndarray:
+        """(stop - start,) bool: which of the tokens belong to answers. Raises UserError if the store does not know."""
+        if not self.facts.answers:
+            raise UserError(
+                f"{self.folder}: expected a store of conversations, got one without tokens.answers; prepare it from "
+                "conversations: terakoya prepare FILES --conversations --tokenizer DIR --out STORE"
+            )
+        return _unpacked(self.answer_bits, start, stop)
+
+
+def _unpacked(bits: tuple[np.ndarray, int], start: int, stop: int) -> np.ndarray:
+    """The flags [start, stop) of `bits`, which are as `TokenStore.word_bits` has them."""
+    packed, skipped = bits
+    start, stop = start + skipped, stop + skipped
+    flags = np.unpackbits(packed[start // 8 : (stop + 7) // 8], bitorder="little")
+    return flags[start % 8 : start % 8 + stop - start].view(bool)
 
 
 def read_facts(folder: Path) -> StoreFacts:

@@ -36,8 +36,17 @@ class StorePart(TokenStore):
     @property
     def word_bits(self) -> tuple[np.ndarray, int]:
         """As `TokenStore.word_bits`."""
-        bits, skipped = self.whole.word_bits
-        return bits[(skipped + self.first_token) // 8 :], (skipped + self.first_token) % 8
+        return self._own(self.whole.word_bits)
+
+    @property
+    def answer_bits(self) -> tuple[np.ndarray, int]:
+        """As `TokenStore.answer_bits`."""
+        return self._own(self.whole.answer_bits)
+
+    def _own(self, bits: tuple[np.ndarray, int]) -> tuple[np.ndarray, int]:
+        """Those of the whole's `bits` that begin with the part's first token."""
+        packed, skipped = bits
+        return packed[(skipped + self.first_token) // 8 :], (skipped + self.first_token) % 8
 
 
 def part(whole: TokenStore, first: int, stop: int) -> StorePart:

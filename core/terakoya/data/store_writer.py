@@ -77,16 +77,23 @@ class Parts:
 
     def words(self) -> Iterator[Bits]:
         """Which tokens start a word."""
-        for number, facts in self._facts():
-            remaining = facts.tokens
-            for chunk in read_section(self.folder / PARTS, number, facts, "words"):
-                count = min(remaining, 8 * len(chunk))
-                remaining -= count
-                yield chunk, count
+        return self._bits("words")
+
+    def answers(self) -> Iterator[Bits]:
+        """Which tokens belong to answers."""
+        return self._bits("answers")
 
     def rejects(self) -> Iterator[bytes]:
         """Lines of `rejects.jsonl`."""
         return self._section("rejects")
+
+    def _bits(self, name: str) -> Iterator[Bits]:
+        for number, facts in self._facts():
+            remaining = facts.tokens
+            for chunk in read_section(self.folder / PARTS, number, facts, name):
+                count = min(remaining, 8 * len(chunk))
+                remaining -= count
+                yield chunk, count
 
     def _section(self, name: str) -> Iterator[bytes]:
         for number, facts in self._facts():
@@ -111,30 +118,32 @@ def write_store(
     unit: Unit = "document",
     eos: int | None = None,
     word_starts: Iterable[Sequence[Sequence[bool] | np.ndarray]] | None = None,
+    answers: Iterable[Sequence[Sequence[bool] | np.ndarray]] | None = None,
     tokenizer_folder: Path | None = None,
     inputs: Mapping[str, str] | None = None,
     options: Options | None = None,
 ) -> TokenStore:
     """Makes the store `folder` from ids that are there already; it appears when it is complete.
 
-    Each document is the ids of its lines; `word_starts`, if given, has the same shape. `inputs` and `options` are
-    recorded. Raises UserError if `folder` holds anything, or for ids outside `vocabulary`.
+    Each document is the ids of its lines; `word_starts` and `answers`, if given, have the same shape. `inputs` and
+    `options` are recorded. Raises UserError if `folder` holds anything, or for ids outside `vocabulary`.
     """
     folder = Path(folder)
     totals = Totals()
     flags = iter(word_starts) if word_starts is not None else None
+    learnt = iter(answers) if answers is not None else None
     with new_store_folder(folder) as staging:
         builder = PartBuilder(vocabulary, unit, eos)
         for document in documents:
             lines = [np.asarray(line) for line in document if len(line)]
-            words = None if flags is None else [np.asarray(line, dtype=bool) for line in next(flags) if len(line)]
+            words = None if flags is None else _joined(next(flags), bool)
             encoded = Encoded(
-                ids=np.concatenate([np.zeros(0, dtype=np.int64), *lines]),
+                ids=_joined(lines, np.int64),
                 line_lengths=np.array([len(line) for line in lines], dtype=np.int32),
                 document_lines=np.array([len(lines)], dtype=np.int32),
-                word_starts=None if words is None else np.concatenate([np.zeros(0, dtype=bool), *words]),
+                word_starts=words,
             )
-            builder.add(encoded)
+            builder.add(encoded, answers=None if learnt is None else _joined(next(learnt), bool))
             if builder.tokens >= _PART_TOKENS:
                 totals.add(builder.write(staging / PARTS, totals.parts, ""))
                 builder = PartBuilder(vocabulary, unit, eos)
@@ -152,3 +161,7 @@ def write_store(
             options=options or {},
         )
     return TokenStore.open(folder)
+
+
+def _joined(lines: Sequence[Sequence[int] | Sequence[bool] | np.ndarray], dtype: type) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype), *(np.asarray(line, dtype) for line in lines if len(line))])

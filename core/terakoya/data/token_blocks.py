@@ -50,13 +50,19 @@ def export_blocks(
     puts the whole blocks in an order of its own; None leaves them in order.
 
     Raises UserError for a store whose ids or index are not what its `store.json` recorded (they are read once more for
-    that, which is little beside writing JSON), for one smaller than a block, and if `out` is there already.
+    that, which is little beside writing JSON), for one of
+    conversations, for one smaller than a block, and if `out` is there already.
     """
     if block_size < 1:
         raise UserError(f"--block-size: expected at least 1, got {block_size}")
     if (out := Path(out)).exists():
         raise UserError(f"{out}: expected a new file, got one that is there; choose another --out")
     store = TokenStore.open(Path(folder))
+    if store.facts.answers:
+        raise UserError(
+            f"{folder}: expected a store of text, got one of conversations: blocks of ids cannot say which of them "
+            "belong to answers, and cut conversations in two"
+        )
     stream = _Stream(store)
     whole, short = divmod(len(stream), block_size)
     if not whole and not (short and keep_short):

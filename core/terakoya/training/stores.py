@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from terakoya.data.layouts import Layout
 from terakoya.data.loader import Loader, Stage
+from terakoya.data.preparation import TEMPLATE_INPUT
 from terakoya.data.rows import RowSource
 from terakoya.data.store import TokenStore
 from terakoya.data.store_part import document_ranges, part
@@ -14,7 +15,7 @@ from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 from terakoya.parameters import Parameters
 
-IN_ORDER = ("stream", "lines", "megatron")
+IN_ORDER = ("stream", "lines", "megatron", "padded")
 """Layouts whose rows can be read in the order of the store; the others put documents together as they fit."""
 
 
@@ -51,6 +52,7 @@ class Stores:
                 raise UserError(
                     f"{store.folder}: was made with another tokenizer than {first.folder}; prepare it with the same"
                 )
+        _check_templates([*train, *validation.values()])
         if data.split is not None:
             train, validation = _split(train, data.split)
         return cls(tuple(train), validation, first.facts.vocabulary)
@@ -101,6 +103,18 @@ class Stores:
             )
             for index, store in enumerate(stores)
         ]
+
+
+def _check_templates(stores: Sequence[TokenStore]) -> None:
+    """Raises UserError where conversations were written with different templates: a model would learn two, and its
+    folder can name one alone."""
+    found = {store.facts.inputs.get(TEMPLATE_INPUT): store for store in stores if store.facts.answers}
+    if len(found) > 1:
+        first, other, *_ = found.values()
+        raise UserError(
+            f"{other.folder}: its conversations were written with another chat template than those of {first.folder}; "
+            "prepare them with the same --template"
+        )
 
 
 def _split(stores: Sequence[TokenStore], shares: Sequence[float]) -> tuple[list[TokenStore], dict[str, TokenStore]]:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, Self
 
-import numpy as np
 from pydantic import NonNegativeFloat, PositiveInt, model_validator
 
-from terakoya import hookimpl
+from terakoya import causal_objective, hookimpl
 from terakoya.components import Architecture, Batch, Objective, Term
 from terakoya.data.rows import Layout, Rows
 from terakoya.data.vocab import Vocabulary
-from terakoya.errors import UserError
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from transformers import PreTrainedModel
 
@@ -63,49 +61,21 @@ class CausalLM(Objective):
 
     def terms(self) -> Mapping[str, Term]:
         """`lm_loss` and `token_accuracy` over all predicted tokens; with a weight for it `z_loss`."""
-        terms = {"lm_loss": Term("targets", 1.0), "token_accuracy": Term("targets")}
-        return terms | ({"z_loss": Term("targets", self.z_loss)} if self.z_loss else {})
+        return causal_objective.terms(z_loss=self.z_loss)
 
     def derived(self, sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> Mapping[str, float]:
-        """`perplexity`, the exponential of the mean `lm_loss`; left out where it is too large for a number."""
-        if not counts["targets"] or "lm_loss" not in sums:
-            return {}
-        mean = float(sums["lm_loss"]) / counts["targets"]
-        return {"perplexity": math.exp(mean)} if mean < 700 else {}
+        """`perplexity`; see `causal_objective.perplexity`."""
+        return causal_objective.perplexity(sums, counts)
 
     def collate(self, rows: Rows, vocabulary: Vocabulary) -> Batch:
-        """`rows` (B, T) with `labels` (B, T), the token that follows, -100 where nothing is predicted.
-
-        Counts: targets, tokens.
-        """
-        from terakoya.attention import WHOLE_ROWS
-
-        assert rows.labels is not None, "the layout is causal"
-        arrays = {
-            "input_ids": rows.tokens.astype(np.int64),
-            "position_ids": rows.position_ids.astype(np.int64),
-            "document_ids": rows.document_ids.astype(np.int64),
-            "labels": rows.labels.astype(np.int64),
-        }
-        if self.layout != "packed":
-            arrays[WHOLE_ROWS] = np.empty(0, np.int64)
-        counts = {
-            "targets": int(np.count_nonzero(rows.labels >= 0)),
-            "tokens": int(np.count_nonzero(rows.document_ids >= 0)),
-        }
-        return Batch(arrays=arrays, counts=counts)
+        """`rows` (B, T) with `labels` (B, T); see `causal_objective.batch`."""
+        return causal_objective.batch(rows, whole_rows=self.layout != "packed")
 
     def build(self, architecture: Architecture, vocabulary: Vocabulary) -> torch.nn.Module:
         """The root module over a freshly initialised model."""
-        from terakoya_plugins.objectives._causal_lm_module import CausalLMModule
-
-        if "causal" not in architecture.heads:
-            raise UserError(
-                f"objective causal_lm: architecture {type(architecture).__name__} has no head 'causal', only "
-                f"{sorted(architecture.heads)}"
-            )
-        model = architecture.build(vocabulary, "causal")
-        return CausalLMModule(architecture, model, z_loss=self.z_loss > 0, head_positions=self.head_positions)
+        return causal_objective.build(
+            "causal_lm", architecture, vocabulary, z_loss=self.z_loss, head_positions=self.head_positions
+        )
 
     def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
         """One model, in the folder itself."""

@@ -1,4 +1,5 @@
-"""The root module of causal language modelling: a model, its vocabulary head run at a part of the positions at once.
+"""The root module of objectives that predict the next token: a model, its vocabulary head run at a part of the
+positions at once.
 
 Letters: B rows, T positions, H hidden size, n positions of all rows.
 """
@@ -16,7 +17,7 @@ from terakoya.components import Architecture
 from terakoya.training.cross_entropy import summed_cross_entropy_, summed_cross_entropy_and_z_
 
 
-class CausalLMModule(nn.Module):
+class CausalModule(nn.Module):
     """Wraps `model`; its forward returns loss sums in float32, not means."""
 
     def __init__(
