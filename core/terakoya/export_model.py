@@ -62,7 +62,8 @@ def export(
     exporter = make_exporter(format, settings or {})
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise UserError(f"{out}: is there already; choose a new folder or remove it")
-    with _opened(source) as (folder, step, models, tokenizer):
+    with _opened(source) as opened:
+        folder, models = opened.folder, opened.models
         if only is not None:
             if only not in models:
                 there = ", ".join(sorted(models)) if "" not in models else "one model, without a name"
@@ -72,7 +73,10 @@ def export(
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
         try:
-            exporter.export(models, tokenizer, staging)
+            exporter.export(models, opened.tokenizer, staging)
+            for name in opened.adapters if exporter.for_transformers else ():
+                if name in models:
+                    shutil.copytree(opened.adapters[name], staging / name / opened.adapters[name].name)
             if out.is_dir():
                 out.rmdir()
             staging.rename(out)
@@ -80,7 +84,7 @@ def export(
             shutil.rmtree(staging, ignore_errors=True)
     autos = {name: type(model)._auto_class for name, model in models.items()} if exporter.for_transformers else {}
     classes = {name: autos[name] or type(models[name]).__name__ for name in autos}
-    return Exported(out, folder, step, classes, frozenset(name for name in autos if autos[name]))
+    return Exported(out, folder, opened.step, classes, frozenset(name for name in autos if autos[name]))
 
 
 def make_exporter(format: str, settings: Mapping[str, Any]) -> Exporter:
@@ -92,9 +96,21 @@ def make_exporter(format: str, settings: Mapping[str, Any]) -> Exporter:
         raise UserError("\n".join(f"format {format}: {line}" for line in explain(error, kind))) from None
 
 
+@dataclass(frozen=True)
+class _Opened:
+    """What is exported: the folder that was meant, its step, its models by sub-folder, a folder with its tokenizer
+    alone and, by sub-folder too, a folder with the adapter that was merged into each model."""
+
+    folder: Path
+    step: int | None
+    models: Mapping[str, PreTrainedModel]
+    tokenizer: Path
+    adapters: Mapping[str, Path]
+
+
 @contextmanager
-def _opened(source: Path) -> Iterator[tuple[Path, int | None, Mapping[str, PreTrainedModel], Path]]:
-    """What `source` means, its step, its models by sub-folder, and a folder with its tokenizer alone.
+def _opened(source: Path) -> Iterator[_Opened]:
+    """What `source` means.
 
     Raises:
         UserError: as `export`.
@@ -105,14 +121,16 @@ def _opened(source: Path) -> Iterator[tuple[Path, int | None, Mapping[str, PreTr
     if (source / "config.json").is_file() and not (source / "manifest.json").is_file():
         with tempfile.TemporaryDirectory() as tokenizer:
             copy_tokenizer(source, Path(tokenizer))
-            yield source, None, {"": load_model(source)}, Path(tokenizer)
+            yield _Opened(source, None, {"": load_model(source)}, Path(tokenizer), {})
         return
     folder = find_checkpoint(source)
     wrong = checkpoint.problems(folder)
     if wrong:
         raise UserError(f"{folder}: damaged: {'; '.join(wrong[:5])}")
     manifest = checkpoint.read_manifest(folder)
-    yield folder, manifest["step"], build_models(folder, manifest), folder / "tokenizer"
+    with tempfile.TemporaryDirectory() as temporary:
+        models, adapters = _build(folder, manifest, Path(temporary))
+        yield _Opened(folder, manifest["step"], models, folder / "tokenizer", adapters)
 
 
 def load_model(folder: Path) -> PreTrainedModel:
@@ -152,15 +170,31 @@ def find_checkpoint(source: Path) -> Path:
 
 
 def build_models(folder: Path, manifest: Mapping[str, Any]) -> Mapping[str, PreTrainedModel]:
-    """The models of the checkpoint `folder` with its weights, on the CPU, by sub-folder."""
+    """The models of the checkpoint `folder` with its weights, on the CPU, by sub-folder; adapters are merged."""
+    return _build(folder, manifest, None)[0]
+
+
+def _build(
+    folder: Path, manifest: Mapping[str, Any], adapters: Path | None
+) -> tuple[Mapping[str, PreTrainedModel], Mapping[str, Path]]:
+    """`build_models`, and where the adapters that they have were written before, below the new folder `adapters`."""
     from terakoya.parameters import Parameters
-    from terakoya.training import checkpoint
+    from terakoya.training import lora
 
     plugins = registry()
     lacking = plugins.check_record(manifest["plugins"]).missing
     if lacking:
         raise UserError(f"{folder}: " + "; ".join(lacking))
     parameters = Parameters.from_dict(manifest["parameters"], source=str(folder / "manifest.json"))
-    module = parameters.objective.build(parameters.architecture, Vocabulary.model_validate(manifest["vocabulary"]))
-    checkpoint.load_module(folder, module)
-    return parameters.objective.exports(module)
+    module = lora.restored(
+        folder, parameters, Vocabulary.model_validate(manifest["vocabulary"]),
+        tokenizer_folder=folder / "tokenizer", started_from=manifest.get("started_from"),
+    )  # fmt: skip
+    written: dict[str, Path] = {}
+    if parameters.lora is not None:
+        if adapters is not None:
+            exported = parameters.objective.exports(module)
+            written = {name: adapters / name / lora.FOLDER for name in exported}
+            lora.write_adapters(parameters, exported, written)
+        lora.merge(module)
+    return parameters.objective.exports(module), written

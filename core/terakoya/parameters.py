@@ -23,10 +23,12 @@ from pydantic import (
     model_validator,
 )
 
-from terakoya import plugins
+from terakoya import lora_settings, plugins
 from terakoya.components import Architecture, Component, Objective, Optimizer, Schedule, Tracker
 from terakoya.data_settings import Data, Settings
 from terakoya.errors import UserError, nearest
+from terakoya import lora_settings
+from terakoya.lora_settings import LoraSettings
 from terakoya.loss_scaling_settings import LossScaling
 from terakoya.parameter_files import explain, leaves, read_json, refuse_secrets, shown, with_overrides
 from terakoya.plugins import Registry
@@ -116,6 +118,7 @@ class Parameters(Settings):
             all but what is dear to compute (matrix products, attention), or nothing. Changes memory and time alone.
         max_minutes: save and stop after this time; null is never.
         start_from: where weights come from at step 0; null draws them. A run that goes on does not look there.
+        lora: adapters that are trained in place of the weights, which stay those of `start_from`; null trains the weights.
         frozen_layers: how many of the lowest layers keep their weights, together with the embeddings; -1 is none, 0 the
             embeddings alone.
     """
@@ -143,6 +146,7 @@ class Parameters(Settings):
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 42
     max_minutes: PositiveFloat | None = None
     start_from: StartFrom | None = None
+    lora: LoraSettings | None = None
     frozen_layers: Annotated[int, Field(ge=-1)] = -1
 
     @field_validator("batch_size", mode="before")
@@ -155,6 +159,7 @@ class Parameters(Settings):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         _check_batch_size(self.batch_size)
+        lora_settings.check(self.lora, self.start_from, self.frozen_layers)
         given = [name for name in LENGTHS if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(

@@ -16,7 +16,7 @@ from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 from terakoya.parameters import Parameters
 from terakoya.plugins import registry
-from terakoya.training import checkpoint
+from terakoya.training import lora
 from terakoya.training.batches import to_device
 from terakoya.training.engine import autocast_forward
 from terakoya.training.loss import Meter, total_counts
@@ -40,8 +40,10 @@ class RunObjective:
         self.parameters = Parameters.from_dict(manifest["parameters"], source=str(folder / "manifest.json"))
         self.vocabulary = Vocabulary.model_validate(manifest["vocabulary"])
         self.precision = precision or self.parameters.precision
-        module = self.parameters.objective.build(self.parameters.architecture, self.vocabulary)
-        checkpoint.load_module(folder, module)
+        module = lora.restored(
+            folder, self.parameters, self.vocabulary,
+            tokenizer_folder=folder / "tokenizer", started_from=manifest.get("started_from"),
+        )  # fmt: skip
         module = module.to(device).eval()
         backend = attention.choose(
             "sdpa" if self.parameters.attention == "flash" and self.precision == "fp32" else self.parameters.attention,

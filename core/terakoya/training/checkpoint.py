@@ -3,6 +3,7 @@
     RUN/checkpoints/step-00001000/manifest.json   what the checkpoint is, and every file with size and SHA-256
                                   state/          fp32 parameters, optimizer state: what resume reads
                                   model/          a Transformers folder, never read by resume
+                                  adapter/        with `lora` the adapters in peft's format, never read by resume
                                   tokenizer/
 
 Tensors are safetensors, everything else JSON; nothing is ever unpickled.
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from terakoya.errors import UserError
 from terakoya.training.distributed import Connection
-from terakoya.training.engine import Engine, named_values
+from terakoya.training.engine import Engine, saved_values
 
 FORMAT = 1
 NAME = re.compile(r"step-(\d{8,})")
@@ -61,7 +62,7 @@ def save(
     engine: Engine,
     *,
     facts: Mapping[str, Any],
-    write_model: Callable[[Path], None] | None,
+    write_models: Callable[[Path], None],
     tokenizer_folder: Path,
     keep: int,
 ) -> Path:
@@ -69,7 +70,7 @@ def save(
 
     Args:
         facts: what the manifest says beside the files; JSON.
-        write_model: writes the Transformers folder, on rank 0 alone; None leaves it out.
+        write_models: writes what is read without us beside `state/`, which is there, on rank 0 alone.
         keep: how many checkpoints stay, at least `MINIMUM_KEPT`.
 
     Raises:
@@ -85,8 +86,7 @@ def save(
         connection.barrier()
         _write_state(staging / "state", connection, engine)
         if connection.is_main:
-            if write_model is not None:
-                write_model(staging / "model")
+            write_models(staging)
             shutil.copytree(tokenizer_folder, staging / "tokenizer")
             _commit(staging, final, {"format": FORMAT, "step": step, **facts})
             prune(checkpoints, keep)
@@ -284,7 +284,7 @@ def load(folder: Path, engine: Engine) -> None:
 def load_module(folder: Path, module: torch.nn.Module) -> None:
     """Sets the parameters of a plain `module` from the checkpoint `folder`, in this process alone."""
     state = State(folder, "model")
-    values = dict(named_values(module))
+    values = dict(saved_values(module))
     surplus = state.names() - values.keys()
     if surplus:
         raise UserError(f"{folder}: has tensors this model does not know: {', '.join(sorted(surplus)[:5])}")

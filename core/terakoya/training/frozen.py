@@ -39,12 +39,19 @@ def freeze(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary) ->
         raise UserError(f"frozen_layers: {count} leaves nothing to train")
 
 
-def described(module: nn.Module, frozen_layers: int) -> str:
+def described(parameters: Parameters, module: nn.Module) -> str:
     """How many parameters `module` has and, where some are frozen, how many are trained."""
+    frozen_layers, lora = parameters.frozen_layers, parameters.lora
     count = sum(parameter.numel() for parameter in module.parameters())
-    if frozen_layers < 0:
+    if frozen_layers < 0 and lora is None:
         return f"{count / 1e6:.1f} M parameters"
     trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    if lora is not None:
+        whole = f", {', '.join(lora.modules_to_save)} whole" if lora.modules_to_save else ""
+        return (
+            f"{count - trained:,} parameters, which are frozen, and {trained:,} beside them that are trained "
+            f"(LoRA of rank {lora.r}{whole})"
+        )
     layers = {0: "", 1: " and the lowest layer"}.get(frozen_layers, f" and the lowest {frozen_layers} layers")
     return f"{count:,} parameters, {trained:,} of them trained (embeddings{layers} frozen)"
 

@@ -29,7 +29,7 @@ from terakoya.parameters import Parameters
 from terakoya.training import checkpoint
 from terakoya.training.engine import ADAPTED, named_values
 from terakoya.training.frozen import models
-from terakoya.training.start import Started, find_folders, start
+from terakoya.training.start import find_folders, start
 
 KEY = "lora"
 FOLDER = "adapter"
@@ -261,7 +261,7 @@ def restored(
             started = start(parameters, module, vocabulary, tokenizer_folder)
         except UserError as error:
             raise without_base(error) from error
-        check_base(started, started_from)
+        check_base(started.facts, started_from)
         adapt(parameters, module)
     checkpoint.load_module(folder, module)
     return module
@@ -275,15 +275,19 @@ def without_base(error: UserError) -> UserError:
     )
 
 
-def check_base(started: Started, before: Mapping[str, Any] | None) -> None:
-    """Whether the weights that were just read are those that adapters were trained over.
+def check_base(now: Mapping[str, Any], before: Mapping[str, Any] | None) -> None:
+    """Whether the weights that were read are those that adapters were trained over.
+
+    Args:
+        now: `Started.facts` of what was read.
+        before: the same of the run's start, as a manifest's `started_from` says it.
 
     Raises:
-        UserError: files differ from what `before`, a manifest's `started_from`, says of them.
+        UserError: files differ.
     """
-    changed: Sequence[str] = [
-        f"{Path(facts['folder']) / file}"
-        for name, facts in started.facts.items()
+    changed = [
+        str(Path(facts["folder"]) / file)
+        for name, facts in now.items()
         for file in sorted({**facts["files"], **_files(before, name)})
         if facts["files"].get(file) != _files(before, name).get(file)
     ]

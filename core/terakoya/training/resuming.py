@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from terakoya import lora_settings
 from terakoya.errors import UserError
 from terakoya.parameter_files import leaves
 from terakoya.parameters import RESUME_MAY_CHANGE, Parameters, differences
-from terakoya.training import checkpoint
+from terakoya.training import checkpoint, lora
 from terakoya.training.distributed import Connection
 from terakoya.training.record import Record
 from terakoya.training.trainer import Trainer
@@ -41,8 +42,11 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
         raise UserError(f"{folder}: " + "; ".join(lacking.missing))
     for text in lacking.changed:
         record.warn(text)
+    if run.parameters.lora is None:
+        trainer.facts = {**trainer.facts, "started_from": manifest.get("started_from")}
+    else:  # the folder may lie elsewhere now: with leave, and as it was
+        lora.check_base(trainer.facts["started_from"], manifest.get("started_from"))
     checkpoint.load(folder, trainer.engine)
-    trainer.facts = {**trainer.facts, "started_from": manifest.get("started_from")}
     run.step = manifest["step"]
     run.consumed_rows = manifest["consumed_rows"]
     run.consumed_tokens = manifest["consumed_tokens"]
@@ -93,6 +97,12 @@ def _refuse_changes(
         record.say(f"parameter {key}: was {old.get(key)!r}, is {new.get(key)!r}")
     allowed = RESUME_MAY_CHANGE | allow_change
     refused = [key for key in changed if not any(key == each or key.startswith(f"{each}.") for each in allowed)]
+    other = [key for key in changed if key.partition(".")[0] == lora.KEY and key not in lora_settings.MAY_CHANGE]
+    if other:
+        raise UserError(
+            f"the run was started with other values of {', '.join(other)}, which say what its checkpoints hold: start a "
+            "new run, from a folder that `terakoya export` makes of this one if it is to go on from here"
+        )
     if refused:
         raise UserError(
             f"the run was started with other values of {', '.join(refused)}; start a new run, or go on with "

@@ -24,7 +24,7 @@ from terakoya.loss_scaling_settings import LossScaling
 from terakoya.parameters import Parameters, resolve_length
 from terakoya.plugins import Registry, registry
 from terakoya.progress import Length
-from terakoya.training import run_folder
+from terakoya.training import lora, run_folder
 from terakoya.training.activation_checkpointing import recompute
 from terakoya.training.batches import BatchMaker, to_device
 from terakoya.training.distributed import Connection, DDPEngine, connect
@@ -123,7 +123,8 @@ def build(
 ) -> Trainer:
     """The trainer of a new run: weights drawn after seeding, the same on every rank, or those of `start_from`.
 
-    A run that is not `fresh` takes its weights from a checkpoint next; it does not look at `start_from`.
+    A run that is not `fresh` takes its weights from a checkpoint next; it does not look at `start_from`, unless these
+    are adapters over the weights there.
     """
     architecture: Architecture = parameters.architecture
     objective: Objective = parameters.objective
@@ -150,15 +151,19 @@ def build(
     attention.use(module, backend)
     module.train()
     started: Started | None = None
-    if parameters.start_from is not None and fresh:
+    if parameters.start_from is not None and (fresh or parameters.lora):
         tokenizer_folder = stores.train[0].tokenizer_folder
-        started = start_together(parameters, module, stores.vocabulary, tokenizer_folder, connection)
+        try:
+            started = start_together(parameters, module, stores.vocabulary, tokenizer_folder, connection)
+        except UserError as error:
+            raise (error if fresh else lora.without_base(error)) from error
         for note in started.notes:
             record.say(note)
     if parameters.frozen_layers >= 0 and parameters.start_from is None:
         record.warn(f"frozen_layers {parameters.frozen_layers} without start_from: weights that nobody trained stay so")
     count = sum(parameter.numel() for parameter in module.parameters())
-    sizes = described(module, parameters.frozen_layers)
+    lora.adapt(parameters, module)
+    sizes = described(parameters, module)
     throughput = measure(objective, architecture, module, loader.sources, loader.weights, connection)
     engine = _engine(parameters, module, connection, share.micro_steps, share.micro_batch_size)
     run = Run(out, parameters, architecture, objective, stores.vocabulary, engine.module, length, connection)

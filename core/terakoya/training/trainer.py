@@ -20,7 +20,7 @@ from terakoya.data.rows import RowSource
 from terakoya.errors import UserError
 from terakoya.parameters import Parameters
 from terakoya.plugins import PluginError, Registry
-from terakoya.training import checkpoint
+from terakoya.training import checkpoint, lora
 from terakoya.training.batches import BatchMaker, StepBatches, to_device
 from terakoya.training.distributed import Connection
 from terakoya.training.engine import Engine
@@ -285,7 +285,8 @@ class Trainer:
         last = run.finished
         paused = time.perf_counter()
         self._refuse_nonfinite()
-        model = kept.model or ("every" if self.engine.full_module else "last")
+        small = self.parameters.lora is not None  # next to what merged models would take
+        model = kept.model or ("every" if self.engine.full_module and not small else "last")
         with_model = model == "every" or (model == "last" and last)
         self.last_checkpoint = checkpoint.save(
             run.folder / "checkpoints",
@@ -301,7 +302,7 @@ class Trainer:
                 "meters": self.connection.gather(self.meter.state()),
                 "loss_scaling": self.engine.scaler and self.engine.scaler.state(),
             },
-            write_model=self._write_model if with_model else None,
+            write_models=partial(self._write_models, merged=with_model),
             tokenizer_folder=self.tokenizer_folder,
             keep=kept.keep,
         )
@@ -310,14 +311,24 @@ class Trainer:
         self._event("checkpoint_saved", run, self.last_checkpoint)
         self.mark += time.perf_counter() - paused
 
-    def _write_model(self, folder: Path) -> None:
-        run = self.run
-        module = self.engine.module
-        if not self.engine.full_module:  # this process holds parts only: build the whole from what was just written
-            module = run.objective.build(run.architecture, run.vocabulary)
-            checkpoint.load_module(folder.parent, module)
+    def _write_models(self, folder: Path, *, merged: bool) -> None:
+        """Writes what Transformers loads into the checkpoint `folder`, and adapters as peft does; `merged` says whether
+        the models are wanted at all."""
+        run, parameters, module = self.run, self.parameters, self.engine.module
+        if merged and not self.engine.full_module:  # this process holds parts: build the whole from what was written
+            module = lora.restored(
+                folder, parameters, run.vocabulary,
+                tokenizer_folder=self.tokenizer_folder, started_from=self.facts["started_from"],
+            )  # fmt: skip
+        if parameters.lora is not None and (merged or self.engine.full_module):
+            exported = run.objective.exports(module)
+            lora.write_adapters(parameters, exported, {name: folder / lora.FOLDER / name for name in exported})
+        if not merged:
+            return
+        if parameters.lora is not None:
+            module = lora.merged_copy(parameters, module, run.vocabulary)
         for name, model in run.objective.exports(module).items():
-            model_folder.write(model, folder / name)
+            model_folder.write(model, folder / "model" / name)
 
     def restore_meters(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Goes on averaging where the checkpoint stood: each rank its own, or rank 0 all in another world."""

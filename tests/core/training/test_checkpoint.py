@@ -45,7 +45,7 @@ def save(tmp_path: Path, tokenizer_folder: Path) -> Callable[..., Path]:
     def save(step: int, *, keep: int = 3, of: DDPEngine | None = None) -> Path:
         return checkpoint.save(
             tmp_path / "checkpoints", step, alone(), of or engine(step), facts={"consumed_rows": 8 * step},
-            write_model=None, tokenizer_folder=tokenizer_folder, keep=keep,
+            write_models=lambda folder: None, tokenizer_folder=tokenizer_folder, keep=keep,
         )  # fmt: skip
 
     return save
