@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import importlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from terakoya import model_folder
 from terakoya.adoption import listed
 from terakoya.data.keys import hash_u64
 from terakoya.data.vocab import Vocabulary
@@ -68,6 +69,7 @@ def adapt(parameters: Parameters, module: nn.Module) -> None:
 
 
 def _peft() -> ModuleType:
+    model_folder.quieten()  # it asks accelerate, which asks DeepSpeed
     try:
         return importlib.import_module("peft")
     except ImportError as error:
