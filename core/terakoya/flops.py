@@ -3,9 +3,15 @@
     6 x weights of the body + 12 x attention's width x context, summed over layers + 6 x share x weights of the head
 
 Forward and backward of a product take 6 operations a weight, those of scores and weighted values 12 a channel and
-position seen (Kaplan et al., 2020, arXiv:2001.08361; Chowdhery et al., 2022, arXiv:2204.02311, appendix B). Padding,
-logits that nobody asks for and what activation checkpointing computes twice are no work that must be done: they are
-not counted. Nor are embeddings, norms and softmaxes, which are no matrix products.
+position seen (Kaplan et al., 2020, arXiv:2001.08361; Chowdhery et al., 2022, arXiv:2204.02311, appendix B).
+
+Of the 6, 2 each are the product, the gradient of what goes in, and that of the weights. A frozen weight takes 4, as it
+needs no gradient itself; where nothing before it is trained either, none passes, and it takes 2, scores and weighted
+values 4. What comes before what is told by the order of modules, a block being one of them: all of the lowest block in
+which anything is trained is counted as if a gradient passed.
+
+Padding, logits that nobody asks for and what activation checkpointing computes twice are no work that must be done: they
+are not counted. Nor are embeddings, norms and softmaxes, which are no matrix products.
 """
 
 from __future__ import annotations
@@ -38,7 +44,7 @@ def per_token(
     mixture of experts, which does not use all its weights for a token, must say so itself.
 
     Args:
-        model: with all its weights, of any device, `meta` too.
+        model: with all its weights, of any device, `meta` too; those with `requires_grad` are trained.
         blocks: its repeated blocks, none where they are not known. Fewer than the config's layers are used again and
             again, as ALBERT's.
         context: positions of its own document that a position sees, on average, if it sees both sides: `mean_context`.
@@ -50,20 +56,27 @@ def per_token(
     causal = model.can_generate() and not halves if causal is None else causal
     layers = getattr(config, "num_hidden_layers", None) or len(blocks)
     repeated = max(1.0, layers / len(blocks)) if blocks else 1.0
-    in_blocks = {id(module) for block in blocks for module in block.modules()}
-    body, head = 0.0, 0.0
+    block_of = {id(module): block for block in blocks for module in block.modules()}
+    body, head, passes = 0.0, 0.0, False
+    reached: set[int] = set()  # blocks that a gradient passes
     outside = _head_modules(model)
-    pooler = getattr(model.base_model, "pooler", None)
-    unused = set() if pooler is None else {id(each) for each in pooler.modules()}  # looks at one position of a row
+    unused = _unused(model)
     for module in model.modules():
-        weights = 0 if id(module) in unused else _matrices(module)
+        block = block_of.get(id(module))
+        whole = module.parameters(recurse=False) if block is None else block.parameters()
+        passes = passes or any(weight.requires_grad for weight in whole)
+        if passes and block is not None:
+            reached.add(id(block))
+        work = 0 if id(module) in unused else _work(module, passes=passes)
         if id(module) in outside:
-            head += weights
+            head += work
         else:
-            body += weights * (repeated if id(module) in in_blocks else 1.0)
-    seen = sum(_seen(config, layer, context / 2 if causal else context) for layer in range(layers))
-    body_work = 6 * body * (0.5 if halves else 1.0)
-    return body_work + 12 * _attention_width(config) * seen + 6 * head_share * head
+            body += work * (1.0 if block is None else repeated)
+    seen = sum(
+        _seen(config, layer, context / 2 if causal else context) * _attention_work(blocks, layer, layers, reached)
+        for layer in range(layers)
+    )
+    return body * (0.5 if halves else 1.0) + _attention_width(config) * seen + head_share * head
 
 
 def mean_context(document_ids: np.ndarray) -> float:
@@ -84,13 +97,34 @@ def _head_modules(model: PreTrainedModel) -> set[int]:
     return set() if output is None else {id(each) for each in output.modules()}
 
 
-def _matrices(module: torch.nn.Module) -> int:
-    """Weights of `module` itself that are multiplied with what comes in."""
+def _unused(model: PreTrainedModel) -> set[int]:
+    """The modules that a token does not pass: a pooler, which looks at one position of a row, and what peft keeps of a
+    module that is trained as a copy."""
+    pooler = getattr(model.base_model, "pooler", None)
+    parts = [] if pooler is None else [pooler]
+    parts += [each.original_module for each in model.modules() if hasattr(each, "modules_to_save")]
+    return {id(each) for part in parts for each in part.modules()}
+
+
+def _work(module: torch.nn.Module, *, passes: bool) -> int:
+    """Operations with the weights of `module` itself that are multiplied with what comes in: of the product, of the
+    gradient of what comes in where one `passes`, of the weights' own where they are trained."""
     from torch import nn
 
     if isinstance(module, nn.Embedding):
         return 0
-    return sum(weight.numel() for weight in module.parameters(recurse=False) if weight.ndim >= 2)
+    matrices = [weight for weight in module.parameters(recurse=False) if weight.ndim >= 2]
+    return sum(2 * weight.numel() * (1 + passes + weight.requires_grad) for weight in matrices)
+
+
+def _attention_work(blocks: Sequence[torch.nn.Module], layer: int, layers: int, reached: set[int]) -> float:
+    """Operations a channel and position seen of scores and weighted values in layer number `layer` of `layers`: 12, or
+    4 where no gradient passes; the mean over the blocks of that height."""
+    if not blocks:
+        return 12.0
+    first = layer * len(blocks) // layers
+    there = blocks[first : max(first + 1, (layer + 1) * len(blocks) // layers)]
+    return sum(12.0 if id(block) in reached else 4.0 for block in there) / len(there)
 
 
 def _attention_width(config: object) -> int:

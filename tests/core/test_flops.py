@@ -83,6 +83,56 @@ def test_heads_wider_than_the_hidden_states() -> None:
     assert count(Qwen3ForCausalLM, config, lambda model: model.model.layers, context=50) == by_hand
 
 
+def frozen_gpt2(layers: int) -> Any:
+    """GPT-2 of width 64 and feed-forward 256, its embeddings and the lowest 2 of `layers` layers frozen."""
+    model = GPT2LMHeadModel(GPT2Config(n_embd=64, n_layer=layers, n_head=4, n_positions=32, vocab_size=1000))
+    for part in (model.transformer.wte, model.transformer.wpe, *model.transformer.h[:2]):
+        part.requires_grad_(False)
+    return model
+
+
+def test_no_gradient_enters_frozen_layers_below_the_lowest_that_is_trained() -> None:
+    """Of 3 layers, 2 and the words frozen: the product alone, 2 and 4; the head has the words' matrix, but a gradient
+    passes it: 4."""
+    model = frozen_gpt2(3)
+    layer = 4 * 64**2 + 2 * 64 * 256
+    by_hand = 2 * 2 * layer + 2 * 4 * 64 * 15 + 6 * layer + 12 * 64 * 15 + 4 * 64 * 1000
+    assert per_token(model, model.transformer.h, context=30) == by_hand
+
+
+def test_frozen_blocks_among_trained_ones_pass_the_gradient_on() -> None:
+    model = frozen_gpt2(3)
+    model.transformer.wpe.requires_grad_(True)
+    layer = 4 * 64**2 + 2 * 64 * 256
+    by_hand = 4 * 2 * layer + 6 * layer + 3 * 12 * 64 * 15 + 4 * 64 * 1000
+    assert per_token(model, model.transformer.h, context=30) == by_hand
+
+
+def test_weights_under_adapters_need_no_gradient_of_their_own() -> None:
+    """Rank 4 on queries and values of both layers of a BERT, and a dense layer of the head trained as a copy."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = BertForMaskedLM(BertConfig(**sizes, vocab_size=500))
+    peft = pytest.importorskip("peft")
+    whole = ["transform.dense"]
+    peft.inject_adapter_in_model(
+        peft.LoraConfig(r=4, target_modules=["query", "value"], modules_to_save=whole), model, "default"
+    )
+    layers = 2 * (4 * 64**2 + 2 * 64 * 96)
+    adapters = 2 * 2 * (64 * 4 + 4 * 64)
+    by_hand = 4 * layers + 6 * adapters + 12 * 2 * 64 * 20 + 0.5 * (6 * 64**2 + 4 * 64 * 500)
+    assert per_token(model, model.bert.encoder.layer, context=20, head_share=0.5) == by_hand
+
+
+def test_adapters_in_the_upper_layer_alone_let_the_lower_one_be() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=500))
+    peft = pytest.importorskip("peft")
+    peft.inject_adapter_in_model(peft.LoraConfig(r=4, target_modules=["layers.1.mlp.up_proj"]), model, "default")
+    layer = 4 * 64**2 + 3 * 64 * 96
+    by_hand = (2 + 4) * layer + 6 * (64 * 4 + 4 * 96) + (4 + 12) * 64 * 10 + 4 * 64 * 500
+    assert per_token(model, model.model.layers, context=20) == by_hand
+
+
 def test_a_window_bounds_the_context() -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
     config = ModernBertConfig(**sizes, vocab_size=50368, local_attention=16)
