@@ -89,10 +89,13 @@ def causal_arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dic
 def additive(allowed: Tensor) -> Tensor:
     """What models that add a mask to their scores are handed: float32, 0 where `allowed`, else hardly above -inf.
 
-    The number is bfloat16's lowest, so that under autocast too a row of nothing allowed is no row of NaN.
+    The number is bfloat16's lowest, so that under autocast too a row of nothing allowed is no row of NaN; under that of
+    float16 half of its lowest, so that scores can be added.
     """
-    nothing = torch.zeros((), device=allowed.device)
-    return torch.where(allowed, nothing, nothing + torch.finfo(torch.bfloat16).min)
+    nothing, kind = torch.zeros((), device=allowed.device), allowed.device.type
+    half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16
+    least = torch.finfo(torch.float16).min / 2 if half else torch.finfo(torch.bfloat16).min
+    return torch.where(allowed, nothing, nothing + least)
 
 
 def _allowed(document_mask: Tensor, sliding_window: int | None) -> Tensor:
@@ -242,7 +245,7 @@ def choose(
         UserError: the backend cannot do what the run asks of it.
     """
     if requested == "auto":
-        fits = device.type == "cuda" and precision == "bf16" and dropout == 0.0 and isolation == "interface"
+        fits = device.type == "cuda" and precision != "fp32" and dropout == 0.0 and isolation == "interface"
         return "flash" if fits else "sdpa"
     if requested == "flash":
         if isolation != "interface":
@@ -257,7 +260,8 @@ def choose(
             )
         if device.type != "cuda" or precision == "fp32":
             raise UserError(
-                f'attention: flash needs a GPU and bf16, got {device.type} and {precision}; use "attention": "sdpa"'
+                f"attention: flash needs a GPU and bf16 or fp16, got {device.type} and {precision}; use "
+                '"attention": "sdpa"'
             )
     return requested
 

@@ -23,11 +23,10 @@ from pydantic import (
     model_validator,
 )
 
-from terakoya import lora_settings, plugins
+from terakoya import contradictions, lora_settings, plugins
 from terakoya.components import Architecture, Component, Objective, Optimizer, Schedule, Tracker
 from terakoya.data_settings import Data, Settings
 from terakoya.errors import UserError, nearest
-from terakoya import lora_settings
 from terakoya.lora_settings import LoraSettings
 from terakoya.loss_scaling_settings import LossScaling
 from terakoya.parameter_files import explain, leaves, read_json, refuse_secrets, shown, with_overrides
@@ -166,23 +165,7 @@ class Parameters(Settings):
                 f"expected exactly one of {', '.join(LENGTHS)}, got {' and '.join(given) or 'none'}"
                 + ("; set the others to null" if given else "")
             )
-        bound = self.architecture.max_sequence_length()
-        if bound is not None and self.data.sequence_length > bound:
-            raise ValueError(
-                f"data.sequence_length: expected at most {bound}, the longest that the architecture takes, "
-                f"got {self.data.sequence_length}"
-            )
-        if self.evaluation and not self.data.validates:
-            raise ValueError(
-                "evaluation: there is nothing to evaluate on; name a store in data.validation, or give data.split"
-            )
-        if self.data.stages and self.epochs is not None:
-            raise ValueError("epochs: with data.stages, how long an epoch is depends on the step; give max_steps")
-        if self.schedule.needs_validation and not self.evaluation:
-            raise ValueError(
-                f"schedule: {type(self.schedule).__name__} goes by validation losses; name a store in data.validation "
-                'and say how often to look: "evaluation": {"steps": 1000}'
-            )
+        contradictions.check(self)
         return self
 
     @classmethod

@@ -113,7 +113,7 @@ def test_the_presets_are_there() -> None:
         ),
         ("trackers=3", "trackers: expected a list, got 3"),
         ("max_step=3", 'max_step: unknown key; did you mean "max_steps"'),
-        ("precision=fp16", 'precision: expected "fp32" or "bf16", got "fp16"'),
+        ("precision=fp64", 'precision: expected "fp32", "bf16", "fp16" or "fp8", got "fp64"'),
         ('logging_steps="10"', 'logging_steps: expected an integer, got "10"'),
         ('data.sequence_length="128"', 'data.sequence_length: expected an integer, got "128"'),
         ('batch_size={"-1": "256"}', 'batch_size.-1: expected an integer, got "256"'),

@@ -32,11 +32,9 @@ from torch.utils.checkpoint import (
 )
 
 from terakoya.data.vocab import Vocabulary
-from terakoya.errors import UserError
 from terakoya.parameters import Parameters
 from terakoya.training.frozen import architecture_of, models
 
-KEY = "activation_checkpointing"
 Kind = Literal["full", "selective"]
 
 PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::_scaled_mm"})
@@ -52,21 +50,14 @@ def recompute(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary)
     `activation_checkpointing` does nothing. Names of weights stay, forwards are wrapped.
 
     Raises:
-        UserError: an architecture does not say where its blocks are.
+        UserError: no architecture of `parameters` says where a model's blocks are.
     """
     kind = parameters.activation_checkpointing
     if kind is None:
         return
     for model in models(module):
-        architecture = architecture_of(parameters, model, vocabulary, key=KEY)
-        try:
-            blocks = architecture.blocks(model)
-        except NotImplementedError:
-            raise UserError(
-                f"{KEY}: architecture {type(architecture).__name__} does not say where its blocks are (it has no "
-                f"`blocks`); set {KEY} to null"
-            ) from None
-        for block in blocks:
+        architecture = architecture_of(parameters, model, vocabulary, key="activation_checkpointing")
+        for block in architecture.blocks(model):
             wrap(block, kind)
 
 

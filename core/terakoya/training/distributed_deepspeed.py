@@ -117,16 +117,8 @@ class DeepSpeedEngine:
         micro_batch_size: int,
         scaler: LossScaler | None = None,
     ) -> None:
-        """Wraps `module`, whose weights are drawn and the same on every process, and cuts it up as the stage says.
-
-        Raises:
-            UserError: the optimizer needs whole parameters, which the stage does not keep together.
-        """
-        if zero_stage and not optimizer.elementwise:
-            raise UserError(
-                f"parallel.zero_stage {zero_stage}: optimizer {type(optimizer).__name__} looks at whole parameters, "
-                f'which ZeRO cuts into pieces; use zero_stage 0, engine "ddp" or another optimizer'
-            )
+        """Wraps `module`, whose weights are drawn and the same on every process, and cuts it up as the stage says."""
+        assert not zero_stage or optimizer.elementwise, "refused with the parameters"
         self.connection = connection
         self.zero_stage = zero_stage
         self.full_module = zero_stage < 3

@@ -204,16 +204,6 @@ def _passes(loader: Loader, rows: int) -> str:
 
 def build_module(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
     """The root module of `parameters`, its weights drawn from the seed alone."""
-    longest = parameters.architecture.max_sequence_length()
-    if longest is not None and parameters.data.sequence_length > longest:
-        raise UserError(
-            f"data.sequence_length: {parameters.data.sequence_length} is more than the architecture's {longest}"
-        )
-    if parameters.objective.row_layout().kind == "packed" and parameters.architecture.isolation == "none":
-        raise UserError(
-            f"architecture {type(parameters.architecture).__name__} cannot keep documents in one row apart; "
-            'use objective.layout "stream" or "lines"'
-        )
     parameters.objective.check(vocabulary, sequence_length=parameters.data.sequence_length)
     torch.manual_seed(int(hash_u64(parameters.seed, "weights")) & 0x7FFF_FFFF_FFFF_FFFF)
     return parameters.objective.build(parameters.architecture, vocabulary)

@@ -20,7 +20,6 @@ import torch
 import toy
 from safetensors.torch import load_file
 
-from terakoya.components import Optimizer
 from terakoya.errors import UserError
 from terakoya.parameters import Parameters
 from terakoya.training.setup import train_here
@@ -232,19 +231,6 @@ def test_deepspeed_says_nothing_but_what_it_skipped(runs: tuple[Path, str]) -> N
     _, said = runs
     lines = [line for line in said.splitlines() if "[WARNING]" in line or "[INFO]" in line or "Warning:" in line]
     assert all("OVERFLOW! Skipping step" in line for line in lines), said
-
-
-def test_an_optimizer_that_needs_whole_parameters_is_refused() -> None:
-    from terakoya.training.distributed_deepspeed import DeepSpeedEngine
-
-    class Whole(Optimizer):
-        elementwise = False
-
-    with pytest.raises(UserError, match=r"zero_stage 1: optimizer Whole looks at whole parameters"):
-        DeepSpeedEngine(
-            None, torch.nn.Linear(2, 2), Whole(),  # type: ignore[arg-type]
-            zero_stage=1, precision="fp32", max_grad_norm=1.0, micro_steps=1, micro_batch_size=1,
-        )  # fmt: skip
 
 
 def test_deepspeed_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,82 @@
+"""Settings of a run that exclude each other, whatever the data and the devices are: told before anything is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from terakoya.components import Architecture
+
+if TYPE_CHECKING:
+    from terakoya.parameters import Parameters
+
+
+def check(parameters: Parameters) -> None:
+    """Raises ValueError with the first contradiction."""
+    for problem in contradictions(parameters):
+        raise ValueError(problem)
+
+
+def contradictions(parameters: Parameters) -> Iterator[str]:
+    """Each contradiction in `parameters`: where, what was expected, what was got, what to do."""
+    yield from _of_data(parameters)
+    yield from _of_numbers(parameters)
+    yield from _of_architecture(parameters)
+    yield from _of_processes(parameters)
+
+
+def _of_data(parameters: Parameters) -> Iterator[str]:
+    bound, length = parameters.architecture.max_sequence_length(), parameters.data.sequence_length
+    if bound is not None and length > bound:
+        yield (f"data.sequence_length: expected at most {bound}, the longest that the architecture takes, got {length}")
+    if parameters.evaluation and not parameters.data.validates:
+        yield "evaluation: there is nothing to evaluate on; name a store in data.validation, or give data.split"
+    if parameters.data.stages and parameters.epochs is not None:
+        yield "epochs: with data.stages, how long an epoch is depends on the step; give max_steps"
+    if parameters.schedule.needs_validation and not parameters.evaluation:
+        yield (
+            f"schedule: {type(parameters.schedule).__name__} goes by validation losses; name a store in "
+            'data.validation and say how often to look: "evaluation": {"steps": 1000}'
+        )
+
+
+def _of_numbers(parameters: Parameters) -> Iterator[str]:
+    precision = parameters.precision
+    if parameters.loss_scaling is not None and precision != "fp16":
+        yield (
+            f'loss_scaling: is for precision "fp16", got precision "{precision}", whose numbers reach as far as '
+            "float32's; set it to null"
+        )
+    if parameters.attention == "flash" and precision == "fp32":
+        yield 'attention: flash needs precision "bf16" or "fp16", got "fp32"; use "attention": "sdpa"'
+    if precision == "fp8" and parameters.parallel.engine == "deepspeed":
+        yield 'precision: "fp8" is for parallel.engine "ddp", got "deepspeed"; use one of them'
+
+
+def _of_architecture(parameters: Parameters) -> Iterator[str]:
+    architecture, layout = parameters.architecture, parameters.objective.row_layout().kind
+    name = type(architecture).__name__
+    if layout == "packed" and architecture.isolation == "none":
+        yield (f'architecture {name} cannot keep documents in one row apart; use objective.layout "stream" or "lines"')
+    if parameters.attention == "flash" and architecture.isolation != "interface":
+        yield (
+            f"attention: flash is for models that attend through Transformers' AttentionInterface, which {name} does "
+            'not; use "attention": "sdpa"'
+        )
+    if parameters.activation_checkpointing is not None:
+        nested = [value for value in dict(parameters.objective).values() if isinstance(value, Architecture)]
+        for each in [architecture, *nested]:
+            if type(each).blocks is Architecture.blocks:
+                yield (
+                    f"activation_checkpointing: architecture {type(each).__name__} does not say which blocks it has "
+                    "(`blocks`); set it to null"
+                )
+
+
+def _of_processes(parameters: Parameters) -> Iterator[str]:
+    stage, optimizer = parameters.parallel.zero_stage, parameters.optimizer
+    if stage and not optimizer.elementwise:
+        yield (
+            f"parallel.zero_stage {stage}: optimizer {type(optimizer).__name__} looks at whole parameters, which ZeRO "
+            'cuts into pieces; use zero_stage 0, engine "ddp" or another optimizer'
+        )

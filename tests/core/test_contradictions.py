@@ -1,0 +1,110 @@
+"""Settings that exclude each other are refused with the parameters, before a store is opened or a model is built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from terakoya.components import Architecture
+from terakoya.errors import UserError
+from terakoya.parameters import Parameters
+
+BERT = {
+    "type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+GPTJ = {
+    "type": "gptj", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "rotary_dim": 4,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+DEEPSPEED = {"engine": "deepspeed", "zero_stage": 1}
+
+
+class Mixing(Architecture):
+    """Says nothing of its blocks and cannot keep documents apart."""
+
+
+def read(**changes: Any) -> Parameters:
+    """The parameters of a run with `changes`."""
+    base = {
+        "data": {"train": ["store"], "sequence_length": 32}, "architecture": BERT, "objective": {"type": "masked_lm"},
+        "optimizer": {"type": "adamw"}, "schedule": {"type": "linear"}, "batch_size": {"-1": 8}, "max_steps": 2,
+    }  # fmt: skip
+    of_ones_own = {key: value for key, value in changes.items() if isinstance(value, Architecture)}
+    written = {key: value for key, value in changes.items() if key not in of_ones_own}
+    if not of_ones_own:
+        return Parameters.from_dict({**base, **written}, source="test")
+    read = Parameters.from_dict({**base, **written, "activation_checkpointing": None}, source="test")
+    return Parameters.model_validate({**dict(read), **changes, "objective": read.objective})
+
+
+STREAM = {"type": "masked_lm", "layout": "stream"}
+CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"loss_scaling": {}}, 'loss_scaling: is for precision "fp16", got precision "fp32"'),
+    ({"loss_scaling": {}, "precision": "bf16"}, 'loss_scaling: is for precision "fp16", got precision "bf16"'),
+    (
+        {"loss_scaling": {"fixed": 128.0, "hysteresis": 2}, "precision": "fp16"},
+        "loss_scaling: fixed 128 leaves nothing to hysteresis",
+    ),
+    (
+        {"loss_scaling": {"init_scale": 0.5}, "precision": "fp16"},
+        "loss_scaling: init_scale: expected at least min_scale, 1, got 0.5",
+    ),
+    ({"loss_scaling": {"growth_factor": 1.0}, "precision": "fp16"}, "loss_scaling.growth_factor: expected"),
+    ({"attention": "flash"}, 'attention: flash needs precision "bf16" or "fp16", got "fp32"'),
+    (
+        {"attention": "flash", "precision": "bf16", "architecture": GPTJ, "objective": {"type": "causal_lm"}},
+        "attention: flash is for models that attend through Transformers' AttentionInterface, which GPTJ does not",
+    ),
+    ({"precision": "fp8", "parallel": DEEPSPEED}, 'precision: "fp8" is for parallel.engine "ddp"'),
+    ({"architecture": Mixing()}, "architecture Mixing cannot keep documents in one row apart"),
+    (
+        {"architecture": Mixing(), "objective": STREAM, "activation_checkpointing": "full"},
+        "activation_checkpointing: architecture Mixing does not say which blocks it has",
+    ),
+    *(
+        (
+            {"optimizer": {"type": name}, "parallel": {"engine": "deepspeed", "zero_stage": stage}},
+            f"parallel.zero_stage {stage}: optimizer {shown} looks at whole parameters",
+        )
+        for name, shown in (("muon", "Muon"), ("adafactor", "Adafactor"))
+        for stage in (1, 2, 3)
+    ),
+    ({"parallel": {"zero_stage": 1}}, 'zero_stage 1 needs engine "deepspeed"'),
+    ({"parallel": {"engine": "deepspeed"}}, 'engine "deepspeed" needs zero_stage'),
+    ({"data": {"train": ["store"], "sequence_length": 65}}, "data.sequence_length: expected at most 64"),
+    ({"evaluation": {"steps": 1}}, "evaluation: there is nothing to evaluate on"),
+    ({"schedule": {"type": "plateau"}}, "schedule: Plateau goes by validation losses"),
+    (
+        {"data": {"train": ["a"], "sequence_length": 32, "stages": [{"from_step": 2, "train": ["b"]}]},
+         "max_steps": None, "epochs": 1},
+        "epochs: with data.stages",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "said"), CONTRADICTIONS, ids=lambda value: value if isinstance(value, str) else "")
+def test_it_is_refused_in_these_words(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises((UserError, ValidationError)) as caught:
+        read(**changes)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "fp16"},
+        {"precision": "fp16", "loss_scaling": {"fixed": 128.0}},
+        {"precision": "fp16", "loss_scaling": {"hysteresis": 2}, "parallel": DEEPSPEED},
+        {"attention": "flash", "precision": "fp16"},
+        {"precision": "fp8"},
+        {"architecture": Mixing(), "objective": STREAM},
+        {"activation_checkpointing": "selective", "precision": "fp16", "parallel": DEEPSPEED},
+        {"optimizer": {"type": "muon"}, "parallel": {"engine": "deepspeed", "zero_stage": 0}},
+        {"max_grad_norm": 0.0, "parallel": DEEPSPEED},
+    ],
+)
+def test_what_goes_together_is_read(changes: dict[str, Any]) -> None:
+    read(**changes)
