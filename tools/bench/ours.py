@@ -21,19 +21,22 @@ PLUGIN = Path(__file__).with_name("step_clock.py")
 
 
 def train(_: int, raw: Mapping[str, Any], *, steps: int, warm_up: int = 1) -> Turn:
-    """Trains with the parameters `raw` for `warm_up` + `steps` steps."""
+    """Trains with the parameters `raw` for `warm_up` + `steps` steps; the facts hold the loss of each logged step."""
     clock = Clock(warm_up=warm_up, steps=steps)
-    tokens = run(raw, warm_up + steps, clock)[warm_up:]
-    return Turn([Step(count, *seconds) for count, seconds in zip(tokens, clock.differences(), strict=True)], {})
+    tokens, losses = run(raw, warm_up + steps, clock)
+    timed = zip(tokens[warm_up:], clock.differences(), strict=True)
+    return Turn([Step(count, *seconds) for count, seconds in timed], losses)
 
 
-def run(raw: Mapping[str, Any], steps: int, clock: Clock) -> list[int]:
-    """Trains in a folder that is removed afterwards; `clock` is told of each step. Returns the steps' real tokens."""
+def run(raw: Mapping[str, Any], steps: int, clock: Clock) -> tuple[list[int], dict[str, float]]:
+    """Trains in a folder that is removed afterwards; `clock` is told of each step. Returns the steps' real tokens, and
+    `loss N` of each logged step N, counted from 0."""
     torch.set_num_threads(1)
     plugin = next(each.module for each in plugins.load([str(PLUGIN)]).plugins if each.module.__file__ == str(PLUGIN))
     plugin.clock = clock
     plugin.tokens.clear()
+    plugin.losses.clear()
     parameters = Parameters.from_dict({**raw, "max_steps": steps}, source="bench")
     with tempfile.TemporaryDirectory() as folder, redirect_stderr(StringIO()):  # its live line
         train_here(parameters, Path(folder))
-    return list(plugin.tokens)
+    return list(plugin.tokens), dict(plugin.losses)

@@ -38,11 +38,15 @@ clock: Clock | None = None
 """The clock of the run to come."""
 tokens: list[int] = []
 """Real tokens of each step."""
+losses: dict[str, float] = {}
+"""`loss N` of each logged step N, counted from 0."""
 
 
 @hookimpl
 def step_finished(run: Run, report: StepReport) -> None:
     """Notes the step."""
     tokens.append(report.tokens)
+    if report.values is not None:
+        losses[f"loss {report.step - 1}"] = report.values["loss"]
     if clock is not None:
         clock.step_ended()
