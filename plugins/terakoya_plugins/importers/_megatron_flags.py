@@ -36,13 +36,11 @@ LOGGED = "always logged"
 RESUMED = "a run goes on by itself from its newest checkpoint, with its parameters"
 FOLDER = "the run's folder is `--out` of `terakoya train`"
 TOKENS = "a store knows its tokenizer"
-SCALER = "the scaler of fp16 finds its scale by itself"
+AGAIN = "every block is computed again"
 NO_PARALLEL = "no tensor, pipeline, context or sequence parallelism yet"
 PARALLEL = f"1 is nothing; above, {NO_PARALLEL}"
 EXPERTS = "a mixture of experts"
-EIGHT = "8-bit floating point"
-RECOMPUTED = "recomputing activations to save memory"
-START = "starting from another run's weights: `start_from` takes a Transformers folder (see `terakoya import`)"
+EIGHT = "how 8-bit products are scaled: accelerate's recipe says it"
 
 GROUPS: Mapping[str, Mapping[str, Flag]] = {
     "Model": {
@@ -150,19 +148,19 @@ GROUPS: Mapping[str, Mapping[str, Flag]] = {
         "use-flash-attn-v2": _placed("attention"),
         "attention-softmax-in-fp32": Flag("dropped", "attention adds up in float32 always"),
         "accumulate-allreduce-grads-in-fp32": Flag("dropped", "gradients are float32 always"),
-        "initial-loss-scale": Flag("dropped", SCALER),
-        "loss-scale": Flag("dropped", SCALER),
-        "loss-scale-window": Flag("dropped", SCALER),
-        "min-loss-scale": Flag("dropped", SCALER),
-        "hysteresis": Flag("dropped", SCALER),
-        "recompute-activations": Flag("unplaced", RECOMPUTED),
-        "recompute-granularity": Flag("unplaced", RECOMPUTED),
-        "recompute-method": Flag("unplaced", RECOMPUTED),
-        "recompute-num-layers": Flag("unplaced", RECOMPUTED),
-        "checkpoint-activations": Flag("unplaced", RECOMPUTED),
-        "deepspeed-activation-checkpointing": Flag("unplaced", RECOMPUTED),
-        "fp8-format": Flag("unplaced", EIGHT),
-        "fp8-hybrid": Flag("unplaced", EIGHT),
+        "initial-loss-scale": _placed("loss_scaling.init_scale", "4096"),
+        "loss-scale": _placed("loss_scaling.fixed", "128"),
+        "loss-scale-window": _placed("loss_scaling.growth_interval", "500"),
+        "min-loss-scale": _placed("loss_scaling.min_scale", "2"),
+        "hysteresis": _placed("loss_scaling.hysteresis", "3"),
+        "recompute-activations": _placed("activation_checkpointing"),
+        "recompute-granularity": _placed("activation_checkpointing", "full"),
+        "checkpoint-activations": _placed("activation_checkpointing"),
+        "deepspeed-activation-checkpointing": _placed("activation_checkpointing"),
+        "recompute-method": Flag("dropped", AGAIN),
+        "recompute-num-layers": Flag("dropped", AGAIN),
+        "fp8-format": _placed("precision", "hybrid"),
+        "fp8-hybrid": _placed("precision"),
         "fp8-amax-compute-algo": Flag("unplaced", EIGHT),
         "fp8-amax-history-len": Flag("unplaced", EIGHT),
         "no-fp8-wgrad": Flag("unplaced", EIGHT),
@@ -198,18 +196,18 @@ GROUPS: Mapping[str, Mapping[str, Flag]] = {
         "use-checkpoint-opt_param-scheduler": Flag("dropped", RESUMED),
         "override-opt_param-scheduler": Flag("dropped", RESUMED),
         "ckpt-format": Flag("dropped", "checkpoints have a format of their own"),
-        "finetune": Flag("unplaced", START),
-        "no-load-optim": Flag("unplaced", START),
+        "finetune": _placed("start_from"),
+        "no-load-optim": _placed("start_from"),
         "no-load-rng": Flag("dropped", "no state of a random generator is kept"),
         "no-save-optim": Flag("unplaced", "checkpoints without an optimizer"),
         "no-save-rng": Flag("dropped", "no state of a random generator is kept"),
-        "wandb-project": Flag("unplaced", "Weights & Biases"),
-        "wandb-name": Flag("unplaced", "Weights & Biases"),
-        "wandb-exp-name": Flag("unplaced", "Weights & Biases"),
-        "wandb-entity": Flag("unplaced", "Weights & Biases"),
-        "wandb-group": Flag("unplaced", "Weights & Biases"),
-        "wandb-tag": Flag("unplaced", "Weights & Biases"),
-        "use-wandb": Flag("unplaced", "Weights & Biases"),
+        "wandb-project": _placed("trackers", "llama"),
+        "wandb-name": _placed("trackers", "first"),
+        "wandb-exp-name": _placed("trackers", "first"),
+        "wandb-entity": _placed("trackers", "lab"),
+        "wandb-group": _placed("trackers", "nodes"),
+        "wandb-tag": _placed("trackers", "debug"),
+        "use-wandb": _placed("trackers"),
         "log-throughput": Flag("dropped", LOGGED),
         "log-params-norm": Flag("unplaced", "norms of weights"),
         "log-num-zeros-in-grad": Flag("unplaced", "zeros among gradients"),
@@ -252,7 +250,8 @@ def page() -> str:
         "or Megatron-DeepSpeed, and writes the parameter JSON of the same run. Its report names each option of the",
         "script: what it became, why nothing is lost without it, or that there is no place for it. One that is not in",
         "this table is reported as unknown. Keys are those of a Llama; a GPT-2's are `n_inner`, `layer_norm_epsilon`,",
-        "`attn_pdrop`. A value may change the verdict: the report says it.",
+        "`attn_pdrop`. A value, or another option, may change the verdict: the report says it.",
+        "[What the other files and scripts of such projects become](../../../parameters/FROM_OTHER_TRAINERS.md).",
     ]
     verdicts = {"placed": "", "dropped": "dropped: ", "unplaced": "no place: "}
     for title, flags in GROUPS.items():

@@ -11,6 +11,7 @@ from terakoya.errors import UserError, nearest
 
 from ._megatron_flags import FLAGS, NO_PARALLEL
 from ._megatron_options import Options, ranges, shares, whole
+from ._megatron_run import length, numbers_and_memory, processes, saving, start, trackers
 from ._shell_script import shown
 
 SCHEDULES = {
@@ -51,8 +52,12 @@ def convert(words: Sequence[str], *, nodes: int | None) -> ForeignParameters:
         if nodes is None:
             notes.append('batch_size is for one node ("-1"); for several give each its rows')
     result |= length(options, batch, result["data"].get("sequence_length"))
-    result |= numbers_and_processes(options)
+    result |= numbers_and_memory(options)
+    result["parallel"] = processes(options)
+    _without_fp8(options, result)
     result |= saving(options, result["data"])
+    result["start_from"] = start(options, notes)
+    result["trackers"] = trackers(options) or None
     if result["objective"]["layout"] == "megatron" and batch and "max_steps" in result:
         if len(result["data"].get("train", ())) == 1:
             result["objective"]["samples"] = batch * result["max_steps"]
@@ -63,6 +68,15 @@ def convert(words: Sequence[str], *, nodes: int | None) -> ForeignParameters:
     _rest(options, notes)
     parameters = {key: value for key, value in result.items() if value not in (None, {})}
     return ForeignParameters(parameters, options.became, options.dropped, options.unplaced, notes)
+
+
+def _without_fp8(options: Options, result: dict[str, Any]) -> None:
+    """Takes fp8 back where ZeRO was asked for too."""
+    if result.get("precision") == "fp8" and result["parallel"].get("engine") == "deepspeed":
+        result["precision"] = "bf16"
+        for name in ("fp8-format", "fp8-hybrid"):
+            if name in options:
+                options.no_place(name, "8-bit products together with ZeRO; bf16 is written")
 
 
 def _rest(options: Options, notes: list[str]) -> None:
@@ -289,71 +303,6 @@ def schedule(options: Options, batch: int | None, row: int | None) -> dict[str, 
         if kind and found["decay_type"] is None:
             options.no_place("lr-wsd-decay-style", f"{kind}: a decay of another kind")
     return {key: value for key, value in found.items() if value is not None}
-
-
-def length(options: Options, batch: int | None, row: int | None) -> dict[str, Any]:
-    """How long the run is: exactly one measure, the one that ends it first."""
-    steps = options.take("train-iters", whole, "max_steps")
-    samples = options.take("train-samples", whole, "max_steps")
-    tokens = options.take("train-tokens", whole, "max_tokens")
-    found: dict[str, Any] = {"max_minutes": options.take("exit-duration-in-mins", float, "max_minutes")}
-    if tokens and samples and row and samples * row < tokens:
-        options.no_place("train-tokens", f"{tokens}: train-samples end the run before")
-        tokens = None
-    elif tokens and samples:
-        options.nothing_lost("train-samples", "train-tokens end the run before")
-        samples = None
-    if tokens:
-        found["max_tokens"] = tokens
-    elif samples and batch:
-        found["max_steps"] = -(-samples // batch)
-    elif samples:
-        options.no_place("train-samples", f"{samples}: a number of steps only with --global-batch-size")
-    else:
-        found["max_steps"] = steps
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def numbers_and_processes(options: Options) -> dict[str, Any]:
-    """Precision, attention, batches of a process, ZeRO, seed."""
-    found: dict[str, Any] = {
-        "micro_batch_size": options.take("micro-batch-size", whole, "micro_batch_size"),
-        "max_grad_norm": _or(options.take("clip-grad", float, "max_grad_norm"), 1.0),
-        "seed": _or(options.take("seed", whole, "seed"), 1234),
-    }
-    for name in ("bf16", "fp16"):
-        if options.switch(name, "precision"):
-            found["precision"] = name
-    for name in ("use-flash-attn", "use-flash-attn-v2"):
-        if options.switch(name, "attention"):
-            found["attention"] = "flash"
-    stage = options.take("zero-stage", whole, "parallel.zero_stage")
-    if options.switch("use-distributed-optimizer", "parallel.zero_stage"):
-        stage = 1 if stage is None else stage
-    parallel: dict[str, Any] = {} if stage is None else {"engine": "deepspeed", "zero_stage": stage}
-    minutes = options.take("distributed-timeout-minutes", whole, "parallel.timeout_seconds")
-    if minutes:
-        parallel["timeout_seconds"] = 60 * minutes
-    return {**found, "parallel": parallel}
-
-
-def saving(options: Options, data: dict[str, Any]) -> dict[str, Any]:
-    """Checkpoints, validation, logging."""
-    save = options.take("save-interval", whole, "checkpoint.save_steps")
-    every = options.take("eval-interval", whole, "evaluation.steps")
-    batches = options.take("eval-iters", whole, "evaluation.batches")
-    found: dict[str, Any] = {"logging_steps": options.take("log-interval", whole, "logging_steps") or 100}
-    if save:
-        found["checkpoint"] = {"save_steps": save}
-    if data.get("validation") or (len(data.get("split", ())) > 1 and data["split"][1]):
-        found["evaluation"] = {"steps": every or 1000, "batches": batches or 100}  # Megatron's defaults
-    else:
-        for name in ("eval-interval", "eval-iters"):
-            if name in options:
-                options.nothing_lost(name, "there is nothing to validate on")
-    if options.switch("tensorboard-dir", "trackers"):
-        found["trackers"] = [{"type": "tensorboard"}]
-    return found
 
 
 def _or(value: Any, default: Any) -> Any:

@@ -28,7 +28,9 @@ WITH = {
     "lr-decay-tokens": "--lr-decay-style cosine", "min-lr": "--lr-decay-style cosine",
     "lr-wsd-decay-style": "--lr-decay-style WSD", "lr-wsd-decay-iters": "--lr-decay-style WSD",
     "eval-interval": "--split 90,10,0", "eval-iters": "--split 90,10,0",
-    "distributed-timeout-minutes": "--zero-stage 1",
+    "distributed-timeout-minutes": "--zero-stage 1", "finetune": "--load old", "no-load-optim": "--load old",
+    "initial-loss-scale": "--fp16", "loss-scale": "--fp16", "loss-scale-window": "--fp16", "min-loss-scale": "--fp16",
+    "hysteresis": "--fp16", "use-flash-attn": "--bf16", "use-flash-attn-v2": "--bf16",
 }  # fmt: skip
 """What must be said beside an option for it to mean anything."""
 OF_GPT2 = {"hidden-dropout", "openai-gelu", "no-bias-gelu-fusion", "bias-gelu-fusion"}
@@ -61,8 +63,7 @@ def test_each_option_with_a_key_sets_it(name: str) -> None:
     before, after = value_at(convert(without, nodes=1).parameters, key), value_at(found.parameters, key)
     assert after is not None
     assert (before == after) == (name in UNCHANGED)
-    if name != "fp16":  # precision fp16 is for the parameters to take or refuse
-        Parameters.from_dict(found.parameters, source=name)
+    Parameters.from_dict(found.parameters, source=name)
 
 
 @pytest.mark.parametrize("name", [name for name, flag in flags.FLAGS.items() if flag.fate != "placed"])
@@ -88,7 +89,8 @@ WHOLE = """
 --disable-bias-linear --normalization RMSNorm --norm-epsilon 1e-5 --attention-dropout 0.0 --hidden-dropout 0.0 --swiglu
 --use-flash-attn --use-z-loss --init-method-std 0.008 --data-path 0.3 a 0.7 b --split 998,1,1 --eval-interval 100
 --eval-iters 20 --save-interval 500 --log-interval 1 --use-distributed-optimizer --tensor-model-parallel-size 2
---pipeline-model-parallel-size 1 --fp8-format hybrid --num-layer 3
+--pipeline-model-parallel-size 1 --no-fp8-wgrad --num-layer 3 --recompute-activations --recompute-granularity selective
+--load old --finetune --wandb-name tanuki --wandb-project Llama --wandb_tag debug --hysteresis 2
 """
 
 
@@ -115,10 +117,34 @@ def test_a_run_of_a_llama_comes_over_whole() -> None:
         "micro_batch_size": 1, "max_steps": 12500, "max_grad_norm": 0.8, "seed": 1234, "precision": "bf16",
         "attention": "flash", "parallel": {"engine": "deepspeed", "zero_stage": 1}, "logging_steps": 1,
         "checkpoint": {"save_steps": 500}, "evaluation": {"steps": 100, "batches": 20},
+        "activation_checkpointing": "selective", "start_from": "old",
+        "trackers": [{"type": "wandb", "name": "tanuki", "project": "Llama", "tags": ["debug"]}],
     }  # fmt: skip
-    assert sorted(found.unplaced) == ["fp8-format", "num-layer", "tensor-model-parallel-size"]
+    assert found.dropped["hysteresis"] == "only fp16 has a scale"
+    assert any("terakoya import megatron old --out DIR" in note for note in found.notes)
+    assert sorted(found.unplaced) == ["no-fp8-wgrad", "num-layer", "tensor-model-parallel-size"]
     assert found.unplaced["num-layer"].startswith('3: not known; did you mean "num-layers"')
     Parameters.from_dict(found.parameters, source="test")
+
+
+def test_memory_numbers_and_trackers_come_over() -> None:
+    base = f"{SIZES} {BATCH}"
+    found = convert(
+        f"{base} --bf16 --fp8-hybrid --checkpoint-activations --tensorboard-dir a --use_wandb".split(), nodes=1
+    )
+    assert found.parameters["precision"] == "fp8" and found.parameters["activation_checkpointing"] == "full"
+    assert found.parameters["trackers"] == [{"type": "tensorboard"}, {"type": "wandb"}]
+    found = convert(f"{base} --bf16 --fp8-hybrid --zero-stage 1".split(), nodes=1)
+    assert found.parameters["precision"] == "bf16" and "together with ZeRO" in found.unplaced["fp8-hybrid"]
+    Parameters.from_dict(found.parameters, source="test")
+    found = convert(f"{base} --fp16 --loss-scale 0 --hysteresis 2 --min-loss-scale 0.5".split(), nodes=1)
+    assert found.parameters["loss_scaling"] == {"hysteresis": 2, "min_scale": 0.5}
+    assert "rise and fall" in found.dropped["loss-scale"]
+    found = convert(f"{base} --fp16 --loss-scale 64 --hysteresis 2 --finetune".split(), nodes=1)
+    assert found.parameters["loss_scaling"] == {"fixed": 64} and "start_from" not in found.parameters
+    assert found.dropped["hysteresis"] == "the scale is fixed" and "nothing to start from" in found.dropped["finetune"]
+    found = convert(f"{base} --recompute-granularity blocks".split(), nodes=1)
+    assert "blocks: another granularity" in found.unplaced["recompute-granularity"]
 
 
 def test_one_store_is_shuffled_over_the_epochs_that_the_run_takes() -> None:
