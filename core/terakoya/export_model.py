@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from terakoya import lora_settings
 from terakoya.components import Exporter
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
@@ -76,7 +77,7 @@ def export(
             exporter.export(models, opened.tokenizer, staging)
             for name in opened.adapters if exporter.for_transformers else ():
                 if name in models:
-                    shutil.copytree(opened.adapters[name], staging / name / opened.adapters[name].name)
+                    shutil.copytree(opened.adapters[name], staging / name / lora_settings.FOLDER)
             if out.is_dir():
                 out.rmdir()
             staging.rename(out)
@@ -180,21 +181,20 @@ def _build(
     """`build_models`, and where the adapters that they have were written before, below the new folder `adapters`."""
     from terakoya.parameters import Parameters
     from terakoya.training import lora
+    from terakoya.training.restoring import restored
 
     plugins = registry()
     lacking = plugins.check_record(manifest["plugins"]).missing
     if lacking:
         raise UserError(f"{folder}: " + "; ".join(lacking))
     parameters = Parameters.from_dict(manifest["parameters"], source=str(folder / "manifest.json"))
-    module = lora.restored(
+    module = restored(
         folder, parameters, Vocabulary.model_validate(manifest["vocabulary"]),
         tokenizer_folder=folder / "tokenizer", started_from=manifest.get("started_from"),
     )  # fmt: skip
     written: dict[str, Path] = {}
     if parameters.lora is not None:
         if adapters is not None:
-            exported = parameters.objective.exports(module)
-            written = {name: adapters / name / lora.FOLDER for name in exported}
-            lora.write_adapters(parameters, exported, written)
+            written = lora.write_adapters(parameters.objective.exports(module), adapters, manifest["started_from"])
         lora.merge(module)
     return parameters.objective.exports(module), written

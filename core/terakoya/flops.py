@@ -10,8 +10,8 @@ needs no gradient itself; where nothing before it is trained either, none passes
 values 4. What comes before what is told by the order of modules, a block being one of them: all of the lowest block in
 which anything is trained is counted as if a gradient passed.
 
-Padding, logits that nobody asks for and what activation checkpointing computes twice are no work that must be done: they
-are not counted. Nor are embeddings, norms and softmaxes, which are no matrix products.
+Padding, logits that nobody asks for and what activation checkpointing computes twice are no work that must be done:
+they are not counted. Nor are embeddings, norms and softmaxes, which are no matrix products.
 """
 
 from __future__ import annotations

@@ -17,6 +17,9 @@ OF_QUANTIZED = frozenset(
 )
 """Keys by which other programs ask for frozen weights of fewer bits."""
 
+FOLDER = "adapter"
+"""What the folder with adapters in peft's own format is called."""
+
 MAY_CHANGE = frozenset({"lora.lora_alpha", "lora.lora_dropout", "lora.use_rslora"})
 """What a run that goes on may change with leave: all else says which tensors there are."""
 
@@ -55,7 +58,7 @@ class LoraSettings(Settings):
         return value
 
 
-def check(lora: LoraSettings | None, start_from: StartFrom | None, frozen_layers: int) -> None:
+def check(lora: LoraSettings | None, *, start_from: StartFrom | None, frozen_layers: int, precision: str) -> None:
     """ValueError where other parameters do not go with `lora`."""
     if lora is None:
         return
@@ -69,3 +72,5 @@ def check(lora: LoraSettings | None, start_from: StartFrom | None, frozen_layers
             f"frozen_layers: with lora every weight of the model is frozen, got {frozen_layers}; set it to -1, and say "
             "in lora.target_modules which layers get adapters"
         )
+    if precision == "fp8":
+        raise ValueError('precision: "fp8" does not go with lora, whose products are small; use "bf16"')

@@ -117,7 +117,7 @@ class Parameters(Settings):
             all but what is dear to compute (matrix products, attention), or nothing. Changes memory and time alone.
         max_minutes: save and stop after this time; null is never.
         start_from: where weights come from at step 0; null draws them. A run that goes on does not look there.
-        lora: adapters that are trained in place of the weights, which stay those of `start_from`; null trains the weights.
+        lora: adapters that are trained in place of the weights, which stay those of `start_from`; null is none.
         frozen_layers: how many of the lowest layers keep their weights, together with the embeddings; -1 is none, 0 the
             embeddings alone.
     """
@@ -158,7 +158,9 @@ class Parameters(Settings):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         _check_batch_size(self.batch_size)
-        lora_settings.check(self.lora, self.start_from, self.frozen_layers)
+        lora_settings.check(
+            self.lora, start_from=self.start_from, frozen_layers=self.frozen_layers, precision=self.precision
+        )
         given = [name for name in LENGTHS if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(

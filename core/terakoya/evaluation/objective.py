@@ -16,10 +16,10 @@ from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 from terakoya.parameters import Parameters
 from terakoya.plugins import registry
-from terakoya.training import lora
 from terakoya.training.batches import to_device
 from terakoya.training.engine import autocast_forward
 from terakoya.training.loss import Meter, total_counts
+from terakoya.training.restoring import restored
 
 
 class RunObjective:
@@ -40,7 +40,7 @@ class RunObjective:
         self.parameters = Parameters.from_dict(manifest["parameters"], source=str(folder / "manifest.json"))
         self.vocabulary = Vocabulary.model_validate(manifest["vocabulary"])
         self.precision = precision or self.parameters.precision
-        module = lora.restored(
+        module = restored(
             folder, self.parameters, self.vocabulary,
             tokenizer_folder=folder / "tokenizer", started_from=manifest.get("started_from"),
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """LoRA (Hu et al., 2021, arXiv:2106.09685) by way of peft: adapters over weights that stay as they are.
 
-A checkpoint holds the adapters and what else is trained. The weights under them are those of `start_from`, read again
-and compared by their hashes when a run goes on and when it is exported.
+A checkpoint holds what is trained. The weights under the adapters are those of `start_from`, read again and compared by
+their hashes when a run goes on and when it is exported.
 """
 
 from __future__ import annotations
@@ -25,16 +25,12 @@ from terakoya.adoption import listed
 from terakoya.data.keys import hash_u64
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
-from terakoya.lora_settings import LoraSettings
+from terakoya.lora_settings import FOLDER, LoraSettings
 from terakoya.parameters import Parameters
-from terakoya.training import checkpoint
 from terakoya.training.engine import ADAPTED, named_values
 from terakoya.training.frozen import models
-from terakoya.training.start import find_folders, start
 
 KEY = "lora"
-FOLDER = "adapter"
-"""What the folder with adapters in peft's own format is called."""
 NAME = "default"
 """What peft calls a model's only adapter."""
 
@@ -42,8 +38,8 @@ NAME = "default"
 def adapt(parameters: Parameters, module: nn.Module) -> None:
     """Puts adapters into every model in `module` and freezes all else there; without `lora` does nothing.
 
-    Adapters are drawn from the seed alone. Names of weights under an adapter change: `q.weight` is `q.base_layer.weight`
-    then.
+    Adapters are drawn from the seed alone. Weights under an adapter change their names: from `q.weight` to
+    `q.base_layer.weight`.
 
     Raises:
         UserError: peft is not installed, nothing has such names, or what they name can have no adapter.
@@ -173,8 +169,8 @@ def _check_names(settings: LoraSettings, model: PreTrainedModel, owners: Mapping
         }
         if outside:
             problems.append(
-                f"{KEY}.{key}: a weight of {name} in {kind} is one with another's ({', '.join(sorted(outside))}), which "
-                "would not be trained with it; leave it out, or start from a model that does not share it"
+                f"{KEY}.{key}: a weight of {name} in {kind} is one with another's ({', '.join(sorted(outside))}), "
+                "which would not be trained with it; leave it out, or start from a model that does not share it"
             )
     if problems:
         raise UserError("\n".join(problems))
@@ -208,21 +204,23 @@ def merged_copy(parameters: Parameters, module: nn.Module, vocabulary: Vocabular
 
 
 def write_adapters(
-    parameters: Parameters, exported: Mapping[str, PreTrainedModel], folders: Mapping[str, Path]
-) -> None:
-    """Writes the adapter of each of `exported`, which still has it, into its folder, as peft does.
+    exported: Mapping[str, PreTrainedModel], folder: Path, started_from: Mapping[str, Any]
+) -> dict[str, Path]:
+    """Writes the adapters of `exported`, which still have them, as peft does: each into a new folder of its own.
 
     Args:
         exported: what `objective.exports` gives, by name.
-        folders: a new folder for each name.
+        folder: `adapter/` is made in it, with a folder for each name; "" is `adapter/` itself.
+        started_from: where the weights under each came from: `Started.facts`.
+
+    Returns:
+        name -> the adapter's folder.
     """
-    peft = _peft()
-    assert parameters.start_from is not None
-    bases = find_folders(parameters.start_from, exported)
+    peft, folders = _peft(), {name: folder / FOLDER / name for name in exported}
     for name, model in exported.items():
         values = peft.get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
         config = copy.copy(model.peft_config[NAME])
-        config.base_model_name_or_path = str(bases[name])
+        config.base_model_name_or_path = started_from[name]["folder"]
         config.inference_mode = True
         config.target_modules = sorted(config.target_modules)
         kind = type(model)
@@ -235,72 +233,4 @@ def write_adapters(
             folders[name] / "adapter_model.safetensors",
             metadata={"format": "pt"},
         )  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------------------ what is read
-
-
-def restored(
-    folder: Path,
-    parameters: Parameters,
-    vocabulary: Vocabulary,
-    *,
-    tokenizer_folder: Path,
-    started_from: Mapping[str, Any] | None,
-) -> nn.Module:
-    """The root module of the checkpoint `folder` with its weights and, where it has them, its adapters, on the CPU.
-
-    Args:
-        folder: of which `state/` alone is read.
-        started_from: what the manifest says of the folders under the adapters.
-
-    Raises:
-        UserError: the folders under the adapters are gone or changed, or the checkpoint is of another model.
-    """
-    module = parameters.objective.build(parameters.architecture, vocabulary)
-    if parameters.lora is not None:
-        try:
-            started = start(parameters, module, vocabulary, tokenizer_folder)
-        except UserError as error:
-            raise without_base(error) from error
-        check_base(started.facts, started_from)
-        adapt(parameters, module)
-    checkpoint.load_module(folder, module)
-    return module
-
-
-def without_base(error: UserError) -> UserError:
-    """`error`, which says that the weights under adapters cannot be read, with the reason why they are needed."""
-    return UserError(
-        f"{error}\n{KEY}: a checkpoint holds the adapters alone; the folder that they were trained over must be there as "
-        "it was"
-    )
-
-
-def check_base(now: Mapping[str, Any], before: Mapping[str, Any] | None) -> None:
-    """Whether the weights that were read are those that adapters were trained over.
-
-    Args:
-        now: `Started.facts` of what was read.
-        before: the same of the run's start, as a manifest's `started_from` says it.
-
-    Raises:
-        UserError: files differ.
-    """
-    changed = [
-        str(Path(facts["folder"]) / file)
-        for name, facts in now.items()
-        for file in sorted({**facts["files"], **_files(before, name)})
-        if facts["files"].get(file) != _files(before, name).get(file)
-    ]
-    if changed:
-        raise UserError(
-            f"start_from: {listed(changed)}: not what it was when the run started; its adapters fit the weights from "
-            "then alone: put them back"
-        )
-
-
-def _files(facts: Mapping[str, Any] | None, name: str) -> Mapping[str, str]:
-    """The hash of each file of the folder that the model `name` started from."""
-    files: Mapping[str, str] = (facts or {}).get(name, {}).get("files", {})
-    return files
+    return folders

@@ -14,6 +14,7 @@ from terakoya.parameters import RESUME_MAY_CHANGE, Parameters, differences
 from terakoya.training import checkpoint, lora
 from terakoya.training.distributed import Connection
 from terakoya.training.record import Record
+from terakoya.training.restoring import check_base
 from terakoya.training.trainer import Trainer
 
 
@@ -45,7 +46,7 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
     if run.parameters.lora is None:
         trainer.facts = {**trainer.facts, "started_from": manifest.get("started_from")}
     else:  # the folder may lie elsewhere now: with leave, and as it was
-        lora.check_base(trainer.facts["started_from"], manifest.get("started_from"))
+        check_base(trainer.facts["started_from"], manifest.get("started_from"))
     checkpoint.load(folder, trainer.engine)
     run.step = manifest["step"]
     run.consumed_rows = manifest["consumed_rows"]
@@ -100,8 +101,8 @@ def _refuse_changes(
     other = [key for key in changed if key.partition(".")[0] == lora.KEY and key not in lora_settings.MAY_CHANGE]
     if other:
         raise UserError(
-            f"the run was started with other values of {', '.join(other)}, which say what its checkpoints hold: start a "
-            "new run, from a folder that `terakoya export` makes of this one if it is to go on from here"
+            f"the run was started with other values of {', '.join(other)}, which say what its checkpoints hold: start "
+            "a new run, from a folder that `terakoya export` makes of this one if it is to go on from here"
         )
     if refused:
         raise UserError(

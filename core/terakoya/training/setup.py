@@ -33,6 +33,7 @@ from terakoya.training.frozen import described, freeze
 from terakoya.training.loss import weighted
 from terakoya.training.loss_scaling import LossScaler
 from terakoya.training.record import Record
+from terakoya.training.restoring import without_base
 from terakoya.training.resuming import newest_checkpoint, resume
 from terakoya.training.run import Run
 from terakoya.training.start import Started, start_together
@@ -156,7 +157,7 @@ def build(
         try:
             started = start_together(parameters, module, stores.vocabulary, tokenizer_folder, connection)
         except UserError as error:
-            raise (error if fresh else lora.without_base(error)) from error
+            raise (error if fresh else without_base(error)) from error
         for note in started.notes:
             record.say(note)
     if parameters.frozen_layers >= 0 and parameters.start_from is None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from terakoya import model_folder
 from terakoya.components import Term
 from terakoya.data.keys import hash_u64
 from terakoya.data.loader import Prefetcher
@@ -20,7 +19,7 @@ from terakoya.data.rows import RowSource
 from terakoya.errors import UserError
 from terakoya.parameters import Parameters
 from terakoya.plugins import PluginError, Registry
-from terakoya.training import checkpoint, lora
+from terakoya.training import checkpoint
 from terakoya.training.batches import BatchMaker, StepBatches, to_device
 from terakoya.training.distributed import Connection
 from terakoya.training.engine import Engine
@@ -28,6 +27,7 @@ from terakoya.training.evaluate import evaluate
 from terakoya.training.loss import Meter, total_counts, weighted
 from terakoya.training.loss_scaling import LossScaler
 from terakoya.training.record import Record
+from terakoya.training.restoring import write_models
 from terakoya.training.run import Run, StepReport
 from terakoya.training.signals import StopRequest
 from terakoya.training.throughput import Throughput, described
@@ -302,7 +302,14 @@ class Trainer:
                 "meters": self.connection.gather(self.meter.state()),
                 "loss_scaling": self.engine.scaler and self.engine.scaler.state(),
             },
-            write_models=partial(self._write_models, merged=with_model),
+            write_models=partial(
+                write_models,
+                run=run,
+                whole=self.engine.full_module,
+                merged=with_model,
+                tokenizer_folder=self.tokenizer_folder,
+                started_from=self.facts["started_from"],
+            ),
             tokenizer_folder=self.tokenizer_folder,
             keep=kept.keep,
         )
@@ -310,25 +317,6 @@ class Trainer:
         self.record.write("checkpoint", step=run.step, folder=self.last_checkpoint.name)
         self._event("checkpoint_saved", run, self.last_checkpoint)
         self.mark += time.perf_counter() - paused
-
-    def _write_models(self, folder: Path, *, merged: bool) -> None:
-        """Writes what Transformers loads into the checkpoint `folder`, and adapters as peft does; `merged` says whether
-        the models are wanted at all."""
-        run, parameters, module = self.run, self.parameters, self.engine.module
-        if merged and not self.engine.full_module:  # this process holds parts: build the whole from what was written
-            module = lora.restored(
-                folder, parameters, run.vocabulary,
-                tokenizer_folder=self.tokenizer_folder, started_from=self.facts["started_from"],
-            )  # fmt: skip
-        if parameters.lora is not None and (merged or self.engine.full_module):
-            exported = run.objective.exports(module)
-            lora.write_adapters(parameters, exported, {name: folder / lora.FOLDER / name for name in exported})
-        if not merged:
-            return
-        if parameters.lora is not None:
-            module = lora.merged_copy(parameters, module, run.vocabulary)
-        for name, model in run.objective.exports(module).items():
-            model_folder.write(model, folder / "model" / name)
 
     def restore_meters(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Goes on averaging where the checkpoint stood: each rank its own, or rank 0 all in another world."""
