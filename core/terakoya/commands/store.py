@@ -69,6 +69,7 @@ def info_command(store: Store, json: Json = False) -> None:
         "vocabulary": f"{facts.vocabulary.size:,}",
         "end of document": "not stored" if facts.eos is None else f"id {facts.eos}",
         "word starts": "stored" if facts.word_starts else "not known",
+        **_answers(store, facts),
         "rejected": f"{facts.rejected:,}",
         **{f"  {reason}": f"{number:,}" for reason, number in facts.rejected_by_reason.items()},
         **{f"literal {token}": f"{number:,}" for token, number in facts.literals.items()},
@@ -79,6 +80,16 @@ def info_command(store: Store, json: Json = False) -> None:
     for name, value in rows.items():
         table.add_row(name.replace("[", "\\["), str(value).replace("[", "\\["))
     console().print(table)
+
+
+def _answers(folder: Path, facts: StoreFacts) -> dict[str, str]:
+    """How many tokens of a store of conversations belong to answers, and what was counted while they were written."""
+    from terakoya.data.store import TokenStore
+
+    if not facts.answers:
+        return {}
+    count = TokenStore.open(folder, look_at_ids=False).answer_tokens
+    return {"tokens of answers": f"{count:,}", **{f"  {note}": f"{number:,}" for note, number in facts.notes.items()}}
 
 
 @app.command("count")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from terakoya.components import Objective
     from terakoya.data.store_sample import ShownToken
 
-_MASKED, _CAUSAL = "masked_lm", "causal_lm"
+_MASKED, _CAUSAL, _ANSWERS = "masked_lm", "causal_lm", "instruction"
 _GROUNDS = (("black on bright_cyan", "black on cyan"), ("black on bright_yellow", "black on yellow"))
 """Words take turns between two colours, tokens of a word between two shades."""
 _FATES = {
@@ -25,6 +25,7 @@ _FATES = {
     "replaced": "bold white on magenta",
     "kept": "bold white on blue",
     "ignored": "white on bright_black",
+    "answer": "bold white on green",
 }
 _BEGIN = "‖"
 """Stands before the first token of a document in causal rows."""
@@ -46,8 +47,8 @@ def sample(
 
     Without `masks` and `causal` these are `rows` sequences from `start` on, cut at `tokens` tokens. With `masks` they
     are the first rows of `sequence_length` of the text as it stands, masked as in the first epoch of a run with `seed`:
-    whole words where the store knows them. With `causal` they are the first rows that `causal_lm` learns from.
-    `settings` are the objective's.
+    whole words where the store knows them. With `causal` they are the first rows that `causal_lm` learns from, or of a
+    store of conversations `instruction`. `settings` are the objective's.
 
     Raises UserError for a damaged store, one without a tokenizer, and settings that the objective does not take.
     """
@@ -63,7 +64,7 @@ def sample(
     store = TokenStore.open(folder)
     tokenizer = recognise_tokenizer(store.tokenizer_folder).load(store.tokenizer_folder)
     if causal:
-        objective = _objective(_CAUSAL, settings or {})
+        objective = _objective(_ANSWERS if store.facts.answers else _CAUSAL, settings or {})
         return sample_causal(store, tokenizer, objective, rows=rows, sequence_length=sequence_length, seed=seed)
     if masks:
         defaults = {"layout": "stream", "whole_word_mask": store.facts.word_starts}
@@ -90,20 +91,25 @@ def _objective(name: str, settings: Mapping[str, Any]) -> Objective:
 def plain(row: Sequence[ShownToken]) -> str:
     """A row for a pipe: `|` where a word begins, `/` where a token inside a word does, `[text→what is shown]` where
     the token is to be predicted. Of causal rows `‖` where a document begins, `text→label` where another token than the
-    next is to be predicted, `(text)` where none is."""
-    parts = []
+    next is to be predicted, `(text)` where none is. Of conversations `⟪` and `⟫` around answers."""
+    parts, before = [], ""
     for number, token in enumerate(row):
+        if before == "answer" != token.fate:
+            parts.append("⟫")
         if token.begins_document:
             parts.append(_BEGIN)
         elif number:
             parts.append("/" if token.starts_word is False else "|")
+        if before != "answer" == token.fate:
+            parts.append("⟪")
+        before = token.fate
         text = _one_line(token.text)
         if token.fate == "ignored":
             text = f"({text})"
-        elif token.fate != "as it is":
+        elif token.fate not in ("as it is", "answer"):
             text = f"[{text}→{token.shown if token.shown != token.text else '='}]"
         parts.append(f"{text}→{_one_line(token.label)}" if token.label else text)
-    return "".join(parts)
+    return "".join(parts) + "⟫" * (before == "answer")
 
 
 def coloured(row: Sequence[ShownToken]) -> Text:
@@ -141,7 +147,7 @@ def command(
     ] = False,
     causal: Annotated[
         bool,
-        typer.Option("--causal", help="Show the first training rows, and what causal_lm predicts."),
+        typer.Option("--causal", help="Show the first training rows, and what causal_lm (or instruction) predicts."),
     ] = False,
     set_: Annotated[
         list[str] | None,
@@ -157,10 +163,13 @@ def command(
     """Show some text of a store, with the borders of tokens and words.
 
     Of causal rows: ‖ begins a document, →x is predicted where x is not what comes next, nothing is predicted after (x).
+    Of conversations: their chat template, and ⟪answers⟫.
     """
     from rich.text import Text
 
     from terakoya.commands.component_settings import gather
+    from terakoya.data.assembly import CHAT_TEMPLATE
+    from terakoya.data.store import read_facts
     from terakoya.log import console
 
     shown = sample(
@@ -175,6 +184,9 @@ def command(
         seed=seed,
     )
     out = console()
+    template = store / "tokenizer" / CHAT_TEMPLATE
+    if read_facts(store).answers and template.is_file():
+        out.print(Text(f"{template}:\n{template.read_text(encoding='utf-8').rstrip()}\n", "dim"), soft_wrap=True)
     for row in shown:
         if out.is_terminal:
             out.print(coloured(row))

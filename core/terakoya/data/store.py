@@ -237,6 +237,14 @@ class TokenStore:
             )
         return _unpacked(self.answer_bits, start, stop)
 
+    @property
+    def answer_tokens(self) -> int:
+        """How many tokens belong to answers."""
+        return sum(
+            int(np.count_nonzero(self.answers(start, min(start + _CHUNK, self.facts.tokens))))
+            for start in range(0, self.facts.tokens, _CHUNK)
+        )
+
 
 def _unpacked(bits: tuple[np.ndarray, int], start: int, stop: int) -> np.ndarray:
     """The flags [start, stop) of `bits`, which are as `TokenStore.word_bits` has them."""

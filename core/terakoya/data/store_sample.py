@@ -17,9 +17,9 @@ from terakoya.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Fate = Literal["as it is", "masked", "replaced", "kept", "ignored"]
+Fate = Literal["as it is", "masked", "replaced", "kept", "ignored", "answer"]
 """What became of a token. `kept`: it is to be predicted although it shows itself. `ignored`: nothing is predicted after
-it."""
+it. `answer`: it belongs to an answer of a conversation."""
 _BROKEN = "\ufffd"
 
 
@@ -48,7 +48,8 @@ class ShownToken:
 def sample(
     store: TokenStore, tokenizer: PreTrainedTokenizerBase, *, rows: int, start: int = 0, most_tokens: int = 200
 ) -> list[list[ShownToken]]:
-    """Up to `rows` sequences of `store` from sequence `start` on, each of up to `most_tokens` tokens."""
+    """Up to `rows` sequences of `store` from sequence `start` on, each of up to `most_tokens` tokens; of conversations
+    with their answers."""
     if not 0 <= start < store.facts.sequences:
         raise UserError(f"--start: expected a sequence from 0 to {store.facts.sequences - 1:,}, got {start:,}")
     shown = []
@@ -57,7 +58,10 @@ def sample(
         end = begin + min(most_tokens, int(store.index.lengths[number]))
         starts = store.word_starts(begin, end) if store.facts.word_starts else None
         ids = store.tokens[begin:end].tolist()
-        shown.append(_show(tokenizer, ids, starts, ["as it is"] * len(ids), ids))
+        fates: list[Fate] = ["as it is"] * len(ids)
+        if store.facts.answers:
+            fates = ["answer" if learnt else "as it is" for learnt in store.answers(begin, end)]
+        shown.append(_show(tokenizer, ids, starts, fates, ids))
     return shown
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -15,6 +16,8 @@ from terakoya.data.store import TokenStore
 from terakoya.errors import UserError
 
 Unit = Literal["document", "line"]
+
+logger = logging.getLogger("terakoya")
 
 
 @dataclass(frozen=True)
@@ -86,5 +89,11 @@ def open_store(folder: Path, *, vocabulary_size: int) -> TokenStore:
         raise UserError(
             f"{folder}: was made with a vocabulary of {store.facts.vocabulary.size:,}, the model has "
             f"{vocabulary_size:,} tokens; prepare it with the model's own tokenizer"
+        )
+    if store.facts.answers:
+        logger.warning(
+            "%s: holds conversations, of which every token counts here, questions too; a run of objective instruction, "
+            "evaluated by its objective, counts answers alone",
+            folder,
         )
     return store
