@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
@@ -74,3 +74,13 @@ def check(lora: LoraSettings | None, *, start_from: StartFrom | None, frozen_lay
         )
     if precision == "fp8":
         raise ValueError('precision: "fp8" does not go with lora, whose products are small; use "bf16"')
+
+
+def untrained(lora: LoraSettings | None, names: Sequence[str]) -> list[str]:
+    """Those of the weights `names` that `lora` leaves as they are: outside of what it trains whole. Without `lora` none
+    are."""
+    if lora is None:
+        return []
+    whole = lora.modules_to_save or ()
+    modules = {name: name.rpartition(".")[0] for name in names}
+    return [name for name in names if not any(f".{each}." in f".{modules[name]}." for each in whole)]

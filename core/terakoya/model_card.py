@@ -102,6 +102,15 @@ def _use(name: str, models: Mapping[str, str], trust_remote_code: bool) -> str:
     return "```python\n" + "\n".join(lines) + "\n```"
 
 
+def _parameters(manifest: Mapping[str, Any]) -> str:
+    """How many were trained, and of how many, where that is not all."""
+    every, lora = manifest["parameter_count"], manifest["parameters"].get("lora")
+    trained = manifest.get("trained_parameter_count", every)
+    if lora is not None:
+        return f"{trained:,}, as adapters of rank {lora['r']} (LoRA), merged into {every:,}"
+    return f"{trained:,}" if trained == every else f"{trained:,} of {every:,}"
+
+
 def _training(trained: Trained) -> str:
     """What the model saw: steps, rows, tokens, stores with their fingerprints, versions."""
     manifest = trained.manifest
@@ -114,7 +123,7 @@ def _training(trained: Trained) -> str:
         "| | |",
         "|---|---|",
         f"| architecture | `{parameters['architecture']['type']}` |",
-        f"| parameters trained | {manifest['parameter_count']:,} |",
+        f"| parameters trained | {_parameters(manifest)} |",
         f"| objective | `{parameters['objective']['type']}` |",
         f"| vocabulary | {manifest['vocabulary']['size']:,} |",
         f"| steps | {manifest['step']:,} of {manifest['max_steps']:,} |",

@@ -18,10 +18,8 @@ from terakoya.training.run import Run
 from terakoya.training.run_folder import free_bytes
 from terakoya.training.setup import build
 from terakoya.training.stores import Stores
+from terakoya.training.trainer import Trainer
 from terakoya.training.world import Launched
-
-BYTES_PER_PARAMETER = 4 * 3 + 4
-"""fp32 weights and two moments in `state/`, fp32 weights in `model/`."""
 
 
 def dry_run(
@@ -49,7 +47,7 @@ def dry_run(
         with tempfile.TemporaryDirectory() as scratch:
             record = Record(Path(scratch), (), {}, active=connection.is_main)
             trainer = build(parameters, out, stores, connection, record, registry())
-            need = trainer.facts["parameter_count"] * BYTES_PER_PARAMETER * (parameters.checkpoint.keep + 1)
+            need = _bytes_needed(trainer)
             free = free_bytes(out)
             console.print(
                 f"disk: {parameters.checkpoint.keep} checkpoints and one being written need "
@@ -70,6 +68,16 @@ def dry_run(
             record.close()
     finally:
         connection.close(failed=True)
+
+
+def _bytes_needed(trainer: Trainer) -> int:
+    """What the checkpoints that stay and one being written take, in fp32: weights and, of those that are trained, two
+    moments in `state/`, the weights in `model/` again. With lora only adapters, and the merged model of the last."""
+    checkpoints = trainer.parameters.checkpoint.keep + 1
+    every, trained = trainer.facts["parameter_count"], trainer.facts["trained_parameter_count"]
+    if trainer.parameters.lora is not None:
+        return 4 * (3 * trained * checkpoints + every)
+    return 4 * (2 * every + 2 * trained) * checkpoints
 
 
 def _course(run: Run) -> str:

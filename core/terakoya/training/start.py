@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from terakoya import lora_settings
 from terakoya.adoption import listed
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
@@ -107,6 +108,12 @@ def start(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, tok
         sources[name], info = _read_model(folder, type(target), config, where)
         _compare_weights(sources[name], info, target, settings, where, fit)
         drawn[name] = fit.drawn
+        still = lora_settings.untrained(parameters.lora, fit.drawn)
+        if still:
+            fit.problems.append(
+                f"{where}: lacks {listed(still)}, which would be drawn and, with lora, stay so; name their modules in "
+                "lora.modules_to_save, or train the whole model"
+            )
         problems += fit.problems
         notes += fit.notes
         facts[name] = {"folder": str(folder), "files": _hashes(folder)}

@@ -206,7 +206,8 @@ class Trainer:
     def _write_start(self) -> None:
         """Writes down what the run is, for those who read its files."""
         length, rows = self.run.length, self.share.global_rows
-        facts = {name: self.facts[name] for name in ("parameter_count", "stores", "world", "versions")}
+        names = ("parameter_count", "trained_parameter_count", "stores", "world", "versions")
+        facts = {name: self.facts[name] for name in names}
         facts |= {"max_steps": length.steps, "max_tokens": length.tokens, "length_unit": length.unit}
         self.record.write("start", step=self.run.step, **facts, global_rows=rows, **described(self.throughput))
 
