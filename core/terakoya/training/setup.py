@@ -164,6 +164,7 @@ def build(
         record.warn(f"frozen_layers {parameters.frozen_layers} without start_from: weights that nobody trained stay so")
     count = sum(parameter.numel() for parameter in module.parameters())
     lora.adapt(parameters, module)
+    trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     sizes = described(parameters, module)
     throughput = measure(objective, architecture, module, loader.sources, loader.weights, connection)
     engine = _engine(parameters, module, connection, share.micro_steps, share.micro_batch_size)
@@ -185,6 +186,7 @@ def build(
         tokenizer_folder=stores.train[0].tokenizer_folder,
         facts={
             **_facts(parameters, stores, connection, plugins, length, count),
+            "trained_parameter_count": trained,
             "started_from": started.facts if started else None,
         },
         throughput=throughput,
