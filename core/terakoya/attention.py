@@ -12,7 +12,8 @@ Letters in shapes: B rows, T positions, N heads, D size of a head.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from terakoya import document_attention
 from terakoya.errors import UserError
 
 PREFIX = "terakoya_"
@@ -77,13 +79,17 @@ def arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, 
 def causal_arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, Any]:
     """`arguments` for a causal model: each position sees its own document up to itself.
 
-    Where `batch` has WHOLE_ROWS, each row is one document with padding behind it: no mask is made.
+    Where `batch` has WHOLE_ROWS, each row is one document with padding behind it: no mask is made. Nor is one for sdpa
+    on a CPU, which takes one document after another.
     """
-    if model.config._attn_implementation == PREFIX + "flash":
+    backend, document_ids = model.config._attn_implementation, batch["document_ids"]
+    if backend == PREFIX + "flash":
         return {**arguments(model, batch), "causal": True}
     if WHOLE_ROWS in batch:
         return {"causal": True}
-    return {"document_mask": causal_mask(batch["document_ids"])}
+    if backend == PREFIX + "sdpa" and document_ids.device.type == "cpu":
+        return {"causal": True, "document_lengths": document_attention.lengths(document_ids)}
+    return {"document_mask": causal_mask(document_ids)}
 
 
 def additive(allowed: Tensor) -> Tensor:
@@ -128,6 +134,7 @@ def _sdpa(
     attention_mask: Tensor | None,
     *,
     document_mask: Tensor | None = None,
+    document_lengths: Sequence[int] | None = None,
     causal: bool = False,
     sliding_window: int | None = None,
     position_bias: Tensor | None = None,
@@ -137,10 +144,16 @@ def _sdpa(
 ) -> tuple[Tensor, None]:
     """torch's scaled dot-product attention over `query`, `key`, `value` (B, N, T, D); returns (B, T, N, D).
 
-    `key` and `value` may have fewer heads, each for as many neighbouring ones of `query`. With `causal` and no
-    `document_mask` a row is one document. Without either the model has handed its layers an `additive` mask itself, to
-    which T5's `position_bias` (1, N, T, T) comes.
+    `key` and `value` may have fewer heads, each for as many neighbouring ones of `query`. With `causal` and neither
+    `document_mask` nor `document_lengths` a row is one document. Without any of them the model has handed its layers an
+    `additive` mask itself, to which T5's `position_bias` (1, N, T, T) comes.
     """
+    if document_lengths is not None:
+        alone = partial(
+            _sdpa, module, attention_mask=None, causal=causal, sliding_window=sliding_window, scaling=scaling,
+            dropout=dropout,
+        )  # fmt: skip
+        return document_attention.by_document(alone, query, key, value, document_lengths), None
     grouped = query.shape[1] != key.shape[1]
     mask: Tensor | None = None
     if document_mask is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.activations import NewGELUActivation
 
 from terakoya import attention
 from terakoya.data.vocab import Vocabulary
@@ -59,3 +60,15 @@ def scale_output_layers(model: PreTrainedModel, *names: str, layers: int, down: 
     with torch.no_grad():
         for weight in found:
             weight.mul_(1 / factor if down else factor)
+
+
+def fuse_gelu(model: PreTrainedModel) -> None:
+    """Lets one kernel compute each "gelu_new" in `model`, which Transformers writes out in eight operations.
+
+    The same formula, other only in its rounding: half the time and none of the arrays in between. The config says what
+    it said, so a saved model is Transformers' own.
+    """
+    for part in list(model.modules()):
+        for name, child in part.named_children():
+            if isinstance(child, NewGELUActivation):
+                setattr(part, name, torch.nn.GELU(approximate="tanh"))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, GPT2Config, GPT2Model
 
-from terakoya import attention
+from terakoya import attention, document_attention
 
 DOCUMENTS = torch.tensor([[0] * 5 + [1] * 4 + [-1] * 3, [0] * 12])
 ROWS, LENGTH, HEADS, SIZE = 2, 12, 4, 8
@@ -131,3 +131,24 @@ def test_a_released_model_without_sdpa_attends_as_transformers_does() -> None:
         assert torch.equal(model(input_ids=ids).logits, before)
         changed = torch.cat([ids[:, :6], ids[:, 6:] + 1], dim=1)
         assert torch.equal(model(input_ids=changed).logits[:, :6], before[:, :6])
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_document_by_document_is_what_the_mask_gives(key_heads: int, window: int | None) -> None:
+    """The gradients too; the mask is what a GPU is handed."""
+    attend = AttentionInterface()["terakoya_sdpa"]
+    real = DOCUMENTS >= 0
+    wanted: list[Tensor] = []
+    for given in ({"document_mask": attention.causal_mask(DOCUMENTS)}, arguments("sdpa", DOCUMENTS)):
+        leaves = [each.requires_grad_() for each in states(key_heads)]
+        got, _ = attend(torch.nn.Identity(), *leaves, None, sliding_window=window, **given)
+        found = [got[real].detach(), *torch.autograd.grad(got[real].square().sum(), leaves)]
+        assert "document_mask" in given or given["document_lengths"] == [5, 4, 3, 12]
+        assert all(torch.allclose(one, other, atol=1e-12) for one, other in zip(found, wanted or found, strict=True))
+        wanted = found
+
+
+def test_rows_that_begin_with_the_number_that_the_last_one_ends_with_are_not_joined() -> None:
+    document_ids = torch.tensor([[0, 0, 1], [1, 1, -1], [-1, -1, -1], [0, 0, 0]])
+    assert document_attention.lengths(document_ids) == [2, 1, 2, 1, 3, 3]

@@ -247,3 +247,17 @@ def test_an_end_that_is_the_padding_too_is_learnt(name: str) -> None:
     model = architecture_of(name).build(vocabulary, "causal")
     model.get_input_embeddings()(torch.tensor([VOCABULARY.eos])).sum().backward()  # type: ignore[operator]
     assert model.get_input_embeddings().weight.grad[VOCABULARY.eos].abs().sum() > 0  # type: ignore[union-attr, index]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gptj"])
+def test_one_kernel_computes_the_activation_that_transformers_writes_out(name: str) -> None:
+    *_, model = build(name)
+    plain = type(model)(model.config).double().eval()
+    plain.load_state_dict(model.state_dict())
+    assert model.config.activation_function == "gelu_new"
+    assert any(isinstance(part, torch.nn.GELU) for part in model.modules())
+    assert not any(isinstance(part, torch.nn.GELU) for part in plain.modules())
+    ids = torch.arange(40)[None] % VOCABULARY.size
+    with torch.no_grad():
+        one, other = model.double()(input_ids=ids).logits, plain(input_ids=ids).logits
+    assert (one - other).abs().max() < 1e-12 * other.abs().max()

@@ -58,11 +58,12 @@ class GPT2(Architecture):
         """`GPT2LMHeadModel`."""
         from transformers import GPT2LMHeadModel
 
-        from terakoya.decoder_models import scale_output_layers
+        from terakoya.decoder_models import fuse_gelu, scale_output_layers
 
         model = GPT2LMHeadModel(self.config(vocabulary))
         if not self.scaled_init:  # Transformers has scaled them already
             scale_output_layers(model, "c_proj", layers=self.num_hidden_layers, down=False)
+        fuse_gelu(model)
         return model
 
     def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -69,11 +69,12 @@ class GPTJ(Architecture):
         """`GPTJForCausalLM`."""
         from transformers import GPTJForCausalLM
 
-        from terakoya.decoder_models import scale_output_layers
+        from terakoya.decoder_models import fuse_gelu, scale_output_layers
 
         model = GPTJForCausalLM(self.config(vocabulary))
         if self.scaled_init:
             scale_output_layers(model, "out_proj", "fc_out", layers=self.num_hidden_layers)
+        fuse_gelu(model)
         return model
 
     def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
