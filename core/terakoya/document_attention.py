@@ -40,4 +40,4 @@ def by_document(attend: Attend, query: Tensor, key: Tensor, value: Tensor, lengt
 def _documents(states: Tensor, lengths: Sequence[int]) -> list[Tensor]:
     """The documents, (1, N, n, D) each, of the rows `states` (B, N, T, D)."""
     flat = states.transpose(1, 2).flatten(0, 1)
-    return [document.transpose(0, 1)[None] for document in flat.split(lengths)]  # type: ignore[no-untyped-call]
+    return [document.transpose(0, 1)[None] for document in flat.split(lengths)]
