@@ -144,16 +144,13 @@ def _refuse_unsupported(raw: Mapping[str, Any], where: str, family: str, *, star
 
 
 def _precision(entry: FieldEntry, raw: Mapping[str, Any], where: str, fp16_type: int | None) -> str:
-    """`fp32` or `bf16`. The option wins over the entry; UserError for fp16 and for both at once."""
+    """`fp32`, `bf16` or, of fp16-type 1 to 3 alike, `fp16`. The option wins over the entry; UserError for both at once."""
     chosen = entry.fp16_type if fp16_type is None else fp16_type
     key = "fp16-type" if fp16_type is None else "--fp16_type"
     if chosen and entry.bf16:
         raise UserError(f"{where}: bf16 true and {key} {chosen} exclude each other; leave one out")
     if chosen:
-        raise UserError(
-            f'{where}: {key} {chosen} is fp16, which is not supported; write "fp16-type": 0 and "bf16": true for '
-            "bf16 (the same speed and memory, no loss scaling), or only 0 for fp32"
-        )
+        return "fp16"
     return "bf16" if entry.bf16 else "fp32"
 
 

@@ -24,7 +24,7 @@ from terakoya.loss_scaling_settings import LossScaling
 from terakoya.parameters import Parameters, resolve_length
 from terakoya.plugins import Registry, registry
 from terakoya.progress import Length
-from terakoya.training import lora, run_folder
+from terakoya.training import distributed_fp8, lora, run_folder
 from terakoya.training.activation_checkpointing import recompute
 from terakoya.training.batches import BatchMaker, to_device
 from terakoya.training.distributed import Connection, DDPEngine, connect
@@ -129,6 +129,8 @@ def build(
     """
     architecture: Architecture = parameters.architecture
     objective: Objective = parameters.objective
+    if parameters.precision == "fp8":
+        distributed_fp8.check(connection.device)
     share = shares(parameters.batch_size, parameters.micro_batch_size, connection.topology)[connection.rank]
     tokens = sum(store.facts.tokens for store in stores.train)
     layout = objective.row_layout()
@@ -167,7 +169,7 @@ def build(
     trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     sizes = described(parameters, module)
     throughput = measure(objective, architecture, module, loader.sources, loader.weights, connection)
-    engine = _engine(parameters, module, connection, share.micro_steps, share.micro_batch_size)
+    engine = build_engine(parameters, module, connection, share.micro_steps, share.micro_batch_size)
     run = Run(out, parameters, architecture, objective, stores.vocabulary, engine.module, length, connection)
     parameters.schedule.check(run.progress())
     batches = BatchMaker(loader, objective, stores.vocabulary, share, end=length.rows)
@@ -221,9 +223,10 @@ def build_trained(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
     return module
 
 
-def _engine(
+def build_engine(
     parameters: Parameters, module: nn.Module, connection: Connection, micro_steps: int, micro_batch_size: int
 ) -> Engine:
+    """The engine of `parameters` over `module`, with its optimizer. UserError where the two do not go together."""
     fused = connection.device.type in ("cpu", "cuda")
     scaler = None
     if parameters.precision == "fp16":
@@ -239,6 +242,8 @@ def _engine(
             scaler=scaler,
         )  # fmt: skip
     module.to(connection.device)
+    if parameters.precision == "fp8":
+        distributed_fp8.convert(module)
     optimizer = parameters.optimizer.build(module, fused=fused)
     return DDPEngine(
         connection, module, optimizer,
