@@ -33,10 +33,10 @@ class Lion(Optimizer):
             UserError: lion-pytorch is not installed.
         """
         try:
-            from lion_pytorch.foreach import Lion as ForeachLion
+            from terakoya_plugins.optimizers._lion_by_groups import LionByGroups
         except ImportError as error:
             raise UserError(f'optimizer lion: {error}; install it with `pip install "terakoya[lion]"`') from error
-        optimizer: torch.optim.Optimizer = ForeachLion(
+        optimizer: torch.optim.Optimizer = LionByGroups(
             decay_groups(trainable(module), self.weight_decay), lr=self.learning_rate, betas=self.betas
         )
         return optimizer

@@ -31,11 +31,24 @@ def test_follows_the_published_update() -> None:
         np.testing.assert_allclose(parameter.detach().numpy(), values[name], rtol=1e-5, atol=1e-6)
 
 
+def test_weights_without_a_gradient_stay_be_they_a_whole_group() -> None:
+    pytest.importorskip("lion_pytorch", reason='needs `pip install "terakoya[lion]"`')
+    layer = nn.Linear(4, 3)
+    optimizer = Lion(learning_rate=0.01).build(layer, fused=True)
+    assert len(optimizer.param_groups) == 2
+    layer.weight.grad = torch.ones_like(layer.weight)
+    weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
+    optimizer.step()
+    assert torch.equal(layer.bias, bias) and not torch.equal(layer.weight, weight)
+    assert len(optimizer.param_groups) == 2
+
+
 def test_each_weight_is_on_its_own() -> None:
     assert Lion.elementwise, "so ZeRO may cut tensors up"
 
 
 def test_without_its_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lion_pytorch.foreach", None)
+    monkeypatch.delitem(sys.modules, "terakoya_plugins.optimizers._lion_by_groups", raising=False)
     with pytest.raises(UserError, match=r'optimizer lion: .*pip install "terakoya\[lion\]"'):
         Lion().build(nn.Linear(2, 2), fused=False)
