@@ -44,7 +44,7 @@ def count(folder: Path) -> Count:
 
 def verify(folder: Path) -> list[str]:
     """Every fault of the store in `folder`, found by reading all of it; none if it is sound. UserError as `info`."""
-    from terakoya.data.store import verify
+    from terakoya.data.store_verify import verify
 
     return verify(folder)
 

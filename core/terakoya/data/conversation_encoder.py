@@ -28,8 +28,9 @@ from terakoya.data.vocab import Vocabulary
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-UNLIKE_INFERENCE = "conversations with a prompt whose ids are not how the conversation begins"
-"""The note that counts them: there training sees other ids before an answer than whoever uses the model."""
+UNLIKE_PROMPT = "conversations that begin with other ids than their prompts"
+"""The note that counts conversations in which training sees other ids before an answer than the model is given when it
+is used, because the template writes, or the tokenizer cuts, a prompt differently where an answer follows."""
 
 _TEXTS = 512
 """Texts that are made into ids at once."""
@@ -101,7 +102,7 @@ class ConversationEncoder:
                 refused[number] = "no answer in the template's text"
                 continue
             prompts = [rows[prompt] for prompt in one.prompts]
-            notes[UNLIKE_INFERENCE] += any(not np.array_equal(whole[: len(each)], each) for each in prompts)
+            notes[UNLIKE_PROMPT] += any(not np.array_equal(whole[: len(each)], each) for each in prompts)
             ids.append(whole)
             marks.append(marked)
             lengths[number] = len(whole)

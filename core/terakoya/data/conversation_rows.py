@@ -91,9 +91,10 @@ class ConversationPlan:
             left_out += int(np.count_nonzero(self._fitted(first, stop)[1] == 0))
         if not long:
             return
-        became = f"{long - left_out:,} are cut at its end, {left_out:,} left out, since no answer begins in it"
-        if self.settings.too_long == "drop":
-            became = "they are left out"
+        became = "they are left out"
+        if self.settings.too_long == "truncate":
+            became = f"{long - left_out:,} are cut at its end"
+            became += f", {left_out:,} are left out, since no answer begins before it" if left_out else ""
         logger.warning(
             "%s: %s of %s conversations are longer than a row of %d tokens: %s",
             self.store.folder,

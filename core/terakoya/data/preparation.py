@@ -23,7 +23,7 @@ from terakoya.data.disk_need import check_disk
 from terakoya.data.encoding import BlockEncoder, Task
 from terakoya.data.resuming import begin, clear, finished_facts
 from terakoya.data.sharding import SHARD, SHARD_BLOCKS, Shard, ShardBlocks
-from terakoya.data.store import PARTS, StoreFacts, Unit
+from terakoya.data.store import PARTS, StoreFacts, TokenStore, Unit
 from terakoya.data.store_writer import Parts, locked
 from terakoya.data.submitted_jobs import check_no_jobs
 from terakoya.errors import UserError
@@ -146,7 +146,7 @@ class Preparation:
         _judge(self.out, totals, self.max_rejects, self.shard)
         template = self.task.template
         for note, count in totals.notes.items():
-            logger.warning("%s of %s: %s", f"{count:,}", f"{totals.documents:,}", note)
+            logger.warning("%s of %s: %s", note, f"{totals.documents:,}", f"{count:,}")
         facts = assemble(
             self.out,
             Parts(self.out, totals),
@@ -159,7 +159,11 @@ class Preparation:
             chat_template=None if template is None else template.text,
         )
         if template is not None:
-            logger.info("template %s, written to %s", template.name, self.out / "tokenizer" / CHAT_TEMPLATE)
+            share = TokenStore.open(self.out, look_at_ids=False).answer_tokens / facts.tokens
+            written = self.out / "tokenizer" / CHAT_TEMPLATE
+            logger.info(
+                "%.1f %% of the tokens belong to answers; template %s is in %s", 100 * share, template.name, written
+            )
         return facts
 
 

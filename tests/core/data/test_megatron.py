@@ -17,7 +17,8 @@ from word_tokenizer import make_folder
 
 from terakoya.data.megatron import MegatronFiles
 from terakoya.data.megatron_import import import_megatron
-from terakoya.data.store import StoreFacts, TokenStore, verify
+from terakoya.data.store import StoreFacts, TokenStore
+from terakoya.data.store_verify import verify
 from terakoya.data.store_writer import write_store
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError

@@ -17,7 +17,8 @@ from word_tokenizer import WordTokenizer, make_folder
 from terakoya.data.corpus import Corpus
 from terakoya.data.merge import merge
 from terakoya.data.prepare import prepare
-from terakoya.data.store import TokenStore, verify
+from terakoya.data.store import TokenStore
+from terakoya.data.store_verify import verify
 from terakoya.data.store_writer import write_store
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError

@@ -22,7 +22,8 @@ from word_tokenizer import WordTokenizer, line_ids, make_folder
 from terakoya.data import disk_need
 from terakoya.data.corpus import Corpus
 from terakoya.data.prepare import prepare
-from terakoya.data.store import StoreFacts, TokenStore, verify
+from terakoya.data.store import StoreFacts, TokenStore
+from terakoya.data.store_verify import verify
 from terakoya.errors import UserError
 
 VOCABULARY = 1000

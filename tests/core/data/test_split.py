@@ -10,7 +10,8 @@ import pytest
 from small_store import damage
 
 from terakoya.data.split import split
-from terakoya.data.store import TokenStore, Unit, verify
+from terakoya.data.store import TokenStore, Unit
+from terakoya.data.store_verify import verify
 from terakoya.data.store_writer import write_store
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError

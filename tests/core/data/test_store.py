@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import terakoya.data.store_writer as store_writer
-from terakoya.data.store import TokenStore, Unit, verify
+from terakoya.data.store import TokenStore, Unit
+from terakoya.data.store_verify import verify
 from terakoya.data.store_writer import locked, write_store
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError

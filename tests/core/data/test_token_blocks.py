@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from small_store import damage
 from word_tokenizer import make_folder
 
-from terakoya.data.store import StoreFacts, TokenStore, verify
+from terakoya.data.store import StoreFacts, TokenStore
+from terakoya.data.store_verify import verify
 from terakoya.data.store_writer import write_store
 from terakoya.data.token_blocks import Exported, export_blocks, import_blocks
 from terakoya.data.vocab import Vocabulary
