@@ -221,6 +221,11 @@ def data(options: Options, notes: list[str]) -> dict[str, Any]:
         options.no_place("split", "data.validation names stores of their own")
     skipped = options.take("skip-train-iteration-range", ranges, "data.skip_steps")
     found["skip_steps"] = skipped or None
+    if len(found.get("train", ())) > 1 and all("weight" not in store for store in found["train"]):
+        notes.append(
+            "data.train: without weights Megatron draws from each of its files by size; here each counts the same: give "
+            "each its tokens as weight (`terakoya store count`)"
+        )
     if "train" in found:
         notes.append(
             "data.train names Megatron's files: make stores of them with `terakoya store import PREFIX --tokenizer DIR "

@@ -76,7 +76,10 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     states = [_table(pickled.load(path), path, "module") for path in models]
     head = states[0]
     if not shares:
-        logger.warning("%s: no optimizer states: the weights are those the model computed with, not float32", folder)
+        kinds = ", ".join(sorted({str(value.dtype).removeprefix("torch.") for value in head["module"].values()}))
+        logger.warning(
+            "%s: no shares of an optimizer: the weights are those the model computed with, %s", folder, kinds
+        )
         return dict(head["module"])
     contents = [_table(pickled.load(path), path, "optimizer_state_dict")["optimizer_state_dict"] for path in shares]
     stage, expected = _stage(contents[0], shares[0]), contents[0].get("partition_count")

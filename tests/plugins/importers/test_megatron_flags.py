@@ -175,6 +175,13 @@ def test_a_gpt2_by_tokens_comes_over() -> None:
     Parameters.from_dict(found.parameters, source="test")
 
 
+def test_files_without_weights_are_drawn_from_by_size() -> None:
+    base = f"{SIZES} --lr 1e-3 --train-iters 9 --global-batch-size 4 --data-path"
+    for paths, told in (("a b", True), ("a", False), ("0.5 a 0.5 b", False)):
+        notes = convert(f"{base} {paths}".split(), nodes=1).notes
+        assert any("by size" in note for note in notes) == told, notes
+
+
 def test_values_that_are_none_are_refused() -> None:
     with pytest.raises(UserError, match="--num-layers: expected a whole number, got many"):
         convert(["--num-layers", "many"], nodes=None)
