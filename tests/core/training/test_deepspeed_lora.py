@@ -1,0 +1,68 @@
+"""Adapters under DeepSpeed's stages: one process's training, frozen weights that stay whole, and nothing else saved."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy
+from safetensors.torch import load_file
+from test_deepspeed import LAST, MIDDLE, assert_close, checkpoint, here, settings, start, state
+from test_start import spread
+from transformers import BertConfig, BertForMaskedLM
+
+from terakoya.export_model import export
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed"),
+    pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed"),
+]
+STAGES = [2, 3]
+
+
+@pytest.fixture(scope="module")
+def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all runs: `plain`, `stage2`, `resumed2`, ... and of the model `start` under their adapters."""
+    base = tmp_path_factory.mktemp("deepspeed_lora")
+
+    def run(stage: int | None, rows: dict[str, int]) -> dict[str, Any]:
+        lora = {"r": 2, "target_modules": "all-linear"}
+        return settings(store, validation_store, stage, rows, start_from=str(base / "start"), lora=lora)
+
+    two = {"0": 5, "1": 2}
+    shape = {key: value for key, value in run(None, two)["architecture"].items() if key != "type"}
+    spread(BertForMaskedLM(BertConfig(**shape, vocab_size=200, pad_token_id=0)), 1).save_pretrained(base / "start")
+    here(base / "plain", run(None, {"-1": 7}))
+    jobs = []
+    for stage in STAGES:
+        jobs.append({"out": str(base / f"stage{stage}"), "settings": run(stage, two)})
+        middle = str(checkpoint(base / f"stage{stage}", MIDDLE))
+        jobs.append({"out": str(base / f"resumed{stage}"), "settings": run(stage, two), "start_from": middle})
+    started = start(jobs, base / "pair", 2)
+    said = [process.communicate(timeout=240)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n---\n".join(said)
+    return base
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_trains_the_adapters_that_one_process_does(runs: Path, stage: int, tmp_path: Path) -> None:
+    plain, mine = runs / "plain", runs / f"stage{stage}"
+    for step, values in toy.records(plain).items():
+        assert toy.records(mine)[step]["loss"] == pytest.approx(values["loss"], rel=1e-5), step
+    adapters = state(mine, "model")
+    assert adapters and all(".lora_" in name for name in adapters)
+    assert {name.rpartition("/")[0] for name in state(mine, "optimizer")} == adapters.keys()
+    assert_close(state(plain, "model"), adapters, 1e-5)
+    done = export(checkpoint(mine, LAST), tmp_path / "out")
+    for folder in (done.out, checkpoint(mine, LAST) / "model"):
+        merged = load_file(folder / "model.safetensors")
+        assert_close(load_file(checkpoint(plain, LAST) / "model/model.safetensors"), merged, 1e-5)
+    assert (checkpoint(mine, LAST) / "adapter/adapter_config.json").is_file()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_resumes_exactly(runs: Path, stage: int) -> None:
+    straight, resumed = runs / f"stage{stage}", runs / f"resumed{stage}"
+    assert toy.losses(resumed)[LAST] == toy.losses(straight)[LAST]
+    for kind in ("model", "optimizer"):
+        assert_close(state(straight, kind), state(resumed, kind), 0.0)
