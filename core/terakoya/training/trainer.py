@@ -16,7 +16,6 @@ from terakoya.components import Term
 from terakoya.data.keys import hash_u64
 from terakoya.data.loader import Prefetcher
 from terakoya.data.rows import RowSource
-from terakoya.errors import UserError
 from terakoya.parameters import Parameters
 from terakoya.plugins import PluginError, Registry
 from terakoya.training import checkpoint
@@ -24,8 +23,9 @@ from terakoya.training.batches import BatchMaker, StepBatches, to_device
 from terakoya.training.distributed import Connection
 from terakoya.training.engine import Engine
 from terakoya.training.evaluate import evaluate
+from terakoya.training.live_line import live_line
 from terakoya.training.loss import Meter, total_counts, weighted
-from terakoya.training.loss_scaling import LossScaler
+from terakoya.training.norms import Norms
 from terakoya.training.record import Record
 from terakoya.training.restoring import write_models
 from terakoya.training.run import Run, StepReport
@@ -78,7 +78,7 @@ class Trainer:
         self.terms: Mapping[str, Term] = run.objective.terms()
         self.meter = Meter(self.terms, run.device, run.objective.derived)
         self.count_names = sorted({"tokens", *(term.count for term in self.terms.values())})
-        self.norms: list[torch.Tensor] = []  # of the steps since the last look, on the device
+        self.norms = Norms(engine.scaler)
         self.last_checkpoint: Path | None = None
         self.saved_step = -1
         self.event_error: PluginError | None = None
@@ -157,7 +157,7 @@ class Trainer:
                 self.meter.add_sums(sums)
         self.meter.add_counts(counts)
         learning_rate = parameters.optimizer.learning_rate * parameters.schedule.factor(run.progress())
-        self.norms.append(self.engine.step(learning_rate))
+        self.norms.add(self.engine.step(learning_rate))
         _, run.consumed_rows = self.batches.rows(run.step)
         run.step += 1
         run.consumed_tokens += counts["tokens"]
@@ -189,17 +189,16 @@ class Trainer:
         values: dict[str, float] | None = None
         if run.step == 1 or run.finished or self._due(self.parameters.logging_steps):
             values = self.meter.take(self.connection.sum_on_device(self.meter.stacked()))
-            values |= {"grad_norm": float(self.norms[-1]), "learning_rate": learning_rate}
-            if self.engine.scaler is not None:
-                values |= self.engine.scaler.values()
+            values |= {**self.norms.values(), "learning_rate": learning_rate}
             samples, elapsed = run.consumed_rows - self.rows_at_mark, time.perf_counter() - self.mark
             values |= self.throughput.values(tokens=self.tokens_since_mark, samples=samples, seconds=elapsed)
             self.record.write("step", step=run.step, tokens=run.consumed_tokens, **values)
             tracked = {name: value for name, value in values.items() if math.isfinite(value)}
             tracked["consumed_tokens"] = run.consumed_tokens
             self.record.track(run.step, {f"train/{name}": value for name, value in tracked.items()})
-            self._refuse_nonfinite()
-            self._live_line(values)
+            self._look_at_norms()
+            line = live_line(run, values, seconds=time.perf_counter() - self.mark)
+            self.record.progress(line, last=run.finished)
             self.mark, self.tokens_since_mark, self.rows_at_mark = time.perf_counter(), 0, run.consumed_rows
         return StepReport(run.step, tokens, learning_rate, seconds, values)
 
@@ -211,47 +210,9 @@ class Trainer:
         facts |= {"max_steps": length.steps, "max_tokens": length.tokens, "length_unit": length.unit}
         self.record.write("start", step=self.run.step, **facts, global_rows=rows, **described(self.throughput))
 
-    def _refuse_nonfinite(self) -> None:
-        """Ends the run, on every rank alike, when a gradient was no number: looked at before anything is kept. In fp16
-        such steps are told of, and end the run where no lower scale is left."""
-        bad = int((~torch.isfinite(torch.stack(self.norms))).sum()) if self.norms else 0
-        self.norms.clear()
-        if self.engine.scaler is not None:
-            self._tell_skipped(bad, self.engine.scaler)
-            return
-        if bad:
-            run = self.run
-            raise UserError(
-                f"step {run.step}: gradients were not finite in {bad} step(s) since the last look; such steps leave "
-                f"weights and moments as they were, and no checkpoint was written since. Lower "
-                f"optimizer.learning_rate, or look at rows {self.batches.rows(run.step - 1)[0]:,} to "
-                f"{run.consumed_rows:,} of the training order"
-            )
-
-    def _tell_skipped(self, skipped: int, scaler: LossScaler) -> None:
-        step = self.run.step
-        if skipped:
-            text = f"{skipped} step(s) left out, as gradients overflowed fp16; loss scale {float(scaler.scale):,.10g}"
-            self.record.say(f"step {step:,}: {text}")
-        scaler.refuse_stuck(step)
-
-    def _live_line(self, values: Mapping[str, float]) -> None:
+    def _look_at_norms(self) -> None:
         run = self.run
-        save = self.parameters.checkpoint.save_steps
-        next_save = (run.step // save + 1) * save
-        if run.length.unit == "tokens":
-            done = f"step {run.step:,}  {run.consumed_tokens:,}/{run.length.tokens:,} tokens"
-            left = max(0, run.length.tokens - run.consumed_tokens) / max(1e-9, values["tokens_per_second"])
-        else:
-            done = f"step {run.step:,}/{run.max_steps:,}"
-            per_step = (time.perf_counter() - self.mark) / max(1, min(self.parameters.logging_steps, run.step))
-            left, next_save = (run.max_steps - run.step) * per_step, min(run.max_steps, next_save)
-        self.record.progress(
-            f"{done}  loss {values['loss']:.4f}  "
-            f"{values['tokens_per_second']:,.0f} tokens/s  learning rate {values['learning_rate']:.2e}  "
-            f"left {_duration(left)}  next save at {next_save:,}",
-            last=run.finished,
-        )
+        self.norms.look(run, self.record, first_row=self.batches.rows(run.step - 1)[0])
 
     # ------------------------------------------------------------------------------------ now and then
 
@@ -285,7 +246,7 @@ class Trainer:
         run, kept = self.run, self.parameters.checkpoint
         last = run.finished
         paused = time.perf_counter()
-        self._refuse_nonfinite()
+        self._look_at_norms()
         small = self.parameters.lora is not None  # next to what merged models would take
         model = kept.model or ("every" if self.engine.full_module and not small else "last")
         with_model = model == "every" or (model == "last" and last)
@@ -349,9 +310,3 @@ def seed(device: torch.device, value: int) -> None:
     its caller for each kind of device that is not there, at half a millisecond a step."""
     generator = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
     generator.manual_seed(value)
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}"
