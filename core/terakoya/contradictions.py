@@ -80,3 +80,8 @@ def _of_processes(parameters: Parameters) -> Iterator[str]:
             f"parallel.zero_stage {stage}: optimizer {type(optimizer).__name__} looks at whole parameters, which ZeRO "
             'cuts into pieces; use zero_stage 0, engine "ddp" or another optimizer'
         )
+    if stage == 3 and parameters.activation_checkpointing == "selective":
+        yield (
+            'activation_checkpointing: "selective" is for zero_stage 0 to 2: in stage 3 weights are gathered amid what '
+            'is to be repeated, each time otherwise; use "full"'
+        )

@@ -72,6 +72,10 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         for name, shown in (("muon", "Muon"), ("adafactor", "Adafactor"))
         for stage in (1, 2, 3)
     ),
+    (
+        {"activation_checkpointing": "selective", "parallel": {"engine": "deepspeed", "zero_stage": 3}},
+        'activation_checkpointing: "selective" is for zero_stage 0 to 2',
+    ),
     ({"parallel": {"zero_stage": 1}}, 'zero_stage 1 needs engine "deepspeed"'),
     ({"parallel": {"engine": "deepspeed"}}, 'engine "deepspeed" needs zero_stage'),
     ({"data": {"train": ["store"], "sequence_length": 65}}, "data.sequence_length: expected at most 64"),
@@ -102,6 +106,7 @@ def test_it_is_refused_in_these_words(changes: dict[str, Any], said: str) -> Non
         {"precision": "fp8"},
         {"architecture": Mixing(), "objective": STREAM},
         {"activation_checkpointing": "selective", "precision": "fp16", "parallel": DEEPSPEED},
+        {"activation_checkpointing": "full", "parallel": {"engine": "deepspeed", "zero_stage": 3}},
         {"optimizer": {"type": "muon"}, "parallel": {"engine": "deepspeed", "zero_stage": 0}},
         {"max_grad_norm": 0.0, "parallel": DEEPSPEED},
     ],

@@ -27,6 +27,7 @@ from terakoya.training.setup import train_here
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 
 STAGES = (0, 1, 2, 3)
+RECOMPUTED = ((2, "selective"), (3, "full"))
 LAST, MIDDLE = 4, 2
 WORKER = Path(__file__).with_name("deepspeed_worker.py")
 
@@ -47,6 +48,12 @@ def settings(store: Path, validation: Path, stage: int | None, rows: dict[str, i
     }
 
 
+HALF = {
+    "precision": "fp16", "evaluation": None,
+    "loss_scaling": {"init_scale": 2.0**40, "backoff_factor": 2.0**-24},
+}  # fmt: skip
+"""The first step overflows, wherever; from then on the scale does."""
+LION = {"optimizer": {"type": "lion", "learning_rate": 1e-3, "weight_decay": 0.1}, "evaluation": None}
 UNCORRECTED = {"type": "adamw", "learning_rate": 0.01, "bias_correction": False}
 
 
@@ -105,6 +112,8 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
     here(base / "plain", plain)
     here(base / "plain_bf16", {**plain, "precision": "bf16"})
     here(base / "plain_uncorrected", {**plain, "optimizer": UNCORRECTED})
+    here(base / "plain_fp16", {**plain, **HALF})
+    here(base / "plain_lion", {**plain, **LION})
     jobs = []
     for stage in STAGES:
         jobs.append(job(f"stage{stage}", stage))
@@ -112,6 +121,11 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
         jobs.append(job(f"poison{stage}", stage, start_from=from_step(f"stage{stage}"), poison=True))
         jobs.append(job(f"from_plain{stage}", stage, start_from=from_step("plain")))
         jobs.append(job(f"bf16_{stage}", stage, precision="bf16", max_steps=MIDDLE, evaluation=None))
+        jobs.append(job(f"fp16_{stage}", stage, **HALF))
+        jobs.append(job(f"lion{stage}", stage, **LION))
+    for stage, kind in RECOMPUTED:
+        jobs.append(job(f"{kind}{stage}", stage, activation_checkpointing=kind, evaluation=None))
+    jobs.append(job("lion_resumed3", 3, start_from=from_step("lion3"), **LION))
     for stage in (1, 3):
         jobs.append(job(f"uncorrected{stage}", stage, optimizer=UNCORRECTED))
         jobs.append(
@@ -214,6 +228,50 @@ def test_bf16_is_autocast_over_fp32_weights(runs: tuple[Path, str], stage: int) 
     assert_close(state(base / "plain_bf16", "model", MIDDLE), weights, 1e-2)
     fp32 = toy.losses(base / f"stage{stage}")
     assert any(abs(mine[step][0] - fp32[step][0]) > 1e-5 for step in mine), "computed in fp32"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_fp16_scales_losses_as_without_deepspeed(runs: tuple[Path, str], stage: int) -> None:
+    base, _ = runs
+    plain, mine = (toy.records(base / name) for name in ("plain_fp16", f"fp16_{stage}"))
+    course = [(2.0**16, 1)] * LAST
+    for records in (plain, mine):
+        assert [(each["loss_scale"], each["skipped_steps"]) for each in records.values()] == course
+        assert records[1]["grad_norm"] is None
+    for step in range(1, LAST + 1):
+        assert mine[step]["loss"] == pytest.approx(plain[step]["loss"], rel=1e-2)
+        assert step == 1 or mine[step]["grad_norm"] == pytest.approx(plain[step]["grad_norm"], rel=1e-2)
+    weights = state(base / f"fp16_{stage}", "model")
+    assert {value.dtype for value in weights.values()} == {torch.float32}
+    assert_close(state(base / "plain_fp16", "model"), weights, 1e-2)
+    written = json.loads((checkpoint(base / f"fp16_{stage}", LAST) / "manifest.json").read_text())
+    assert written["loss_scaling"]["scale"] == 2.0**16
+
+
+@pytest.mark.parametrize(("stage", "kind"), RECOMPUTED)
+def test_activation_checkpointing_changes_no_bit(runs: tuple[Path, str], stage: int, kind: str) -> None:
+    base, _ = runs
+    assert_same_losses(base / f"stage{stage}", base / f"{kind}{stage}", 0.0)
+    for part in ("model", "optimizer"):
+        assert_close(state(base / f"stage{stage}", part), state(base / f"{kind}{stage}", part), 0.0)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_lion_takes_the_same_steps_cut_up(runs: tuple[Path, str], stage: int) -> None:
+    """Steps are signs: where a gradient is next to nothing, rounding may turn one."""
+    base, _ = runs
+    assert_same_losses(base / "plain_lion", base / f"lion{stage}", 1e-4)
+    plain, mine = state(base / "plain_lion", "model"), state(base / f"lion{stage}", "model")
+    apart = sum(int(((plain[name] - mine[name]).abs() > 1e-6).sum()) for name in plain)
+    assert apart <= sum(value.numel() for value in plain.values()) / 1000
+    assert state(base / f"lion{stage}", "optimizer").keys() == state(base / "plain_lion", "optimizer").keys()
+
+
+def test_lion_resumed_is_bit_identical(runs: tuple[Path, str]) -> None:
+    base, _ = runs
+    assert_same_losses(base / "lion3", base / "lion_resumed3", 0.0)
+    for part in ("model", "optimizer"):
+        assert_close(state(base / "lion3", part), state(base / "lion_resumed3", part), 0.0)
 
 
 @pytest.mark.parametrize("stage", STAGES)
