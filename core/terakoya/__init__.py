@@ -1,8 +1,8 @@
 """terakoya trains language models from raw text, Japanese first: tokenizer, token store, pre-training, export.
 
 What the command line does is a function of the same name here, imported when it is first used:
-`terakoya.train_tokenizer`, `terakoya.prepare`, `terakoya.train`, `terakoya.evaluate`, `terakoya.export`,
-`terakoya.import_checkpoint`, `terakoya.fill_mask`, `terakoya.find_replaced`.
+`terakoya.train_tokenizer`, `terakoya.prepare`, `terakoya.estimate`, `terakoya.train`, `terakoya.evaluate`,
+`terakoya.export`, `terakoya.import_checkpoint`, `terakoya.fill_mask`, `terakoya.find_replaced`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from terakoya.commands.train import train as train
     from terakoya.commands.try_model import fill_mask as fill_mask
     from terakoya.commands.try_model import find_replaced as find_replaced
+    from terakoya.estimation.estimate import estimate as estimate
     from terakoya.evaluate_model import evaluate as evaluate
     from terakoya.export_model import export as export
     from terakoya.import_model import import_checkpoint as import_checkpoint
@@ -30,6 +31,7 @@ hookimpl = pluggy.HookimplMarker("terakoya")
 _FUNCTIONS = {
     "train_tokenizer": "terakoya.tokenizer",
     "prepare": "terakoya.commands.prepare",
+    "estimate": "terakoya.estimation.estimate",
     "train": "terakoya.commands.train",
     "evaluate": "terakoya.evaluate_model",
     "export": "terakoya.export_model",

@@ -14,6 +14,7 @@ from terakoya import __version__, log
 from terakoya.commands import (
     demo,
     doctor,
+    estimate,
     evaluate,
     export,
     import_checkpoint,
@@ -36,8 +37,8 @@ DEBUG_VARIABLE = "TERAKOYA_DEBUG"
 
 
 VERBS = (
-    "demo", "run", "tokenizer", "prepare", "store", "train", "status", "report", "evaluate", "export", "import", "try",
-    "upload", "plugins", "parameters", "doctor",
+    "demo", "run", "tokenizer", "prepare", "store", "estimate", "train", "status", "report", "evaluate", "export",
+    "import", "try", "upload", "plugins", "parameters", "doctor",
 )  # fmt: skip
 """In the order of use."""
 
@@ -66,6 +67,7 @@ app.command("run")(run.command)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.command("prepare")(prepare.command)
 app.add_typer(store.app, name="store")
+app.command("estimate")(estimate.command)
 app.command("train")(train.command)
 app.command("status")(status.command)
 app.command("report")(report.command)

@@ -1,0 +1,68 @@
+"""Devices that a run can be estimated for: what they can compute, and how much they hold."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from terakoya.errors import UserError, nearest
+from terakoya.training.throughput import PEAK_TFLOPS, peak_tflops
+
+GIB = 2**30
+MEMORY_GIB = {
+    "h100": 80, "h200": 141, "h100-nvl": 94, "gh200": 96, "b200": 180, "gb200": 186, "h800": 80, "h20": 96,
+    "a100-80gb": 80, "a100-40gb": 40, "a100": 40, "a800": 80, "a40": 48, "a30": 24, "a10": 24, "a10g": 24,
+    "a6000": 48, "rtx-6000-ada": 48, "l40s": 48, "l40": 48, "l4": 24, "rtx-5090": 32, "rtx-4090": 24, "rtx-3090": 24,
+    "mi300x": 192, "mi325x": 256, "mi250x": 64,
+}  # fmt: skip
+"""Memory of the devices of `throughput.PEAK_TFLOPS` by a name for the command line, as their makers state it."""
+CPU = "cpu"
+
+USUAL_MFU = {"bf16": 0.4, "fp16": 0.4, "fp8": 0.4, "fp32": 0.05}
+"""The share of the bfloat16 peak that is taken for granted where none is given. 0.4 is what well-kept trainers of
+such models reach on an H100; float32 products that are no TF32 have a fifteenth of bfloat16's peak there."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device: its name, its memory in bytes and its peak in TFLOP/s, None where these are not known."""
+
+    name: str
+    memory: int | None
+    peak_tflops: float | None
+
+    @property
+    def gpu(self) -> bool:
+        """Whether it is one."""
+        return self.name != CPU
+
+
+def device(name: str) -> Device:
+    """The device `name`, such as "h100", "a100-80gb", "NVIDIA H100 80GB HBM3" or "cpu".
+
+    Raises:
+        UserError: it is not known.
+    """
+    if name.lower() == CPU:
+        return Device(CPU, None, None)
+    peak = peak_tflops(name.replace("-80gb", "").replace("-40gb", "").replace("-", " "))
+    if peak is None:
+        raise UserError(f'--device: do not know "{name}"{nearest(name.lower(), [*MEMORY_GIB, CPU])}')
+    words = set(re.findall(r"[a-z0-9]+", name.lower()))
+    known = sorted(MEMORY_GIB, key=len, reverse=True)
+    found = next((each for each in known if set(each.split("-")) <= words), None)
+    return Device(name, MEMORY_GIB[found] * GIB if found else None, peak)
+
+
+def here() -> Device:
+    """What this machine would train on."""
+    import psutil
+    import torch
+
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        return Device(properties.name, properties.total_memory, peak_tflops(properties.name))
+    return Device(CPU, psutil.virtual_memory().total, None)
+
+
+assert {name.split("-")[0].upper() for name in MEMORY_GIB} - {"RTX"} <= {w for words, _ in PEAK_TFLOPS for w in words}
