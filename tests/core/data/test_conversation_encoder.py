@@ -1,0 +1,175 @@
+"""What is marked as an answer is what Transformers marks, and what one marks by hand, in any tokenizer."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import orjson
+import pytest
+from chat_tokenizer import CHATML, MESSAGES, TEXTS, make_chat_tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from terakoya.data.chat_template import ChatTemplate, find_template
+from terakoya.data.conversation_encoder import UNLIKE_PROMPT, ConversationEncoder, EncodedConversations
+from terakoya.data.corpus import Corpus
+from terakoya.data.line_encoder import vocabulary_of
+from terakoya_plugins.tokenizers.sentencepiece import SentencePiece
+
+SYSTEM = {"role": "system", "content": "丁寧に答えてください。"}
+ASKED_AGAIN = {"role": "user", "content": "空は？"}
+CONVERSATIONS = [MESSAGES, MESSAGES[:2], [SYSTEM, *MESSAGES], [*MESSAGES, ASKED_AGAIN]]
+
+
+def encoded(
+    tokenizer: PreTrainedTokenizerBase, template: str, *conversations: list[dict[str, str]]
+) -> EncodedConversations:
+    encoder = ConversationEncoder(tokenizer, ChatTemplate("x", template), vocabulary_of(tokenizer))
+    return encoder.encode([orjson.dumps(each).decode() for each in conversations])
+
+
+def rows(found: EncodedConversations) -> list[tuple[list[int], list[bool]]]:
+    bounds = np.concatenate([[0], np.cumsum(found.line_lengths)])
+    return [(found.ids[a:b].tolist(), found.answers[a:b].tolist()) for a, b in pairwise(bounds)]
+
+
+@pytest.fixture
+def fast(tmp_path: Path) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(make_chat_tokenizer(tmp_path / "fast"))
+
+
+@pytest.mark.parametrize("name", ["alpaca", "alpaca_en"])
+def test_ids_and_marks_are_those_of_transformers(fast: PreTrainedTokenizerBase, name: str, tmp_path: Path) -> None:
+    fast.chat_template = find_template(name, fast, tmp_path).text
+    found = encoded(fast, fast.chat_template, *CONVERSATIONS)
+    for turns, (ids, answers) in zip(CONVERSATIONS, rows(found), strict=True):
+        expected = fast.apply_chat_template(turns, return_dict=True, return_assistant_tokens_mask=True)
+        assert ids == expected["input_ids"]
+        assert answers == [bool(mark) for mark in expected["assistant_masks"]]
+    assert found.document_lines.tolist() == [1] * 4 and not found.notes and not found.refused
+
+
+def test_without_marks_an_answer_ends_with_what_ends_its_turn(fast: PreTrainedTokenizerBase) -> None:
+    """By hand, piece by piece: special tokens and line ends keep the pieces apart."""
+    ids, answers = rows(encoded(fast, CHATML, [SYSTEM, *MESSAGES]))[0]
+    expected: list[tuple[int, bool]] = []
+    for turn in [SYSTEM, *MESSAGES]:
+        learnt = turn["role"] == "assistant"
+        for text, mark in (
+            ("<|im_start|>" + turn["role"] + "\n", False),
+            (turn["content"] + "<|im_end|>", learnt),
+            ("\n", False),
+        ):
+            expected += [(token, mark) for token in fast(text, add_special_tokens=False)["input_ids"]]
+    assert list(zip(ids, answers, strict=True)) == expected
+
+
+def test_a_mark_is_widened_to_the_end_of_the_turn(fast: PreTrainedTokenizerBase) -> None:
+    bare = "{% generation %}{{- message['content'] -}}{% endgeneration %}{{- '<|im_end|>\\n' -}}"
+    whole = CHATML.replace("message['content'] + '<|im_end|>\\n' -}}", "'' -}}" + bare)
+    assert whole != CHATML
+    ids, answers = rows(encoded(fast, whole, [MESSAGES[0], MESSAGES[1], ASKED_AGAIN]))[0]
+    learnt = [token for token, mark in zip(ids, answers, strict=True) if mark]
+    # each turn is marked here, the user's too: what counts is where the marks end
+    end = fast.convert_tokens_to_ids("<|im_end|>")
+    assert learnt.count(end) == 3 and ids[-1] != end
+    assert fast.decode(learnt) == "".join(turn["content"] + "<|im_end|>" for turn in (*MESSAGES[:2], ASKED_AGAIN))
+
+
+def test_an_end_of_ordinary_text_is_learnt_without_the_line_end_behind_it(fast: PreTrainedTokenizerBase) -> None:
+    template = "{% for m in messages %}{{ '[' + m['role'] + ']' + m['content'] + '[.]\n' }}{% endfor %}"
+    template += "{% if add_generation_prompt %}[assistant]{% endif %}"
+    ids, answers = rows(encoded(fast, template, MESSAGES[:2]))[0]
+    learnt = fast.decode([token for token, mark in zip(ids, answers, strict=True) if mark])
+    assert learnt == "東京です。[.]"
+
+
+def test_a_token_on_both_sides_of_a_border_is_part_of_the_answer() -> None:
+    from tokenizers import Tokenizer, models
+
+    pieces = {piece: id for id, piece in enumerate(["?", "Q", "A", ":", "x", "y", ":x", "!", "</s>"])}
+    backend = Tokenizer(models.BPE(vocab=pieces, merges=[(":", "x")], unk_token="?"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="?", eos_token="</s>")
+    template = (
+        "{% for m in messages %}{{ ('Q:' if m['role'] == 'user' else 'A:') + m['content'] }}"
+        "{{ '</s>' if m['role'] == 'assistant' }}{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
+    )
+    one, other = rows(
+        found := encoded(
+            tokenizer,
+            template,
+            [{"role": "user", "content": "y"}, {"role": "assistant", "content": "xy"}],
+            [{"role": "user", "content": "y"}, {"role": "assistant", "content": "yx"}],
+        )
+    )
+    assert tokenizer.convert_ids_to_tokens(one[0]) == ["Q", ":", "y", "A", ":x", "y", "</s>"]
+    assert one[1] == [False, False, False, False, True, True, True]
+    assert tokenizer.convert_ids_to_tokens(other[0]) == ["Q", ":", "y", "A", ":", "y", "x", "</s>"]
+    assert other[1] == [False] * 5 + [True] * 3
+    assert found.notes == {UNLIKE_PROMPT: 1}, "the first prompt ends with a token that the whole has not"
+
+
+def test_slow_tokenizers(tmp_path: Path) -> None:
+    """SentencePiece with a line end as a piece, and MeCab's words, which know no line ends."""
+    (tmp_path / "corpus.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS * 4))
+    kind = SentencePiece(
+        vocab_size=400, byte_fallback=True, user_defined_symbols=["\n"], normalization_rule_name="identity",
+        hard_vocab_limit=False, character_coverage=1.0,
+    )  # fmt: skip
+    kind.train(Corpus([tmp_path / "corpus.jsonl"]), tmp_path / "sentencepiece")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted({*"".join(TEXTS)} - {"\n", " "})]
+    (tmp_path / "mecab").mkdir()
+    pieces = [*words, *(f"##{word}" for word in words[5:])]
+    (tmp_path / "mecab" / "vocab.txt").write_text("\n".join(pieces), encoding="utf-8")
+    config = {
+        "tokenizer_class": "BertJapaneseTokenizer", "word_tokenizer_type": "mecab", "do_lower_case": False,
+        "subword_tokenizer_type": "wordpiece", "mecab_kwargs": {"mecab_dic": "unidic_lite"},
+    }  # fmt: skip
+    (tmp_path / "mecab" / "tokenizer_config.json").write_text(json.dumps(config))
+    for name, end in (("sentencepiece", "</s>"), ("mecab", "[SEP]")):
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / name)
+        assert not tokenizer.is_fast
+        tokenizer.chat_template = find_template("alpaca", tokenizer, tmp_path / name).text
+        found = encoded(tokenizer, tokenizer.chat_template, *CONVERSATIONS)
+        assert not found.notes
+        for turns, (ids, answers) in zip(CONVERSATIONS, rows(found), strict=True):
+            assert ids == tokenizer.apply_chat_template(turns, return_dict=False)
+            expected: list[int] = []
+            for number, turn in enumerate(turns):
+                if turn["role"] == "assistant":
+                    asked = tokenizer.apply_chat_template(turns[:number], add_generation_prompt=True, return_dict=False)
+                    until = tokenizer.apply_chat_template(turns[: number + 1], return_dict=False)
+                    assert until[: len(asked)] == asked and until[-1] == tokenizer.convert_tokens_to_ids(end)
+                    expected += range(len(asked), len(until))
+            assert np.flatnonzero(answers).tolist() == expected
+        if name == "sentencepiece":
+            assert tokenizer.decode(ids).startswith(
+                "次の指示を読み、求められていることに応答してください。\n\n### 指示:\n日本"
+            )
+
+
+def test_what_a_template_refuses_or_swallows_is_left_out(fast: PreTrainedTokenizerBase) -> None:
+    template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
+    found = encoded(fast, template, [SYSTEM, *MESSAGES], MESSAGES)
+    assert found.refused == {0: "refused by the template"} and found.document_lines.tolist() == [0, 1]
+    assert len(rows(found)) == 1
+    marks_long_ones = (
+        "{% for m in messages %}{% if m['role'] == 'assistant' and m['content']|length > 5 %}"
+        "{% generation %}{{ m['content'] + eos_token }}{% endgeneration %}"
+        "{% else %}{{ m['content'] }}{% endif %}{% endfor %}"
+    )
+    found = encoded(fast, marks_long_ones, MESSAGES[:2], MESSAGES)
+    assert found.refused == {0: "no answer in the template's text"} and found.document_lines.tolist() == [0, 1]
+
+
+def test_special_tokens_in_messages_are_counted_not_the_templates_own(fast: PreTrainedTokenizerBase) -> None:
+    odd = [
+        {"role": "user", "content": "</s>とは？", "input": "<pad>"},
+        {"role": "assistant", "content": "終わり</s>です"},
+    ]
+    found = encoded(fast, CHATML, odd, MESSAGES)
+    assert found.literals == {"</s>": 2, "<pad>": 1}
+    ids, answers = rows(found)[0]
+    assert fast.decode([token for token, mark in zip(ids, answers, strict=True) if mark]) == "終わり</s>です<|im_end|>"
