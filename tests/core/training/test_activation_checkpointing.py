@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import toy
+from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -16,6 +20,7 @@ from terakoya.contract.toy import make_store as contract_store
 from terakoya.data.store import TokenStore
 from terakoya.parameters import Parameters
 from terakoya.plugins import registry
+from terakoya.training.activation_checkpointing import is_dear, wrap
 from terakoya.training.batches import to_device
 from terakoya.training.setup import build_trained
 
@@ -115,3 +120,79 @@ def test_less_is_kept_and_nothing_else_changes(
         for name, value in (sums | gradients).items():
             assert torch.equal((ours | our_gradients)[name], value), (kind, name)
     assert bytes_kept["full"] < bytes_kept["selective"] < kept
+
+
+def test_what_is_dear_is_what_the_module_says() -> None:
+    aten = torch.ops.aten
+    states, scores = torch.empty(2, 64, 8), torch.empty(2, 64, 64)
+    assert is_dear(aten.mm.default, (torch.empty(4, 8), torch.empty(8, 32)), {})
+    assert is_dear(aten.addmm.default, (torch.empty(32), torch.empty(4, 8), torch.empty(8, 32)), {})
+    assert not is_dear(aten.bmm.default, (states, states.mT), {}), "scores are more numbers than what they are made of"
+    assert is_dear(aten.bmm.default, (scores, states), {})
+    assert not is_dear(aten.gelu.default, (states,), {})
+    flash = aten._scaled_dot_product_flash_attention.default
+    assert is_dear(flash, (states, states, states), {})
+    assert not is_dear(flash, (states, states, states, 0.1), {}), "it draws: kept, it would draw nothing again"
+    efficient = aten._scaled_dot_product_efficient_attention.default
+    assert is_dear(efficient, (states, states, states, None, True, 0.0), {})
+    assert not is_dear(efficient, (states, states, states, None, True), {"dropout_p": 0.1})
+
+
+class ChangesInPlace(torch.nn.Module):
+    """Changes the result of its first product, and drops out before and after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        states = self.first(torch.nn.functional.dropout(states, 0.3))
+        states *= 3.0
+        return self.second(torch.nn.functional.dropout(states, 0.3)).sin()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_block_changes_in_place_is_computed_again(kind: str) -> None:
+    torch.manual_seed(0)
+    plain = ChangesInPlace()
+    wrapped = copy.deepcopy(plain)
+    wrap(wrapped, kind)  # type: ignore[arg-type]
+    given = torch.randn(5, 8)
+    for step in range(3):
+        found = []
+        for block in (plain, wrapped):
+            block.zero_grad()
+            torch.manual_seed(step)
+            made = block(given.requires_grad_())
+            after = torch.rand(3)
+            made.square().sum().backward()
+            found.append([made.detach(), after, *(each.grad for each in block.parameters())])
+        assert all(torch.equal(one, other) for one, other in zip(*found, strict=True)), step
+    if kind == "selective":
+        assert wrapped.forward.changed == {0}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copied_block_runs_itself(kind: str) -> None:
+    block = torch.nn.Linear(4, 4)
+    wrap(block, kind)  # type: ignore[arg-type]
+    copied = copy.deepcopy(block)
+    with torch.no_grad():
+        copied.weight.zero_()
+    assert torch.equal(copied(torch.ones(2, 4)), copied.bias.expand(2, 4))
+    assert list(block.state_dict()) == ["weight", "bias"]
+
+
+def test_two_processes_train_the_same_to_the_bit_and_it_may_change_on_resume(store: Path, tmp_path: Path) -> None:
+    settings = toy.parameters(
+        store, batch_size={"0": 9, "1": 7}, max_steps=4, checkpoint={"save_steps": 2}, schedule={"type": "constant"}
+    )
+    nodes = (1, 1)
+    toy.train(settings, tmp_path / "plain", nodes=nodes)
+    toy.train({**settings, "max_steps": 2, "activation_checkpointing": "full"}, tmp_path / "less", nodes=nodes)
+    said = toy.train({**settings, "activation_checkpointing": "selective"}, tmp_path / "less", nodes=nodes)
+    assert "parameter activation_checkpointing: was 'full', is 'selective'" in said
+    assert toy.losses(tmp_path / "less") == toy.losses(tmp_path / "plain")
+    for name in ("state/model-00000.safetensors", "state/optimizer-00000.safetensors", "model/model.safetensors"):
+        one, other = (load_file(tmp_path / run / "checkpoints/step-00000004" / name) for run in ("plain", "less"))
+        assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one), name
