@@ -99,6 +99,12 @@ def _use(name: str, models: Mapping[str, str], trust_remote_code: bool) -> str:
         lines.append(f'{folder or "model"} = {kind}.from_pretrained("{name}"{sub}{trust})')
     sub = f', subfolder="{next(iter(models))}"' if "" not in models else ""
     lines.append(f'tokenizer = AutoTokenizer.from_pretrained("{name}"{sub}{trust})')
+    if models == {"": "AutoModelForCausalLM"}:
+        lines += [
+            "",
+            'prompt = tokenizer("...", add_special_tokens=False, return_tensors="pt")  # nothing is put around it',
+            "print(tokenizer.decode(model.generate(**prompt, max_new_tokens=50)[0], skip_special_tokens=True))",
+        ]
     return "```python\n" + "\n".join(lines) + "\n```"
 
 

@@ -57,7 +57,8 @@ def _fit_tokenizer(model: PreTrainedModel, folder: Path, original: Path) -> None
         changes["auto_map"] = {"AutoTokenizer": [f"tokenization.{kind.__name__}", None]}
         (folder / "tokenization.py").write_text(CODE.format(name=kind.__name__), encoding="utf-8")
     names = tokenizer.model_input_names
-    untyped = model.config.is_encoder_decoder or getattr(model.config, "type_vocab_size", 2) < 2
+    # A GPT-2 takes token types for words that it adds to each of its own; other decoders refuse them.
+    untyped = model.can_generate() or getattr(model.config, "type_vocab_size", 2) < 2
     if untyped and "token_type_ids" in names:
         changes["model_input_names"] = [name for name in names if name != "token_type_ids"]
     if changes:

@@ -46,6 +46,21 @@ def test_the_tokenizer_of_an_export_is_the_one_of_the_run(name: str, tmp_path: P
     assert (tmp_path / "out" / "tokenization.py").exists() == (name == "modernbert")
 
 
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "llama", "qwen3"])
+def test_a_decoder_gets_what_it_reads_and_no_more(name: str, tmp_path: Path) -> None:
+    source = tmp_path / "tokenizer"
+    BertTokenizer(vocab={word: number for number, word in enumerate(WORDS)}).save_pretrained(source)
+    model = build(name, VOCABULARY).eval()
+    HuggingFace().export({"": model}, source, tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)
+    inputs = tokenizer("gara ga", add_special_tokens=False, return_tensors="pt")
+    assert inputs["input_ids"].tolist() == [[5, 6, 5]] and "token_type_ids" not in inputs
+    with torch.no_grad():
+        assert torch.equal(model(**inputs).logits, model(inputs["input_ids"]).logits)
+        written = model.generate(**inputs, max_new_tokens=2, do_sample=False, pad_token_id=0, eos_token_id=None)
+    assert written.shape == (1, 5)
+
+
 @pytest.mark.parametrize("name", ["bert", "electra", "roberta", "deberta", "deberta_v2", "t5"])
 def test_a_model_without_token_types_is_given_none(name: str, tmp_path: Path) -> None:
     source = tmp_path / "tokenizer"
