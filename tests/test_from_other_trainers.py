@@ -55,7 +55,8 @@ ASKED = {
 
 LLAMA = """
     tensor-model-parallel-size pipeline-model-parallel-size context-parallel-size sequence-parallel num-layers
-    hidden-size ffn-hidden-size num-attention-heads group-query-attention num-query-groups seq-length max-position-embeddings
+    hidden-size ffn-hidden-size num-attention-heads group-query-attention num-query-groups seq-length
+    max-position-embeddings
     micro-batch-size global-batch-size train-iters tokenizer-type tokenizer-model data-path split distributed-backend
     init-method-std lr min-lr lr-decay-style lr-decay-iters weight-decay clip-grad lr-warmup-iters optimizer adam-beta1
     adam-beta2 adam-eps log-interval save-interval eval-interval eval-iters bf16 use-checkpoint-args

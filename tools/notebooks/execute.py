@@ -32,7 +32,7 @@ def main() -> None:
     os.environ["TERAKOYA_ENCODER"] = str(arguments.encoder.resolve()) if arguments.encoder else ""
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    NotebookClient(notebook, timeout=600, kernel_name="python3", record_timing=False).execute()
+    NotebookClient(notebook, timeout=600, kernel_name="python3", record_timing=False, coalesce_streams=True).execute()
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
