@@ -152,9 +152,9 @@ def opened(
     from terakoya.data.corpus import Corpus
     from terakoya.data.corpus_files import find_files
 
-    steps = read_clean(clean)
     if conversations:
-        conversation_options.check(cleaning=bool(steps), held_out=held_out)
+        conversation_options.check(cleaning=clean is not None, held_out=held_out)
+    steps = read_clean(clean)
     corpus = Corpus(
         find_files(sources),
         field=field,
