@@ -107,7 +107,8 @@ def train_padded(
     """Trains on documents in a random order, `documents_at_once` of them padded to the longest."""
     store = TokenStore.open(raw["data"]["train"][0]["store"])
     tokenizer = AutoTokenizer.from_pretrained(store.tokenizer_folder, local_files_only=True)
-    tokenizer.pad_token = tokenizer.bos_token  # which no document holds: an end must stay a label
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.bos_token  # which no document holds: an end must stay a label
     items = Items([{"input_ids": each} for each in documents(store, longest=raw["data"]["sequence_length"])])
     return train(
         number, raw, items, DataCollatorForLanguageModeling(tokenizer, mlm=False),
