@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 from terakoya.estimation import devices
 from terakoya.estimation.devices import Device
@@ -108,8 +109,7 @@ def estimate(
     text = text_of(loaded, vocab_size)
     share = share_of(loaded, processes)
     held = sizes(loaded, text.vocabulary, context=text.context)
-    world = World(processes, loaded.parallel.zero_stage, share.micro_steps)
-    memory, optimizer_bytes, notes = measure(loaded, text, share, world, held, gpu=target.gpu)
+    memory, optimizer_bytes, notes = measure(loaded, text.vocabulary, share, held, processes=processes, gpu=target.gpu)
     tokens = share.global_rows * text.tokens_per_row
     steps = _steps(loaded, text, share)
     flops = None if steps is None else held.flops_per_token * tokens * steps
@@ -126,13 +126,12 @@ def estimate(
 
 
 def measure(
-    parameters: Parameters, text: Text, share: Share, world: World, held: Sizes, *, gpu: bool
+    parameters: Parameters, vocabulary: Vocabulary, share: Share, held: Sizes, *, processes: int, gpu: bool
 ) -> tuple[Memory, int, tuple[str, ...]]:
     """The memory of each rank, the bytes of the whole optimizer state, and what was assumed."""
+    world = World(processes, parameters.parallel.zero_stage, share.micro_steps)
     interpreter = _resident()
-    found = simulate(
-        parameters, text.vocabulary, rows=share.micro_batch_size, gradients_stay=world.gradients_stay, gpu=gpu
-    )
+    found = simulate(parameters, vocabulary, rows=share.micro_batch_size, gradients_stay=world.gradients_stay, gpu=gpu)
     windows = shared(found.windows, world, parameters=held.parameters, trained=held.trained)
     moments = {name: sum(parts.values()) for name, parts in windows.items()}
     moment = max(moments, key=moments.__getitem__)

@@ -12,6 +12,7 @@ from rich.console import Console
 from terakoya.errors import UserError
 from terakoya.parameters import Parameters
 from terakoya.plugins import registry
+from terakoya.training import out_of_memory
 from terakoya.training.distributed import connect
 from terakoya.training.record import Record
 from terakoya.training.run import Run
@@ -44,7 +45,8 @@ def dry_run(
         timeout_seconds=parameters.parallel.timeout_seconds,
     )
     try:
-        with tempfile.TemporaryDirectory() as scratch:
+        explaining = out_of_memory.explaining(parameters, stores.vocabulary, connection)
+        with tempfile.TemporaryDirectory() as scratch, explaining:
             record = Record(Path(scratch), (), {}, active=connection.is_main)
             trainer = build(parameters, out, stores, connection, record, registry())
             need = _bytes_needed(trainer)

@@ -24,7 +24,7 @@ from terakoya.loss_scaling_settings import LossScaling
 from terakoya.parameters import Parameters, resolve_length
 from terakoya.plugins import Registry, registry
 from terakoya.progress import Length
-from terakoya.training import distributed_fp8, lora, run_folder
+from terakoya.training import distributed_fp8, lora, out_of_memory, run_folder
 from terakoya.training.activation_checkpointing import recompute
 from terakoya.training.batches import BatchMaker, to_device
 from terakoya.training.distributed import Connection, DDPEngine, connect
@@ -95,13 +95,15 @@ def _train(
     trainer: Trainer | None = None
     try:
         folder = newest_checkpoint(out, connection, record)
-        trainer = build(parameters, out, stores, connection, record, plugins, fresh=folder is None)
-        trainer.run.facts["start"] = start
-        if folder is not None:
-            resume(trainer, folder, allow_change)
-        if connection.is_main:
-            (out / "parameters.json").write_text(json.dumps(parameters.dump(), indent=2, ensure_ascii=False) + "\n")
-        return trainer.train()
+        with out_of_memory.explaining(parameters, stores.vocabulary, connection):
+            trainer = build(parameters, out, stores, connection, record, plugins, fresh=folder is None)
+            trainer.run.facts["start"] = start
+            if folder is not None:
+                resume(trainer, folder, allow_change)
+            if connection.is_main:
+                text = json.dumps(parameters.dump(), indent=2, ensure_ascii=False)
+                (out / "parameters.json").write_text(text + "\n")
+            return trainer.train()
     except BaseException as raised:
         error = raised
         record.write("error", step=trainer.run.step if trainer else None, text=f"{type(raised).__name__}: {raised}")
