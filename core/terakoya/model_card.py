@@ -108,7 +108,7 @@ def _use(name: str, models: Mapping[str, str], trust_remote_code: bool) -> str:
     return "```python\n" + "\n".join(lines) + "\n```"
 
 
-def _parameters(manifest: Mapping[str, Any]) -> str:
+def _trained_count(manifest: Mapping[str, Any]) -> str:
     """How many were trained, and of how many, where that is not all."""
     every, lora = manifest["parameter_count"], manifest["parameters"].get("lora")
     trained = manifest.get("trained_parameter_count", every)
@@ -129,7 +129,7 @@ def _training(trained: Trained) -> str:
         "| | |",
         "|---|---|",
         f"| architecture | `{parameters['architecture']['type']}` |",
-        f"| parameters trained | {_parameters(manifest)} |",
+        f"| parameters trained | {_trained_count(manifest)} |",
         f"| objective | `{parameters['objective']['type']}` |",
         f"| vocabulary | {manifest['vocabulary']['size']:,} |",
         f"| steps | {manifest['step']:,} of {manifest['max_steps']:,} |",
