@@ -20,8 +20,8 @@ from terakoya.training.world import Share, shares
 
 SIGNS = re.compile(r"out of memory|not enough memory|can't allocate memory|cannot allocate memory|std::bad_alloc", re.I)
 """What errors of torch's allocators say, which on a CPU are plain RuntimeErrors."""
-ASKED = re.compile(r"(?:tried to allocate|unable to allocate) ([\d.]+) ?(bytes|[KMGT]iB)", re.I)
-UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+ASKED = re.compile(r"(?:tried to allocate|unable to allocate) ([\d.]+) ?(bytes|[KMGTPE]iB)", re.I)
+UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "pib": 2**50, "eib": 2**60}
 HELPS = 0.01
 """A remedy that saves less than this share of the peak is none."""
 REMEDIES = 3

@@ -1,0 +1,105 @@
+"""What `estimate` says of memory and disk, beside what real steps allocate and real checkpoints take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import terakoya
+from terakoya.estimation import simulation
+from terakoya.estimation.estimate import estimate
+from terakoya.estimation.trial_rows import invented
+from terakoya.parameters import Parameters
+from terakoya.plugins import registry
+from terakoya.training.distributed import connect
+from terakoya.training.record import Record
+from terakoya.training.setup import build
+from terakoya.training.stores import Stores
+from terakoya.training.world import Launched
+
+PRESETS = Path(__file__).parents[3] / "parameters"
+
+
+def preset(name: str, store: Path, **changes: Any) -> Parameters:
+    """The preset `name` on `store`, a few short rows a step; `changes` replace whole keys."""
+    raw = json.loads((PRESETS / f"{name}.json").read_text())
+    raw |= {"data": {"train": [str(store)], "sequence_length": 64}, "batch_size": {"-1": 8}, "evaluation": None}
+    return Parameters.from_dict(raw | {"trackers": []} | changes, source=name)
+
+
+def allocated(parameters: Parameters, out: Path) -> int:
+    """The most bytes that torch's allocator has given out at once, from the model's first weight to the end of the
+    second optimizer step, as torch's profiler hears from the allocator itself."""
+    connection = connect(Launched.read())
+    record = Record(out, (), {}, active=False)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        trainer = build(parameters, out, Stores.open(parameters), connection, record, registry())
+        for _ in range(2):
+            trainer.one_step()
+    events = [each for each in profiler.profiler.kineto_results.events() if each.name() == "[memory]"]
+    live = most = 0
+    for event in sorted(events, key=lambda each: each.start_ns()):
+        live += event.nbytes()
+        most = max(most, live)
+    return most
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "optimizer", "micro_batch_size", "changes"),
+    [
+        ("tiny_gpt2", "fp32", "adamw", 8, {}),
+        ("tiny_gpt2", "bf16", "adafactor", 4, {}),
+        ("tiny_llama", "bf16", "adamw", 8, {"activation_checkpointing": "full"}),
+        ("tiny_llama", "fp32", "adafactor", 4, {}),
+        ("tiny_bert", "fp32", "adafactor", 8, {}),
+        ("tiny_bert", "bf16", "adamw", 4, {}),
+        ("tiny_electra", "bf16", "adafactor", 8, {}),
+        ("tiny_electra", "fp32", "adamw", 4, {}),
+    ],
+)
+def test_estimates_are_within_ten_percent_of_what_two_real_steps_allocate(
+    name: str,
+    precision: str,
+    optimizer: str,
+    micro_batch_size: int,
+    changes: dict[str, Any],
+    store: Path,
+    tmp_path: Path,
+) -> None:
+    parameters = preset(
+        name, store, precision=precision, optimizer={"type": optimizer}, micro_batch_size=micro_batch_size, **changes
+    )
+    real = allocated(parameters, tmp_path)
+    found = estimate(parameters, device="cpu").memory
+    assert found.peak == pytest.approx(real, rel=0.1)
+    assert found.peak == max(found.moments.values()) == sum(found.parts.values())
+
+
+def test_deeper_models_are_what_two_smaller_ones_say(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = json.loads((PRESETS / "tiny_llama.json").read_text())["architecture"]
+    parameters = preset("tiny_llama", store, architecture={**raw, "num_hidden_layers": 7})
+    vocabulary = invented(500, 64)
+    found = simulation.simulate(parameters, vocabulary, rows=4, gradients_stay=False)
+    assert found.depths == (2, 4)
+    monkeypatch.setattr(simulation, "DEPTHS", (2, 7))
+    whole = simulation.simulate(parameters, vocabulary, rows=4, gradients_stay=False)
+    assert whole.depths == ()
+    assert found.optimizer_bytes == whole.optimizer_bytes
+    for window, parts in whole.windows.items():
+        assert sum(found.windows[window].values()) == pytest.approx(sum(parts.values()), rel=0.02), window
+
+
+@pytest.mark.parametrize("name", ["tiny_gpt2", "tiny_electra"])
+def test_checkpoints_take_what_was_said(name: str, store: Path, tmp_path: Path) -> None:
+    parameters = preset(name, store, max_steps=1)
+    found = estimate(parameters, device="cpu")
+    terakoya.train(parameters, tmp_path / "run")
+    saved = tmp_path / "run" / "checkpoints" / "step-00000001"
+    for part, expected in found.checkpoint.items():
+        size = sum(each.stat().st_size for each in (saved / part).rglob("*.safetensors"))
+        assert size == pytest.approx(expected, rel=0.01), part

@@ -1,0 +1,64 @@
+"""Memory that runs out for real, below a limit on the process's address space."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import toy
+
+from terakoya.training.out_of_memory import asked_for, is_out_of_memory
+
+PROGRAM = """
+import resource, sys
+import terakoya.estimation.estimate, terakoya.training.setup
+from terakoya.commands.main import main
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (3 << 28), size + (3 << 28)))
+main(sys.argv[1:])
+"""
+"""The command line, with 0.75 GiB beyond what the interpreter takes."""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of the address space are Linux's")
+def test_a_run_that_needs_too_much_says_what_helps_and_by_how_much(store: Path, tmp_path: Path) -> None:
+    raw = toy.parameters(store, batch_size={"-1": 65536}, micro_batch_size=None)
+    (tmp_path / "run.json").write_text(json.dumps(raw))
+    command = [sys.executable, "-c", PROGRAM, "train", str(tmp_path / "run.json"), "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert re.search(r"rank 0: this machine is out of memory: 0\.\d\d GB more were asked for", done.stderr), done.stderr
+    assert re.search(
+        r"a step takes \d\.\d\d GB of tensors at its peak, in the \w+.*, most of it activations", done.stderr
+    )
+    remedies = re.findall(r"^  (\S+) .* -> (.+): about (\d+\.\d\d) GB less", done.stderr, re.MULTILINE)
+    assert len(remedies) == 3
+    saved = [float(gigabytes) for _, _, gigabytes in remedies]
+    assert saved == sorted(saved, reverse=True)
+    assert ("micro_batch_size", "32768") in [(key, value) for key, value, _ in remedies]
+    assert ("activation_checkpointing", '"full"') in [(key, value) for key, value, _ in remedies]
+    recorded = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert recorded[-1]["kind"] == "error" and "out of memory" in recorded[-1]["text"]
+
+
+def test_errors_of_real_allocators_are_known_and_others_are_not() -> None:
+    with pytest.raises(RuntimeError) as of_torch:
+        torch.empty(1 << 55, dtype=torch.uint8)
+    with pytest.raises(MemoryError) as of_numpy:
+        np.empty(1 << 60, dtype=np.uint8)
+    for error in (of_torch.value, of_numpy.value):
+        assert is_out_of_memory(error)
+    assert asked_for(str(of_torch.value)) == 1 << 55
+    assert asked_for(str(of_numpy.value)) == 1 << 60
+    assert asked_for("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity") == 20 << 30
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
+    with pytest.raises(RuntimeError) as other:
+        torch.ones(2, 3) @ torch.ones(2, 3)
+    assert not is_out_of_memory(other.value)
