@@ -22,7 +22,7 @@ STAGES = [2, 3]
 
 @pytest.fixture(scope="module")
 def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of all runs: `plain`, `stage2`, `resumed2`, ... and of the model `start` under their adapters."""
+    """The folder of all runs: `plain`, `stage2`, `stage3`, `resumed3`, and of the model `start` below adapters."""
     base = tmp_path_factory.mktemp("deepspeed_lora")
 
     def run(stage: int | None, rows: dict[str, int]) -> dict[str, Any]:
@@ -33,11 +33,9 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
     shape = {key: value for key, value in run(None, two)["architecture"].items() if key != "type"}
     spread(BertForMaskedLM(BertConfig(**shape, vocab_size=200, pad_token_id=0)), 1).save_pretrained(base / "start")
     here(base / "plain", run(None, {"-1": 7}))
-    jobs = []
-    for stage in STAGES:
-        jobs.append({"out": str(base / f"stage{stage}"), "settings": run(stage, two)})
-        middle = str(checkpoint(base / f"stage{stage}", MIDDLE))
-        jobs.append({"out": str(base / f"resumed{stage}"), "settings": run(stage, two), "start_from": middle})
+    jobs = [{"out": str(base / f"stage{stage}"), "settings": run(stage, two)} for stage in STAGES]
+    middle = str(checkpoint(base / "stage3", MIDDLE))
+    jobs.append({"out": str(base / "resumed3"), "settings": run(3, two), "start_from": middle})
     started = start(jobs, base / "pair", 2)
     said = [process.communicate(timeout=240)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], "\n---\n".join(said)
@@ -60,9 +58,8 @@ def test_a_stage_trains_the_adapters_that_one_process_does(runs: Path, stage: in
     assert (checkpoint(mine, LAST) / "adapter/adapter_config.json").is_file()
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_resumes_exactly(runs: Path, stage: int) -> None:
-    straight, resumed = runs / f"stage{stage}", runs / f"resumed{stage}"
+def test_the_most_divided_stage_resumes_exactly(runs: Path) -> None:
+    straight, resumed = runs / "stage3", runs / "resumed3"
     assert toy.losses(resumed)[LAST] == toy.losses(straight)[LAST]
     for kind in ("model", "optimizer"):
         assert_close(state(straight, kind), state(resumed, kind), 0.0)
