@@ -21,7 +21,7 @@ def command(
         int, typer.Option("--processes", "--gpus", min=1, help="All processes of the run, one a GPU.")
     ] = 1,
     device: Annotated[
-        str | None, typer.Option(help="What each trains on: h100, a100-80gb, ... or cpu. Default: what is here.)
+        str | None, typer.Option(help="What each trains on: h100, a100-80gb, ... or cpu. Default: what is here.")
     ] = None,
     vocab_size: Annotated[
         int | None, typer.Option(min=16, help="Pieces of the vocabulary, where the stores are not there yet.")
