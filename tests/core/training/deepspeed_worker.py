@@ -87,7 +87,8 @@ def main() -> None:
     for job in json.loads(Path(sys.argv[1]).read_text()):
         run(job, connection)
         connection.accelerator.deepspeed_engine_wrapped = None  # it wonders at more than one engine
-    assert dict(os.environ) == before, "variables were left behind"
+    left = os.environ.items() ^ before.items()
+    assert not left, f"variables were left behind: {left}"
     connection.close(failed=False)
 
 
