@@ -8,12 +8,12 @@ from typing import Any
 from lion_pytorch.foreach import Lion
 
 
-class LionByGroups(Lion):  # type: ignore[misc] # it has no types
+class LionByGroups(Lion):
     """Passes over groups in which nothing has a gradient: its torch functions want at least one tensor."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of every weight that has a gradient."""
-        groups = self.param_groups
+        groups: list[dict[str, Any]] = self.param_groups
         self.param_groups = [group for group in groups if any(each.grad is not None for each in group["params"])]
         try:
             return super().step(closure)
