@@ -28,7 +28,7 @@ from terakoya.estimation.trial_rows import trial_rows
 from terakoya.parameters import Parallel, Parameters
 from terakoya.training import setup
 from terakoya.training.batches import to_device
-from terakoya.training.distributed import Connection
+from terakoya.training.distributed import Connection, DDPEngine
 from terakoya.training.engine import saved_values
 from terakoya.training.loss import weighted
 from terakoya.training.world import Place, Topology
@@ -164,6 +164,7 @@ def _simulate(
         module.train()
         tracker.belongs([*module.parameters(), *module.buffers()], WEIGHTS)
         engine = setup.build_engine(alone, module, connection, 1, rows)
+        assert isinstance(engine, DDPEngine), "what processes share is reckoned with afterwards"
         trained = [each for each in module.parameters() if each.requires_grad]
         tracker.enter(STEP, others=OPTIMIZER)
         for each in trained:

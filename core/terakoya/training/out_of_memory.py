@@ -129,7 +129,7 @@ def _measured(
         f"By the estimate a step takes {peak / 1e9:.2f} GB of tensors at its peak, in the {moment}, most of it "
         f"{part}: {most / 1e9:.2f} GB ({100 * most / peak:.0f} %)."
     ]
-    helpful = []
+    helpful: list[tuple[int, Remedy]] = []
     for each in candidates:
         if sum(remedy.same_run for _, remedy in helpful) >= REMEDIES and not each.same_run:
             continue
