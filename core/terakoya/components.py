@@ -6,7 +6,7 @@ builds holds state. torch and transformers are imported inside methods, so that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -383,16 +383,61 @@ class Tracker(Component):
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class Job:
+    """A training run that is to be started by a launcher.
+
+    Attributes:
+        name: what it is called where it runs: letters, digits and hyphens.
+        arguments: those of `terakoya`: `train`, the parameter file, `--out`, the run's folder. Paths are absolute.
+        folder: where the command starts, so that relative paths in the parameters mean what they mean here.
+        run: the run's folder, which all nodes see.
+        batch_size: the parameters' table of rows: one entry for each node.
+        timeout_seconds: after which a process gives up others that are silent.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    folder: Path
+    run: Path
+    batch_size: Mapping[str, int]
+    timeout_seconds: int = 600
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What would start a job, to be read before anything is started.
+
+    Attributes:
+        files: name -> content, to be written into the plan's folder.
+        commands: lines for a shell, in their order, which start the job from anywhere.
+        notes: what else one should know, a sentence each.
+    """
+
+    files: Mapping[str, str]
+    commands: Sequence[str]
+    notes: Sequence[str] = ()
+
+
 class Launcher(Component):
-    """A way to start a run elsewhere."""
+    """A way to start a run: settings of the place, from which a job's files and commands follow."""
 
-    def plan(self, job: Mapping[str, Any]) -> Mapping[str, str]:
-        """The exact files (name -> content) and commands that would start `job`."""
+    def plan(self, job: Job, folder: Path) -> LaunchPlan:
+        """What would start `job`, were the plan's files in `folder`, an absolute path. Starts and writes nothing.
+
+        Raises:
+            UserError: the job does not fit the settings.
+        """
         raise NotImplementedError
 
-    def submit(self, job: Mapping[str, Any]) -> Iterator[str]:
-        """Starts `job`, yielding what it did."""
-        raise NotImplementedError
+    def submit(self, job: Job, plan: LaunchPlan, folder: Path) -> int:
+        """Starts what was planned, its files lying in `folder`; returns the exit code, 0 if all is well.
+
+        As it stands, runs the plan's commands, one after another until one fails, in this terminal.
+        """
+        from terakoya.launch import run_commands
+
+        return run_commands(plan.commands)
 
 
 KINDS: Mapping[str, type[Component]] = {

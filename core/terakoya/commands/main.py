@@ -18,6 +18,7 @@ from terakoya.commands import (
     evaluate,
     export,
     import_checkpoint,
+    launch,
     parameters,
     plugins,
     prepare,
@@ -37,8 +38,8 @@ DEBUG_VARIABLE = "TERAKOYA_DEBUG"
 
 
 VERBS = (
-    "demo", "run", "tokenizer", "prepare", "store", "estimate", "train", "status", "report", "evaluate", "export",
-    "import", "try", "upload", "plugins", "parameters", "doctor",
+    "demo", "run", "tokenizer", "prepare", "store", "estimate", "train", "launch", "status", "report", "evaluate",
+    "export", "import", "try", "upload", "plugins", "parameters", "doctor",
 )  # fmt: skip
 """In the order of use."""
 
@@ -69,6 +70,7 @@ app.command("prepare")(prepare.command)
 app.add_typer(store.app, name="store")
 app.command("estimate")(estimate.command)
 app.command("train")(train.command)
+app.command("launch", context_settings=FLAGS)(launch.command)
 app.command("status")(status.command)
 app.command("report")(report.command)
 app.command("evaluate")(evaluate.command)

@@ -102,7 +102,7 @@ NEEDED = {
     "exporters": ("export",),
     "importers": ("read",),
     "trackers": ("open",),
-    "launchers": ("plan", "submit"),
+    "launchers": ("plan",),
 }
 """The methods of each kind that have no default."""
 

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import shlex
-import subprocess
-from collections.abc import Iterator, Mapping
-from typing import Any
+from pathlib import Path
 
 from terakoya import hookimpl
-from terakoya.components import Launcher
+from terakoya.components import Job, Launcher, LaunchPlan
 from terakoya.errors import UserError
+from terakoya.launch_scripts import head, words
 
 
 class Example(Launcher):
-    """Fields are settings of every job."""
+    """Fields are settings of the place where jobs run."""
 
     threads: int = 1
     """OMP_NUM_THREADS of the command."""
 
-    def plan(self, job: Mapping[str, Any]) -> Mapping[str, str]:
-        """The exact files that would start `job`, name -> content; `job["command"]` is a list of words. Starts
-        nothing, so that a user can read it first."""
-        if not job.get("command"):
-            raise UserError('launcher example: the job has no "command"; give it the words of one')
-        return {"run.sh": f"#!/bin/sh\nexport OMP_NUM_THREADS={self.threads}\nexec {shlex.join(job['command'])}\n"}
-
-    def submit(self, job: Mapping[str, Any]) -> Iterator[str]:
-        """Starts `job` and says what it did, line by line."""
-        done = subprocess.run(["sh", "-c", self.plan(job)["run.sh"]], check=False)
-        yield f"run.sh ended with {done.returncode}"
+    def plan(self, job: Job, folder: Path) -> LaunchPlan:
+        """The exact files that would start `job`, to lie in `folder`, and the commands that start it. Starts nothing,
+        so that a user can read it first; `submit` runs the commands, unless it is written too."""
+        if len(job.batch_size) > 1:
+            raise UserError(f"launcher example: batch_size is for {len(job.batch_size)} nodes; here is one")
+        command = words("python", "-m", "terakoya", *job.arguments)
+        script = f"#!/bin/bash\n{head(job, ())}export OMP_NUM_THREADS={self.threads}\nexec {command}\n"
+        return LaunchPlan({"run.sh": script}, [words("bash", str(folder / "run.sh"))])
 
 
 @hookimpl

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from terakoya import contract, plugins
+from terakoya.components import Job
 
 PLUGIN = Path(__file__).with_name(Path(__file__).name.removeprefix("test_"))
 
@@ -13,8 +14,12 @@ def test_it_keeps_what_a_launcher_promises() -> None:
 
 def test_it_plans_first_and_starts_when_told(tmp_path: Path) -> None:
     launcher = plugins.load([str(PLUGIN)]).component("launchers", "example")(threads=2)
-    job = {"command": ["touch", str(tmp_path / "a file")]}
-    assert "OMP_NUM_THREADS=2" in launcher.plan(job)["run.sh"]
-    assert not (tmp_path / "a file").exists()
-    assert list(launcher.submit(job)) == ["run.sh ended with 0"]
-    assert (tmp_path / "a file").exists()
+    # `plugins new` stands for `train`, which would take longer: it writes a file into the job's folder
+    job = Job("try", ("plugins", "new", "made", "--kind", "tracker"), tmp_path, tmp_path / "run", {"-1": 1})
+    plan = launcher.plan(job, tmp_path)
+    assert "OMP_NUM_THREADS=2" in plan.files["run.sh"]
+    assert list(tmp_path.iterdir()) == []
+    for name, text in plan.files.items():
+        (tmp_path / name).write_text(text)
+    assert launcher.submit(job, plan, tmp_path) == 0
+    assert (tmp_path / "made.py").exists()

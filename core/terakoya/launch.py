@@ -1,0 +1,125 @@
+"""`terakoya launch`: from parameters to the files and commands that start their run, and, if wanted, to the run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pydantic import ValidationError
+
+from terakoya.components import Job, Launcher, LaunchPlan
+from terakoya.errors import UserError
+from terakoya.parameter_files import explain
+from terakoya.parameters import Parameters
+from terakoya.plugins import registry
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and the folder its files were written to."""
+
+    launcher: Launcher
+    job: Job
+    plan: LaunchPlan
+    folder: Path
+
+    def submit(self) -> int:
+        """Starts it; returns the exit code."""
+        return self.launcher.submit(self.job, self.plan, self.folder)
+
+
+def launch(
+    launcher: str,
+    parameters: Path,
+    out: Path,
+    *,
+    folder: Path | None = None,
+    name: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    before: Sequence[str] = (),
+) -> Planned:
+    """Plans how `launcher` starts the run of `parameters` into `out`, and writes the plan's files.
+
+    Args:
+        folder: where the files go; `OUT.launch` where not given.
+        name: the job's; the run's folder's name where not given.
+        settings: the launcher's.
+        overrides: `KEY.PATH=VALUE`, over the parameters.
+        before: options of `terakoya` itself, such as `--plugin FILE`.
+
+    Raises:
+        UserError: no such launcher, settings it does not take, parameters that are wrong: all that can be known before
+            a job waits for hours.
+    """
+    made = make_launcher(launcher, settings or {})
+    job = make_job(parameters, out, name=name, overrides=overrides, before=before)
+    folder = (folder if folder is not None else out.with_name(f"{out.name}.launch")).absolute()
+    plan = made.plan(job, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, text in plan.files.items():
+        (folder / file).write_text(text, encoding="utf-8")
+    return Planned(made, job, plan, folder)
+
+
+def make_launcher(name: str, settings: Mapping[str, Any]) -> Launcher:
+    """The launcher `name` with `settings`. UserError for one that is not there, or settings it does not take."""
+    kind: type[Launcher] = registry().component("launchers", name)
+    try:
+        return kind.model_validate_json(json.dumps(dict(settings), default=str))
+    except ValidationError as error:
+        raise UserError("\n".join(f"launch {name}: {line}" for line in explain(error, kind))) from None
+
+
+def make_job(
+    parameters: Path, out: Path, *, name: str | None = None, overrides: Sequence[str] = (), before: Sequence[str] = ()
+) -> Job:
+    """The job that trains `parameters` into `out`.
+
+    Raises:
+        UserError: parameters that are wrong, or a name that is none.
+    """
+    loaded = Parameters.load(parameters, overrides)
+    run = out.absolute()
+    if name is None:
+        name = re.sub(r"[^A-Za-z0-9]+", "-", run.name).strip("-")[:63] or "terakoya"
+    elif not re.fullmatch(r"[A-Za-z0-9](-*[A-Za-z0-9]){0,62}", name):
+        raise UserError(f'--name: expected up to 63 letters, digits and hyphens between them, got "{name}"')
+    sets = [word for override in overrides for word in ("--set", override)]
+    words = (*before, "train", str(parameters.absolute()), "--out", str(run), *sets)
+    return Job(name, words, Path.cwd(), run, dict(loaded.batch_size), loaded.parallel.timeout_seconds)
+
+
+def run_commands(commands: Sequence[str]) -> int:
+    """Runs lines for a shell one after another, in this terminal, until one fails; returns its exit code, else 0.
+
+    Ctrl-C and SIGTERM are left to what runs: it saves and ends, and says how.
+    """
+    for command in commands:
+        process = subprocess.Popen(["bash", "-c", command])
+        handlers = {
+            signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),  # the terminal sends it there too
+            signal.SIGTERM: signal.signal(signal.SIGTERM, partial(_pass_on, process)),
+        }
+        try:
+            code = process.wait()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        if code:
+            return code if code > 0 else 128 - code
+    return 0
+
+
+def _pass_on(process: subprocess.Popen[bytes], number: int, frame: FrameType | None) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)

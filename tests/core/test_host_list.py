@@ -1,0 +1,40 @@
+"""Lists of hosts, as DeepSpeed, Megatron-LM, MPI and people write them."""
+
+from pathlib import Path
+
+import pytest
+
+from terakoya.errors import UserError
+from terakoya.host_list import Host, read_hosts
+
+
+def test_files_of_deepspeed_mpi_and_names(tmp_path: Path) -> None:
+    file = tmp_path / "hostfile"
+    file.write_text("# the cluster\nworker-1 slots=4\n\nme@worker-2:2  # new\n10.0.0.3\n")
+    assert read_hosts(str(file)) == [Host("worker-1", 4), Host("me@worker-2", 2), Host("10.0.0.3")]
+
+
+def test_names_with_commas() -> None:
+    assert read_hosts("a01:4, a02 slots=2,a03") == [Host("a01", 4), Host("a02", 2), Host("a03")]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("a01:4,a01:2", "a01 is there already"),
+        ("a01:0", "a01 has no slots"),
+        ("a01 gpus=4", 'expected a name, "name slots=4" or "name:4", got "a01 gpus=4"'),
+        ("no/such/file", "no such file"),
+        (",", "at least one host"),
+    ],
+)
+def test_what_is_wrong_is_said(given: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        read_hosts(given)
+
+
+def test_a_bad_line_of_a_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "hostfile"
+    file.write_text("a01 slots=4\na02 slots=four\n")
+    with pytest.raises(UserError, match="hostfile, line 2"):
+        read_hosts(str(file))

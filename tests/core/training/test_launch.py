@@ -1,0 +1,190 @@
+"""`terakoya launch`: what is printed is what runs, and what runs trains as any other start does."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import toy
+
+from terakoya.errors import UserError
+from terakoya.launch import Planned, launch
+
+CRASH = """\
+import os, pathlib
+from terakoya import hookimpl
+
+@hookimpl
+def step_finished(run, report):
+    mark = pathlib.Path({mark!r})
+    if run.step == 8 and run.rank == run.world_size - 1 and not mark.exists():
+        mark.touch()
+        os._exit(9)
+"""
+
+
+def planned(launcher: str, store: Path, out: Path, settings: dict[str, object], **changes: object) -> Planned:
+    file = out.parent / f"{out.name}.json"
+    file.write_text(json.dumps(toy.parameters(store, **changes)))
+    return launch(launcher, file, out, settings=settings)
+
+
+def command_line(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, "-m", "terakoya", *map(str, arguments)], capture_output=True, text=True, env=environment
+    )
+
+
+def test_a_plan_is_printed_written_and_starts_nothing(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(toy.parameters(store)))
+    done = command_line("launch", "local", file, "--out", tmp_path / "run", "--processes", "2", "--set", "max_steps=3")
+    assert done.returncode == 0, done.stderr
+    script = (tmp_path / "run.launch/run.sh").read_text()
+    assert script in done.stdout
+    assert f"train {file} --out {tmp_path}/run --set max_steps=3 --processes 2" in script
+    assert f"bash {tmp_path}/run.launch/run.sh" in done.stdout
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_local_run_that_crashed_goes_on_by_itself(store: Path, tmp_path: Path) -> None:
+    crash = tmp_path / "crash.py"
+    crash.write_text(CRASH.format(mark=str(tmp_path / "crashed")))
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(toy.parameters(store)))
+    done = command_line(
+        "--plugin", crash, "launch", "local", file, "--out", tmp_path / "run", "--max-restarts", "1", "--submit"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ended with 9; start 1 of 1 anew" in done.stderr
+    assert list(toy.records(tmp_path / "run", "resume")) == [5]
+    toy.train(toy.parameters(store), tmp_path / "undisturbed")
+    assert toy.losses(tmp_path / "run") == toy.losses(tmp_path / "undisturbed")
+
+
+def test_a_local_run_with_an_error_is_not_started_again(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(toy.parameters(tmp_path / "no-store")))
+    done = command_line("launch", "local", file, "--out", tmp_path / "run", "--max-restarts", "3", "--submit")
+    assert done.returncode == 2
+    assert done.stderr.count("no-store") == 1
+
+
+def test_sigterm_reaches_a_local_run_which_saves(store: Path, tmp_path: Path) -> None:
+    plan = planned("local", store, tmp_path / "run", {"max_restarts": 3}, max_steps=100_000)
+    script = subprocess.Popen(["bash", plan.folder / "run.sh"], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "run/metrics.jsonl").exists() or not toy.records(tmp_path / "run"):
+        assert script.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    script.send_signal(signal.SIGTERM)
+    assert script.wait(timeout=60) == 75
+    assert toy.records(tmp_path / "run", "stopped")
+
+
+# ------------------------------------------------------------------------------------------------------------ hosts
+
+
+def stand_in_for_ssh(folder: Path) -> str:
+    """A command that runs, on this machine, what ssh would on the host it is given; the host's name becomes visible."""
+    script = folder / "ssh.sh"
+    script.write_text('host=$1; shift; AS_HOST=$host exec bash -c "$*"\n')
+    return f"bash {script}"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_hosts_of_different_sizes_train_as_any_other_start(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = {"0": 10, "1": 6}
+    settings = {"hosts": "localhost:2,127.0.0.1:1", "ssh": stand_in_for_ssh(tmp_path), "port": free_port()}
+    plan = planned("hosts", store, tmp_path / "run", settings, batch_size=table)
+    assert "3 processes, 16 rows a step" in plan.plan.notes[0]
+    assert plan.submit() == 0
+    assert "[localhost] step 12/12" in capsys.readouterr().out
+    toy.train(toy.parameters(store, batch_size=table), tmp_path / "plain", nodes=(2, 1))
+    assert toy.losses(tmp_path / "run") == toy.losses(tmp_path / "plain")
+
+
+def test_a_lost_process_starts_all_hosts_anew(store: Path, tmp_path: Path) -> None:
+    crash = tmp_path / "crash.py"
+    crash.write_text(CRASH.format(mark=str(tmp_path / "crashed")))
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(toy.parameters(store, batch_size={"0": 10, "1": 6})))
+    settings = {
+        "hosts": "localhost,127.0.0.1", "ssh": stand_in_for_ssh(tmp_path), "port": free_port(), "max_restarts": 1,
+    }  # fmt: skip
+    plan = launch("hosts", file, tmp_path / "run", settings=settings, before=["--plugin", str(crash)])
+    assert plan.submit() == 0
+    assert (tmp_path / "crashed").exists()
+    assert list(toy.records(tmp_path / "run", "resume")) == [5]
+    assert max(toy.records(tmp_path / "run")) == 12
+
+
+def test_a_table_for_other_hosts_is_refused_with_one_that_fits(store: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r'keeps the global batch of 16: \{"0": 6, "1": 5, "2": 5\}'):
+        planned("hosts", store, tmp_path / "run", {"hosts": "a,b,c"})
+    with pytest.raises(UserError, match="b would share 2 rows among 4 processes"):
+        planned("hosts", store, tmp_path / "run", {"hosts": "a,b:4"}, batch_size={"0": 14, "1": 2})
+
+
+# ------------------------------------------------------------------------------------------------------------ slurm
+
+
+def test_a_batch_script_says_what_was_asked_for(store: Path, tmp_path: Path) -> None:
+    settings = {
+        "time": "3-00:00:00", "processes": 4, "gpus": 4, "account": "lab", "partition": "gpu", "qos": "long",
+        "sbatch": ["--constraint=a100"], "setup": ["module load cuda"], "inside": "apptainer exec --nv image.sif",
+    }  # fmt: skip
+    plan = planned("slurm", store, tmp_path / "run", settings, batch_size={"0": 10, "1": 6})
+    script = plan.plan.files["job.sbatch"]
+    directives = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
+    assert {
+        "--job-name=run", "--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4", "--time=3-00:00:00", "--account=lab",
+        "--partition=gpu", "--qos=long", "--signal=B:USR1@300", "--requeue", "--open-mode=append", "--constraint=a100",
+    } <= set(directives)  # fmt: skip
+    assert "module load cuda\n" in script
+    assert "srun --wait=600 apptainer exec --nv image.sif python -m terakoya train " in script
+    assert plan.plan.commands == [f"sbatch {plan.folder}/job.sbatch"]
+
+
+@pytest.mark.parametrize(
+    ("code", "restarted", "queued"), [(0, 0, False), (75, 0, True), (2, 0, False), (1, 0, True), (1, 3, False)]
+)
+def test_which_ends_queue_a_job_again(code: int, restarted: int, queued: bool, store: Path, tmp_path: Path) -> None:
+    script = planned("slurm", store, tmp_path / "run", {"time": "60"}).plan.files["job.sbatch"]
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, text in {
+        "srun": f"exit {code}",
+        "scontrol": f'if [ "$1" = show ]; then echo n1; else echo "$*" >> {tmp_path}/asked; fi',
+    }.items():
+        (programs / name).write_text(f"#!/bin/bash\n{text}\n")
+        (programs / name).chmod(0o755)
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}
+    environment["SLURM_RESTART_COUNT"] = str(restarted)
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    asked = (tmp_path / "asked").read_text() if (tmp_path / "asked").exists() else ""
+    assert asked == ("requeue 7\n" if queued else "")
+
+
+def test_settings_that_are_none(store: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"launch slurm: time: .*expected a time as sbatch has it"):
+        planned("slurm", store, tmp_path / "run", {"time": "a day"})
+    with pytest.raises(UserError, match="acount"):
+        planned("slurm", store, tmp_path / "run", {"time": "60", "acount": "lab"})
+    with pytest.raises(UserError, match="batch_size is for 2 nodes"):
+        planned("local", store, tmp_path / "run", {}, batch_size={"0": 8, "1": 8})
