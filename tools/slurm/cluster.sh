@@ -1,0 +1,84 @@
+#!/bin/bash
+# A Slurm cluster of two nodes, n1 and n2, on this one machine, for as long as a command runs: to try what is submitted.
+#
+#   tools/slurm/cluster.sh FOLDER COMMAND...
+#
+# Needs root and Debian's slurm-wlm and munge (apt-get install slurm-wlm munge). Its files lie in FOLDER, which is made; names of
+# the nodes are known to what runs inside alone. Partitions: low, whose jobs are queued again when one of high wants in.
+set -euo pipefail
+test $# -ge 2 || { sed -n '4p' "$0"; exit 2; }
+for program in slurmctld slurmd sbatch munged unshare; do
+  command -v $program > /dev/null || { echo "$program is not installed: apt-get install slurm-wlm munge" >&2; exit 3; }
+done
+test "$(id -u)" = 0 || { echo "needs root" >&2; exit 3; }
+if [ -z "${TERAKOYA_SLURM_INSIDE:-}" ]; then  # mounts made below are seen by nobody else
+  export TERAKOYA_SLURM_INSIDE=1
+  exec unshare --mount bash "$0" "$@"
+fi
+mkdir -p "$1"/{state,log,munge}
+folder=$(realpath "$1")
+shift
+host=$(hostname -s)
+{ cat /etc/hosts; echo "127.0.0.1 n1 n2 $host"; } > "$folder/hosts"
+mount --bind "$folder/hosts" /etc/hosts
+free() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
+cores=$(nproc)
+cat > "$folder/slurm.conf" << END
+ClusterName=terakoya
+SlurmctldHost=$host(127.0.0.1)
+SlurmctldPort=$(free)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket=$folder/munge/socket
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+KillWait=30
+ReturnToService=2
+SchedulerParameters=batch_sched_delay=0,sched_interval=5,bf_interval=5,requeue_setup_env_fail
+StateSaveLocation=$folder/state
+SlurmdSpoolDir=$folder/spool-%n
+SlurmctldPidFile=$folder/slurmctld.pid
+SlurmdPidFile=$folder/slurmd-%n.pid
+SlurmctldLogFile=$folder/log/slurmctld
+SlurmdLogFile=$folder/log/slurmd-%n
+SlurmdParameters=config_overrides
+NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=$(free) CPUs=$cores RealMemory=4000
+NodeName=n2 NodeHostname=$host NodeAddr=127.0.0.1 Port=$(free) CPUs=$cores RealMemory=4000
+PartitionName=low Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PartitionName=high Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
+END
+export SLURM_CONF="$folder/slurm.conf"
+
+# munge proves who asks: with a key and a socket of its own, as the user munge
+dd if=/dev/urandom of="$folder/munge/key" bs=128 count=1 status=none
+chown -R munge: "$folder/munge"
+chmod 0755 "$folder/munge"
+chmod 0400 "$folder/munge/key"
+stop() {
+  set +e
+  for name in slurmd-n1 slurmd-n2 slurmctld munge/pid; do
+    file="$folder/${name%.pid}"
+    test -e "$file.pid" && file="$file.pid"
+    test -e "$file" && kill "$(cat "$file")" 2> /dev/null
+  done
+}
+trap stop EXIT
+setpriv --reuid munge --regid munge --clear-groups munged --key-file="$folder/munge/key" --socket="$folder/munge/socket" \
+  --pid-file="$folder/munge/pid" --log-file="$folder/munge/log" --seed-file="$folder/munge/seed" --force
+slurmctld -c
+slurmd -N n1
+slurmd -N n2
+for _ in $(seq 60); do
+  test "$(sinfo --noheader --format=%T --partition=low 2> /dev/null)" = idle && break
+  sleep 0.5
+done
+sinfo
+"$@"
