@@ -144,7 +144,7 @@ def _refuse_unsupported(raw: Mapping[str, Any], where: str, family: str, *, star
 
 
 def _precision(entry: FieldEntry, raw: Mapping[str, Any], where: str, fp16_type: int | None) -> str:
-    """`fp32`, `bf16` or, of fp16-type 1 to 3 alike, `fp16`. The option wins over the entry; UserError for both at once."""
+    """`fp32`, `bf16` or, of fp16-type 1 to 3, `fp16`. The option wins over the entry; UserError for both at once."""
     chosen = entry.fp16_type if fp16_type is None else fp16_type
     key = "fp16-type" if fp16_type is None else "--fp16_type"
     if chosen and entry.bf16:

@@ -223,8 +223,8 @@ def data(options: Options, notes: list[str]) -> dict[str, Any]:
     found["skip_steps"] = skipped or None
     if len(found.get("train", ())) > 1 and all("weight" not in store for store in found["train"]):
         notes.append(
-            "data.train: without weights Megatron draws from each of its files by size; here each counts the same: give "
-            "each its tokens as weight (`terakoya store count`)"
+            "data.train: without weights Megatron draws from each of its files by size; here each counts the same: "
+            "give each its tokens as weight (`terakoya store count`)"
         )
     if "train" in found:
         notes.append(
