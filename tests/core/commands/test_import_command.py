@@ -124,12 +124,12 @@ def test_a_script_becomes_parameters(tmp_path: Path, capsys: pytest.CaptureFixtu
         "L=$(cat layers)\n"
         "python pretrain_gpt.py --num-layers $L --hidden-size 64 --num-attention-heads 4 --seq-length 64 \\\n"
         "  --max-position-embeddings 64 --global-batch-size 8 --lr 1e-3 --train-iters 9 --data-path s \\\n"
-        "  --fp8-format e4m3\n"
+        "  --expert-model-parallel-size 2\n"
     )
     out = tmp_path / "run.json"
     code, _, told = call(capsys, "parameters", "import", "megatron", script, "--out", out)
     assert code == 0 and "num_hidden_layers" not in out.read_text()
-    assert "$(cat layers)" in told and "--fp8-format" in told and "2 have no place" in told
+    assert "$(cat layers)" in told and "--expert-model-parallel-size" in told and "2 have no place" in told
     again = ["parameters", "import", "megatron", script, "--define", "L=3"]
     code, said, told = call(capsys, *again)
     assert code == 0 and json.loads(said)["architecture"]["num_hidden_layers"] == 3
