@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,10 +11,8 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from terakoya.errors import UserError
+from terakoya.hub_cache import find_snapshot, is_hub_name
 from terakoya.parameter_files import shown
-
-HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-"""NAME or ORGANISATION/NAME."""
 
 Folder = Annotated[Path, Field(strict=False)]
 
@@ -64,7 +61,8 @@ KEYS = frozenset(StartFrom.model_fields)
 
 
 def model_folder(folder: Path, key: str) -> Path:
-    """`folder`, found to hold a model.
+    """`folder`, found to hold a model; or, where it is a name on the Hugging Face Hub whose files lie in the Hub's
+    cache on this machine, their folder.
 
     Raises:
         UserError: beginning with `key`: it is none, and what to do.
@@ -73,7 +71,10 @@ def model_folder(folder: Path, key: str) -> Path:
         return folder
     text = str(folder)
     if not folder.exists():
-        if HUB_NAME.fullmatch(text) and text not in (".", ".."):
+        cached = find_snapshot(text)
+        if cached is not None:
+            return model_folder(cached, key)
+        if is_hub_name(text):
             raise UserError(
                 f"{key}: {text} is no folder here; if it is a name on the Hugging Face Hub: a run never downloads. "
                 f"Fetch it first, with the same name the parameters stay as they are: "

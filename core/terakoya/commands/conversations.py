@@ -44,18 +44,15 @@ def tokenizer_folder(folder: Path) -> Path:
     Raises:
         UserError: it is neither here nor there, though it may be a name on the Hub.
     """
-    from terakoya.start_settings import HUB_NAME
+    from terakoya.hub_cache import find_snapshot, is_hub_name
 
     name = str(folder)
-    if folder.exists() or not HUB_NAME.fullmatch(name) or name in (".", ".."):
+    if folder.exists() or not is_hub_name(name):
         return folder
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError):
+    found = find_snapshot(name)
+    if found is None:
         raise UserError(
             f"{name}: expected a tokenizer's folder, found none; make one with `terakoya tokenizer train`. If it is a "
             f"name on the Hugging Face Hub: nothing is downloaded here; fetch it first: hf download {name}"
-        ) from None
+        )
+    return found

@@ -1,0 +1,28 @@
+"""Names on the Hugging Face Hub whose files lie on this machine already: nothing is ever downloaded."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+"""NAME or ORGANISATION/NAME."""
+
+
+def is_hub_name(text: str) -> bool:
+    """Whether `text` could be a name on the Hub."""
+    return bool(HUB_NAME.fullmatch(text)) and text not in (".", "..")
+
+
+def find_snapshot(name: str) -> Path | None:
+    """The folder of the files of `name` in the Hub's cache (`HF_HOME`), as `hf download NAME` leaves them; None: there
+    are none."""
+    if not is_hub_name(name):
+        return None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
