@@ -6,9 +6,10 @@ process that is lost makes all of them start anew from the last checkpoint.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from string import Template
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
@@ -32,6 +33,8 @@ SAVING_SECONDS = 900
 
 class Hosts(Launcher):
     """Settings of a start on hosts."""
+
+    trial: ClassVar[Mapping[str, Any]] = {"hosts": "a01:4,a02:4"}
 
     hosts: str
     """A file of hosts as DeepSpeed, Megatron-LM and MPI have it (`a01 slots=4`, `a01:4`), or names: `a01:4,a02:4`. The

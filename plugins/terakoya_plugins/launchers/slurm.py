@@ -6,8 +6,10 @@ srun starts every process itself; ranks come from SLURM_PROCID, SLURM_LOCALID an
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from string import Template
+from typing import Any, ClassVar
 
 from pydantic import NonNegativeInt, PositiveInt, field_validator
 
@@ -53,6 +55,8 @@ TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+(:\d\d(:\d\d)?)?")
 
 class Slurm(Launcher):
     """Settings of a job."""
+
+    trial: ClassVar[Mapping[str, Any]] = {"time": "24:00:00"}
 
     time: str
     """The most it may take at a stretch, as sbatch has it: 24:00:00, 3-00. After it the job queues itself again."""
