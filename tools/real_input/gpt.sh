@@ -4,7 +4,7 @@
 #   tools/real_input/gpt.sh DATA OUT
 #
 # DATA holds ja-medium.jsonl.gz and .val.jsonl.gz, and in sft/ dolly-15k-ja-4k and instruction_ja (.train and .val). What is
-# finished stays, so the script can be stopped and started again. README.md beside it has what it printed.
+# finished stays, so the script can be stopped and started again. README.md beside it has what its commands printed.
 set -eu
 test $# -eq 2 || { sed -n '4p' "$0"; exit 2; }
 data=$(realpath "$1")

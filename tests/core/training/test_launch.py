@@ -124,7 +124,7 @@ def test_hosts_of_different_sizes_train_as_any_other_start(
     assert curve(tmp_path / "run") == pytest.approx(curve(tmp_path / "plain"), rel=1e-5)
 
 
-@pytest.mark.nightly  # torchrun's rendezvous on one address hung once in four times
+@pytest.mark.nightly  # failed once, for a reason not known yet: torchrun's rendezvous has two agents on one machine
 def test_a_lost_process_starts_all_hosts_anew(store: Path, tmp_path: Path) -> None:
     crash = tmp_path / "crash.py"
     crash.write_text(CRASH.format(mark=str(tmp_path / "crashed")))
