@@ -29,6 +29,7 @@ from terakoya.data_settings import Data, Settings
 from terakoya.errors import UserError, nearest
 from terakoya.lora_settings import LoraSettings
 from terakoya.loss_scaling_settings import LossScaling
+from terakoya.parallel_settings import Parallel
 from terakoya.parameter_files import explain, leaves, read_json, refuse_secrets, shown, with_overrides
 from terakoya.plugins import Registry
 from terakoya.progress import Length
@@ -56,27 +57,11 @@ RESUME_MAY_CHANGE = frozenset(
         "batch_size",
         "data.skip_steps",
         "activation_checkpointing",
+        "parallel",
     }
 )
 """What may change when a run goes on: length, logging, saving, evaluation, steps to pass over, what is kept in memory,
-and how a global batch of the same size is split among nodes. A key stands for all below it."""
-
-
-class Parallel(Settings):
-    """How processes work together. `zero_stage` is DeepSpeed's: what is split among processes. `timeout_seconds` is how
-    long a process waits for the others before it gives them up."""
-
-    engine: Literal["ddp", "deepspeed"] = "ddp"
-    zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
-    timeout_seconds: PositiveInt = 600
-
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
-        if self.engine == "deepspeed" and self.zero_stage is None:
-            raise ValueError('engine "deepspeed" needs zero_stage: 0, 1, 2 or 3')
-        if self.engine != "deepspeed" and self.zero_stage is not None:
-            raise ValueError(f'zero_stage {self.zero_stage} needs engine "deepspeed", got "{self.engine}"')
-        return self
+who computes what, and how a global batch of the same size is split among nodes. A key stands for all below it."""
 
 
 class Checkpoint(Settings):

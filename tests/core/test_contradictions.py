@@ -86,6 +86,13 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
          "max_steps": None, "epochs": 1},
         "epochs: with data.stages",
     ),
+    (
+        {"parallel": {"tp_size": 2, "sp_size": 4}},
+        'tp_size and sp_size do not go together; keep one, for example "sp_size": 8',
+    ),
+    ({"parallel": {**DEEPSPEED, "pp_size": 2}}, 'pp_size 2 goes with engine "ddp", got "deepspeed"'),
+    ({"parallel": {"cp_size": 2}}, 'use "sp_size": 2'),
+    ({"parallel": {"pp_stages_per_process": 2}}, "pp_stages_per_process 2 needs pp_size of at least 2, got 1"),
 ]  # fmt: skip
 
 

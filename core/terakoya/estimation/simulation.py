@@ -26,7 +26,7 @@ from terakoya.data.vocab import Vocabulary
 from terakoya.estimation.live_bytes import BATCH, GRADIENTS, OPTIMIZER, WEIGHTS, LiveBytes
 from terakoya.estimation.trial_rows import trial_rows
 from terakoya.parameters import Parallel, Parameters
-from terakoya.training import setup
+from terakoya.training import engines, setup
 from terakoya.training.batches import to_device
 from terakoya.training.distributed import Connection, DDPEngine
 from terakoya.training.engine import saved_values
@@ -163,7 +163,7 @@ def _simulate(
         attention.use(module, "eager" if parameters.attention == "eager" else "sdpa")
         module.train()
         tracker.belongs([*module.parameters(), *module.buffers()], WEIGHTS)
-        engine = setup.build_engine(alone, module, connection, 1, rows)
+        engine = engines.build(alone, module, vocabulary, connection, 1, rows)
         assert isinstance(engine, DDPEngine), "what processes share is reckoned with afterwards"
         trained = [each for each in module.parameters() if each.requires_grad]
         tracker.enter(STEP, others=OPTIMIZER)

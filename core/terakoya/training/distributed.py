@@ -35,7 +35,13 @@ BUFFERS_OPTION = next(
 
 @dataclass
 class Connection:
-    """This process's link to the others. Host-side numbers travel over gloo, so the device never waits for them."""
+    """This process's link to the others. Host-side numbers travel over gloo, so the device never waits for them.
+
+    Attributes:
+        control: all processes, over gloo; None where there is one.
+        within: the processes of this one's replica, over the device's backend; None where it is the only one.
+        across: the processes that have this one's place in their replicas; None where there is one replica.
+    """
 
     rank: int
     world_size: int
@@ -43,6 +49,18 @@ class Connection:
     topology: Topology
     control: dist.ProcessGroup | None
     accelerator: Any = field(repr=False)
+    within: dist.ProcessGroup | None = None
+    across: dist.ProcessGroup | None = None
+
+    @property
+    def replica(self) -> int:
+        """The replica of the model that this process belongs to."""
+        return self.topology.replica(self.rank)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the first of its replica."""
+        return self.topology.leads(self.rank)
 
     @property
     def is_main(self) -> bool:
@@ -109,11 +127,18 @@ class Connection:
             dist.destroy_process_group()
 
 
-def connect(launched: Launched, *, deepspeed: bool = False, timeout_seconds: int = 600) -> Connection:
+def connect(
+    launched: Launched, *, deepspeed: bool = False, replica_size: int = 1, timeout_seconds: int = 600
+) -> Connection:
     """Joins the processes the launcher started and checks that they are the ones it promised.
 
+    Args:
+        deepspeed: whether DeepSpeed is to use them.
+        replica_size: how many of them work on the same rows.
+        timeout_seconds: how long each waits for the others.
+
     Raises:
-        UserError: the world that came up is not the one asked for.
+        UserError: the world that came up is not the one asked for, or not a multiple of `replica_size`.
     """
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs
@@ -149,31 +174,54 @@ def connect(launched: Launched, *, deepspeed: bool = False, timeout_seconds: int
         )
     me = Place(launched.rank, launched.node_rank, launched.local_rank, socket.gethostname())
     if launched.world_size == 1 and not dist.is_initialized():
-        return Connection(0, 1, accelerator.device, Topology((me,)), None, accelerator)
-    control = (
-        dist.group.WORLD if not cuda else dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
-    )
+        return Connection(0, 1, accelerator.device, Topology((me,), replica_size), None, accelerator)
+    timeout = timedelta(seconds=timeout_seconds)
+    control = dist.group.WORLD if not cuda else dist.new_group(backend="gloo", timeout=timeout)
     reported: list[Any] = [None] * launched.world_size
     dist.all_gather_object(reported, me, group=control)
+    topology = Topology(tuple(reported), replica_size)
+    rank = dist.get_rank()
+    within, across = _groups(topology, rank, timeout)
     return Connection(
-        dist.get_rank(), launched.world_size, accelerator.device, Topology(tuple(reported)), control, accelerator
+        rank, launched.world_size, accelerator.device, topology, control, accelerator, within=within, across=across
     )
 
 
-def sum_gradients(bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """DDP's reduction as a plain sum: losses are already shares of a global mean.
+def _groups(
+    topology: Topology, rank: int, timeout: timedelta
+) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
+    """`Connection.within` and `across` of `rank`; every rank makes every group, in the same order."""
+    size, world = topology.replica_size, len(topology.places)
+    if size == 1:
+        return None, dist.group.WORLD if world > 1 else None
+    within = across = None
+    for replica in range(topology.replicas):
+        group = dist.new_group(list(topology.members(replica)), timeout=timeout)
+        within = group if rank in topology.members(replica) else within
+    for place in range(size if topology.replicas > 1 else 0):
+        ranks = range(place, world, size)
+        group = dist.new_group(list(ranks), timeout=timeout)
+        across = group if rank in ranks else across
+    return within, across
+
+
+def sum_gradients(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """DDP's reduction as a plain sum over `group`: losses are already shares of a global mean.
 
     DDP's own divides by the number of ranks, by a product before its buckets and the gradients share memory and by a
     quotient after: for three ranks these round differently, and a resumed run would leave the straight one's path.
     """
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
     assert work is not None
     future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
     return future
 
 
 class DDPEngine:
-    """torch DistributedDataParallel, or the bare module where there is one process."""
+    """torch DistributedDataParallel, or the bare module where there is one process.
+
+    What replicas of several processes need differs in `reducing` (who adds gradients up) and `clip`.
+    """
 
     full_module = True
 
@@ -192,19 +240,30 @@ class DDPEngine:
         self.optimizer = optimizer
         self.connection = connection
         self.max_grad_norm = max_grad_norm
+        self.dropout_rank = connection.rank
         self.trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
         autocast_forward(self.module, connection.device, precision)
         self.wrapped: nn.Module = self.module
-        if connection.world_size > 1:
+        group = self.reducing()
+        if group is not None:
             buffers_stay: dict[str, Any] = {BUFFERS_OPTION: False}
             self.wrapped = DistributedDataParallel(
                 self.module,
                 device_ids=[connection.device.index] if connection.device.type == "cuda" else None,
+                process_group=group,
                 gradient_as_bucket_view=True,
                 **buffers_stay,
             )
-            self.wrapped.register_comm_hook(None, lambda _, bucket: sum_gradients(bucket))
+            self.wrapped.register_comm_hook(group, sum_gradients)
         self.fused = bool(optimizer.defaults.get("fused"))  # all of it; an optimizer made of several may be in part
+
+    def reducing(self) -> dist.ProcessGroup | None:
+        """The processes whose gradients are added up; None where this one has nobody to add to."""
+        return self.connection.across
+
+    def clip(self) -> Tensor:
+        """Scales gradients down to `max_grad_norm`; returns their norm before, a float32 scalar on the device."""
+        return nn.utils.clip_grad_norm_(self.trainable, self.max_grad_norm or float("inf"), foreach=True)
 
     def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
         """See `Engine`."""
@@ -224,8 +283,7 @@ class DDPEngine:
         """See `Engine`."""
         if self.scaler is not None:
             self.scaler.unscale(self.trainable)
-        bound = self.max_grad_norm or float("inf")
-        norm = nn.utils.clip_grad_norm_(self.trainable, bound, foreach=True)
+        norm = self.clip()
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         if self.connection.device.type == "cpu" or not self.fused:

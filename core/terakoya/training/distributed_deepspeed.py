@@ -120,6 +120,7 @@ class DeepSpeedEngine:
         """Wraps `module`, whose weights are drawn and the same on every process, and cuts it up as the stage says."""
         assert not zero_stage or optimizer.elementwise, "refused with the parameters"
         self.connection = connection
+        self.dropout_rank = connection.rank
         self.zero_stage = zero_stage
         self.full_module = zero_stage < 3
         self.max_grad_norm = max_grad_norm

@@ -42,6 +42,7 @@ def dry_run(
     connection = connect(
         launched,
         deepspeed=parameters.parallel.engine == "deepspeed",
+        replica_size=parameters.parallel.replica_size,
         timeout_seconds=parameters.parallel.timeout_seconds,
     )
     try:

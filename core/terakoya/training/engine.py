@@ -1,4 +1,4 @@
-"""What an engine is: the part of training that differs between DDP and DeepSpeed, and what both need for it."""
+"""What an engine is: the part of training that differs between DDP, DeepSpeed and others, and what both need for it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,20 @@ Weigh = Callable[[Mapping[str, Tensor]], Tensor]
 
 
 class Engine(Protocol):
-    """What runs forward and backward, reduces gradients and updates weights. All keep fp32 master weights."""
+    """What runs forward and backward, reduces gradients and updates weights. All keep fp32 master weights.
+
+    Several processes may work on the same rows, as a replica of the model; the sums that their `micro_step` and
+    `evaluate` return then add up to those of the rows, over all of them: each its part, or one of them all.
+    """
 
     module: nn.Module
     """The root module itself, unwrapped."""
 
     full_module: bool
     """Whether `module` holds every weight whole in this process."""
+
+    dropout_rank: int
+    """Whose dropout this process draws: those with the same number draw the same."""
 
     scaler: LossScaler | None
     """What scales losses in fp16; None in every other precision."""

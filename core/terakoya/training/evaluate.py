@@ -36,8 +36,8 @@ def evaluate(
     terms: Mapping[str, Term] = objective.terms()
     meter = Meter(terms, connection.device, objective.derived)
     names = sorted({term.count for term in terms.values()})
-    start, stop = split(rows, connection.world_size, connection.rank)
-    longest = split(rows, connection.world_size, 0)
+    start, stop = split(rows, connection.topology.replicas, connection.replica)
+    longest = split(rows, connection.topology.replicas, 0)
     micro_steps = -(-(longest[1] - longest[0]) // share.micro_batch_size)
     counts = [0] * len(names)
     engine.module.eval()
@@ -50,6 +50,8 @@ def evaluate(
             sums = engine.evaluate(to_device(batch, connection.device, flash=flash))
             if not empty:
                 meter.add_sums(sums)
+                if not connection.leads:
+                    continue
                 counts = [before + more for before, more in zip(counts, total_counts([batch], names), strict=True)]
             elif not meter.seen:
                 meter.seen.update(sums)

@@ -20,18 +20,16 @@ from terakoya.data.keys import hash_u64
 from terakoya.data.loader import Loader
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
-from terakoya.loss_scaling_settings import LossScaling
 from terakoya.parameters import Parameters, resolve_length
 from terakoya.plugins import Registry, registry
 from terakoya.progress import Length
-from terakoya.training import distributed_fp8, lora, out_of_memory, run_folder
+from terakoya.training import distributed_fp8, engines, lora, out_of_memory, run_folder
 from terakoya.training.activation_checkpointing import recompute
 from terakoya.training.batches import BatchMaker, to_device
 from terakoya.training.distributed import Connection, DDPEngine, connect
 from terakoya.training.engine import Engine
 from terakoya.training.frozen import described, freeze
 from terakoya.training.loss import weighted
-from terakoya.training.loss_scaling import LossScaler
 from terakoya.training.record import Record
 from terakoya.training.restoring import without_base
 from terakoya.training.resuming import newest_checkpoint, resume
@@ -69,6 +67,7 @@ def train_here(
     connection = connect(
         launched,
         deepspeed=parameters.parallel.engine == "deepspeed",
+        replica_size=parameters.parallel.replica_size,
         timeout_seconds=parameters.parallel.timeout_seconds,
     )
     failed = True
@@ -171,7 +170,7 @@ def build(
     trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     sizes = described(parameters, module)
     throughput = measure(objective, architecture, module, loader.sources, loader.weights, connection)
-    engine = build_engine(parameters, module, connection, share.micro_steps, share.micro_batch_size)
+    engine = engines.build(parameters, module, stores.vocabulary, connection, share.micro_steps, share.micro_batch_size)
     run = Run(out, parameters, architecture, objective, stores.vocabulary, engine.module, length, connection)
     parameters.schedule.check(run.progress())
     batches = BatchMaker(loader, objective, stores.vocabulary, share, end=length.rows)
@@ -223,34 +222,6 @@ def build_trained(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
     freeze(parameters, module, vocabulary)
     recompute(parameters, module, vocabulary)
     return module
-
-
-def build_engine(
-    parameters: Parameters, module: nn.Module, connection: Connection, micro_steps: int, micro_batch_size: int
-) -> Engine:
-    """The engine of `parameters` over `module`, with its optimizer. UserError where the two do not go together."""
-    fused = connection.device.type in ("cpu", "cuda")
-    scaler = None
-    if parameters.precision == "fp16":
-        scaler = LossScaler(parameters.loss_scaling or LossScaling(), connection.device)
-    if parameters.parallel.engine == "deepspeed":
-        from terakoya.training.distributed_deepspeed import DeepSpeedEngine
-
-        assert parameters.parallel.zero_stage is not None
-        return DeepSpeedEngine(
-            connection, module, parameters.optimizer,
-            zero_stage=parameters.parallel.zero_stage, precision=parameters.precision,
-            max_grad_norm=parameters.max_grad_norm, micro_steps=micro_steps, micro_batch_size=micro_batch_size,
-            scaler=scaler,
-        )  # fmt: skip
-    module.to(connection.device)
-    if parameters.precision == "fp8":
-        distributed_fp8.convert(module)
-    optimizer = parameters.optimizer.build(module, fused=fused)
-    return DDPEngine(
-        connection, module, optimizer,
-        precision=parameters.precision, max_grad_norm=parameters.max_grad_norm, scaler=scaler,
-    )  # fmt: skip
 
 
 def _warm_up(engine: Engine, batches: BatchMaker, connection: Connection, *, flash: bool) -> None:

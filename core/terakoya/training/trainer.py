@@ -135,7 +135,8 @@ class Trainer:
         Raises:
             UserError: on all ranks, if an event failed on any.
         """
-        local = total_counts(batches.real, self.count_names)
+        counted = batches.real if self.connection.leads else []  # others of a replica have the same rows
+        local = total_counts(counted, self.count_names)
         flags = [int(wish is not None), int(self.event_error is not None)]
         summed = self.connection.sum_counts(local + flags)
         if summed[-1]:
@@ -174,8 +175,8 @@ class Trainer:
         self.mark, self.rows_at_mark = time.perf_counter(), run.consumed_rows
 
     def _dropout_seed(self, micro: int) -> int:
-        """A seed of its own for each step, micro-step and rank: no generator's state needs saving."""
-        seed = hash_u64(self.parameters.seed, DROPOUT, self.run.step, micro, self.run.rank)
+        """A seed of its own for each step, micro-step and process, or replica: no generator's state needs saving."""
+        seed = hash_u64(self.parameters.seed, DROPOUT, self.run.step, micro, self.engine.dropout_rank)
         return int(seed) & 0x7FFF_FFFF_FFFF_FFFF
 
     # --------------------------------------------------------------------------------------------- what is told

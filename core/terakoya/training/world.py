@@ -67,9 +67,35 @@ class Place:
 
 @dataclass(frozen=True)
 class Topology:
-    """Where each rank runs and how many processes each node has."""
+    """Where each rank runs, how many processes each node has, and how many neighbouring ranks work on the same rows: a
+    replica of the model. UserError where the processes are no multiple of it."""
 
     places: tuple[Place, ...]
+    replica_size: int = 1
+
+    def __post_init__(self) -> None:
+        if len(self.places) % self.replica_size:
+            raise UserError(
+                f"parallel: {self.replica_size} processes work on the same rows, but there are {self.describe()}; "
+                f"start a multiple of {self.replica_size}"
+            )
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas there are."""
+        return len(self.places) // self.replica_size
+
+    def replica(self, rank: int) -> int:
+        """The replica that `rank` belongs to; its members are neighbouring ranks."""
+        return rank // self.replica_size
+
+    def members(self, replica: int) -> range:
+        """The ranks of a replica."""
+        return range(replica * self.replica_size, (replica + 1) * self.replica_size)
+
+    def leads(self, rank: int) -> bool:
+        """Whether `rank` is the first of its replica: the one that counts the replica's rows."""
+        return rank % self.replica_size == 0
 
     def processes(self) -> dict[int, int]:
         """Node rank -> number of processes on it."""
@@ -145,15 +171,41 @@ def split(rows: int, parts: int, part: int) -> tuple[int, int]:
 
 
 def shares(batch_size: Mapping[str, int], micro_batch_size: int | None, topology: Topology) -> Sequence[Share]:
-    """Every rank's share of the global batch, by rank: nodes by the table, a node's processes nearly equally."""
+    """Every rank's share of the global batch, by rank: nodes by the table, a node's replicas nearly equally. Ranks of
+    one replica have the same rows; one that takes several whole nodes has the rows of all of them.
+
+    Raises:
+        UserError: the table does not fit the world, or replicas do not fit the nodes.
+    """
     rows = node_rows(batch_size, topology)
-    processes = topology.processes()
+    nodes = _replica_nodes(topology)
+    on: Counter[tuple[int, ...]] = Counter(nodes)
     spans = []
-    for place in topology.places:
-        first = sum(rows[: place.node_rank])
-        start, stop = split(rows[place.node_rank], processes[place.node_rank], topology.index_on_node(place.rank))
+    for replica, mine in enumerate(nodes):
+        first, total = sum(rows[: mine[0]]), sum(rows[node] for node in mine)
+        start, stop = split(total, on[mine], nodes[:replica].count(mine))
         spans.append((first + start, first + stop))
     largest = max(stop - start for start, stop in spans)
     micro = min(micro_batch_size or largest, largest)
     steps = -(-largest // micro)
-    return [Share(start, stop, micro, steps, sum(rows)) for start, stop in spans]
+    return [Share(*spans[topology.replica(rank)], micro, steps, sum(rows)) for rank in range(len(topology.places))]
+
+
+def _replica_nodes(topology: Topology) -> list[tuple[int, ...]]:
+    """The nodes of each replica: one that holds whole replicas, or several that hold one whole replica.
+
+    Raises:
+        UserError: a replica would share a node with a part of another.
+    """
+    size, processes = topology.replica_size, topology.processes()
+    found = []
+    for replica in range(topology.replicas):
+        nodes = tuple(sorted({topology.places[rank].node_rank for rank in topology.members(replica)}))
+        there = sum(processes[node] for node in nodes)
+        if there % size or (len(nodes) > 1 and there != size):
+            raise UserError(
+                f"parallel: replicas of {size} processes do not fit {topology.describe()}: start a multiple of {size} "
+                "on each node, or make a replica of several whole nodes"
+            )
+        found.append(nodes)
+    return found

@@ -71,3 +71,33 @@ def test_every_launcher_is_read() -> None:
         Launched.read({"RANK": "0"})
     with pytest.raises(UserError, match='got "two"'):
         Launched.read({**torchrun, "RANK": "two"})
+
+
+def replicas(size: int, *processes: int) -> Topology:
+    return Topology(topology(*processes).places, size)
+
+
+def test_ranks_of_a_replica_take_the_same_rows() -> None:
+    taken = shares({"0": 7, "1": 5}, 2, replicas(2, 4, 2))
+    assert [(share.start, share.stop) for share in taken] == [(0, 4), (0, 4), (4, 7), (4, 7), (7, 12), (7, 12)]
+    assert {(share.micro_batch_size, share.micro_steps, share.global_rows) for share in taken} == {(2, 3, 12)}
+    assert [replicas(2, 4, 2).leads(rank) for rank in range(6)] == [True, False] * 3
+
+
+def test_a_replica_of_several_nodes_takes_the_rows_of_all() -> None:
+    taken = shares({"0": 3, "1": 4, "2": 5, "3": 1}, None, replicas(2, 1, 1, 1, 1))
+    assert [(share.start, share.stop) for share in taken] == [(0, 7), (0, 7), (7, 13), (7, 13)]
+
+
+@pytest.mark.parametrize(
+    ("size", "processes", "said"),
+    [
+        (2, (3,), "2 processes work on the same rows, but there are 3 processes on h0; start a multiple of 2"),
+        (2, (3, 1), "replicas of 2 processes do not fit 4 processes on 2 nodes"),
+        (3, (4, 2), "start a multiple of 3 on each node"),
+    ],
+)
+def test_replicas_that_do_not_fit_the_nodes_are_refused(size: int, processes: tuple[int, ...], said: str) -> None:
+    table = {str(node): 8 for node in range(len(processes))} if len(processes) > 1 else {"-1": 8}
+    with pytest.raises(UserError, match=said):
+        shares(table, None, replicas(size, *processes))

@@ -1,0 +1,75 @@
+"""How processes work together: the key `parallel` of the parameter JSON, named as Accelerate's `ParallelismConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from terakoya.data_settings import Settings
+
+SIZES = ("tp_size", "pp_size", "sp_size", "cp_size")
+"""The keys that let several processes work on the same rows."""
+
+
+class Parallel(Settings):
+    """How processes work together. They form replicas of the model; each takes rows of its own.
+
+    Attributes:
+        engine: what keeps replicas alike: torch's DistributedDataParallel, DeepSpeed's ZeRO, or torch's `fully_shard`
+            (FSDP2).
+        zero_stage: DeepSpeed's; what is split among processes.
+        tp_size: processes that share each matrix product of a replica (tensor parallelism).
+        pp_size: processes that share the blocks of a replica, one after another (pipeline parallelism).
+        pp_stages_per_process: how many runs of neighbouring blocks a process has; above 1 the pipeline is interleaved.
+        sp_size: processes that share the positions of a replica's rows; they exchange heads for positions in attention
+            (Ulysses).
+        cp_size: processes that pass keys and values around a ring (context parallelism).
+        timeout_seconds: how long a process waits for the others before it gives them up.
+    """
+
+    engine: Literal["ddp", "deepspeed", "fsdp"] = "ddp"
+    zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
+    tp_size: PositiveInt = 1
+    pp_size: PositiveInt = 1
+    pp_stages_per_process: PositiveInt = 1
+    sp_size: PositiveInt = 1
+    cp_size: PositiveInt = 1
+    timeout_seconds: PositiveInt = 600
+
+    @property
+    def replica_size(self) -> int:
+        """Processes that work on the same rows."""
+        return self.tp_size * self.pp_size * self.sp_size * self.cp_size
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        for problem in self._contradictions():
+            raise ValueError(problem)
+        return self
+
+    def _contradictions(self) -> Iterator[str]:
+        if self.engine == "deepspeed" and self.zero_stage is None:
+            yield 'engine "deepspeed" needs zero_stage: 0, 1, 2 or 3'
+        if self.engine != "deepspeed" and self.zero_stage is not None:
+            yield f'zero_stage {self.zero_stage} needs engine "deepspeed", got "{self.engine}"'
+        if self.cp_size > 1:
+            yield (
+                f"cp_size {self.cp_size}: torch's ring attention takes no documents that are kept apart; "
+                f'use "sp_size": {self.cp_size}'
+            )
+        shared = [name for name in SIZES if getattr(self, name) > 1]
+        if len(shared) > 1:
+            kept = max(shared, key=lambda name: int(getattr(self, name)))
+            yield (
+                f"{' and '.join(shared)} do not go together; keep one, for example "
+                f'"{kept}": {self.replica_size}, and set the others to 1'
+            )
+        if shared and self.engine != "ddp":
+            yield (
+                f'{shared[0]} {getattr(self, shared[0])} goes with engine "ddp", got "{self.engine}"; use '
+                f'"engine": "ddp", or set {shared[0]} to 1'
+            )
+        if self.pp_stages_per_process > 1 and self.pp_size == 1:
+            yield f"pp_stages_per_process {self.pp_stages_per_process} needs pp_size of at least 2, got 1"
