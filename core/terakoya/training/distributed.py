@@ -254,7 +254,7 @@ class DDPEngine:
                 gradient_as_bucket_view=True,
                 **buffers_stay,
             )
-            self.wrapped.register_comm_hook(group, sum_gradients)
+            self.wrapped.register_comm_hook(None, lambda _, bucket: sum_gradients(group, bucket))
         self.fused = bool(optimizer.defaults.get("fused"))  # all of it; an optimizer made of several may be in part
 
     def reducing(self) -> dist.ProcessGroup | None:

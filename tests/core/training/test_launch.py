@@ -34,10 +34,18 @@ def planned(launcher: str, store: Path, out: Path, settings: dict[str, object], 
     return launch(launcher, file, out, settings=settings)
 
 
-def curve(out: Path) -> list[float]:
-    """The losses of the run's 12 steps; other numbers of threads than those of the tests may round otherwise."""
-    losses = toy.losses(out)
-    return [losses[step][0] for step in range(1, 13)]
+def train_plainly(settings: dict[str, object], out: Path, *, nodes: tuple[int, ...]) -> None:
+    """Trains with `nodes[i]` processes on pretended node i, each of one thread, as those of a launcher here have."""
+    file = out.parent / f"{out.name}.json"
+    file.write_text(json.dumps(settings))
+    places = [(node, local) for node, count in enumerate(nodes) for local in range(count)]
+    world = {"WORLD_SIZE": str(len(places)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-m", "terakoya", "train", str(file), "--out", str(out)]
+    started = []
+    for rank, (node, local) in enumerate(places):
+        mine = {"RANK": str(rank), "LOCAL_RANK": str(local), "GROUP_RANK": str(node)}
+        started.append(subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", **world, **mine}))
+    assert [process.wait(timeout=120) for process in started] == [0] * len(places)
 
 
 def command_line(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -70,8 +78,8 @@ def test_a_local_run_that_crashed_goes_on_by_itself(store: Path, tmp_path: Path)
     assert done.returncode == 0, done.stderr
     assert "ended with 9; start 1 of 1 anew" in done.stderr
     assert list(toy.records(tmp_path / "run", "resume")) == [5]
-    toy.train(toy.parameters(store), tmp_path / "undisturbed")
-    assert curve(tmp_path / "run") == pytest.approx(curve(tmp_path / "undisturbed"), rel=1e-5)
+    train_plainly(toy.parameters(store), tmp_path / "undisturbed", nodes=(1,))
+    assert toy.losses(tmp_path / "run") == toy.losses(tmp_path / "undisturbed")
 
 
 def test_a_local_run_with_an_error_is_not_started_again(store: Path, tmp_path: Path) -> None:
@@ -112,16 +120,17 @@ def free_port() -> int:
 
 
 def test_hosts_of_different_sizes_train_as_any_other_start(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     table = {"0": 10, "1": 6}
     settings = {"hosts": "localhost:2,127.0.0.1:1", "ssh": stand_in_for_ssh(tmp_path), "port": free_port()}
     plan = planned("hosts", store, tmp_path / "run", settings, batch_size=table)
     assert "3 processes, 16 rows a step" in plan.plan.notes[0]
     assert plan.submit() == 0
     assert "[localhost] step 12/12" in capsys.readouterr().out
-    toy.train(toy.parameters(store, batch_size=table), tmp_path / "plain", nodes=(2, 1))
-    assert curve(tmp_path / "run") == pytest.approx(curve(tmp_path / "plain"), rel=1e-5)
+    train_plainly(toy.parameters(store, batch_size=table), tmp_path / "plain", nodes=(2, 1))
+    assert toy.losses(tmp_path / "run") == toy.losses(tmp_path / "plain")
 
 
 @pytest.mark.nightly  # failed once, for a reason not known yet: torchrun's rendezvous has two agents on one machine
