@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic import BaseModel, Field, create_model
 
+from terakoya import batch_table
 from terakoya.parameters import COMPONENTS, Parameters
 from terakoya.plugins import Registry
 
@@ -23,7 +24,9 @@ def json_schema(registry: Registry) -> dict[str, Any]:
     schema = model.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["properties"]["batch_size"] |= {
-        "patternProperties": {"^(-1|0|[1-9][0-9]*)$": {"type": "integer", "minimum": 1}},
+        "patternProperties": {
+            f"^({batch_table.ONLY_NODE}|0|[1-9][0-9]*|{batch_table.NAME.pattern})$": {"type": "integer", "minimum": 1}
+        },
         "additionalProperties": False,
         "minProperties": 1,
     }

@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from terakoya import contradictions, lora_settings, plugins
+from terakoya import batch_table, contradictions, lora_settings, plugins
 from terakoya.components import Architecture, Component, Objective, Optimizer, Schedule, Tracker
 from terakoya.data_settings import Data, Settings
 from terakoya.errors import UserError, nearest
@@ -55,6 +55,7 @@ RESUME_MAY_CHANGE = frozenset(
         "evaluation",
         "data.validation",
         "batch_size",
+        "on_lost_node",
         "data.skip_steps",
         "activation_checkpointing",
         "parallel",
@@ -90,7 +91,9 @@ class Parameters(Settings):
     """Everything that describes a run.
 
     Attributes:
-        batch_size: rows of one optimizer step on each node, by node rank; "-1" is the only node.
+        batch_size: rows of one optimizer step on each node, by node rank or by its host's name; "-1" is the only node.
+        on_lost_node: what becomes of a run that comes up, or starts anew, with fewer nodes than `batch_size` is for:
+            it stops, or those who are left share the same global batch.
         micro_batch_size: rows that one process takes at once; null is its whole share.
         max_steps, max_tokens, epochs: the run's length; exactly one is given. It ends with the step that reaches
             `max_tokens`, or whose rows complete the `epochs`: of one store, 1 takes each row once.
@@ -113,6 +116,7 @@ class Parameters(Settings):
     optimizer: SerializeAsAny[Optimizer]
     schedule: SerializeAsAny[Schedule]
     batch_size: dict[str, int]
+    on_lost_node: Literal["stop", "redistribute"] = "stop"
     micro_batch_size: PositiveInt | None = None
     max_steps: PositiveInt | None = None
     max_tokens: PositiveInt | None = None
@@ -142,7 +146,7 @@ class Parameters(Settings):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        _check_batch_size(self.batch_size)
+        batch_table.check(self.batch_size)
         lora_settings.check(
             self.lora, start_from=self.start_from, frozen_layers=self.frozen_layers, precision=self.precision
         )
@@ -206,19 +210,6 @@ class Parameters(Settings):
             for tracker, dumped in zip(self.trackers, result["trackers"], strict=True)
         ]
         return result
-
-
-def _check_batch_size(table: Mapping[str, int]) -> None:
-    """ValueError with a corrected table unless it is for one node, or has a positive entry for each of 0 ... n - 1."""
-    nodes = {str(node) for node in range(len(table))}
-    if table and (set(table) in ({"-1"}, nodes)) and all(rows > 0 for rows in table.values()):
-        return
-    rows = [max(1, value) for value in table.values()] or [256]
-    mended = {"-1": rows[0]} if len(rows) == 1 else dict(zip(map(str, range(len(rows))), rows, strict=True))
-    raise ValueError(
-        'batch_size: expected {"-1": ROWS} for one node, or one entry of at least 1 row for each node rank '
-        f'"0", "1", ...; got {shown(dict(table))}; for example {json.dumps(mended)}'
-    )
 
 
 def _component(value: Any, kind: str, path: str, registry: Registry) -> Component | list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -23,7 +22,7 @@ from terakoya.errors import UserError
 from terakoya.training import cpu_memory
 from terakoya.training.engine import Weigh, autocast_forward, saved_values
 from terakoya.training.loss_scaling import LossScaler
-from terakoya.training.world import Launched, Place, Topology
+from terakoya.training.world import Launched, Place, Topology, host_name
 
 BUFFERS_OPTION = next(
     name
@@ -172,7 +171,7 @@ def connect(
             f"the launcher asked for {launched.world_size} processes, but {came_up} are connected "
             f"(accelerate sees {accelerator.num_processes}); start with torchrun or with `terakoya train --processes N`"
         )
-    me = Place(launched.rank, launched.node_rank, launched.local_rank, socket.gethostname())
+    me = Place(launched.rank, launched.node_rank, launched.local_rank, host_name())
     if launched.world_size == 1 and not dist.is_initialized():
         return Connection(0, 1, accelerator.device, Topology((me,), replica_size), None, accelerator)
     timeout = timedelta(seconds=timeout_seconds)

@@ -80,7 +80,7 @@ def explained(text: str, parameters: Parameters, vocabulary: Vocabulary, connect
     more = "" if asked is None else f": {asked / 1e9:.2f} GB more were asked for"
     device = "a GPU" if connection.device.type == "cuda" else "this machine"
     said = [f"rank {connection.rank}: {device} is out of memory{more}."]
-    share = shares(parameters.batch_size, parameters.micro_batch_size, connection.topology)[connection.rank]
+    share = _share(parameters, connection)
     candidates = list(remedies(parameters, share, connection.world_size))
     try:
         said += _measured(candidates, parameters, vocabulary, connection)
@@ -149,12 +149,19 @@ def _measured(
     return [*said, "What helps, most effective first:", *(f"  {each.described(saved)}" for saved, each in best)]
 
 
+def _share(parameters: Parameters, connection: Connection) -> Share:
+    """What this rank takes of each batch."""
+    redistribute = parameters.on_lost_node == "redistribute"
+    by_rank = shares(parameters.batch_size, parameters.micro_batch_size, connection.topology, redistribute=redistribute)
+    return by_rank[connection.rank]
+
+
 def _peak(parameters: Parameters, vocabulary: Vocabulary, connection: Connection) -> tuple[int, dict[str, int], str]:
     """The bytes of tensors that each rank holds at the peak, by part too, and when that is."""
     from terakoya.estimation.estimate import measure
     from terakoya.estimation.simulation import sizes
 
-    share = shares(parameters.batch_size, parameters.micro_batch_size, connection.topology)[connection.rank]
+    share = _share(parameters, connection)
     held = sizes(parameters, vocabulary, context=float(parameters.data.sequence_length))
     memory, _, _ = measure(
         parameters, vocabulary, share, held, processes=connection.world_size, gpu=connection.device.type == "cuda"

@@ -38,7 +38,7 @@ from terakoya.training.start import Started, start_together
 from terakoya.training.stores import Stores
 from terakoya.training.throughput import measure
 from terakoya.training.trainer import Trainer, TrainResult
-from terakoya.training.world import Launched, shares
+from terakoya.training.world import Launched, lost_nodes, shares
 
 COUNTED_ROWS = 256
 """Rows whose tokens are counted to know what a row holds on average."""
@@ -132,7 +132,12 @@ def build(
     objective: Objective = parameters.objective
     if parameters.precision == "fp8":
         distributed_fp8.check(connection.device)
-    share = shares(parameters.batch_size, parameters.micro_batch_size, connection.topology)[connection.rank]
+    redistribute = parameters.on_lost_node == "redistribute"
+    share = shares(parameters.batch_size, parameters.micro_batch_size, connection.topology, redistribute=redistribute)[
+        connection.rank
+    ]
+    if redistribute and (lost := lost_nodes(parameters.batch_size, connection.topology)):
+        record.warn(lost)
     tokens = sum(store.facts.tokens for store in stores.train)
     layout = objective.row_layout()
     loader = stores.loader(parameters, layout, global_rows=share.global_rows)

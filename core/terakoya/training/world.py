@@ -7,12 +7,18 @@ is the commonest way to train the wrong thing.
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from terakoya import batch_table
 from terakoya.errors import UserError
+
+HOST_VARIABLE = "TERAKOYA_HOST"
+"""What a launcher calls this host, where that is not the host's own name."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,11 @@ class Launched:
         if int(environment.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in environment:
             return cls(number("SLURM_PROCID"), number("SLURM_NTASKS"), number("SLURM_LOCALID"), node, "srun")
         return cls(0, 1, 0, node, None)
+
+
+def host_name(environment: Mapping[str, str] = os.environ) -> str:
+    """This host's name as its launcher has it, else its own."""
+    return environment.get(HOST_VARIABLE) or environment.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 @dataclass(frozen=True)
@@ -139,28 +150,32 @@ class Share:
         return [(first, min(first + self.micro_batch_size, self.stop)) for first in cuts]
 
 
-def node_rows(batch_size: Mapping[str, int], topology: Topology) -> list[int]:
-    """Rows of each node, by node rank, checked against the world that came up.
+def node_rows(batch_size: Mapping[str, int], topology: Topology, *, redistribute: bool = False) -> list[int]:
+    """Rows of each node, in the order of node ranks, checked against the world that came up.
 
     Raises:
         UserError: the table does not fit the world; the message holds a table that would.
     """
-    nodes = topology.processes()
-    if list(nodes) != list(range(len(nodes))):
-        raise UserError(
-            f"node ranks should be 0 to {len(nodes) - 1}, got {list(nodes)}; give each node its --node-rank"
-        )
-    total = sum(batch_size.values())
-    entries = 1 if "-1" in batch_size else len(batch_size)
-    if entries != len(nodes):
-        share, rest = divmod(total, len(nodes))
-        fitting = {str(node): share + (node < rest) for node in nodes} if len(nodes) > 1 else {"-1": total}
-        shown = ", ".join(f'"{node}": {rows}' for node, rows in fitting.items())
-        raise UserError(
-            f"batch_size: the table is for {entries} node{'s' if entries > 1 else ''}, "
-            f"but there are {topology.describe()}; a table that keeps the global batch of {total}: {{{shown}}}"
-        )
-    return [total] if entries == 1 else [batch_size[str(node)] for node in nodes]
+    hosts = {place.node_rank: place.host for place in topology.places}
+    return list(
+        batch_table.rows_of_nodes(batch_size, hosts, there=topology.describe(), redistribute=redistribute).values()
+    )
+
+
+def lost_nodes(batch_size: Mapping[str, int], topology: Topology) -> str | None:
+    """What is said of a world with fewer nodes than the table: the table it works by. None where it has them all."""
+    rows = node_rows(batch_size, topology, redistribute=True)
+    if len(rows) == len(batch_size):
+        return None
+    hosts = {place.node_rank: place.host for place in topology.places}
+    by_name = batch_table.by_name(batch_size)
+    table = {
+        host if by_name else str(node): rows for (node, host), rows in zip(sorted(hosts.items()), rows, strict=True)
+    }
+    return (
+        f"{len(rows)} of {len(batch_size)} nodes are there, {topology.describe()}; they share the global batch of "
+        f"{sum(rows)}: {json.dumps(table)}"
+    )
 
 
 def split(rows: int, parts: int, part: int) -> tuple[int, int]:
@@ -170,14 +185,17 @@ def split(rows: int, parts: int, part: int) -> tuple[int, int]:
     return start, start + size + (part < rest)
 
 
-def shares(batch_size: Mapping[str, int], micro_batch_size: int | None, topology: Topology) -> Sequence[Share]:
+def shares(
+    batch_size: Mapping[str, int], micro_batch_size: int | None, topology: Topology, *, redistribute: bool = False
+) -> Sequence[Share]:
     """Every rank's share of the global batch, by rank: nodes by the table, a node's replicas nearly equally. Ranks of
-    one replica have the same rows; one that takes several whole nodes has the rows of all of them.
+    one replica have the same rows; one that takes several whole nodes has the rows of all of them. With `redistribute`
+    fewer nodes than the table has entries share the same global batch.
 
     Raises:
         UserError: the table does not fit the world, or replicas do not fit the nodes.
     """
-    rows = node_rows(batch_size, topology)
+    rows = node_rows(batch_size, topology, redistribute=redistribute)
     nodes = _replica_nodes(topology)
     on: Counter[tuple[int, ...]] = Counter(nodes)
     spans = []
@@ -192,12 +210,14 @@ def shares(batch_size: Mapping[str, int], micro_batch_size: int | None, topology
 
 
 def _replica_nodes(topology: Topology) -> list[tuple[int, ...]]:
-    """The nodes of each replica: one that holds whole replicas, or several that hold one whole replica.
+    """The nodes of each replica, by their places in the order of node ranks: one that holds whole replicas, or several
+    that hold one whole replica.
 
     Raises:
         UserError: a replica would share a node with a part of another.
     """
     size, processes = topology.replica_size, topology.processes()
+    order = {node: index for index, node in enumerate(processes)}
     found = []
     for replica in range(topology.replicas):
         nodes = tuple(sorted({topology.places[rank].node_rank for rank in topology.members(replica)}))
@@ -207,5 +227,5 @@ def _replica_nodes(topology: Topology) -> list[tuple[int, ...]]:
                 f"parallel: replicas of {size} processes do not fit {topology.describe()}: start a multiple of {size} "
                 "on each node, or make a replica of several whole nodes"
             )
-        found.append(nodes)
+        found.append(tuple(order[node] for node in nodes))
     return found
