@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from terakoya import batch_table
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 from terakoya.estimation import devices
@@ -151,13 +152,14 @@ def share_of(parameters: Parameters, processes: int) -> Share:
     Raises:
         UserError: the batch table has more nodes than there are processes, or their numbers do not go together.
     """
-    nodes = 1 if "-1" in parameters.batch_size else len(parameters.batch_size)
+    hosts = batch_table.hosts(parameters.batch_size)
+    nodes = len(hosts)
     if processes % nodes:
         raise UserError(
             f"--processes: batch_size has {nodes} nodes, of which each needs as many processes; got {processes} in all"
         )
     each = processes // nodes
-    places = tuple(Place(rank, rank // each, rank % each, f"node {rank // each}") for rank in range(processes))
+    places = tuple(Place(rank, rank // each, rank % each, hosts[rank // each]) for rank in range(processes))
     return shares(parameters.batch_size, parameters.micro_batch_size, Topology(places))[0]
 
 
