@@ -49,8 +49,9 @@ def _of_numbers(parameters: Parameters) -> Iterator[str]:
         )
     if parameters.attention == "flash" and precision == "fp32":
         yield 'attention: flash needs precision "bf16" or "fp16", got "fp32"; use "attention": "sdpa"'
-    if precision == "fp8" and parameters.parallel.engine == "deepspeed":
-        yield 'precision: "fp8" is for parallel.engine "ddp", got "deepspeed"; use one of them'
+    engine = parameters.parallel.engine
+    if precision == "fp8" and engine != "ddp":
+        yield f'precision: "fp8" is for parallel.engine "ddp", got "{engine}"; use one of them'
 
 
 def _of_architecture(parameters: Parameters) -> Iterator[str]:
@@ -63,18 +64,27 @@ def _of_architecture(parameters: Parameters) -> Iterator[str]:
             f"attention: flash is for models that attend through Transformers' AttentionInterface, which {name} does "
             'not; use "attention": "sdpa"'
         )
+    asks = []
     if parameters.activation_checkpointing is not None:
-        nested = [value for value in dict(parameters.objective).values() if isinstance(value, Architecture)]
-        for each in [architecture, *nested]:
-            if type(each).blocks is Architecture.blocks:
+        asks.append(("activation_checkpointing", "set it to null"))
+    if parameters.parallel.engine == "fsdp":
+        asks.append(('parallel.engine "fsdp"', 'use "engine": "ddp" or "deepspeed"'))
+    nested = [value for value in dict(parameters.objective).values() if isinstance(value, Architecture)]
+    for each in [architecture, *nested]:
+        if type(each).blocks is Architecture.blocks:
+            for key, remedy in asks:
                 yield (
-                    f"activation_checkpointing: architecture {type(each).__name__} does not say which blocks it has "
-                    "(`blocks`); set it to null"
+                    f"{key}: architecture {type(each).__name__} does not say which blocks it has (`blocks`); {remedy}"
                 )
 
 
 def _of_processes(parameters: Parameters) -> Iterator[str]:
     stage, optimizer = parameters.parallel.zero_stage, parameters.optimizer
+    if parameters.parallel.engine == "fsdp" and not optimizer.elementwise:
+        yield (
+            f'parallel.engine "fsdp": optimizer {type(optimizer).__name__} looks at whole parameters, of which each '
+            'process keeps some rows; use engine "ddp" or another optimizer'
+        )
     if stage and not optimizer.elementwise:
         yield (
             f"parallel.zero_stage {stage}: optimizer {type(optimizer).__name__} looks at whole parameters, which ZeRO "

@@ -40,7 +40,7 @@ def build(
             max_grad_norm=parameters.max_grad_norm, micro_steps=micro_steps, micro_batch_size=micro_batch_size,
             scaler=scaler,
         )  # fmt: skip
-    if parallel.engine == "fsdp":
+    if parallel.engine == "fsdp" and connection.world_size > 1:  # one process has nothing to share
         from terakoya.training.distributed_fsdp import FSDPEngine
 
         return FSDPEngine(connection, module, parameters, vocabulary, scaler=scaler)
