@@ -125,6 +125,32 @@ class Tokenizer(Component):
 # ---------------------------------------------------------------------------------------------- model and objective
 
 
+@dataclass(frozen=True)
+class TensorPartition:
+    """How several processes share the matrix products of each block (`parallel.tp_size`; Shoeybi et al., 2019,
+    arXiv:1909.08053). All else every process computes for itself.
+
+    Modules are named within a block of `Architecture.blocks`: `attention.output.dense`.
+
+    Attributes:
+        sizes: what is cut, by the JSON key that says it; each has to be a multiple of `tp_size`.
+        entries: modules whose first argument is the last that all processes have whole: from there to a layer of `rows`
+            each works on its own part.
+        columns: linear layers of whose outputs each process computes a part -> how many matrices lie side by side in
+            the layer's weight, each of which is cut by itself: 3 where it makes queries, keys and values.
+        rows: linear layers of whose inputs each process has a part. Their outputs are added up; a bias comes once.
+        on_parts: modules that every process has whole and applies to its own part alone, such as norms of heads.
+        counts: module -> its attributes that count what is cut, and become that of the part.
+    """
+
+    sizes: Mapping[str, int]
+    entries: Sequence[str]
+    columns: Mapping[str, int]
+    rows: Sequence[str]
+    on_parts: Sequence[str] = ()
+    counts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
 class Architecture(Component):
     """A model family. JSON keys are the names of its Transformers config."""
 
@@ -178,6 +204,22 @@ class Architecture(Component):
 
     def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
         """The repeated blocks, for compilation and activation checkpointing."""
+        raise NotImplementedError
+
+    def tensor_partition(self) -> TensorPartition | None:
+        """How processes share each of the `blocks`; None where they cannot, and `parallel.tp_size` is refused."""
+        return None
+
+    def cut(self, model: PreTrainedModel, kept: range) -> None:
+        """Takes out of `model` what a stage of a pipeline with its blocks `kept`, neighbours, does without: what stands
+        before the first block where that is not among them, what stands behind the last where that is not.
+
+        What is left runs by `hidden` as before, save that behind the first stage the batch holds `inputs_embeds`
+        (B, T, H), the hidden states of the stage before, and that before the last the hidden states (B, T, H) that come
+        out are those of the last block kept. Positions and masks are each stage's own business, from the same batch.
+
+        To be written where the blocks of a model may lie on several processes (`parallel.pp_size`).
+        """
         raise NotImplementedError
 
     def max_sequence_length(self) -> int | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from terakoya import plugins
 from terakoya.components import Architecture
 
 if TYPE_CHECKING:
@@ -23,6 +25,10 @@ def contradictions(parameters: Parameters) -> Iterator[str]:
     yield from _of_numbers(parameters)
     yield from _of_architecture(parameters)
     yield from _of_processes(parameters)
+    if parameters.parallel.tp_size > 1:
+        yield from _of_shared_products(parameters)
+    if parameters.parallel.sp_size > 1:
+        yield from _of_shared_positions(parameters)
 
 
 def _of_data(parameters: Parameters) -> Iterator[str]:
@@ -94,4 +100,76 @@ def _of_processes(parameters: Parameters) -> Iterator[str]:
         yield (
             'activation_checkpointing: "selective" is for zero_stage 0 to 2: in stage 3 weights are gathered amid what '
             'is to be repeated, each time otherwise; use "full"'
+        )
+
+
+def _of_shared_products(parameters: Parameters) -> Iterator[str]:
+    """What processes that share matrix products cannot do, with the nearest that they can."""
+    processes, optimizer = parameters.parallel.tp_size, parameters.optimizer
+    key = f"parallel.tp_size {processes}"
+    nested = [value for value in dict(parameters.objective).values() if isinstance(value, Architecture)]
+    for architecture in [parameters.architecture, *nested]:
+        name, partition = type(architecture).__name__, architecture.tensor_partition()
+        if partition is None:
+            can = sorted(
+                offer.name
+                for offer in plugins.registry().components()
+                if issubclass(offer.component, Architecture)
+                and offer.component.tensor_partition is not Architecture.tensor_partition
+            )
+            yield (
+                f"{key}: architecture {name} does not say how processes share its layers (`tensor_partition`); those "
+                f'that do: {", ".join(can)}. Set it to 1; "engine": "fsdp" splits the weights of any'
+            )
+            continue
+        sizes = partition.sizes
+        uneven = [f"{each} {size}" for each, size in sizes.items() if size % processes]
+        if uneven:
+            common = math.gcd(*sizes.values())
+            fitting = [str(size) for size in range(1, common + 1) if common % size == 0]
+            yield (
+                f"{key}: {' and '.join(uneven)} of architecture {name} cannot be shared evenly; use "
+                f"{'one of ' if len(fitting) > 1 else ''}{', '.join(fitting)}"
+            )
+    if not optimizer.elementwise:
+        yield (
+            f"{key}: optimizer {type(optimizer).__name__} looks at whole parameters, of which each process has a part; "
+            "use adamw or another that does not, or set it to 1"
+        )
+    if parameters.precision == "fp8":
+        yield f'precision: "fp8" scales what each process has by itself, which {key} cuts up; use "bf16"'
+    if parameters.lora is not None:
+        yield (
+            f"lora: adapters are put over whole layers, of which each process has a part with {key}; set it to 1, with "
+            '"engine": "deepspeed", "zero_stage": 3 where the weights are too many for one device'
+        )
+
+
+def _of_shared_positions(parameters: Parameters) -> Iterator[str]:
+    """What processes that share the positions of rows cannot do, with the nearest that they can."""
+    architecture, objective, processes = parameters.architecture, parameters.objective, parameters.parallel.sp_size
+    key, name, length = f"parallel.sp_size {processes}", type(architecture).__name__, parameters.data.sequence_length
+    alone = 'set it to 1, with "activation_checkpointing": "full" if a row is too long for one process'
+    if architecture.isolation != "interface":
+        yield (
+            f"{key}: is for models that attend through Transformers' AttentionInterface, which {name} does not; {alone}"
+        )
+    if not objective.sums_by_position():
+        yield f"{key}: {type(objective).__name__} with these settings needs whole rows; {alone}"
+    if parameters.precision == "fp8":
+        yield f'precision: "fp8" scales what each process has by itself, which {key} cuts up; use "bf16"'
+    heads: int | None = getattr(architecture, "num_attention_heads", None)
+    if heads is not None and heads % processes:
+        fitting = [str(size) for size in range(2, heads + 1) if heads % size == 0 and length % size == 0]
+        yield (
+            f"{key}: the {heads} attention heads of {name} cannot be shared evenly; with rows of {length} tokens use "
+            + (f"one of {', '.join(fitting)}" if fitting else "1")
+        )
+    if length % processes:
+        bound = architecture.max_sequence_length()
+        around = (length // processes * processes, -(-length // processes) * processes)
+        nearest = [str(each) for each in around if each >= 8 and (bound is None or each <= bound)]
+        yield (
+            f"data.sequence_length: {key} shares its positions evenly: expected a multiple of {processes}, got "
+            f"{length}; the nearest: {' and '.join(nearest) or 'none'}"
         )

@@ -6,7 +6,7 @@ Letters in shapes: B rows, T positions, H hidden size, L layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.activations import NewGELUActivation
 
 from terakoya import attention
+from terakoya.components import TensorPartition
 from terakoya.data.vocab import Vocabulary
 
 
@@ -72,3 +73,28 @@ def fuse_gelu(model: PreTrainedModel) -> None:
         for name, child in part.named_children():
             if isinstance(child, NewGELUActivation):
                 setattr(part, name, torch.nn.GELU(approximate="tanh"))
+def gated_partition(
+    heads: int, key_value_heads: int | None, intermediate_size: int, *, on_parts: Sequence[str] = ()
+) -> TensorPartition:
+    """How processes share the blocks of models in Llama's shape: heads of queries with those of keys and values that
+    they share, and both halves of the gated feed-forward.
+
+    Args:
+        on_parts: modules that every process has whole and applies to its own heads alone.
+    """
+    return TensorPartition(
+        sizes={
+            "num_attention_heads": heads,
+            "num_key_value_heads": key_value_heads or heads,
+            "intermediate_size": intermediate_size,
+        },
+        entries=("self_attn", "mlp"),
+        columns={
+            **{f"self_attn.{name}_proj": 1 for name in ("q", "k", "v")},
+            **{f"mlp.{name}_proj": 1 for name in ("gate", "up")},
+        },
+        rows=("self_attn.o_proj", "mlp.down_proj"),
+        on_parts=on_parts,
+    )
+
+

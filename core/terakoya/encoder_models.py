@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from terakoya.components import TensorPartition
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
@@ -65,6 +66,17 @@ def hidden_by_mask(
 def blocks(model: PreTrainedModel) -> Sequence[torch.nn.Module]:
     """The encoder's layers."""
     return list(model.base_model.encoder.layer)
+
+
+def tensor_partition(heads: int, intermediate_size: int) -> TensorPartition:
+    """How processes share the layers: heads and the middle of the feed-forward."""
+    return TensorPartition(
+        sizes={"num_attention_heads": heads, "intermediate_size": intermediate_size},
+        entries=("attention.self", "intermediate"),
+        columns={**{f"attention.self.{name}": 1 for name in ("query", "key", "value")}, "intermediate.dense": 1},
+        rows=("attention.output.dense", "output.dense"),
+        counts={"attention.self": ("num_attention_heads", "all_head_size")},
+    )
 
 
 def share_embeddings(owner: PreTrainedModel, other: PreTrainedModel) -> None:

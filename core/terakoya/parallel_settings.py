@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -42,6 +42,17 @@ class Parallel(Settings):
     def replica_size(self) -> int:
         """Processes that work on the same rows."""
         return self.tp_size * self.pp_size * self.sp_size * self.cp_size
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_the_other(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and "sequence_parallel" in given:
+            raise ValueError(
+                "sequence_parallel, Megatron-LM's sharing of norms and dropout among the processes of tp_size, is not "
+                "offered: each of them computes these whole. Leave it out. sp_size is another thing: processes that "
+                "share the positions of rows, and exchange heads for positions in attention (Ulysses)"
+            )
+        return given
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

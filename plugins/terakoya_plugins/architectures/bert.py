@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import NonNegativeFloat, PositiveInt
 
 from terakoya import encoder_models, hookimpl
-from terakoya.components import Architecture, Head
+from terakoya.components import Architecture, Head, TensorPartition
 from terakoya.data.vocab import Vocabulary
 
 if TYPE_CHECKING:
@@ -64,6 +64,10 @@ class Bert(Architecture):
     def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
         """The encoder's layers."""
         return encoder_models.blocks(model)
+
+    def tensor_partition(self) -> TensorPartition:
+        """Heads and the middle of the feed-forward."""
+        return encoder_models.tensor_partition(self.num_attention_heads, self.intermediate_size)
 
     def max_sequence_length(self) -> int:
         """One position embedding for each position."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import NonNegativeFloat, PositiveInt, model_validator
 
 from terakoya import hookimpl
-from terakoya.components import Architecture, Head
+from terakoya.components import Architecture, Head, TensorPartition
 from terakoya.data.vocab import Vocabulary
 
 if TYPE_CHECKING:
@@ -79,6 +79,28 @@ class GPT2(Architecture):
     def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
         """The layers."""
         return list(model.base_model.h)
+
+    def tensor_partition(self) -> TensorPartition:
+        """Heads, of which queries, keys and values come from one layer, and the middle of the feed-forward."""
+        return TensorPartition(
+            sizes={
+                "num_attention_heads": self.num_attention_heads,
+                "n_inner": self.n_inner or 4 * self.hidden_size,
+            },
+            entries=("attn", "mlp"),
+            columns={"attn.c_attn": 3, "mlp.c_fc": 1},
+            rows=("attn.c_proj", "mlp.c_proj"),
+            counts={"attn": ("num_heads", "split_size")},
+        )
+
+    def cut(self, model: PreTrainedModel, kept: range) -> None:
+        """See `decoder_models.keep_blocks`."""
+        from torch.nn import Identity
+
+        from terakoya import decoder_models
+
+        before = {"wpe": decoder_models.NoPositions(), "drop": Identity()}
+        decoder_models.keep_blocks(model, kept, blocks="h", norm="ln_f", before=before)
 
     def max_sequence_length(self) -> int:
         """One position embedding for each position."""

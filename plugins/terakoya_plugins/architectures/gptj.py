@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import NonNegativeFloat, PositiveInt, model_validator
 
 from terakoya import hookimpl
-from terakoya.components import Architecture, Head
+from terakoya.components import Architecture, Head, TensorPartition
 from terakoya.data.vocab import Vocabulary
 
 if TYPE_CHECKING:
@@ -90,6 +90,27 @@ class GPTJ(Architecture):
     def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
         """The layers."""
         return list(model.base_model.h)
+
+    def tensor_partition(self) -> TensorPartition:
+        """Heads and the middle of the feed-forward."""
+        return TensorPartition(
+            sizes={
+                "num_attention_heads": self.num_attention_heads,
+                "n_inner": self.n_inner or 4 * self.hidden_size,
+            },
+            entries=("attn", "mlp"),
+            columns={"attn.q_proj": 1, "attn.k_proj": 1, "attn.v_proj": 1, "mlp.fc_in": 1},
+            rows=("attn.out_proj", "mlp.fc_out"),
+            counts={"attn": ("num_attention_heads",)},
+        )
+
+    def cut(self, model: PreTrainedModel, kept: range) -> None:
+        """See `decoder_models.keep_blocks`."""
+        from torch.nn import Identity
+
+        from terakoya import decoder_models
+
+        decoder_models.keep_blocks(model, kept, blocks="h", norm="ln_f", before={"drop": Identity()})
 
     def max_sequence_length(self) -> int:
         """What its table of positions holds."""

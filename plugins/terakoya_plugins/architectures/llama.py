@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from terakoya import hookimpl
-from terakoya.components import Architecture, Head
+from terakoya.components import Architecture, Head, TensorPartition
 from terakoya.data.vocab import Vocabulary
 
 if TYPE_CHECKING:
@@ -89,6 +89,20 @@ class Llama(Architecture):
     def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
         """The layers."""
         return list(model.base_model.layers)
+
+    def tensor_partition(self) -> TensorPartition:
+        """Heads, those of keys and values with the queries that share them, and the middle of the feed-forward."""
+        from terakoya import decoder_models
+
+        return decoder_models.gated_partition(
+            self.num_attention_heads, self.num_key_value_heads, self.intermediate_size
+        )
+
+    def cut(self, model: PreTrainedModel, kept: range) -> None:
+        """See `decoder_models.keep_blocks`."""
+        from terakoya import decoder_models
+
+        decoder_models.keep_blocks(model, kept, blocks="layers", norm="norm", before={})
 
     def max_sequence_length(self) -> int:
         """What its rotary positions are made for."""

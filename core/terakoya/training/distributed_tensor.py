@@ -1,0 +1,149 @@
+"""Tensor parallelism as an `Engine`: the processes of a replica share the matrix products of its blocks.
+
+What is cut is the architecture's to say (`Architecture.tensor_partition`). Embeddings, vocabulary head, norms and the
+biases of layers whose outputs are added up lie whole on every process, which computes them from the same bits, with the
+same dropout: so they stay alike without being sent around. Several replicas add up their gradients as under DDP, each
+process with those at its place.
+
+The layers are our own: a linear layer and its gradient are all there is to cut, a fused layer as gpt2's (queries, keys
+and values side by side) must be cut by heads, and a checkpoint wants whole weights under the module's names. Two
+functions with a sum in one direction are that; DTensor and DeepSpeed's AutoTP would each need the same plans and an
+answer for each operation and layer that they do not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from terakoya import attention
+from terakoya.data.vocab import Vocabulary
+from terakoya.parameters import Parameters
+from terakoya.training.distributed import Connection, DDPEngine
+from terakoya.training.engine import Weigh, named_values, saved_values
+from terakoya.training.frozen import architecture_of, models
+from terakoya.training.loss_scaling import LossScaler
+from terakoya.training.tensor_layers import Cut, Place, share
+
+KEY = "parallel.tp_size"
+
+
+class TensorParallelEngine(DDPEngine):
+    """An `Engine` over replicas of `parallel.tp_size` processes."""
+
+    full_module = False
+
+    def __init__(
+        self,
+        connection: Connection,
+        module: nn.Module,
+        parameters: Parameters,
+        vocabulary: Vocabulary,
+        *,
+        scaler: LossScaler | None = None,
+    ) -> None:
+        """Cuts `module`, of which rank 0's weights count, and builds its optimizer."""
+        assert connection.within is not None, "a replica of several processes"
+        members = connection.topology.members(connection.replica)
+        place = Place(connection.within, members.index(connection.rank), len(members))
+        _spread(module, place, source=members[0], device=connection.device)
+        drawn = attention.dropout(module) > 0
+        found: dict[nn.Parameter, Cut] = {}
+        on_parts: set[nn.Parameter] = set()
+        for model in models(module):
+            architecture = architecture_of(parameters, model, vocabulary, key=KEY)
+            partition, blocks = architecture.tensor_partition(), architecture.blocks(model)
+            assert partition is not None, "refused with the parameters"
+            found |= share(blocks, partition, place, dropout=connection.device if drawn else None)
+            for block in blocks:
+                for name in partition.on_parts:
+                    on_parts |= set(block.get_submodule(name).parameters())
+        self.place = place
+        self.cuts = {name: found[value] for name, value in module.named_parameters() if value in found}
+        module.to(connection.device)
+        super().__init__(
+            connection,
+            module,
+            parameters.optimizer.build(module, fused=connection.device.type in ("cpu", "cuda")),
+            precision=parameters.precision,
+            max_grad_norm=parameters.max_grad_norm,
+            scaler=scaler,
+        )
+        self.dropout_rank = connection.replica
+        self.parted = [value for value in self.trainable if value in found]
+        self.alike = [value for value in self.trainable if value not in found]
+        self.on_parts = [value for value in self.trainable if value in on_parts]
+
+    # ------------------------------------------------------------------------------------------------- the loop
+
+    def clip(self) -> Tensor:
+        """See `DDPEngine`. Gradients of what every process applies to its own part are added up here, once a step."""
+        if self.on_parts:
+            gradients = [value.grad for value in self.on_parts if value.grad is not None]
+            total = self.place.added(torch.cat([each.flatten() for each in gradients]))
+            for gradient, added in zip(gradients, total.split([each.numel() for each in gradients]), strict=True):
+                gradient.copy_(added.view_as(gradient))
+        device = self.connection.device
+        squares = torch.stack([_norm(part, device) for part in (self.parted, self.alike)]).double().square()
+        if not self.connection.leads:
+            squares[1] = 0.0  # counted once, and the same bits for all
+        norm = self.place.added(squares).sum().sqrt().float()
+        nn.utils.clip_grads_with_norm_(self.trainable, self.max_grad_norm or float("inf"), norm, foreach=True)
+        return norm
+
+    def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
+        """See `Engine`."""
+        return self._counted(super().micro_step(batch, weigh, last=last))
+
+    def evaluate(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """See `Engine`; collective within the replica."""
+        return self._counted(super().evaluate(batch))
+
+    def _counted(self, sums: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """`sums`, which all processes of a replica have, on its first, and zeros on the others."""
+        return sums if self.connection.leads else {name: torch.zeros_like(value) for name, value in sums.items()}
+
+    # --------------------------------------------------------------------------------------------- checkpoints
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Engine`."""
+        for name, value in saved_values(self.module):
+            yield name, self.cuts[name].whole(value.detach()) if name in self.cuts else value.detach()
+
+    def load_parameters(self, values: Callable[[str], Tensor]) -> None:
+        """See `Engine`."""
+        super().load_parameters(lambda name: self._own(name, values(name)))
+
+    def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Engine`."""
+        shapes = {name: value.shape for name, value in self.module.named_parameters()}
+        for key, value in super().optimizer_state():
+            name = key.rpartition("/")[0]
+            cut = name in self.cuts and value.shape == shapes[name]  # a step count is whole
+            yield key, self.cuts[name].whole(value) if cut else value
+
+    def load_optimizer_state(self, values: Callable[[str], Tensor], names: frozenset[str]) -> None:
+        """See `Engine`."""
+        super().load_optimizer_state(lambda key: self._own(key.rpartition("/")[0], values(key)), names)
+
+    def _own(self, name: str, whole: Tensor) -> Tensor:
+        """This process's part of the parameter `name`, or of what an optimizer keeps for each of its numbers."""
+        return self.cuts[name].own(whole) if name in self.cuts and whole.ndim else whole
+
+
+def _spread(module: nn.Module, place: Place, *, source: int, device: torch.device) -> None:
+    """Gives the weights of `module` on rank `source` to all at work on the same rows; it is on the host."""
+    with torch.no_grad():
+        for _, value in named_values(module):
+            there = value.detach().to(device)
+            dist.broadcast(there, source, group=place.group)
+            value.copy_(there)
+
+
+def _norm(parameters: Sequence[nn.Parameter], device: torch.device) -> Tensor:
+    """The norm of the gradients of `parameters`, a float32 scalar."""
+    gradients = [value.grad for value in parameters if value.grad is not None]
+    return nn.utils.get_total_norm(gradients, foreach=True) if gradients else torch.zeros((), device=device)
