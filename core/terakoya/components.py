@@ -290,6 +290,12 @@ class Objective(Component):
         """Every name that `build(...)`'s forward returns, with its count and weight."""
         raise NotImplementedError
 
+    def sums_by_position(self) -> bool:
+        """Whether every term is a sum over positions, to which a position adds what follows from its own hidden state.
+        Processes may then share the positions of a row (`parallel.sp_size`): of arrays (B, T) each has its slice, but
+        all of `document_ids`, and of `masked_positions` and `masked_labels` (K,) those within its slice."""
+        return False
+
     def derived(self, sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> Mapping[str, float]:
         """Numbers to report beside the terms' means: what follows from sums over all ranks but is no sum over a count.
 
