@@ -11,24 +11,30 @@ Letters in shapes: B rows, T positions, N heads, D size of a head.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from terakoya import document_attention
+from terakoya import attention_backends, document_attention
 from terakoya.errors import UserError
 
 PREFIX = "terakoya_"
 BACKENDS = ("sdpa", "eager", "flash")
 WHOLE_ROWS = "whole_rows"
 """The name in a batch, of an empty tensor, that says: each row is one document with padding behind it."""
+EXCHANGE = "exchange"
+"""The name in a batch of the `Exchange` by which processes that have a part of each position's row attend to all of it.
+Such a batch has a part of the positions in every array but `document_ids`."""
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Attention in whole rows: query, key and value (B, N, T, D) to (B, T, N, D)."""
+Exchange = Callable[[Attend, Tensor, Tensor, Tensor], Tensor]
+"""The same in a part of the positions t: attention, query, key and value (B, N, t, D) to (B, t, N, D)."""
 
 
 def document_mask(document_ids: Tensor, seen: Tensor | None = None) -> Tensor:
@@ -72,8 +78,8 @@ def arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, 
     """
     if model.config._attn_implementation == PREFIX + "flash":
         length = batch["document_ids"].shape[1]
-        return {"cu_seqlens": batch["cu_seqlens"], "max_document_length": length}
-    return {"document_mask": document_mask(batch["document_ids"])}
+        return {"cu_seqlens": batch["cu_seqlens"], "max_document_length": length, **_exchange(batch)}
+    return {"document_mask": document_mask(batch["document_ids"]), **_exchange(batch)}
 
 
 def causal_arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -86,10 +92,15 @@ def causal_arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dic
     if backend == PREFIX + "flash":
         return {**arguments(model, batch), "causal": True}
     if WHOLE_ROWS in batch:
-        return {"causal": True}
+        return {"causal": True, **_exchange(batch)}
     if backend == PREFIX + "sdpa" and document_ids.device.type == "cpu":
-        return {"causal": True, "document_lengths": document_attention.lengths(document_ids)}
-    return {"document_mask": causal_mask(document_ids)}
+        return {"causal": True, "document_lengths": document_attention.lengths(document_ids), **_exchange(batch)}
+    return {"document_mask": causal_mask(document_ids), **_exchange(batch)}
+
+
+def _exchange(batch: Mapping[str, Any]) -> dict[str, Exchange]:
+    """The batch's exchange, where processes share positions, for each layer."""
+    return {EXCHANGE: batch[EXCHANGE]} if EXCHANGE in batch else {}
 
 
 def additive(allowed: Tensor) -> Tensor:
@@ -104,147 +115,33 @@ def additive(allowed: Tensor) -> Tensor:
     return torch.where(allowed, nothing, nothing + least)
 
 
-def _allowed(document_mask: Tensor, sliding_window: int | None) -> Tensor:
-    """`document_mask` (B, 1, T, T), in a layer of local attention less all that is `sliding_window` places away."""
-    if sliding_window is None:
-        return document_mask
-    place = torch.arange(document_mask.shape[-1], device=document_mask.device)
-    return document_mask & ((place[:, None] - place).abs() < sliding_window)
+def _over_processes(attend: Callable[..., tuple[Tensor, Tensor | None]]) -> Callable[..., Any]:
+    """`attend`, called by the `exchange` where processes share positions: with whole rows, of a part of the heads."""
+
+    @wraps(attend)
+    def attend_or_exchange(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        exchange: Exchange | None = None,
+        **further: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        if exchange is None:
+            return attend(module, query, key, value, attention_mask, **further)
+
+        def whole(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return attend(module, query, key, value, attention_mask, **further)[0]
+
+        return exchange(whole, query, key, value), None
+
+    return attend_or_exchange
 
 
-def _triangle(query: Tensor, sliding_window: int | None) -> Tensor:
-    """What each position of `query` (B, N, T, D) may look at in a row that is one document, (1, 1, T, T) bool."""
-    length = query.shape[2]
-    whole = torch.ones(1, 1, length, length, dtype=torch.bool, device=query.device).tril()
-    return _allowed(whole, sliding_window)
-
-
-def _biased(attention_mask: Tensor | None, position_bias: Tensor | None) -> Tensor:
-    """What is added to the scores. Raises TypeError where nothing says which documents belong together."""
-    if attention_mask is None:
-        raise TypeError("attention needs document_mask, or an additive attention_mask of four dimensions")
-    return attention_mask if position_bias is None else attention_mask + position_bias
-
-
-def _sdpa(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    document_mask: Tensor | None = None,
-    document_lengths: Sequence[int] | None = None,
-    causal: bool = False,
-    sliding_window: int | None = None,
-    position_bias: Tensor | None = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """torch's scaled dot-product attention over `query`, `key`, `value` (B, N, T, D); returns (B, T, N, D).
-
-    `key` and `value` may have fewer heads, each for as many neighbouring ones of `query`. With `causal` and neither
-    `document_mask` nor `document_lengths` a row is one document. Without any of them the model has handed its layers an
-    `additive` mask itself, to which T5's `position_bias` (1, N, T, T) comes.
-    """
-    if document_lengths is not None:
-        alone = partial(
-            _sdpa, module, attention_mask=None, causal=causal, sliding_window=sliding_window, scaling=scaling,
-            dropout=dropout,
-        )  # fmt: skip
-        return document_attention.by_document(alone, query, key, value, document_lengths), None
-    grouped = query.shape[1] != key.shape[1]
-    mask: Tensor | None = None
-    if document_mask is not None:
-        mask = _allowed(document_mask, sliding_window)
-    elif not causal:
-        mask = _biased(attention_mask, position_bias).to(query.dtype)
-    elif sliding_window is not None and sliding_window < query.shape[2]:
-        mask = _triangle(query, sliding_window)
-    attended = F.scaled_dot_product_attention(
-        query, key, value, mask, dropout, is_causal=mask is None, scale=scaling, enable_gqa=grouped
-    )
-    return attended.transpose(1, 2), None
-
-
-def _eager(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    document_mask: Tensor | None = None,
-    causal: bool = False,
-    sliding_window: int | None = None,
-    position_bias: Tensor | None = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **_: Any,
-) -> tuple[Tensor, Tensor]:
-    """Attention written out, softmax in float32; the reference for the others. Same arguments as `_sdpa`."""
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    scores = torch.matmul(query, key.transpose(2, 3)) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    if document_mask is None and causal:
-        document_mask = _triangle(query, None)
-    if document_mask is not None:
-        scores = scores.masked_fill(~_allowed(document_mask, sliding_window), torch.finfo(scores.dtype).min)
-    else:
-        scores = scores + _biased(attention_mask, position_bias)
-    weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    weights = F.dropout(weights, p=dropout, training=module.training)
-    return torch.matmul(weights, value).transpose(1, 2), weights
-
-
-def _flash(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    cu_seqlens: Tensor,
-    max_document_length: int,
-    causal: bool = False,
-    sliding_window: int | None = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """torch's own variable-length flash attention; has no dropout, computes documents only. Same shapes as `_sdpa`."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    assert dropout == 0.0, "refused by `use`"
-    rows, length = query.shape[0], query.shape[2]
-
-    def flat(states: Tensor) -> Tensor:
-        return states.transpose(1, 2).flatten(0, 1).contiguous()
-
-    if scaling is not None and scaling != query.shape[-1] ** -0.5:
-        flat_query = flat(query * (scaling * query.shape[-1] ** 0.5))  # the kernel's own scale is the usual one
-    else:
-        flat_query = flat(query)
-    groups = query.shape[1] // key.shape[1]
-    further: dict[str, Any] = {}
-    if groups > 1 and "enable_gqa" in inspect.signature(varlen_attn).parameters:
-        further["enable_gqa"] = True
-    elif groups > 1:  # torch 2.11
-        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    longest = max_document_length
-    side = -1 if sliding_window is None else sliding_window - 1  # -1: no bound
-    window = (side, 0 if causal else side)
-    attended = varlen_attn(
-        flat_query, flat(key), flat(value), cu_seqlens, cu_seqlens, longest, longest, window_size=window, **further
-    )
-    assert isinstance(attended, Tensor)
-    return attended.unflatten(0, (rows, length)), None
-
-
-for _name, _function in (("sdpa", _sdpa), ("eager", _eager), ("flash", _flash)):
-    AttentionInterface.register(PREFIX + _name, _function)
+for _name in BACKENDS:
+    AttentionInterface.register(PREFIX + _name, _over_processes(getattr(attention_backends, _name)))
 
 
 def choose(

@@ -104,7 +104,7 @@ def test_no_mask_is_made_of_whole_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append({"mask": mask, **named})
         return plain(query, key, value, mask, *rest, **named)
 
-    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
     query, key, value = states(2)
     attend = AttentionInterface()["terakoya_sdpa"]
     attend(torch.nn.Identity(), query, key, value, None, causal=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import NonNegativeFloat, PositiveInt, model_validator
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 class CausalLM(Objective):
     """Settings of causal language modelling."""
+
+    hidden_once: ClassVar[bool] = True
 
     layout: Literal["packed", "stream", "megatron"] = "packed"
     """`packed`: documents side by side, each seen by itself alone. `stream`: documents joined, cut anywhere; a token
@@ -62,6 +64,10 @@ class CausalLM(Objective):
     def terms(self) -> Mapping[str, Term]:
         """`lm_loss` and `token_accuracy` over all predicted tokens; with a weight for it `z_loss`."""
         return causal_objective.terms(z_loss=self.z_loss)
+
+    def sums_by_position(self) -> bool:
+        """Each token is predicted from its own hidden state."""
+        return True
 
     def derived(self, sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> Mapping[str, float]:
         """`perplexity`; see `causal_objective.perplexity`."""

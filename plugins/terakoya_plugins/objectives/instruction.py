@@ -7,7 +7,7 @@ a chat template and marks every token of an answer, its end included.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveInt
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 class Instruction(Objective):
     """Settings of instruction tuning."""
+
+    hidden_once: ClassVar[bool] = True
 
     layout: Literal["packed", "padded"] = "packed"
     """`packed`: conversations side by side, each seen by itself alone. `padded`: one in each row."""
@@ -50,6 +52,10 @@ class Instruction(Objective):
     def terms(self) -> Mapping[str, Term]:
         """`lm_loss` and `token_accuracy` over all predicted tokens; with a weight for it `z_loss`."""
         return causal_objective.terms(z_loss=self.z_loss)
+
+    def sums_by_position(self) -> bool:
+        """Each token is predicted from its own hidden state."""
+        return True
 
     def derived(self, sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> Mapping[str, float]:
         """`perplexity`; see `causal_objective.perplexity`."""

@@ -65,6 +65,10 @@ class MaskedLM(Objective):
             terms |= {"nsp_loss": Term("rows", 1.0), "nsp_accuracy": Term("rows")}
         return terms
 
+    def sums_by_position(self) -> bool:
+        """Each masked token is; whether a sentence is the next one is not."""
+        return not self.next_sentence
+
     def collate(self, rows: Rows, vocabulary: Vocabulary) -> Batch:
         """Masks `rows` (B, T) by their keys.
 
