@@ -16,6 +16,8 @@ from terakoya.parameters import Parameters
 
 WITHOUT_MEANING = frozenset({"vocab_size", "use_cache"})
 """Of a config: what is compared otherwise, and what says nothing of weights."""
+DROPOUT = "_pdrop"
+"""How GPT-2's and GPT-J's configs call dropout."""
 OF_OTHER_HEADS = ("classifier_", "summary_", "sparse_", "deterministic_")
 """How settings begin that belong to heads for other tasks, or to ways of computing."""
 
@@ -72,7 +74,7 @@ def compare_settings(
         if key not in theirs or theirs[key] == ours[key]:
             continue
         text = f"{key} is {json.dumps(theirs[key])} there and {json.dumps(ours[key])} in the parameters"
-        if "dropout" in key or key.startswith("initializer") or key.endswith("_token_id"):
+        if key.endswith(DROPOUT) or "dropout" in key or key.startswith("initializer") or key.endswith("_token_id"):
             free.append(f"{text}, which stands")
         elif key in settable:
             wrong.append(f"{text}; set it to the folder's")

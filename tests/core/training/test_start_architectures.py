@@ -18,6 +18,7 @@ from terakoya.plugins import registry
 from terakoya.training.frozen import freeze
 from terakoya.training.setup import build_module
 from terakoya.training.start import start
+from terakoya.training.start_config import compare_settings
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "masked": {"type": "masked_lm"},
@@ -70,3 +71,17 @@ def test_an_architecture_starts_and_freezes(name: str, head: str, store: TokenSt
         assert not any(parameter.requires_grad for parameter in blocks[0].parameters())
         assert all(parameter.requires_grad for parameter in blocks[-1].parameters())
         assert not model.get_input_embeddings().weight.requires_grad
+
+
+@pytest.mark.parametrize("name", registry().names("architectures"))
+def test_a_run_may_choose_its_own_dropout(name: str, store: TokenStore) -> None:
+    kind = registry().component("architectures", name)
+    architecture = toy.settings(kind)
+    own = {key: 0.25 for key, field in kind.model_fields.items() if "drop" in key and isinstance(field.default, float)}
+    if not own:
+        pytest.skip(f"{name} has no dropout to set")
+    changed = kind.model_validate({**dict(architecture), **own})
+    there, here = architecture.config(store.facts.vocabulary), changed.config(store.facts.vocabulary)
+    wrong, free = compare_settings(there, here, frozenset(kind.model_fields))
+    assert not wrong
+    assert len(free) >= 1
