@@ -279,6 +279,10 @@ class Term:
 class Objective(Component):
     """What is learnt: how rows are cut, what is corrupted, which losses come out."""
 
+    hidden_once: ClassVar[bool] = False
+    """Whether what `build` makes holds one model, calls `Architecture.hidden` on it once, with the batch as it is, and
+    of the rest needs the head alone: it can then be cut into the stages of a pipeline (`Architecture.cut`)."""
+
     def row_layout(self) -> Layout:
         """How rows are cut from a token store."""
         raise NotImplementedError

@@ -40,11 +40,40 @@ def hidden_by_mask(model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) ->
 
 
 def _run(model: PreTrainedModel, batch: Mapping[str, torch.Tensor], arguments: Mapping[str, Any]) -> torch.Tensor:
-    """Words are looked up here: given ids, some bodies would search them for padding, and wait for the device."""
+    """Words are looked up here: given ids, some bodies would search them for padding, and wait for the device. Where the
+    batch holds `inputs_embeds` (B, T, H) these are taken in their place."""
     body = model.base_model
-    words = body.get_input_embeddings()(batch["input_ids"])
+    words = batch["inputs_embeds"] if "inputs_embeds" in batch else body.get_input_embeddings()(batch["input_ids"])
     found = body(inputs_embeds=words, position_ids=batch["position_ids"], use_cache=False, **arguments)
     return found.last_hidden_state
+
+
+def keep_blocks(
+    model: PreTrainedModel, kept: range, *, blocks: str, norm: str, before: Mapping[str, torch.nn.Module]
+) -> None:
+    """`Architecture.cut` for a body that has its blocks under the name `blocks` and its final norm under `norm`.
+
+    Args:
+        before: what the body runs between words and blocks, by name, with what stands there where that is taken out.
+    """
+    body = model.base_model
+    every = getattr(body, blocks)
+    setattr(body, blocks, every[kept.start : kept.stop])
+    if kept.start > 0:
+        body.set_input_embeddings(torch.nn.Identity())
+        for name, stand_in in before.items():
+            setattr(body, name, stand_in)
+    if kept.stop < len(every):
+        setattr(body, norm, torch.nn.Identity())
+        model.set_output_embeddings(torch.nn.Identity())
+
+
+class NoPositions(torch.nn.Module):
+    """Stands where a body adds an embedding of positions, and adds nothing."""
+
+    def forward(self, position_ids: torch.Tensor) -> torch.Tensor:
+        """Zero, () float32, whatever the positions (B, T)."""
+        return torch.zeros((), device=position_ids.device)
 
 
 def scale_output_layers(model: PreTrainedModel, *names: str, layers: int, down: bool = True) -> None:

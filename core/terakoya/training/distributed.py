@@ -307,16 +307,20 @@ class DDPEngine:
             for name, value in saved_values(self.module):
                 value.copy_(values(name))
 
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Each parameter that this process has, with its name in the root module."""
+        yield from self.module.named_parameters()
+
     def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
         """See `Engine`."""
-        for name, parameter in self.module.named_parameters():
+        for name, parameter in self.named_parameters():
             for state, value in self.optimizer.state.get(parameter, {}).items():
                 yield f"{name}/{state}", value
 
     def load_optimizer_state(self, values: Callable[[str], Tensor], names: frozenset[str]) -> None:
         """See `Engine`."""
         fused = {each for group in self.optimizer.param_groups if group.get("fused") for each in group["params"]}
-        for name, parameter in self.module.named_parameters():
+        for name, parameter in self.named_parameters():
             states = {key.rpartition("/")[2]: key for key in names if key.rpartition("/")[0] == name}
             if not states or not parameter.requires_grad:
                 continue

@@ -36,7 +36,8 @@ class Engine(Protocol):
 
     def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
         """Runs forward, and backward of `weigh(sums)`, this micro-step's share of the global loss; the `last` one of
-        a step reduces gradients over ranks. Returns the module's sums, detached."""
+        a step reduces gradients over ranks. Returns the module's sums, detached; an engine that runs all micro-steps
+        together returns none before the last, and with it those of all."""
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The module's sums without gradients; the module is in evaluation mode."""

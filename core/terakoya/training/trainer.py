@@ -146,15 +146,15 @@ class Trainer:
     def _step(self, batches: StepBatches, counts: Mapping[str, int]) -> StepReport:
         """One optimizer step on this rank's `batches`, normalised by the global `counts`."""
         run, parameters = self.run, self.parameters
-        for micro in range(self.share.micro_steps):
+        empty = self.share.micro_steps - len(batches.real)  # they come first: the last may bring the sums of all
+        for micro in range(-empty, len(batches.real)):
             seed(run.device, self._dropout_seed(micro))
-            real = micro < len(batches.real)
-            batch = batches.real[micro] if real else batches.dummy
+            batch = batches.real[micro] if micro >= 0 else batches.dummy
             assert batch is not None
-            weigh = partial(weighted, terms=self.terms, counts=counts, factor=1.0 if real else 0.0)
+            weigh = partial(weighted, terms=self.terms, counts=counts, factor=float(micro >= 0))
             tensors = to_device(batch, run.device, flash=self.flash)
-            sums = self.engine.micro_step(tensors, weigh, last=micro == self.share.micro_steps - 1)
-            if real:
+            sums = self.engine.micro_step(tensors, weigh, last=micro == len(batches.real) - 1)
+            if micro >= 0:
                 self.meter.add_sums(sums)
         self.meter.add_counts(counts)
         learning_rate = parameters.optimizer.learning_rate * parameters.schedule.factor(run.progress())
