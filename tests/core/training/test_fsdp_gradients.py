@@ -1,0 +1,114 @@
+"""`fully_shard`: gradients of pieces, put together, are those that plain autograd finds for the whole global batch.
+
+Rows are uneven, 5 and 2 or 4, 2 and 1, in micro-steps of 2, so that the processes with fewer run empty ones. A weight
+of 16 rows leaves 6, 6 and 4 to three processes, one of 2 rows leaves the last with nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import fsdp_worker
+import pytest
+import torch
+import toy
+from safetensors.torch import load_file
+from test_activation_checkpointing import DROPOUTS
+from test_start import trainer
+from torch import Tensor
+
+from terakoya.contract.toy import make_store, values
+from terakoya.plugins import registry
+from terakoya.training.batches import to_device
+
+TABLES = {2: {"0": 5, "1": 2}, 3: {"0": 4, "1": 2, "2": 1}}
+TIED = {"type": "replaced_token", "generator_size": "1/2", "sharing": "tied"}
+SUBJECTS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
+    "bert": ("bert", {"type": "masked_lm"}, (2, 3)),
+    "electra": ("electra", TIED, (2, 3)),
+    "disentangled": ("electra", {**TIED, "sharing": "disentangled"}, (2, 3)),
+    "gpt2": ("gpt2", {"type": "causal_lm", "append_eos": False}, (2, 3)),
+    "llama": ("llama", {"type": "causal_lm", "append_eos": False, "head_positions": 20}, (2, 3)),
+    "gptj": ("gptj", {"type": "causal_lm", "append_eos": False}, (2,)),
+    "qwen3": ("qwen3", {"type": "causal_lm", "append_eos": False}, (2,)),
+    "roberta": ("roberta", {"type": "masked_lm"}, (2,)),
+    "deberta": ("deberta", {"type": "masked_lm"}, (2,)),
+    "deberta_v2": ("deberta_v2", {"type": "masked_lm"}, (2,)),
+    "modernbert": ("modernbert", {"type": "masked_lm"}, (2,)),
+    "t5": ("t5", {"type": "span_corruption"}, (2,)),
+}
+"""By name: architecture, objective, numbers of processes."""
+CASES = [(name, processes) for name, (_, _, worlds) in SUBJECTS.items() for processes in worlds]
+
+
+def settings(store: Path, name: str, rows: dict[str, int], **changes: Any) -> dict[str, Any]:
+    """The parameter JSON of a subject at toy size, without dropout."""
+    architecture, objective, _ = SUBJECTS[name]
+    component = registry().component("architectures", architecture)
+    dropouts = {key: 0.0 for key in DROPOUTS if key in component.model_fields}
+    return {
+        **toy.parameters(store, batch_size=rows, micro_batch_size=2, max_steps=1),
+        "architecture": {"type": architecture, **values(component), **dropouts}, "objective": objective,
+        **changes,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all worlds' results, `bert2`, `bert3`, ..., and of the store."""
+    base = tmp_path_factory.mktemp("fsdp_gradients")
+    store = make_store(base / "toy").folder
+    started = []
+    for processes, rows in TABLES.items():
+        parallel = {"engine": "fsdp"}
+        jobs = [
+            {"out": str(base / f"{name}{processes}"), "gradients": True,
+             "settings": settings(store, name, rows, parallel=parallel)}
+            for name, world in CASES if world == processes
+        ]  # fmt: skip
+        started += fsdp_worker.start(jobs, base / "said", processes)
+    toy.finish(started, seconds=240)
+    return base
+
+
+def plain(store: Path, name: str, out: Path) -> tuple[dict[str, Tensor], float]:
+    """The gradients and the loss of the seven rows as one batch, by autograd alone: sums over counts, weighted."""
+    made = trainer(settings(store, name, {"-1": 7}, micro_batch_size=7), out)
+    module: Any = made.engine.module
+    if hasattr(module, "sample"):
+        module.sample = fsdp_worker.fixed_sample
+    (batch,) = made.batches(0).real
+    sums = module(to_device(batch, torch.device("cpu"), flash=False))
+    terms = made.run.objective.terms().items()
+    loss = sum(term.weight * sums[key] / batch.counts[term.count] for key, term in terms if term.weight is not None)
+    loss.backward()
+    found = {key: value.grad for key, value in module.named_parameters() if value.grad is not None}
+    return found, loss.item()
+
+
+@pytest.mark.parametrize(("name", "processes"), CASES)
+def test_gradients_are_those_of_one_batch(runs: Path, name: str, processes: int, tmp_path: Path) -> None:
+    expected, loss = plain(runs / "toy/store", name, tmp_path / "plain")
+    got = load_file(runs / f"{name}{processes}/gradients.safetensors")
+    assert got.keys() == expected.keys()
+    norm = torch.stack([value.double().norm() for value in expected.values()]).norm()
+    error = torch.stack([(got[key].double() - value.double()).norm() for key, value in expected.items()]).norm()
+    assert error / norm <= 1e-6
+    for key, value in expected.items():
+        floor = 1e-3 * norm  # where a gradient is nothing but rounding, as that of a key's bias
+        assert (got[key].double() - value.double()).norm() <= 1e-6 * max(value.double().norm(), floor), key
+    held = json.loads((runs / f"{name}{processes}/held.json").read_text())
+    assert held["loss"] == pytest.approx(loss, rel=1e-6)
+    assert held["grad_norm"] == pytest.approx(float(norm), rel=1e-6)
+
+
+@pytest.mark.parametrize(("name", "processes"), CASES)
+def test_each_process_holds_its_share_and_reduces_once(runs: Path, name: str, processes: int) -> None:
+    whole = sum(value.numel() for value in load_file(runs / f"{name}{processes}/gradients.safetensors").values())
+    held = json.loads((runs / f"{name}{processes}/held.json").read_text())
+    numbers, early = zip(*held["held"], strict=True)
+    assert sum(numbers) == whole and max(numbers) < 1.2 * whole / processes
+    assert not any(early)
+    assert held["groups"] == {"electra": 5, "disentangled": 5, "t5": 5}.get(name, 3), "each block, and the rest"
