@@ -1,0 +1,64 @@
+"""One process of a world that takes the first step of several runs, and writes down gradients and sums."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from terakoya.parameters import Parameters
+from terakoya.plugins import registry
+from terakoya.training import setup
+from terakoya.training.distributed import Connection, connect
+from terakoya.training.evaluate import evaluate
+from terakoya.training.record import Record
+from terakoya.training.stores import Stores
+from terakoya.training.world import Launched
+
+
+def work(jobs: Mapping[str, Any], folder: Path, replica_size: int, environment: Mapping[str, str], said: Path) -> None:
+    """Runs `jobs`, name -> parameter JSON, one after another; `said` takes what is printed."""
+    os.environ.update(environment)
+    handle = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+    torch.set_num_threads(1)
+    connection = connect(Launched.read(), replica_size=replica_size, timeout_seconds=60)
+    for name, settings in jobs.items():
+        first_step(settings, folder, name, connection)
+    connection.close(failed=False)
+
+
+def first_step(settings: Mapping[str, Any], folder: Path, name: str, connection: Connection) -> None:
+    """Validates, then takes the first step. Writes of each process NAME.RANK.safetensors, the gradients after they were
+    reduced, and NAME.RANK.json: what is reported of the step, and of the validation; both are global."""
+    parameters = Parameters.from_dict(settings, source=name)
+    stores = Stores.open(parameters)
+    record = Record(folder, [], {}, active=False)
+    trainer = setup.build(parameters, folder, stores, connection, record, registry())
+    engine, objective = trainer.engine, parameters.objective
+    step = engine.step
+    gradients: dict[str, torch.Tensor] = {}
+
+    def watched(learning_rate: float) -> torch.Tensor:
+        for each, parameter in engine.module.named_parameters():
+            assert parameter.grad is not None
+            gradients[each] = parameter.grad.clone()
+        return step(learning_rate)
+
+    engine.step = watched  # type: ignore[method-assign]
+    validations: Sequence[Mapping[str, float]] = [
+        evaluate(engine, connection, source, objective, stores.vocabulary, trainer.share, batches=2, flash=False)
+        for source in trainer.validation.values()
+    ]
+    report = trainer.one_step()
+    save_file(gradients, folder / f"{name}.{connection.rank}.safetensors")
+    numbers = {"tokens": report.tokens, **dict(report.values or {}), "validation": [*validations]}
+    (folder / f"{name}.{connection.rank}.json").write_text(json.dumps(numbers))

@@ -1,0 +1,206 @@
+"""Processes that share the positions of their rows train what plain Transformers says, document by document."""
+
+import json
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sequence_worker
+import torch
+import torch.nn.functional as F
+import toy
+from safetensors.torch import load_file
+
+from terakoya import attention
+from terakoya.components import Batch
+from terakoya.contract import toy as small
+from terakoya.parameters import Parameters
+from terakoya.training.setup import build_module
+from terakoya.training.stores import Stores
+
+LENGTH = 48
+"""Two or three documents of the store below."""
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": LENGTH}
+BERT = {
+    "type": "bert",
+    **SIZES,
+    "intermediate_size": 48,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+GPT2 = {"type": "gpt2", **SIZES, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+LLAMA = {"type": "llama", **SIZES, "intermediate_size": 48, "num_key_value_heads": 2}
+QWEN3 = {
+    "type": "qwen3", **SIZES, "intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 6,
+    "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1,
+}  # fmt: skip
+CAUSAL = {"type": "causal_lm"}
+JOBS: dict[str, dict[str, Any]] = {
+    "gpt2": {"architecture": GPT2},
+    "llama": {"architecture": LLAMA},
+    "qwen3": {"architecture": QWEN3},
+    "bert": {"architecture": BERT, "objective": {"type": "masked_lm"}},
+    "one_key_head": {"architecture": {**LLAMA, "num_key_value_heads": 1}},
+    "eager": {"architecture": GPT2, "attention": "eager"},
+    "stream": {"architecture": GPT2, "objective": {**CAUSAL, "layout": "stream"}},
+    "bf16": {"architecture": QWEN3, "precision": "bf16"},
+    "selective": {"architecture": LLAMA, "activation_checkpointing": "selective"},
+}
+"""Two processes, one replica of both."""
+PAIRS = ("llama", "bert")
+"""Four processes, two replicas."""
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of short documents."""
+    return small.make_store(tmp_path_factory.mktemp("short"), documents=60).folder
+
+
+def settings(store: Path, processes: int, **changes: Any) -> dict[str, Any]:
+    """The parameter JSON: of 5 rows two replicas take 3 and 2, in two micro-steps and in one."""
+    base = toy.parameters(
+        store, store, objective=CAUSAL, batch_size={"-1": 5}, micro_batch_size=2, max_steps=4, max_grad_norm=0.0
+    )
+    base["data"]["sequence_length"] = LENGTH
+    return {**base, **({"parallel": {"sp_size": processes}} if processes > 1 else {}), **changes}
+
+
+def start(jobs: Mapping[str, Any], folder: Path, processes: int) -> list[toy.Process]:
+    """A world of `processes`, of which pairs are a replica, that runs `jobs` into `folder`."""
+    folder.mkdir()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = []
+    for rank in range(processes):
+        environment = {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port), "GROUP_RANK": "0",
+        }  # fmt: skip
+        said = folder / f"said.{rank}.txt"
+        process = toy.FORKSERVER.Process(
+            target=sequence_worker.work,
+            args=(jobs, folder, min(processes, 2), environment if processes > 1 else {}, said),
+        )
+        process.start()
+        started.append(toy.Process(process, said))
+    return started
+
+
+@pytest.fixture(scope="module")
+def runs(documents: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of three worlds: `one` process, `two` of one replica, `four` of two."""
+    base = tmp_path_factory.mktemp("sequence")
+    alone = {"bf16": settings(documents, 1, **JOBS["bf16"])}
+    two = {name: settings(documents, 2, **changes) for name, changes in JOBS.items()}
+    four = {name: settings(documents, 2, **JOBS[name]) for name in PAIRS}
+    worlds = [start(alone, base / "one", 1), start(two, base / "two", 2), start(four, base / "four", 4)]
+    for world in worlds:
+        toy.finish(world)
+    return base
+
+
+class Reference:
+    """What plain Transformers makes of the same rows in float64, each document by itself."""
+
+    def __init__(self, parameters: Parameters, batch: Batch) -> None:
+        self.module = build_module(parameters, Stores.open(parameters).vocabulary).double()
+        (model,) = parameters.objective.exports(self.module).values()
+        attention.release(model)
+        arrays = batch.arrays
+        documents, ids, positions = (arrays[name] for name in ("document_ids", "input_ids", "position_ids"))
+        labels = arrays.get("labels")
+        if labels is None:
+            flat = np.full(documents.size, -100)
+            used = arrays["masked_labels"] >= 0
+            flat[arrays["masked_positions"][used]] = arrays["masked_labels"][used]
+            labels = flat.reshape(documents.shape)
+        self.total, self.right = torch.zeros((), dtype=torch.float64), 0
+        for row in range(len(documents)):
+            for document in np.unique(documents[row][documents[row] >= 0]):
+                here = documents[row] == document
+                logits = model(
+                    input_ids=torch.from_numpy(ids[row][here])[None],
+                    position_ids=torch.from_numpy(positions[row][here])[None],
+                ).logits[0]
+                wanted = torch.from_numpy(labels[row][here])
+                self.total = self.total + F.cross_entropy(logits, wanted, ignore_index=-100, reduction="sum")
+                self.right += int((logits.argmax(-1) == wanted).sum())
+        self.count = int((labels >= 0).sum())
+        self.documents = [len(np.unique(row[row >= 0])) for row in documents]
+
+    @property
+    def loss(self) -> float:
+        return float(self.total.detach()) / self.count
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        (self.total / self.count).backward()
+        return {name: each.grad for name, each in self.module.named_parameters() if each.grad is not None}
+
+
+def reference(settings: Mapping[str, Any], *, validation: bool = False) -> Reference:
+    """Of the rows of the first step, or of the validation."""
+    parameters = Parameters.from_dict(settings, source="test")
+    stores = Stores.open(parameters)
+    objective = parameters.objective
+    if validation:
+        (source,) = stores.validation_rows(parameters, objective.row_layout()).values()
+        rows = source.load(0, np.arange(min(len(source), 10)))
+    else:
+        rows = stores.loader(parameters, objective.row_layout(), global_rows=5).load(0, 5)
+    return Reference(parameters, objective.collate(rows, stores.vocabulary))
+
+
+def relative_error(got: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> float:
+    assert got.keys() == wanted.keys()
+    difference = sum((got[name].double() - wanted[name].double()).square().sum() for name in wanted)
+    return float((difference / sum(each.double().square().sum() for each in wanted.values())).sqrt())
+
+
+def gradients(folder: Path, name: str, rank: int = 0) -> dict[str, torch.Tensor]:
+    return load_file(folder / f"{name}.{rank}.safetensors")
+
+
+def numbers(folder: Path, name: str, rank: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"{name}.{rank}.json").read_text())
+    return found
+
+
+LOSSES = {"bert": ("mlm_loss", "masked_accuracy")}
+
+
+@pytest.mark.parametrize(
+    ("world", "name"), [*(("two", name) for name in JOBS if name != "bf16"), *(("four", name) for name in PAIRS)]
+)
+def test_it_trains_what_plain_transformers_says(runs: Path, world: str, name: str, documents: Path) -> None:
+    given = settings(documents, 1, **JOBS[name])
+    said, loss = numbers(runs / world, name), LOSSES.get(name, ("lm_loss", "token_accuracy"))
+    wanted = reference(given)
+    if name != "stream":
+        assert max(wanted.documents) > 2, "several documents in a row"
+    assert said[loss[0]] == pytest.approx(wanted.loss, rel=1e-6)
+    exact = wanted.gradients()
+    assert relative_error(gradients(runs / world, name), exact) <= 1e-6
+    other = gradients(runs / world, name, rank=1)
+    assert relative_error(gradients(runs / world, name), other) == 0.0, "the same on every process"
+
+    (validated,) = said["validation"]
+    wanted = reference(given, validation=True)
+    assert validated["loss"] == pytest.approx(wanted.loss, rel=1e-6)
+    assert validated[loss[1]] == wanted.right / wanted.count
+
+
+def test_bf16_is_near_one_process(runs: Path) -> None:
+    one, two = (gradients(runs / world, "bf16") for world in ("one", "two"))
+    assert 0.0 < relative_error(two, one) <= 1e-2
+    for name in ("loss", "token_accuracy"):
+        got, wanted = (numbers(runs / world, "bf16")["validation"][0][name] for world in ("two", "one"))
+        assert got == pytest.approx(wanted, rel=1e-2)
+
+
+def test_activation_checkpointing_changes_no_bit(runs: Path) -> None:
+    assert relative_error(gradients(runs / "two", "selective"), gradients(runs / "two", "llama")) == 0.0

@@ -1,0 +1,82 @@
+"""What processes that share positions are given of a batch, and what they are refused."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from terakoya.errors import UserError
+from terakoya.parameters import Parameters
+from terakoya.training.distributed_sequence import positions_of
+
+LLAMA = {
+    "type": "llama", "hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 6, "intermediate_size": 32,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+BERT = {"type": "bert", "hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 64}
+ELECTRA = {**BERT, "type": "electra", "embedding_size": 16}
+GPTJ = {
+    "type": "gptj", "hidden_size": 16, "num_attention_heads": 2, "rotary_dim": 4, "max_position_embeddings": 64,
+}  # fmt: skip
+T5 = {"type": "t5", "d_model": 16, "num_heads": 2}
+PAIRS = {"type": "masked_lm", "layout": "pairs", "next_sentence": True}
+
+
+def read(processes: int, *, length: int = 48, **changes: Any) -> Parameters:
+    """The parameters of a run whose replicas are `processes` that share positions."""
+    base = {
+        "data": {"train": ["store"], "sequence_length": length}, "architecture": LLAMA,
+        "objective": {"type": "causal_lm"}, "optimizer": {"type": "adamw"}, "schedule": {"type": "linear"},
+        "batch_size": {"-1": 8}, "max_steps": 2, "parallel": {"sp_size": processes},
+    }  # fmt: skip
+    return Parameters.from_dict({**base, **changes}, source="test")
+
+
+@pytest.mark.parametrize(
+    ("processes", "changes", "told"),
+    [
+        (2, {"length": 47}, "data.sequence_length: parallel.sp_size 2 shares its positions evenly: expected a multiple "
+         "of 2, got 47; the nearest: 46 and 48"),
+        (3, {"length": 64}, "expected a multiple of 3, got 64; the nearest: 63"),
+        (4, {}, "parallel.sp_size 4: the 6 attention heads of Llama cannot be shared evenly; with rows of 48 tokens "
+         "use one of 2, 3, 6"),
+        (4, {"length": 47}, "with rows of 47 tokens use 1"),
+        (2, {"architecture": GPTJ}, "parallel.sp_size 2: is for models that attend through Transformers' "
+         "AttentionInterface, which GPTJ does not; set it to 1"),
+        (2, {"architecture": T5, "objective": {"type": "span_corruption"}}, "which T5 does not"),
+        (2, {"architecture": ELECTRA, "objective": {"type": "replaced_token"}},
+         "parallel.sp_size 2: ReplacedToken with these settings needs whole rows; set it to 1"),
+        (2, {"architecture": BERT, "objective": PAIRS}, "MaskedLM with these settings needs whole rows"),
+        (2, {"precision": "fp8"}, 'precision: "fp8" scales what each process has by itself'),
+        (2, {"parallel": {"sp_size": 2, "engine": "fsdp"}}, 'sp_size 2 goes with engine "ddp", got "fsdp"'),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_told_with_what_does(processes: int, changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError) as raised:
+        read(processes, **changes)
+    assert told in str(raised.value)
+
+
+@pytest.mark.parametrize("processes", [2, 3, 6])
+def test_what_is_named_as_fitting_fits(processes: int) -> None:
+    assert read(processes).parallel.replica_size == processes
+
+
+def test_slices_make_up_the_batch() -> None:
+    rows, length, processes = 2, 12, 3
+    ids = torch.arange(rows * length).view(rows, length)
+    labels = torch.tensor([100, 111, 112, 123, -100])
+    places = torch.tensor([0, 11, 12, 17, 0])  # the last slot is unused
+    batch = {
+        "input_ids": ids, "document_ids": ids // 5, "masked_positions": places, "masked_labels": labels,
+        "whole_rows": torch.empty(0), "cu_seqlens": torch.arange(rows * length + 1),
+    }  # fmt: skip
+    slices = [positions_of(batch, place, processes) for place in range(processes)]
+    assert torch.equal(torch.cat([each["input_ids"] for each in slices], dim=1), ids)
+    found = {}
+    for each in slices:
+        assert torch.equal(each["document_ids"], batch["document_ids"]) and each["cu_seqlens"] is batch["cu_seqlens"]
+        used = each["masked_labels"] != -100
+        at = each["input_ids"].flatten()[each["masked_positions"]]
+        found |= dict(zip(at[used].tolist(), each["masked_labels"][used].tolist(), strict=True))
+    assert found == {0: 100, 11: 111, 12: 112, 17: 123}

@@ -1,0 +1,225 @@
+"""What was run with each engine and architecture, as tables: python tools/engines/table.py [--out FILE.md] [--quick]
+
+Two processes on one machine, over gloo, train four steps of a toy model. Compared are
+
+- the gradients of the first step with those of one process without an engine;
+- a run whose second process is killed with SIGKILL after the third step, and that is started again, with one that was
+  not killed: weights, the optimizer's state and losses, bit by bit;
+- weights of a run that goes on from the second step's checkpoint in another engine with those of one process;
+- what `terakoya export` makes of the last checkpoint with what it makes of one process's.
+
+Errors are relative: the norm of all differences over the norm of all values. The exit status is 1 where one is above
+its limit or a run failed. `--quick` is one architecture for each engine, and checks no killing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+import cases
+import measures
+import runs
+
+from terakoya.contract import toy
+from terakoya.errors import UserError
+from terakoya.parameters import Parameters
+
+CHECKS: Mapping[str, str] = {
+    "gradients": "Gradients of one step against one process",
+    "killed": "Killed and started again, against a run that was not",
+    "another": "Gone on with in another engine, against one process",
+    "export": "Exported, against one process's export",
+}
+SHARED = 1e-5
+LIMITS: Mapping[str, float] = {"gradients": 1e-6, "killed": 0.0, "another": 1e-5, "export": 1e-5}
+PACKAGES = ("terakoya", "torch", "transformers", "accelerate", "deepspeed")
+
+
+@dataclass
+class Table:
+    """Cells by check, engine and architecture, and the reasons that they point to."""
+
+    cells: dict[tuple[str, str, str], str] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list)
+    bad: list[str] = field(default_factory=list)
+
+    def error(self, check: str, engine: str, architecture: str, value: float, note: str = "") -> None:
+        """Puts down an error that was seen, in bold if it is above its limit."""
+        limit = SHARED if check == "gradients" and engine[:2] in ("tp", "pp", "sp") else LIMITS[check]
+        text = "same bits" if value == 0.0 and check == "killed" else f"{value:.0e}"
+        if not value <= limit:
+            self.bad.append(f"{CHECKS[check]}: {engine}, {architecture}: {value:.1e}, limit {limit:.0e}")
+            text = f"**{text}**"
+        self.cells[check, engine, architecture] = text + note
+
+    def reason(self, check: str, engine: str, architecture: str, word: str, why: str) -> None:
+        """Puts down why there is no error to be seen."""
+        if why not in self.reasons:
+            self.reasons.append(why)
+        self.cells[check, engine, architecture] = f"{word} [{self.reasons.index(why) + 1}]"
+        if word == "failed":
+            self.bad.append(f"{CHECKS[check]}: {engine}, {architecture}: {why}")
+
+    def lines(self) -> Iterator[str]:
+        """The tables in Markdown, those of checks that were not made left out."""
+        made = {engine for _, engine, _ in self.cells}
+        engines = [name for name in cases.ENGINES if name in made]
+        for check, title in CHECKS.items():
+            rows = {key: text for key, text in self.cells.items() if key[0] == check}
+            if not rows:
+                continue
+            limit = "the same bits" if check == "killed" else f"at most {LIMITS[check]:.0e}"
+            if check == "gradients":
+                limit += f", of tp, pp and sp {SHARED:.0e}"
+            names = [name for name in cases.ARCHITECTURES if any(key[2] == name for key in rows)]
+            yield from (f"## {title}", "", f"Wanted: {limit}.", "")
+            yield f"| | {' | '.join(names)} |"
+            yield "|---" * (len(names) + 1) + "|"
+            for engine in engines:
+                yield f"| {engine} | {' | '.join(rows.get((check, engine, name), '') for name in names)} |"
+            yield ""
+        for number, why in enumerate(self.reasons, 1):
+            yield f"{number}. {why}"
+
+
+class Harness:
+    """Runs in a scratch folder, each once."""
+
+    def __init__(self, scratch: Path, table: Table, *, say: Callable[[str], None]) -> None:
+        self.scratch = scratch
+        self.table = table
+        self.say = say
+        self.store = toy.make_store(scratch / "data").folder
+        self.alone: dict[str, Path] = {}
+
+    def one_process(self, architecture: str, last: int) -> Path:
+        """The run of one process without an engine."""
+        if architecture not in self.alone:
+            out = self.scratch / f"{architecture}.alone"
+            runs.train(cases.parameters(self.store, architecture, None, last=last), out, processes=1)
+            measures.export(out)
+            self.alone[architecture] = out
+        return self.alone[architecture]
+
+    def refusal(self, engine: str, architecture: str) -> str | None:
+        """Why the engine is refused for the architecture; None where it is not."""
+        try:
+            Parameters.from_dict(cases.parameters(self.store, architecture, cases.ENGINES[engine]), source="refused")
+        except UserError as error:
+            return str(error).removeprefix("refused: ").replace("\n", " ")
+        return None
+
+    def case(self, engine: str, architecture: str, *, quick: bool) -> None:
+        """Fills the cells of one engine and architecture."""
+        table, start = self.table, time.monotonic()
+        checks = ("gradients", "export") if quick else tuple(CHECKS)
+        why = self.refusal(engine, architecture)
+        if why is not None:
+            for check in checks:
+                table.reason(check, engine, architecture, "refused", why)
+            return
+        last = cases.MIDDLE if quick else cases.LAST
+        alone, out = self.one_process(architecture, last), self.scratch / f"{architecture}.{engine}".replace(" ", "")
+        settings = cases.parameters(self.store, architecture, cases.ENGINES[engine], last=last)
+        try:
+            runs.train(settings, out, processes=cases.PROCESSES)
+            table.error("gradients", engine, architecture, measures.gradients(out, alone, cases.FIRST))
+        except runs.RunError as error:
+            for check in checks:
+                table.reason(check, engine, architecture, "failed", str(error))
+            return
+        measures.export(out)
+        table.error("export", engine, architecture, measures.exports(out, alone))
+        for check, function in {"killed": self._killed, "another": self._another}.items():
+            if check in checks:
+                try:
+                    function(engine, architecture, out)
+                except runs.RunError as error:
+                    table.reason(check, engine, architecture, "failed", str(error))
+        self.say(f"{engine}, {architecture}: {time.monotonic() - start:.0f} s")
+
+    def _killed(self, engine: str, architecture: str, straight: Path) -> None:
+        """Kills the same run after its third step and starts it again."""
+        out, plugins = straight.with_name(f"{straight.name}.killed"), [Path(__file__).with_name("kill.py")]
+        settings = cases.parameters(self.store, architecture, cases.ENGINES[engine])
+        world = {"processes": cases.PROCESSES, "plugins": plugins}
+        environment = {"KILL_AFTER": str(cases.MIDDLE + 1), "KILL_RANK": str(cases.PROCESSES - 1)}
+        runs.train(settings, out, environment=environment, killed=True, **world)  # type: ignore[arg-type]
+        if not measures.saved(out, cases.MIDDLE) or measures.saved(out, cases.LAST):
+            raise runs.RunError("the run was not killed where it should have been")
+        runs.train(settings, out, **world)  # type: ignore[arg-type]
+        self.table.error("killed", engine, architecture, measures.difference(out, straight, cases.LAST))
+
+    def _another(self, engine: str, architecture: str, source: Path) -> None:
+        """Goes on from the middle with the next engine that takes the architecture."""
+        names = list(cases.ENGINES)
+        at = names.index(engine)
+        other = next(name for name in names[at + 1 :] + names[:at] if self.refusal(name, architecture) is None)
+        out = source.with_name(f"{source.name}.another")
+        folder = measures.checkpoint_folder(source, cases.MIDDLE)
+        shutil.copytree(folder, out / "checkpoints" / folder.name)
+        settings = cases.parameters(self.store, architecture, cases.ENGINES[other])
+        runs.train(settings, out, processes=cases.PROCESSES)
+        error = measures.weights(out, self.one_process(architecture, cases.LAST), cases.LAST)
+        self.table.error("another", engine, architecture, error, f" ({other})")
+
+
+def main() -> int:
+    """Prints or writes the tables. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="where the tables go; printed where not given")
+    parser.add_argument("--quick", action="store_true", help="one architecture for each engine")
+    parser.add_argument("--engine", action="append", choices=cases.ENGINES, help="only this one; may be repeated")
+    parser.add_argument(
+        "--architecture", action="append", choices=cases.ARCHITECTURES, help="only this one; may be repeated"
+    )
+    arguments = parser.parse_args()
+    table = Table()
+    with tempfile.TemporaryDirectory() as scratch:
+        harness = Harness(Path(scratch), table, say=lambda text: print(text, file=sys.stderr, flush=True))
+        for engine in arguments.engine or cases.ENGINES:
+            for architecture in arguments.architecture or cases.ARCHITECTURES:
+                if not arguments.quick or cases.QUICK[engine] == architecture:
+                    harness.case(engine, architecture, quick=arguments.quick)
+    text = "\n".join([*_header(arguments.quick), *table.lines()]) + "\n"
+    if arguments.out:
+        arguments.out.write_text(text, encoding="utf-8")
+    else:
+        print(text)
+    for bad in table.bad:
+        print(bad, file=sys.stderr)
+    return 1 if table.bad else 0
+
+
+def _header(quick: bool) -> list[str]:
+    """What the tables say, and of which versions."""
+    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    made = "python tools/engines/table.py" + (" --quick" if quick else "")
+    layers, width = cases.SIZES["num_hidden_layers"], cases.SIZES["hidden_size"]
+    return [
+        "# Engines",
+        "",
+        f"Made by `{made}`: {cases.PROCESSES} processes over gloo on one machine without a GPU, fp32, models of "
+        f"{layers} blocks of {width}, 7 rows of packed documents a step in micro-batches of 2. Errors are relative: "
+        "the norm of all differences over the norm of all values. Python "
+        f"{platform.python_version()}, {versions}.",
+        "",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
