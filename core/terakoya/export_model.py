@@ -14,13 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from terakoya import lora_settings
 from terakoya.components import Exporter
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
-from terakoya.parameter_files import explain
+from terakoya.making import made
 from terakoya.plugins import registry
 
 if TYPE_CHECKING:
@@ -60,7 +58,7 @@ def export(
         UserError: no checkpoint, a damaged one, a plugin that is missing, no model `only`, settings or a model that the
             format does not take, or `out` is there already.
     """
-    exporter = make_exporter(format, settings or {})
+    exporter: Exporter = made("exporters", format, settings or {}, where=f"format {format}")
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise UserError(f"{out}: is there already; choose a new folder or remove it")
     with _opened(source) as opened:
@@ -86,15 +84,6 @@ def export(
     autos = {name: type(model)._auto_class for name, model in models.items()} if exporter.for_transformers else {}
     classes = {name: autos[name] or type(models[name]).__name__ for name in autos}
     return Exported(out, folder, opened.step, classes, frozenset(name for name in autos if autos[name]))
-
-
-def make_exporter(format: str, settings: Mapping[str, Any]) -> Exporter:
-    """The exporter `format` with `settings`. UserError for one that is not installed, or settings it does not take."""
-    kind: type[Exporter] = registry().component("exporters", format)
-    try:
-        return kind.model_validate_json(json.dumps(dict(settings), default=str))
-    except ValidationError as error:
-        raise UserError("\n".join(f"format {format}: {line}" for line in explain(error, kind))) from None
 
 
 @dataclass(frozen=True)

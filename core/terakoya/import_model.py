@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from terakoya.components import Importer
 from terakoya.errors import UserError
-from terakoya.parameter_files import explain
-from terakoya.plugins import registry
+from terakoya.making import made
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,15 +31,6 @@ class Imported:
     parameters: int
     vocabulary: int
     tokenizer: int | None
-
-
-def make_importer(format: str, settings: Mapping[str, Any]) -> Importer:
-    """The importer `format` with `settings`. UserError for one that is not installed, or settings it does not take."""
-    kind: type[Importer] = registry().component("importers", format)
-    try:
-        return kind.model_validate_json(json.dumps(dict(settings), default=str))
-    except ValidationError as error:
-        raise UserError("\n".join(f"importer {format}: {line}" for line in explain(error, kind))) from None
 
 
 def import_checkpoint(
@@ -66,10 +54,11 @@ def import_checkpoint(
     """
     settings = dict(settings or {})
     check_new(out)
-    importer = make_importer(format, settings)
+    importer: Importer = made("importers", format, settings, where=f"importer {format}")
     loaded = _load_tokenizer(tokenizer) if tokenizer else None
     if loaded is not None and "vocab_size" in type(importer).model_fields and "vocab_size" not in settings:
-        importer = make_importer(format, {**settings, "vocab_size": _size(loaded)})
+        sized = {**settings, "vocab_size": _size(loaded)}
+        importer = made("importers", format, sized, where=f"importer {format}")
     out.parent.mkdir(parents=True, exist_ok=True)
     staging = out.with_name(f".{out.name}.staging-{os.getpid()}")
     staging.mkdir()

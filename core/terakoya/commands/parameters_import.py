@@ -12,7 +12,7 @@ import typer
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
-    from terakoya.components import ForeignParameters
+    from terakoya.components import ForeignParameters, Importer
 
 
 def command(
@@ -30,7 +30,7 @@ def command(
 
     What every option became is told; so is what has no place. Nothing of the script is run.
     """
-    from terakoya.import_model import make_importer
+    from terakoya.making import made
     from terakoya.plugins import registry
 
     component = registry().component("importers", format)
@@ -40,7 +40,8 @@ def command(
     settings = {"define": define} if define else {}
     if define and "define" not in component.model_fields:
         raise UserError(f"--define: the format {format} reads no scripts with variables")
-    found = make_importer(format, settings).parameters(file)
+    importer: Importer = made("importers", format, settings, where=f"importer {format}")
+    found = importer.parameters(file)
     text = json.dumps(found.parameters, indent=2, ensure_ascii=False) + "\n"
     if out is None:
         typer.echo(text, nl=False)
