@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from terakoya import plugins
+from terakoya import deepspeed_settings, plugins
 from terakoya.components import Architecture
 
 if TYPE_CHECKING:
@@ -86,6 +86,13 @@ def _of_architecture(parameters: Parameters) -> Iterator[str]:
 
 def _of_processes(parameters: Parameters) -> Iterator[str]:
     stage, optimizer = parameters.parallel.zero_stage, parameters.optimizer
+    if parameters.parallel.deepspeed_config is not None and stage is not None:
+        yield from deepspeed_settings.problems(
+            parameters.parallel.deepspeed_config,
+            zero_stage=stage,
+            max_grad_norm=parameters.max_grad_norm,
+            precision=parameters.precision,
+        )
     if parameters.parallel.engine == "fsdp" and not optimizer.elementwise:
         yield (
             f'parallel.engine "fsdp": optimizer {type(optimizer).__name__} looks at whole parameters, of which each '

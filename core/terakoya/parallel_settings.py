@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from terakoya.data_settings import Settings
+from terakoya.deepspeed_settings import offload_problems
+from terakoya.errors import UserError
+from terakoya.parameter_files import read_json
 
 SIZES = ("tp_size", "pp_size", "sp_size", "cp_size")
 """The keys that let several processes work on the same rows."""
@@ -20,6 +24,11 @@ class Parallel(Settings):
         engine: what keeps replicas alike: torch's DistributedDataParallel, DeepSpeed's ZeRO, or torch's `fully_shard`
             (FSDP2).
         zero_stage: DeepSpeed's; what is split among processes.
+        offload_optimizer_device: where ZeRO keeps weights' masters and the optimizer's state, and updates them; null is
+            the device that computes.
+        offload_param_device: where ZeRO 3 keeps weights that are not needed at the moment.
+        deepspeed_config: DeepSpeed's own JSON, or a file of it, for what has no key here; `deepspeed_settings` says
+            what of it is taken over.
         tp_size: processes that share each matrix product of a replica (tensor parallelism).
         pp_size: processes that share the blocks of a replica, one after another (pipeline parallelism).
         pp_stages_per_process: how many runs of neighbouring blocks a process has; above 1 the pipeline is interleaved.
@@ -31,6 +40,9 @@ class Parallel(Settings):
 
     engine: Literal["ddp", "deepspeed", "fsdp"] = "ddp"
     zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
+    offload_optimizer_device: Literal["cpu"] | None = None
+    offload_param_device: Literal["cpu"] | None = None
+    deepspeed_config: dict[str, Any] | None = None
     tp_size: PositiveInt = 1
     pp_size: PositiveInt = 1
     pp_stages_per_process: PositiveInt = 1
@@ -54,6 +66,16 @@ class Parallel(Settings):
             )
         return given
 
+    @field_validator("deepspeed_config", mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return read_json(Path(value))
+        except UserError as error:
+            raise ValueError(str(error)) from error
+
     @model_validator(mode="after")
     def _agree(self) -> Self:
         for problem in self._contradictions():
@@ -65,6 +87,11 @@ class Parallel(Settings):
             yield 'engine "deepspeed" needs zero_stage: 0, 1, 2 or 3'
         if self.engine != "deepspeed" and self.zero_stage is not None:
             yield f'zero_stage {self.zero_stage} needs engine "deepspeed", got "{self.engine}"'
+        for key in ("offload_optimizer", "offload_param"):
+            if getattr(self, f"{key}_device") is not None:
+                yield from offload_problems(key, self.zero_stage, f"{key}_device")
+        if self.deepspeed_config is not None and self.engine != "deepspeed":
+            yield f'deepspeed_config needs engine "deepspeed", got "{self.engine}"'
         if self.cp_size > 1:
             yield (
                 f"cp_size {self.cp_size}: torch's ring attention takes no documents that are kept apart; "
