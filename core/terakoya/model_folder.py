@@ -7,14 +7,15 @@ import os
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 
-def write(model: PreTrainedModel, folder: Path) -> None:
-    """Saves `model` into `folder`: config.json and safetensors weights."""
+def write(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None = None) -> None:
+    """Saves `model` into `folder`: config.json and safetensors weights, its own or those of `state`, a state dict of it."""
     quieten()
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, state_dict=state)
 
 
 def quieten() -> None:

@@ -73,11 +73,13 @@ class Checkpoint(Settings):
         keep: how many stay.
         model: whether a checkpoint holds the model as a Transformers folder too: every one, the last of the run, none;
             null leaves it to the engine.
+        async_save: whether training goes on while a checkpoint is written, from a copy of the state in host memory.
     """
 
     save_steps: PositiveInt = 1000
     keep: Annotated[int, Field(ge=2)] = 3
     model: Literal["every", "last", "never"] | None = None
+    async_save: bool = False
 
 
 class Evaluation(Settings):

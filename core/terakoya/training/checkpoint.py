@@ -6,33 +6,34 @@
                                   adapter/        with `lora` the adapters in peft's format, never read by resume
                                   tokenizer/
 
+Every rank writes its own part of `state/` (see `checkpoint_state`), flushes and hashes it; rank 0 writes the rest.
 Tensors are safetensors, everything else JSON; nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
-
 from terakoya.errors import UserError
+from terakoya.training import checkpoint_state
+from terakoya.training.checkpoint_state import Owner, file_facts
 from terakoya.training.distributed import Connection
-from terakoya.training.engine import Engine, saved_values
+from terakoya.training.waiting import everyone
 
-FORMAT = 1
+FORMAT = 2
+READ = (1, 2)
+"""Formats that are read. In the first rank 0 wrote all of `state/`, as whole tensors: the second without pieces."""
 NAME = re.compile(r"step-(\d{8,})")
-SHARD_BYTES = 4 << 30
 MINIMUM_KEPT = 2
+HASHING_THREADS = 8
 
 
 def folder_name(step: int) -> str:
@@ -59,105 +60,77 @@ def save(
     checkpoints: Path,
     step: int,
     connection: Connection,
-    engine: Engine,
+    owner: Owner,
     *,
     facts: Mapping[str, Any],
     write_models: Callable[[Path], None],
     tokenizer_folder: Path,
     keep: int,
+    leaving: threading.Event | None = None,
 ) -> Path:
     """Writes and commits the checkpoint of `step`, then prunes; every rank calls it and returns together.
 
     Args:
+        owner: the engine, or a copy of its state: what of it this process writes.
         facts: what the manifest says beside the files; JSON.
         write_models: writes what is read without us beside `state/`, which is there, on rank 0 alone.
         keep: how many checkpoints stay, at least `MINIMUM_KEPT`.
+        leaving: set when this process is about to leave and the save is to end.
 
     Raises:
         UserError: on every rank, if writing failed on any; nothing committed is touched.
+        Leaving: `leaving` is set.
     """
     staging = checkpoints / f".staging-{folder_name(step)}"
     final = checkpoints / folder_name(step)
-    error: OSError | None = None
-    try:
+
+    def begin() -> None:
         if connection.is_main:
             shutil.rmtree(staging, ignore_errors=True)
             (staging / "state").mkdir(parents=True)
-        connection.barrier()
-        _write_state(staging / "state", connection, engine)
+
+    def finish() -> None:
         if connection.is_main:
             write_models(staging)
             shutil.copytree(tokenizer_folder, staging / "tokenizer")
-            _commit(staging, final, {"format": FORMAT, "step": step, **facts})
+            _commit(staging, final, {"format": FORMAT, "step": step, **facts}, written)
             prune(checkpoints, keep)
-    except OSError as failure:
-        error = failure
+
+    action = f"saving {final}"
+    try:
+        everyone(connection, action, begin, leaving=leaving)
+        parts = everyone(
+            connection,
+            action,
+            lambda: checkpoint_state.write(staging / "state", connection.rank, owner),
+            leaving=leaving,
+        )
+        written = {f"state/{name}": each for part in parts for name, each in part.items()}
+        everyone(connection, action, finish, leaving=leaving)
+    except UserError:
         if connection.is_main:
             shutil.rmtree(staging, ignore_errors=True)
-    connection.together(f"saving {final}", error)
+        raise
     return final
 
 
-def _write_state(folder: Path, connection: Connection, engine: Engine) -> None:
-    """Writes parameters and optimizer state, in shards of at most `SHARD_BYTES`; gathering is collective, writing not.
-
-    A failed write is raised only after the gathering, so that no rank is left waiting.
-    """
-    failure: OSError | None = None
-    for name, values in (("model", engine.parameters()), ("optimizer", engine.optimizer_state())):
-        pending: dict[str, Tensor] = {}
-        shard = 0
-        size = 0
-        for key, value in values:
-            if not connection.is_main or failure:
-                continue
-            pending[key] = value.detach()
-            size += value.numel() * value.element_size()
-            if size >= SHARD_BYTES:
-                failure = _write_shard(folder / f"{name}-{shard:05d}.safetensors", pending)
-                pending, size, shard = {}, 0, shard + 1
-        if connection.is_main and not failure and (pending or not shard):
-            failure = _write_shard(folder / f"{name}-{shard:05d}.safetensors", pending)
-    if failure:
-        raise failure
-
-
-def _write_shard(path: Path, tensors: Mapping[str, Tensor]) -> OSError | None:
-    """Writes one safetensors file; returns what went wrong with the disk, if anything did."""
-    try:
-        save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, path)
-    except OSError as error:
-        return error
-    except SafetensorError as error:  # how safetensors reports a full disk
-        return OSError(f"{path}: {error}")
-    return None
-
-
-def _commit(staging: Path, final: Path, facts: Mapping[str, Any]) -> None:
-    """Makes every file durable, writes the manifest last and renames `staging` to `final`."""
-    files = {}
+def _commit(staging: Path, final: Path, facts: Mapping[str, Any], written: Mapping[str, Any]) -> None:
+    """Makes every file durable but those that are `written` so, writes the manifest last and renames `staging`."""
+    files = dict(written)
     for path in sorted(staging.rglob("*")):
-        if path.is_file():
-            files[path.relative_to(staging).as_posix()] = {
-                "size": path.stat().st_size,
-                "sha256": _sha256(path, sync=True),
-            }
+        name = path.relative_to(staging).as_posix()
+        if path.is_file() and name not in files:
+            files[name] = file_facts(path, sync=True)
     manifest = staging / "manifest.json"
-    manifest.write_text(json.dumps({**facts, "files": files}, indent=1, ensure_ascii=False), encoding="utf-8")
-    _sha256(manifest, sync=True)
+    text = json.dumps({**facts, "files": dict(sorted(files.items()))}, indent=1, ensure_ascii=False)
+    manifest.write_text(text, encoding="utf-8")
+    file_facts(manifest, sync=True)
     for folder in [*(path for path in staging.rglob("*") if path.is_dir()), staging]:
         sync_folder(folder)
     if final.exists():
         shutil.rmtree(final)  # an older save of the same step, from before a resume at an earlier one
     staging.rename(final)
     sync_folder(final.parent)
-
-
-def _sha256(path: Path, *, sync: bool = False) -> str:
-    with path.open("rb") as file:
-        if sync:
-            os.fsync(file.fileno())
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync_folder(folder: Path) -> None:
@@ -201,7 +174,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: not a checkpoint's manifest: {error}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+    if not isinstance(manifest, dict) or manifest.get("format") not in READ:
         raise UserError(f"{path}: expected checkpoint format {FORMAT}; written by another version of terakoya?")
     return manifest
 
@@ -213,16 +186,19 @@ def problems(folder: Path, *, hashes: bool = True) -> list[str]:
         files = read_manifest(folder)["files"]
     except (UserError, KeyError) as error:
         return [str(error)]
-    found = []
-    for name, facts in files.items():
-        path = folder / name
+
+    def wrong(name: str) -> str | None:
+        path, expected = folder / name, files[name]
         if ".." in Path(name).parts or not path.is_file() or path.is_symlink():
-            found.append(f"{name}: missing")
-        elif path.stat().st_size != facts["size"]:
-            found.append(f"{name}: {path.stat().st_size} bytes, expected {facts['size']}")
-        elif hashes and _sha256(path) != facts["sha256"]:
-            found.append(f"{name}: content changed")
-    return found
+            return f"{name}: missing"
+        if path.stat().st_size != expected["size"]:
+            return f"{name}: {path.stat().st_size} bytes, expected {expected['size']}"
+        if hashes and file_facts(path)["sha256"] != expected["sha256"]:
+            return f"{name}: content changed"
+        return None
+
+    with ThreadPoolExecutor(HASHING_THREADS) as pool:
+        return [text for text in pool.map(wrong, files) if text is not None]
 
 
 def newest(checkpoints: Path) -> tuple[Path | None, list[str]]:
@@ -246,48 +222,3 @@ def newest(checkpoints: Path) -> tuple[Path | None, list[str]]:
         folder.rename(place)
         said.append(f"{folder.name} is damaged ({'; '.join(wrong[:3])}); moved to {place}")
     return None, said
-
-
-class State:
-    """The tensors in a checkpoint's `state/`, read one at a time."""
-
-    def __init__(self, folder: Path, kind: str) -> None:
-        """Opens `kind`, "model" or "optimizer", of the checkpoint `folder`."""
-        self.folder = folder
-        self.files = [safe_open(path, "pt") for path in sorted((folder / "state").glob(f"{kind}-*.safetensors"))]
-        self.where = {name: file for file in self.files for name in file.keys()}  # noqa: SIM118 - not a mapping
-
-    def names(self) -> frozenset[str]:
-        """Every tensor's name."""
-        return frozenset(self.where)
-
-    def __call__(self, name: str) -> Tensor:
-        """The tensor `name`, on the CPU.
-
-        Raises:
-            UserError: the checkpoint has no such tensor: it is of another model.
-        """
-        if name not in self.where:
-            raise UserError(f"{self.folder}: has no tensor {name}; it was saved from another architecture or objective")
-        tensor: Tensor = self.where[name].get_tensor(name)
-        return tensor
-
-
-def load(folder: Path, engine: Engine) -> None:
-    """Sets parameters and optimizer of `engine` from the checkpoint `folder`; collective."""
-    model = State(folder, "model")
-    engine.load_parameters(model)
-    optimizer = State(folder, "optimizer")
-    engine.load_optimizer_state(optimizer, optimizer.names())
-
-
-def load_module(folder: Path, module: torch.nn.Module) -> None:
-    """Sets the parameters of a plain `module` from the checkpoint `folder`, in this process alone."""
-    state = State(folder, "model")
-    values = dict(saved_values(module))
-    surplus = state.names() - values.keys()
-    if surplus:
-        raise UserError(f"{folder}: has tensors this model does not know: {', '.join(sorted(surplus)[:5])}")
-    with torch.no_grad():
-        for name, value in values.items():
-            value.copy_(state(name))

@@ -9,8 +9,9 @@ import contextlib
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from terakoya.errors import UserError
 from terakoya.training import cpu_memory
 from terakoya.training.engine import Weigh, autocast_forward, saved_values
 from terakoya.training.loss_scaling import LossScaler
+from terakoya.training.pieces import Kind, Piece, dealt, whole
 from terakoya.training.world import Launched, Place, Topology, host_name
 
 BUFFERS_OPTION = next(
@@ -100,6 +102,12 @@ class Connection:
         """Returns when every rank has called it."""
         if self.control is not None:
             dist.barrier(group=self.control)
+
+    def apart(self, timeout_seconds: float) -> Connection:
+        """The same processes over a group of its own, so that another thread can talk to them; collective."""
+        if self.control is None:
+            return self
+        return replace(self, control=dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds)))
 
     def together(self, action: str, error: BaseException | None) -> None:
         """Raises on every rank if any rank brings an `error`, naming rank, host and cause.
@@ -297,8 +305,13 @@ class DDPEngine:
             self.scaler.update(norm)
         return norm
 
+    def owned_pieces(self, kind: Kind) -> Iterator[Piece]:
+        """See `Engine`. Every process has whole values, its own or gathered: they are dealt."""
+        values = self.parameters() if kind == "model" else self.optimizer_state()
+        yield from dealt(starmap(whole, values), self.connection.rank, self.connection.world_size)
+
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Engine`."""
+        """Name and whole fp32 value of each parameter and buffer of `saved_values`, one at a time; collective."""
         yield from saved_values(self.module)
 
     def load_parameters(self, values: Callable[[str], Tensor]) -> None:
@@ -312,7 +325,7 @@ class DDPEngine:
         yield from self.module.named_parameters()
 
     def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Engine`."""
+        """`parameter_name/state_name` and its whole value, one at a time; collective."""
         for name, parameter in self.named_parameters():
             for state, value in self.optimizer.state.get(parameter, {}).items():
                 yield f"{name}/{state}", value

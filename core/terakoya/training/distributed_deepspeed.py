@@ -13,7 +13,7 @@ import contextlib
 import logging
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from terakoya.components import Optimizer
 from terakoya.errors import UserError
 from terakoya.training.distributed import Connection
-from terakoya.training.engine import Weigh, autocast_forward, saved_values
+from terakoya.training.engine import Values, Weigh, autocast_forward, saved_values
 from terakoya.training.launcher_variables import local_rank_variable, variables
 from terakoya.training.loss_scaling import LossScaler
+from terakoya.training.pieces import Kind, Piece, dealt, whole
 from terakoya.training.world import Launched
 
 if TYPE_CHECKING:
@@ -81,12 +82,12 @@ def settings(
 
 
 @dataclass(frozen=True)
-class Piece:
+class Fragment:
     """The part of one parameter that this process updates.
 
     Attributes:
-        flat: the tensor the optimizer knows; the pieces of many parameters lie in it, and padding.
-        at: where in `flat` the piece starts.
+        flat: the tensor the optimizer knows; the fragments of many parameters lie in it, and padding.
+        at: where in `flat` the fragment starts.
         start: which element of the parameter it starts with.
         size: its elements; 0 where all of the parameter is updated elsewhere.
     """
@@ -95,6 +96,14 @@ class Piece:
     at: int
     start: int
     size: int
+
+    def piece(self, name: str, flat: Tensor, shape: tuple[int, ...]) -> Piece:
+        """The fragment's values in `flat`, which is laid out like `self.flat`, as a piece of the tensor `name`."""
+        return Piece(name, flat.view(-1).narrow(0, self.at, self.size), shape, self.start)
+
+    def put(self, flat: Tensor, values: Tensor) -> None:
+        """Sets the fragment's `values` (size,) in `flat`, which is laid out like `self.flat`."""
+        flat.view(-1).narrow(0, self.at, self.size).copy_(values)
 
 
 class DeepSpeedEngine:
@@ -148,11 +157,11 @@ class DeepSpeedEngine:
         with variables(connection.rank, connection.world_size, self.local_rank):
             self.wrapped, _ = accelerator.prepare(self.module, self.optimizer)
         self.zero = self.wrapped.optimizer
-        self.pieces = self._find_pieces()
+        self.fragments = self._find_fragments()
 
-    def _find_pieces(self) -> dict[str, Piece]:
-        """This process's piece of each trainable parameter."""
-        pieces = {}
+    def _find_fragments(self) -> dict[str, Fragment]:
+        """This process's fragment of each trainable parameter."""
+        fragments = {}
         if self.zero_stage in (1, 2):
             flats = {
                 id(parameter): flat
@@ -161,20 +170,20 @@ class DeepSpeedEngine:
             }
         for name, parameter in self.trainable.items():
             if self.zero_stage == 0:
-                pieces[name] = Piece(parameter, 0, 0, parameter.numel())
+                fragments[name] = Fragment(parameter, 0, 0, parameter.numel())
             elif self.zero_stage < 3:
                 flat, mapping = flats[id(parameter)], parameter._hp_mapping  # type: ignore[attr-defined]
                 if mapping is None:
-                    pieces[name] = Piece(flat, 0, 0, 0)
+                    fragments[name] = Fragment(flat, 0, 0, 0)
                 else:
                     there, here = mapping.lp_fragment_address, mapping.hp_fragment_address
-                    pieces[name] = Piece(flat, here.start, there.start, here.numel)
+                    fragments[name] = Fragment(flat, here.start, there.start, here.numel)
             else:
                 group, at, size = self.zero.grad_position[self.zero.get_param_id(parameter)]
                 start = min(size * self.connection.rank, parameter.ds_numel)  # type: ignore[attr-defined]
                 size = min(size, parameter.ds_numel - start)  # type: ignore[attr-defined] # the rest is padding
-                pieces[name] = Piece(self.zero.fp32_partitioned_groups_flat[group], at, start, size)
-        return pieces
+                fragments[name] = Fragment(self.zero.fp32_partitioned_groups_flat[group], at, start, size)
+        return fragments
 
     # ------------------------------------------------------------------------------------------------- the loop
 
@@ -217,50 +226,61 @@ class DeepSpeedEngine:
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
-    def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Engine`."""
-        for name, value in saved_values(self.module):
-            with self._whole(value):
-                whole = value.detach() if self.full_module else value.detach().clone()
-            yield name, whole
+    def owned_pieces(self, kind: Kind) -> Iterator[Piece]:
+        """See `Engine`. What lies here alone is written here, without gathering; what lies everywhere is dealt."""
+        alone, alike = self._weights() if kind == "model" else self._state()
+        yield from (piece for piece in alone if piece.value.numel())
+        yield from dealt(alike, self.connection.rank, self.connection.world_size)
 
-    def load_parameters(self, values: Callable[[str], Tensor]) -> None:
-        """See `Engine`. Every rank reads; in stage 3 it is rank 0's value that counts."""
+    def _weights(self) -> tuple[list[Piece], list[Piece]]:
+        """Parameters and buffers: this process's part of what is spread, and what every process has whole."""
+        alone, alike = [], []
         for name, value in saved_values(self.module):
-            whole = values(name)
-            with torch.no_grad(), self._whole(value, write=True):
-                value.copy_(whole)
-            piece = self.pieces.get(name)
-            if piece is not None and self.zero_stage:
-                _put(piece, piece.flat.data, whole)
+            fragment = self.fragments.get(name)
+            if fragment is not None and self.zero_stage:
+                alone.append(fragment.piece(name, fragment.flat.detach(), _shape(value)))
+            elif hasattr(value, "ds_id"):  # not trained
+                part = value.ds_tensor.detach().view(-1)  # type: ignore[attr-defined]
+                start = min(self.connection.rank * part.numel(), value.ds_numel)  # type: ignore[attr-defined]
+                alone.append(Piece(name, part[: value.ds_numel - start], _shape(value), start))  # type: ignore[attr-defined]
+            else:
+                alike.append(whole(name, value.detach()))
+        return alone, alike
 
-    def _whole(self, value: Tensor, *, write: bool = False) -> contextlib.AbstractContextManager[Any]:
-        """While open, `value` is whole, whatever the stage; with `write`, rank 0's is spread when it closes."""
+    def _state(self) -> tuple[list[Piece], list[Piece]]:
+        """The same of the optimizer's state."""
+        alone, alike = [], []
+        for name, parameter in self.trainable.items():
+            fragment = self.fragments[name]
+            for key, value in self.optimizer.state.get(fragment.flat, {}).items():
+                if value.shape != fragment.flat.shape:  # a step count, one tensor for many parameters
+                    alike.append(whole(f"{name}/{key}", value.clone()))
+                elif self.zero_stage == 0:
+                    alike.append(whole(f"{name}/{key}", value))
+                else:
+                    alone.append(fragment.piece(f"{name}/{key}", value, _shape(parameter)))
+        return alone, alike
+
+    def load_parameters(self, values: Values) -> None:
+        """See `Engine`. Of weights that are spread rank 0 reads the whole, and each process its own part."""
+        for name, value in saved_values(self.module):
+            with torch.no_grad(), self._whole(value):
+                if self.connection.is_main or not hasattr(value, "ds_id"):
+                    value.copy_(values(name))
+            fragment = self.fragments.get(name)
+            if fragment is not None and self.zero_stage:
+                fragment.put(fragment.flat.data, values.part(name, fragment.start, fragment.size))
+
+    def _whole(self, value: Tensor) -> contextlib.AbstractContextManager[Any]:
+        """While open, `value` is whole, whatever the stage; what rank 0 made of it is spread when it closes."""
         if not hasattr(value, "ds_id"):
             return contextlib.nullcontext()
         import deepspeed
 
-        gathered: contextlib.AbstractContextManager[Any]
-        gathered = deepspeed.zero.GatheredParameters([value], modifier_rank=0 if write else None)
+        gathered: contextlib.AbstractContextManager[Any] = deepspeed.zero.GatheredParameters([value], modifier_rank=0)
         return gathered
 
-    def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Engine`."""
-        for name, parameter in self.trainable.items():
-            piece = self.pieces[name]
-            for key, value in self.optimizer.state.get(piece.flat, {}).items():
-                if value.shape != piece.flat.shape:  # a step count, the same for all of the tensor
-                    yield f"{name}/{key}", value.clone()
-                elif self.zero_stage == 0:
-                    yield f"{name}/{key}", value
-                else:
-                    shape = getattr(parameter, "ds_shape", parameter.shape)
-                    whole = value.new_zeros(shape)
-                    part = value.narrow(0, piece.at, piece.size)
-                    whole.flatten().narrow(0, piece.start, piece.size).copy_(part)
-                    yield f"{name}/{key}", self.connection.sum_on_device(whole)
-
-    def load_optimizer_state(self, values: Callable[[str], Tensor], names: frozenset[str]) -> None:
+    def load_optimizer_state(self, values: Values, names: frozenset[str]) -> None:
         """See `Engine`.
 
         Raises:
@@ -273,15 +293,14 @@ class DeepSpeedEngine:
         self.optimizer.state.clear()
         fused = {id(each) for group in self.optimizer.param_groups if group.get("fused") for each in group["params"]}
         for name, parameter in self.trainable.items():
-            piece = self.pieces[name]
-            shape = getattr(parameter, "ds_shape", parameter.shape)
-            state = self.optimizer.state[piece.flat] if keys[name] else {}
+            fragment = self.fragments[name]
+            state = self.optimizer.state[fragment.flat] if keys[name] else {}
             for key in keys[name]:
-                value = values(f"{name}/{key}")
-                if key == "step" or value.shape != shape:
+                if key == "step" or values.shape(f"{name}/{key}") != _shape(parameter):
+                    value = values(f"{name}/{key}")
                     # a step count lies beside the values if the optimizer's kernels are fused, else on the host
-                    on_device = self.fused or id(piece.flat) in fused or value.ndim
-                    device = piece.flat.device if on_device else "cpu"
+                    on_device = self.fused or id(fragment.flat) in fused or value.ndim
+                    device = fragment.flat.device if on_device else "cpu"
                     if not torch.equal(state.setdefault(key, value.to(device, copy=True)).cpu(), value):
                         raise UserError(
                             f"{name}: its optimizer state {key} is {value:g} but others have {state[key]:g}; "
@@ -289,14 +308,13 @@ class DeepSpeedEngine:
                         )
                     continue
                 if key not in state:
-                    state[key] = torch.zeros_like(piece.flat, requires_grad=False)
-                _put(piece, state[key], value)
+                    state[key] = torch.zeros_like(fragment.flat, requires_grad=False)
+                fragment.put(state[key], values.part(f"{name}/{key}", fragment.start, fragment.size))
 
 
-def _put(piece: Piece, flat: Tensor, whole: Tensor) -> None:
-    """Writes this process's part of `whole` into `flat`, which is laid out like `piece.flat`."""
-    part = whole.flatten().narrow(0, piece.start, piece.size)
-    flat.view(-1).narrow(0, piece.at, piece.size).copy_(part)
+def _shape(parameter: Tensor) -> tuple[int, ...]:
+    """The shape of the whole parameter, of which stage 3 leaves nothing in its place."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def _quiet_deepspeed() -> None:

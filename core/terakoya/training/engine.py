@@ -10,9 +10,23 @@ import torch
 from torch import Tensor, nn
 
 from terakoya.training.loss_scaling import LossScaler
+from terakoya.training.pieces import Kind, Piece
 
 Weigh = Callable[[Mapping[str, Tensor]], Tensor]
 """From a module's named sums to the scalar whose gradient is wanted."""
+
+
+class Values(Protocol):
+    """Tensors by name, as a checkpoint holds them; on the CPU. UserError for a name that it lacks."""
+
+    def __call__(self, name: str) -> Tensor:
+        """The whole tensor."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The whole tensor's shape."""
+
+    def part(self, name: str, start: int, size: int) -> Tensor:
+        """Elements [start, start + size) of the flattened tensor: (size,)."""
 
 
 class Engine(Protocol):
@@ -46,16 +60,15 @@ class Engine(Protocol):
         """Clips, updates and clears gradients; returns their norm before clipping, a float32 scalar on the device.
         A norm that is not finite leaves weights and moments as they were; the `scaler` hears of every norm."""
 
-    def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and full fp32 value of each parameter and buffer of `saved_values`, one at a time; collective."""
+    def owned_pieces(self, kind: Kind) -> Iterator[Piece]:
+        """What this process writes into a checkpoint: of "model" the fp32 values of `saved_values`, of "optimizer"
+        `parameter_name/state_name` and its value. All processes together give each element once, in shares of nearly
+        the same size. On any device, and good until the next step; it may be collective: all go through all of it."""
 
-    def load_parameters(self, values: Callable[[str], Tensor]) -> None:
+    def load_parameters(self, values: Values) -> None:
         """Sets each parameter and buffer from `values(name)`; collective."""
 
-    def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
-        """`parameter_name/state_name` and its full value, one at a time; collective."""
-
-    def load_optimizer_state(self, values: Callable[[str], Tensor], names: frozenset[str]) -> None:
+    def load_optimizer_state(self, values: Values, names: frozenset[str]) -> None:
         """Sets the optimizer's state from `values(name)` for `names`; collective."""
 
 

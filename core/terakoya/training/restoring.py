@@ -13,7 +13,7 @@ from terakoya.adoption import listed
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 from terakoya.parameters import Parameters
-from terakoya.training import checkpoint, lora
+from terakoya.training import checkpoint_state, lora
 from terakoya.training.run import Run
 from terakoya.training.start import start
 
@@ -46,7 +46,7 @@ def restored(
             raise without_base(error) from error
         check_base(started.facts, started_from)
         lora.adapt(parameters, module)
-    checkpoint.load_module(folder, module)
+    checkpoint_state.load_module(folder, module)
     return module
 
 

@@ -11,7 +11,7 @@ from terakoya import lora_settings
 from terakoya.errors import UserError
 from terakoya.parameter_files import leaves
 from terakoya.parameters import RESUME_MAY_CHANGE, Parameters, differences
-from terakoya.training import checkpoint, lora
+from terakoya.training import checkpoint, checkpoint_state, lora
 from terakoya.training.distributed import Connection
 from terakoya.training.record import Record
 from terakoya.training.restoring import check_base
@@ -47,7 +47,7 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
         trainer.facts = {**trainer.facts, "started_from": manifest.get("started_from")}
     else:  # the folder may lie elsewhere now: with leave, and as it was
         check_base(trainer.facts["started_from"], manifest.get("started_from"))
-    checkpoint.load(folder, trainer.engine)
+    checkpoint_state.load(folder, trainer.engine)
     run.step = manifest["step"]
     run.consumed_rows = manifest["consumed_rows"]
     run.consumed_tokens = manifest["consumed_tokens"]
@@ -56,7 +56,7 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
     trainer.restore_meters(manifest["meters"])
     if trainer.engine.scaler is not None and manifest.get("loss_scaling") is not None:
         trainer.engine.scaler.load(manifest["loss_scaling"])
-    trainer.last_checkpoint, trainer.saved_step = folder, run.step
+    trainer.last_checkpoint, trainer.saver.step = folder, run.step
     record.write("resume", step=run.step, folder=folder.name, world_size=run.world_size)
     record.say(f"resumed from {folder} at step {run.step:,}")
 

@@ -18,7 +18,6 @@ from terakoya.data.loader import Prefetcher
 from terakoya.data.rows import RowSource
 from terakoya.parameters import Parameters
 from terakoya.plugins import PluginError, Registry
-from terakoya.training import checkpoint
 from terakoya.training.batches import BatchMaker, StepBatches, to_device
 from terakoya.training.distributed import Connection
 from terakoya.training.engine import Engine
@@ -27,8 +26,8 @@ from terakoya.training.live_line import live_line
 from terakoya.training.loss import Meter, total_counts, weighted
 from terakoya.training.norms import Norms
 from terakoya.training.record import Record
-from terakoya.training.restoring import write_models
 from terakoya.training.run import Run, StepReport
+from terakoya.training.saving import Saved, Saver
 from terakoya.training.signals import StopRequest
 from terakoya.training.throughput import Throughput, described
 from terakoya.training.world import Share
@@ -68,7 +67,6 @@ class Trainer:
         self.validation = validation
         self.record = record
         self.registry = registry
-        self.tokenizer_folder = tokenizer_folder
         self.facts = facts
         self.throughput = throughput
         self.flash = flash
@@ -80,7 +78,8 @@ class Trainer:
         self.count_names = sorted({"tokens", *(term.count for term in self.terms.values())})
         self.norms = Norms(engine.scaler)
         self.last_checkpoint: Path | None = None
-        self.saved_step = -1
+        self.saver = Saver(run, engine, tokenizer_folder)
+        self.paused = 0.0
         self.event_error: PluginError | None = None
         self.started = self.mark = time.perf_counter()
         self.tokens_since_mark = self.rows_at_mark = 0
@@ -95,26 +94,28 @@ class Trainer:
         self._event("run_started", run)
         if run.step == 0 and self.validation:
             self._validate()
-        with StopRequest() as stop, Prefetcher(self.batches, run.step) as prefetcher:
-            self.mark, self.rows_at_mark = time.perf_counter(), run.consumed_rows
-            while not run.finished:
-                wish = stop.signal or self._out_of_time()
-                batches = next(prefetcher)
-                if parameters.data.skips(run.step):
-                    self._skip()
-                    continue
-                counts, stopping = self._agree(batches, wish)
-                if stopping:
-                    asked = wish or "another process"
-                    break
-                report = self._step(batches, counts)
-                self._event("step_finished", run, report)
-                if parameters.evaluation and self.validation and self._due(parameters.evaluation.steps):
-                    self._validate()
-                if self._due(parameters.checkpoint.save_steps):
-                    self._save()
-        if self.saved_step != run.step:
-            self._save()
+        with self.saver:
+            with StopRequest() as stop, Prefetcher(self.batches, run.step) as prefetcher:
+                self.mark, self.rows_at_mark = time.perf_counter(), run.consumed_rows
+                while not run.finished:
+                    wish = stop.signal or self._out_of_time()
+                    batches = next(prefetcher)
+                    if parameters.data.skips(run.step):
+                        self._skip()
+                        continue
+                    counts, stopping = self._agree(batches, wish)
+                    if stopping:
+                        asked = wish or "another process"
+                        break
+                    report = self._step(batches, counts)
+                    self._event("step_finished", run, report)
+                    if parameters.evaluation and self.validation and self._due(parameters.evaluation.steps):
+                        self._validate()
+                    if self._due(parameters.checkpoint.save_steps):
+                        self._save()
+            if self.saver.step != run.step:
+                self._save()
+            self._saved(self.saver.finish())
         if not asked and self.validation and not (parameters.evaluation and self._due(parameters.evaluation.steps)):
             self._validate()
         self.connection.together("an event plugin", self.event_error)
@@ -133,15 +134,17 @@ class Trainer:
         """Counts first: one reduction tells every rank the step's global counts and whether anybody wants to stop.
 
         Raises:
-            UserError: on all ranks, if an event failed on any.
+            UserError: on all ranks, if an event failed on any, or a save behind the steps before.
         """
         counted = batches.real if self.connection.leads else []  # others of a replica have the same rows
         local = total_counts(counted, self.count_names)
-        flags = [int(wish is not None), int(self.event_error is not None)]
-        summed = self.connection.sum_counts(local + flags)
-        if summed[-1]:
+        flags = [int(wish is not None), int(self.event_error is not None), int(self.saver.ended())]
+        *summed, wishes, failures, ended = self.connection.sum_counts(local + flags)
+        if failures:
             self.connection.together("an event plugin", self.event_error)
-        return dict(zip(self.count_names, summed, strict=False)), bool(summed[-2])
+        if ended == self.connection.world_size:
+            self._saved(self.saver.finish())
+        return dict(zip(self.count_names, summed, strict=True)), bool(wishes)
 
     def _step(self, batches: StepBatches, counts: Mapping[str, int]) -> StepReport:
         """One optimizer step on this rank's `batches`, normalised by the global `counts`."""
@@ -243,43 +246,31 @@ class Trainer:
         self.mark += time.perf_counter() - paused
 
     def _save(self) -> None:
-        """Writes the checkpoint of this step; a step that is no number is never saved."""
-        run, kept = self.run, self.parameters.checkpoint
-        last = run.finished
-        paused = time.perf_counter()
+        """Saves this step, or begins to; a step that is no number is never saved."""
+        start = time.perf_counter()
         self._look_at_norms()
-        small = self.parameters.lora is not None  # next to what merged models would take
-        model = kept.model or ("every" if self.engine.full_module and not small else "last")
-        with_model = model == "every" or (model == "last" and last)
-        self.last_checkpoint = checkpoint.save(
-            run.folder / "checkpoints",
-            run.step,
-            self.connection,
-            self.engine,
-            facts={
+        self._saved(self.saver.finish())  # one at a time
+        saved = self.saver.save(
+            {
                 **self.facts,
-                "consumed_rows": run.consumed_rows,
-                "consumed_tokens": run.consumed_tokens,
-                "validation_losses": run.validation_losses,
-                "positions": self.batches.loader.consumed(run.consumed_rows),
+                "consumed_rows": self.run.consumed_rows,
+                "consumed_tokens": self.run.consumed_tokens,
+                "validation_losses": self.run.validation_losses,
+                "positions": self.batches.loader.consumed(self.run.consumed_rows),
                 "meters": self.connection.gather(self.meter.state()),
                 "loss_scaling": self.engine.scaler and self.engine.scaler.state(),
-            },
-            write_models=partial(
-                write_models,
-                run=run,
-                whole=self.engine.full_module,
-                merged=with_model,
-                tokenizer_folder=self.tokenizer_folder,
-                started_from=self.facts["started_from"],
-            ),
-            tokenizer_folder=self.tokenizer_folder,
-            keep=kept.keep,
+            }
         )
-        self.saved_step = run.step
-        self.record.write("checkpoint", step=run.step, folder=self.last_checkpoint.name)
-        self._event("checkpoint_saved", run, self.last_checkpoint)
-        self.mark += time.perf_counter() - paused
+        self.paused = time.perf_counter() - start
+        self._saved(saved)
+        self.mark += time.perf_counter() - start
+
+    def _saved(self, saved: Saved | None) -> None:
+        """Tells of a checkpoint that now has its name; on every rank after the same step."""
+        if saved is not None:
+            self.last_checkpoint = saved.folder
+            self.record.write("checkpoint", step=saved.step, folder=saved.folder.name, paused=round(self.paused, 3))
+            self._event("checkpoint_saved", self.run, saved.folder)
 
     def restore_meters(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Goes on averaging where the checkpoint stood: each rank its own, or rank 0 all in another world."""

@@ -25,6 +25,7 @@ from terakoya.plugins import registry
 from terakoya.training import distributed_deepspeed, setup
 from terakoya.training.batches import to_device
 from terakoya.training.distributed import Connection, connect
+from terakoya.training.pieces import KINDS
 from terakoya.training.record import Record
 from terakoya.training.resuming import newest_checkpoint, resume
 from terakoya.training.stores import Stores
@@ -60,7 +61,8 @@ def poison(trainer: Trainer, out: Path) -> None:
     engine, run = trainer.engine, trainer.run
 
     def values() -> dict[str, torch.Tensor]:
-        return {name: value.clone() for part in (engine.parameters(), engine.optimizer_state()) for name, value in part}
+        pieces = [piece for kind in KINDS for piece in engine.owned_pieces(kind)]
+        return {f"{piece.name} {piece.start}": piece.value.clone() for piece in pieces}
 
     found = []
     for factor in (float("nan"), float("inf"), 1.0):
@@ -74,7 +76,7 @@ def poison(trainer: Trainer, out: Path) -> None:
         norm = float(engine.step(0.01))
         after = values()
         stayed = before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-        found.append({"finite": norm - norm == 0.0, "stayed": stayed})
+        found.append({"finite": norm - norm == 0.0, "stayed": all(run.connection.gather(stayed))})
     if run.rank == 0:
         (out / "poison.json").write_text(json.dumps(found))
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from terakoya import hookimpl
-from terakoya.training import checkpoint
+from terakoya.training import checkpoint, checkpoint_state
 
 FAULT, _, WHERE = os.environ.get("FAULT", ":").partition(":")
 RANK = int(os.environ.get("FAULT_RANK", "0"))
@@ -30,7 +30,7 @@ def run_started(run: Any) -> None:
         return
     name, _, count = WHERE.partition("@")
     owner, attribute = {
-        "write": (checkpoint, "save_file"),
+        "write": (checkpoint_state, "save_file"),
         "fsync": (checkpoint.os, "fsync"),
         "manifest": (checkpoint.json, "dumps"),
         "rename": (checkpoint.Path, "rename"),

@@ -193,6 +193,7 @@ def test_two_processes_train_the_same_to_the_bit_and_it_may_change_on_resume(sto
     said = toy.train({**settings, "activation_checkpointing": "selective"}, tmp_path / "less", nodes=nodes)
     assert "parameter activation_checkpointing: was 'full', is 'selective'" in said
     assert toy.losses(tmp_path / "less") == toy.losses(tmp_path / "plain")
-    for name in ("state/model-00000.safetensors", "state/optimizer-00000.safetensors", "model/model.safetensors"):
-        one, other = (load_file(tmp_path / run / "checkpoints/step-00000004" / name) for run in ("plain", "less"))
-        assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one), name
+    plain, less = (tmp_path / run / "checkpoints/step-00000004" for run in ("plain", "less"))
+    pairs = [(toy.saved(plain, kind), toy.saved(less, kind)) for kind in ("model", "optimizer")]
+    for one, other in [*pairs, tuple(load_file(each / "model/model.safetensors") for each in (plain, less))]:
+        assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)

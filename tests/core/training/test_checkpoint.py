@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from terakoya.errors import UserError
-from terakoya.training import checkpoint
+from terakoya.training import checkpoint, checkpoint_state
 from terakoya.training.distributed import Connection, DDPEngine
 from terakoya.training.world import Place, Topology
 
@@ -59,7 +59,7 @@ def test_what_is_saved_is_what_is_loaded(save: Callable[..., Path]) -> None:
     before = engine(1)
     folder = save(10, of=before)
     after = engine(2)
-    checkpoint.load(folder, after)
+    checkpoint_state.load(folder, after)
     for (name, old), (_, new) in zip(before.parameters(), after.parameters(), strict=True):
         assert torch.equal(old, new), name
     old_state, new_state = dict(before.optimizer_state()), dict(after.optimizer_state())
@@ -69,7 +69,7 @@ def test_what_is_saved_is_what_is_loaded(save: Callable[..., Path]) -> None:
     assert checkpoint.read_manifest(folder)["consumed_rows"] == 80
     plain = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
     plain[2].weight = plain[0].weight
-    checkpoint.load_module(folder, plain)
+    checkpoint_state.load_module(folder, plain)
     assert torch.equal(plain[0].weight, before.module[0].weight)
     assert torch.equal(plain[1].running_mean, before.module[1].running_mean)
 
@@ -129,7 +129,7 @@ def test_a_failing_disk_leaves_nothing_and_is_named(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint_state, "save_file", full)
     with pytest.raises(UserError, match=r"rank 0 on here: OSError.*No space left"):
         save(2)
     assert names(tmp_path / "checkpoints") == ["step-00000001"]
@@ -181,12 +181,12 @@ def test_a_manifest_cannot_point_outside(tmp_path: Path, save: Callable[..., Pat
 def test_large_states_are_cut_into_several_files(
     tmp_path: Path, save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "SHARD_BYTES", 64)
+    monkeypatch.setattr(checkpoint_state, "FILE_BYTES", 64)
     before = engine(1)
     folder = save(1, of=before)
     assert len(list((folder / "state").glob("model-*.safetensors"))) > 2
     after = engine(2)
-    checkpoint.load(folder, after)
+    checkpoint_state.load(folder, after)
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(before.parameters(), after.parameters(), strict=True))
 
 
@@ -195,4 +195,4 @@ def test_a_checkpoint_of_another_model_is_refused(save: Callable[..., Path]) -> 
 
     other = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     with pytest.raises(UserError, match=r"has no tensor 1\.bias|has tensors this model does not know"):
-        checkpoint.load_module(folder, other)
+        checkpoint_state.load_module(folder, other)

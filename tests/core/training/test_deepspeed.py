@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 import toy
-from safetensors.torch import load_file
 
 from terakoya.errors import UserError
 from terakoya.parameters import Parameters
@@ -84,7 +83,7 @@ def checkpoint(out: Path, step: int) -> Path:
 
 
 def state(out: Path, kind: str, step: int = LAST) -> dict[str, torch.Tensor]:
-    return load_file(checkpoint(out, step) / f"state/{kind}-00000.safetensors")
+    return toy.saved(checkpoint(out, step), kind)
 
 
 def here(out: Path, parameters: dict[str, Any], start_from: Path | None = None) -> None:

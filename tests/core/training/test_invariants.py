@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 import toy
-from safetensors.torch import load_file
 
 FAULTS = [Path(__file__).with_name("faults.py")]
 
 
 def weights(out: Path, step: int) -> dict[str, torch.Tensor]:
-    return load_file(out / f"checkpoints/step-{step:08d}/state/model-00000.safetensors")
+    return toy.saved(out / f"checkpoints/step-{step:08d}")
 
 
 def same_weights(first: Path, second: Path, step: int) -> bool:

@@ -195,10 +195,7 @@ def test_killed_and_resumed_is_bit_identical_on_two_processes(store: Path, tmp_p
     scales = [each[2] for each in straight]
     assert any(after > before for before, after in pairwise(scales)), "it rises too"
     assert 1 < straight[-1][3] < 12
-    one, two = (
-        load_file(tmp_path / name / "checkpoints/step-00000012/state/model-00000.safetensors")
-        for name in ("straight", "cut")
-    )
+    one, two = (toy.saved(tmp_path / name / "checkpoints/step-00000012") for name in ("straight", "cut"))
     assert all(torch.equal(one[name], two[name]) for name in one)
     alone = run(store, tmp_path / "alone", max_steps=12, loss_scaling=scaling)
     assert [each["loss_scale"] for each in alone.values()] == scales

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
 from word_tokenizer import WordTokenizer, make_folder
 
 from terakoya.data.corpus import Corpus
@@ -169,3 +171,26 @@ def records(out: Path, kind: str = "step") -> dict[int, dict[str, Any]]:
 def losses(out: Path) -> dict[int, tuple[float, float]]:
     """Loss and gradient norm by step."""
     return {step: (line["loss"], line["grad_norm"]) for step, line in records(out).items()}
+
+
+def saved(checkpoint: Path, kind: str = "model") -> dict[str, torch.Tensor]:
+    """The whole tensors of a checkpoint's `state/`, put together as its module says that they lie there."""
+    whole: dict[str, torch.Tensor] = {}
+    written: dict[str, torch.Tensor] = {}
+    for path in sorted((checkpoint / "state").glob(f"{kind}-*.safetensors")):
+        content = path.read_bytes()
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        pieces = json.loads(header.get("__metadata__", {}).get("pieces", "{}"))
+        for key, value in load_file(path).items():
+            name, shape, start = pieces.get(key, (key, value.shape, 0))
+            there = whole.setdefault(name, torch.zeros(tuple(shape), dtype=value.dtype))
+            times = written.setdefault(name, torch.zeros(tuple(shape), dtype=torch.int64))
+            if isinstance(start, int):
+                box: Any = slice(start, start + value.numel())
+                there, times, value = there.view(-1), times.view(-1), value.flatten()
+            else:
+                box = tuple(slice(at, at + size) for at, size in zip(start, value.shape, strict=True))
+            there[box] = value
+            times[box] += 1
+    assert all(bool((times == 1).all()) for times in written.values()), "each element is written once"
+    return whole

@@ -1,0 +1,147 @@
+"""When and how a run's checkpoints are written: while everybody waits, or behind the next steps (`async_save`)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from terakoya.errors import UserError
+from terakoya.training import checkpoint
+from terakoya.training.engine import Engine
+from terakoya.training.restoring import write_models
+from terakoya.training.run import Run
+from terakoya.training.snapshot import Snapshot
+
+SECONDS_TO_LEAVE = 10.0
+"""How long a process that leaves waits for its thread, which may wait for processes that are gone."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint under its final name, and the step it is of."""
+
+    step: int
+    folder: Path
+
+
+class Saver:
+    """The checkpoints that one run writes; every rank has one, and calls it like the others do.
+
+    Behind the next steps a thread of each rank writes a copy of its state in host memory, made before the next step,
+    and talks to the others' over a process group of its own. One save is under way at a time. While the context is
+    open; who leaves it with an error does not wait for the others.
+
+    Attributes:
+        step: the step that was saved last, or is being saved; -1 at first.
+    """
+
+    def __init__(self, run: Run, engine: Engine, tokenizer_folder: Path) -> None:
+        self.run = run
+        self.engine = engine
+        self.tokenizer_folder = tokenizer_folder
+        self.settings = run.parameters.checkpoint
+        self.link = run.connection.apart(run.parameters.parallel.timeout_seconds)
+        self.step = -1
+        self.leaving = threading.Event()
+        self.snapshot = Snapshot(self.leaving)
+        self.thread = ThreadPoolExecutor(1, "checkpoint")
+        self.under_way: Future[Path] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leaving.set()
+        if self.under_way is not None:
+            wait([self.under_way], SECONDS_TO_LEAVE)
+        self.thread.shutdown(wait=False)
+
+    def save(self, facts: Mapping[str, Any]) -> Saved | None:
+        """Writes the checkpoint of this step, or lets it be written.
+
+        Args:
+            facts: what its manifest says beside the files.
+
+        Returns:
+            the checkpoint; None where it is under way: `finish` has it.
+
+        Raises:
+            UserError: on every rank, if it failed on any.
+        """
+        assert self.under_way is None, "one at a time"
+        run, engine = self.run, self.engine
+        self.step = run.step
+        write = partial(
+            checkpoint.save,
+            run.folder / "checkpoints",
+            run.step,
+            self.link,
+            facts=facts,
+            tokenizer_folder=self.tokenizer_folder,
+            keep=self.settings.keep,
+            leaving=self.leaving,
+        )
+        merged = self._with_model()
+        if not self.settings.async_save or self.waited_for(merged):
+            models = partial(
+                write_models,
+                run=run,
+                whole=engine.full_module,
+                merged=merged,
+                tokenizer_folder=self.tokenizer_folder,
+                started_from=facts["started_from"],
+            )
+            return Saved(run.step, write(engine, write_models=models))
+        self.snapshot.take(engine)
+        copied: Callable[[Path], None] = _nothing
+        if merged and run.connection.is_main:
+            copied = self.snapshot.models(run.objective.exports(run.module))
+        self.under_way = self.thread.submit(write, self.snapshot, write_models=copied)
+        return None
+
+    def _with_model(self) -> bool:
+        """Whether the checkpoint of this step is to hold `model/`."""
+        small = self.run.parameters.lora is not None  # next to what merged models would take
+        model = self.settings.model or ("every" if self.engine.full_module and not small else "last")
+        return model == "every" or (model == "last" and self.run.finished)
+
+    def waited_for(self, merged: bool) -> bool:
+        """Whether a save is waited for whatever `async_save` says: what is written with it comes from a module that is
+        built for it, whose drawing of weights would get in the way of dropout; adapters are small anyway."""
+        return self.run.parameters.lora is not None or (merged and not self.engine.full_module)
+
+    def ended(self) -> bool:
+        """Whether the save under way is through on this rank: when it is on all, `finish` has something to say.
+
+        Raises:
+            RuntimeError: it broke on this rank alone, or another process is gone.
+        """
+        if self.under_way is None or not self.under_way.done():
+            return False
+        error = self.under_way.exception()
+        if error is not None and not isinstance(error, UserError):
+            raise error
+        return True
+
+    def finish(self) -> Saved | None:
+        """Waits for the save under way; returns its checkpoint, None where there was none.
+
+        Raises:
+            UserError: on every rank, if it failed on any.
+        """
+        if self.under_way is None:
+            return None
+        under_way, self.under_way = self.under_way, None
+        return Saved(self.step, under_way.result())
+
+
+def _nothing(folder: Path) -> None:
+    """What is written beside `state/` where nothing is."""
