@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from terakoya import export_model
-from terakoya.training import checkpoint
+from terakoya.training import checkpoint, checkpoint_state
+from terakoya.training.pieces import KINDS, Kind
 
 FIRST_MOMENT = "/exp_avg"
 """What follows a parameter's name in the optimizer's state: after one step the gradient, times a constant."""
@@ -22,14 +23,14 @@ def checkpoint_folder(out: Path, step: int) -> Path:
     return out / "checkpoints" / checkpoint.folder_name(step)
 
 
-def saved(out: Path, step: int) -> bool:
-    """Whether the run has a checkpoint of `step`."""
-    return checkpoint_folder(out, step).is_dir()
+def saved_step(out: Path) -> int:
+    """The step of the run's newest checkpoint; 0 if it has none."""
+    return max((step for step, _ in checkpoint.committed(out / "checkpoints")), default=0)
 
 
-def state(out: Path, kind: str, step: int) -> dict[str, Tensor]:
+def state(out: Path, kind: Kind, step: int) -> dict[str, Tensor]:
     """The whole tensors, "model" or "optimizer", of a checkpoint."""
-    read = checkpoint.State(checkpoint_folder(out, step), kind)
+    read = checkpoint_state.State(checkpoint_folder(out, step), kind)
     return {name: read(name) for name in read.names()}
 
 
@@ -62,7 +63,7 @@ def weights(out: Path, alone: Path, step: int) -> float:
 def difference(out: Path, straight: Path, step: int) -> float:
     """0 if weights, the optimizer's state and logged losses of both runs are the same bits, else how far they are apart
     at most."""
-    apart = [relative_error(state(out, kind, step), state(straight, kind, step)) for kind in ("model", "optimizer")]
+    apart = [relative_error(state(out, kind, step), state(straight, kind, step)) for kind in KINDS]
     mine, theirs = losses(out), losses(straight)
     apart.append(float("inf") if mine.keys() != theirs.keys() else max(abs(mine[at] - theirs[at]) for at in mine))
     return max(apart)

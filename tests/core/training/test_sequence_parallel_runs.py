@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import toy
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 FAULTS = [Path(__file__).with_name("faults.py")]
@@ -20,7 +19,6 @@ GPT2 = {
     "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1,
 }  # fmt: skip
 SHARED = {"parallel": {"sp_size": 2}}
-BOTH = ("--processes", "2")
 
 
 def settings(store: Path, validation: Path, **changes: Any) -> dict[str, Any]:
@@ -33,7 +31,7 @@ def settings(store: Path, validation: Path, **changes: Any) -> dict[str, Any]:
 
 
 def weights(out: Path, step: int = 6) -> dict[str, torch.Tensor]:
-    return load_file(out / f"checkpoints/step-{step:08d}/state/model-00000.safetensors")
+    return toy.saved(out / f"checkpoints/step-{step:08d}")
 
 
 def validation(out: Path) -> dict[int, float]:
@@ -55,7 +53,7 @@ def test_killed_and_resumed_is_bit_identical(store: Path, validation_store: Path
     environment = {"FAULT": "kill:5", "FAULT_RANK": "1"}
     toy.finish(toy.start(file, cut, nodes=(2,), plugins=FAULTS, environment=environment), code=None)
     assert max(toy.records(cut)) < 6
-    said = toy.train(given, cut, nodes=(2,))
+    said = toy.train(given, cut, nodes=(2,), plugins=FAULTS)
     assert "resumed from" in said and "at step 3" in said
     assert toy.losses(cut) == toy.losses(straight) and validation(cut) == validation(straight)
     assert same(cut, straight)
@@ -73,7 +71,7 @@ def test_two_processes_and_one_go_on_for_each_other(
 ) -> None:
     """Three steps on two, six on one, nine on two: what one process trains alone, validation too."""
     out, given = tmp_path / "run", settings(store, validation_store)
-    toy.train({**given, "max_steps": 3}, out, *BOTH, "--set", "parallel.sp_size=2")
+    toy.train({**given, "max_steps": 3}, out, "--set", "parallel.sp_size=2", nodes=(2,))
     said = toy.train(given, out)
     assert "resumed from" in said and "parameter parallel.sp_size: was 2, is 1" in said
     for step, (loss, norm) in toy.losses(alone).items():
