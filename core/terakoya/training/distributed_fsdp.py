@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -50,7 +51,7 @@ class FSDPEngine(DDPEngine):
         *,
         scaler: LossScaler | None = None,
     ) -> None:
-        """Cuts up `module`, whose weights are drawn and the same on every process.
+        """Cuts up `module`, whose weights are rank 0's.
 
         Raises:
             UserError: no architecture of `parameters` says where a model's blocks are, or a weight cannot be cut up.
@@ -62,6 +63,7 @@ class FSDPEngine(DDPEngine):
         given = [[names[id(each)] for each in group["params"]] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["params"] = []  # a reference would keep the whole weight on the device
+        spread(module, connection.device, connection.across)
         self.mesh = DeviceMesh.from_group(connection.across, connection.device.type)
         self.groups = shard(parameters, module, vocabulary, self.mesh)
         super().__init__(
@@ -156,6 +158,14 @@ class FSDPEngine(DDPEngine):
             return whole
         rows = -(-len(whole) // self.mesh.size())
         return whole[rows * self.mesh.get_local_rank() :][:rows]
+
+
+def spread(module: nn.Module, device: torch.device, group: dist.ProcessGroup) -> None:
+    """Gives all of `group` the weights and buffers that `module` has on rank 0, by way of `device`, one at a time."""
+    for value in [*module.parameters(), *module.buffers()]:
+        sent = value.detach().to(device)
+        dist.broadcast(sent, src=0, group=group)
+        value.detach().copy_(sent)
 
 
 def shard(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, mesh: DeviceMesh) -> list[FSDPModule]:
