@@ -1,4 +1,4 @@
-"""Lists of hosts as people have them: DeepSpeed's and Megatron-LM's hostfiles, MPI's, or names with commas."""
+"""Lists of hosts as people have them: hostfiles of DeepSpeed, Megatron-LM, MPI, Grid Engine, PBS, or names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from terakoya.errors import UserError
 
 LINE = re.compile(
     r"(?P<name>[A-Za-z0-9_.@-]+|\[[0-9a-fA-F:]+\])"
-    r"(?:\s*:\s*(?P<colon>\d+)|\s+(?:slots|max_slots|max-slots)\s*=\s*(?P<slots>\d+))?"
+    r"(?:\s*:\s*(?P<colon>\d+)"  # MPICH
+    r"|\s+(?:slots|max_slots|max-slots)\s*=\s*(?P<slots>\d+)(?:\s+max[_-]slots\s*=\s*\d+)?"  # DeepSpeed, Open MPI
+    r"|\s+(?P<granted>\d+)(?:\s+\S+){0,2})?"  # Grid Engine's $PE_HOSTFILE: host, slots, queue, cores
 )
 
 
@@ -22,12 +24,18 @@ class Host:
     name: str
     processes: int | None = None
 
+    @property
+    def address(self) -> str:
+        """What other hosts call it: the name without the user that ssh is to be."""
+        return self.name.rpartition("@")[2]
+
 
 def read_hosts(given: str) -> list[Host]:
     """The hosts of the file `given`, or those that `given` names: `a01:4,a02:4,a03:2`.
 
-    A line of a file is `name slots=4` (DeepSpeed, Megatron-LM, Open MPI), `name:4` (MPICH), or a name; # begins a
-    comment. One host twice is an error: MPI would add up.
+    A line of a file is `name slots=4` (DeepSpeed, Megatron-LM, Open MPI), `name:4` (MPICH), `name 4 queue cores` (Grid
+    Engine), or a name; # begins a comment. A bare name on several lines has as many processes (PBS); a host that stands
+    twice with numbers is an error: MPI would add up, DeepSpeed refuses.
 
     Raises:
         UserError: no such file, a line that is none of these, a host given twice, or no host at all.
@@ -42,6 +50,7 @@ def read_hosts(given: str) -> list[Host]:
     else:
         lines = [("hosts", text) for text in given.split(",")]
     found: dict[str, Host] = {}
+    bare: dict[str, int] = {}
     for where, text in lines:
         text = text.partition("#")[0].strip()
         if not text:
@@ -49,13 +58,14 @@ def read_hosts(given: str) -> list[Host]:
         match = LINE.fullmatch(text)
         if match is None:
             raise UserError(f'{where}: expected a name, "name slots=4" or "name:4", got "{text}"')
-        slots = match["colon"] or match["slots"]
-        host = Host(match["name"], int(slots) if slots else None)
-        if host.processes == 0:
-            raise UserError(f"{where}: {host.name} has no slots; leave the line out")
-        if host.name in found:
-            raise UserError(f"{where}: {host.name} is there already; give each host once, with all its processes")
-        found[host.name] = host
+        name, slots = match["name"], match["colon"] or match["slots"] or match["granted"]
+        if slots and int(slots) == 0:
+            raise UserError(f"{where}: {name} has no slots; leave the line out")
+        if name in found and (slots or name not in bare):
+            raise UserError(f"{where}: {name} is there already; give each host once, with all its processes")
+        if not slots:
+            bare[name] = bare.get(name, 0) + 1
+        found[name] = Host(name, int(slots) if slots else bare[name] if bare[name] > 1 else None)
     if not found:
         raise UserError(f"{given}: expected at least one host, got none")
     return list(found.values())

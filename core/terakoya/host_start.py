@@ -17,6 +17,8 @@ logger = logging.getLogger("terakoya")
 
 GRACE_SECONDS = 60.0
 """How long the others may go on after one host has failed before they are asked to leave."""
+STOP_SECONDS = 30.0
+"""How long asking one host may take."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,12 @@ class Remote:
     stop: str
 
 
-def run_together(remotes: Sequence[Remote], *, grace_seconds: float = GRACE_SECONDS) -> int:
+def run_together(remotes: Sequence[Remote], *, others_go_on: bool = False, grace_seconds: float = GRACE_SECONDS) -> int:
     """Runs all commands at once, each line that comes behind `[HOST]`; returns the first failure's exit code, else 0.
 
     Ctrl-C and SIGTERM ask every host to stop, and the wait goes on until all have. When one fails the others have
-    `grace_seconds` to notice by themselves and are then asked to stop.
+    `grace_seconds` to notice by themselves and are then asked to stop; unless `others_go_on`: then a host that fails is
+    told of, and the exit code is that of the first host, where the others meet.
     """
     running = [
         subprocess.Popen(
@@ -54,7 +57,7 @@ def run_together(remotes: Sequence[Remote], *, grace_seconds: float = GRACE_SECO
     asked = threading.Event()
     before = {number: signal.signal(number, lambda *_: asked.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        return _wait(remotes, running, asked, grace_seconds)
+        return _wait(remotes, running, asked, None if others_go_on else grace_seconds)
     finally:
         for reader, process in zip(readers, running, strict=True):
             if process.poll() is None:
@@ -68,24 +71,39 @@ def run_together(remotes: Sequence[Remote], *, grace_seconds: float = GRACE_SECO
 
 
 def _wait(
-    remotes: Sequence[Remote], running: Sequence[subprocess.Popen[str]], asked: threading.Event, grace_seconds: float
+    remotes: Sequence[Remote],
+    running: Sequence[subprocess.Popen[str]],
+    asked: threading.Event,
+    grace_seconds: float | None,
 ) -> int:
-    failed = 0
-    failed_at = 0.0
+    """The exit code once all have ended; `grace_seconds` None is for others that go on without one that failed."""
+    failed: list[int] = []  # in the order of failing
+    patience_ends = float("inf")
     told = False
-    while any(process.poll() is None for process in running):
-        if not failed:
-            failed = next((process.returncode for process in running if process.returncode), 0)
-            failed_at = time.monotonic()
-        late = bool(failed) and time.monotonic() - failed_at > grace_seconds
-        if not told and (asked.is_set() or late):
+    while True:
+        ended = all(process.poll() is not None for process in running)
+        for index, process in enumerate(running):
+            if process.returncode and index not in failed:
+                failed.append(index)
+                if grace_seconds is not None:
+                    patience_ends = min(patience_ends, time.monotonic() + grace_seconds)
+                elif not ended and not told:
+                    logger.warning("%s has ended with %d; the others go on", remotes[index].host, process.returncode)
+        if ended:
+            break
+        if not told and (asked.is_set() or time.monotonic() > patience_ends):
             told = True
             logger.warning("asking all hosts to save and leave")
             for remote, process in zip(remotes, running, strict=True):
                 if process.poll() is None:
-                    subprocess.run(["bash", "-c", remote.stop], check=False, stdin=subprocess.DEVNULL)
+                    with contextlib.suppress(subprocess.TimeoutExpired):  # a host that is not reached
+                        subprocess.run(
+                            ["bash", "-c", remote.stop], check=False, stdin=subprocess.DEVNULL, timeout=STOP_SECONDS
+                        )
         time.sleep(0.1)
-    return failed or next((process.returncode for process in running if process.returncode), 0)
+    if grace_seconds is None:
+        return int(running[0].returncode)
+    return int(running[failed[0]].returncode) if failed else 0
 
 
 def _show(host: str, lines: IO[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import signal
 import subprocess
@@ -14,13 +13,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pydantic import ValidationError
-
 from terakoya.components import Job, Launcher, LaunchPlan
 from terakoya.errors import UserError
-from terakoya.parameter_files import explain
+from terakoya.launched import plan_folder
+from terakoya.making import made
 from terakoya.parameters import Parameters
-from terakoya.plugins import registry
 
 
 @dataclass(frozen=True)
@@ -31,6 +28,10 @@ class Planned:
     job: Job
     plan: LaunchPlan
     folder: Path
+
+    def check(self) -> None:
+        """Looks at the place where it is to run, and starts nothing; see `Launcher.check`."""
+        self.launcher.check(self.job, self.folder)
 
     def submit(self) -> int:
         """Starts it; returns the exit code."""
@@ -61,23 +62,14 @@ def launch(
         UserError: no such launcher, settings it does not take, parameters that are wrong: all that can be known before
             a job waits for hours.
     """
-    made = make_launcher(launcher, settings or {})
+    place: Launcher = made("launchers", launcher, settings or {}, where=f"launch {launcher}")
     job = make_job(parameters, out, name=name, overrides=overrides, before=before)
-    folder = (folder if folder is not None else out.with_name(f"{out.name}.launch")).absolute()
-    plan = made.plan(job, folder)
+    folder = (folder if folder is not None else plan_folder(out)).absolute()
+    plan = place.plan(job, folder)
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in plan.files.items():
         (folder / file).write_text(text, encoding="utf-8")
-    return Planned(made, job, plan, folder)
-
-
-def make_launcher(name: str, settings: Mapping[str, Any]) -> Launcher:
-    """The launcher `name` with `settings`. UserError for one that is not there, or settings it does not take."""
-    kind: type[Launcher] = registry().component("launchers", name)
-    try:
-        return kind.model_validate_json(json.dumps(dict(settings), default=str))
-    except ValidationError as error:
-        raise UserError("\n".join(f"launch {name}: {line}" for line in explain(error, kind))) from None
+    return Planned(place, job, plan, folder)
 
 
 def make_job(
@@ -96,7 +88,12 @@ def make_job(
         raise UserError(f'--name: expected up to 63 letters, digits and hyphens between them, got "{name}"')
     sets = [word for override in overrides for word in ("--set", override)]
     words = (*before, "train", str(parameters.absolute()), "--out", str(run), *sets)
-    return Job(name, words, Path.cwd(), run, dict(loaded.batch_size), loaded.parallel.timeout_seconds)
+    data = loaded.data
+    stores = [each.store for part in (data, *data.stages) for each in part.train]
+    return Job(
+        name, words, Path.cwd(), run, dict(loaded.batch_size), loaded.parallel.timeout_seconds, loaded.on_lost_node,
+        reads=tuple(dict.fromkeys(path.absolute() for path in (*stores, *data.validation))),
+    )  # fmt: skip
 
 
 def run_commands(commands: Sequence[str]) -> int:

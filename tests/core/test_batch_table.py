@@ -1,0 +1,80 @@
+"""Rows by node rank or host name, for the nodes that came up; a table that does not fit is answered with one."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from terakoya import batch_table
+from terakoya.batch_table import proportional
+from terakoya.errors import UserError
+
+ORIGINAL = [{"0": 100, "1": 100, "2": 56}, {"0": 80, "1": 80, "2": 48, "3": 48}]
+
+
+def rows(table: dict[str, int], *hosts: str, redistribute: bool = False, ranks: list[int] | None = None) -> list[int]:
+    nodes = dict(zip(ranks or range(len(hosts)), hosts, strict=True))
+    found = batch_table.rows_of_nodes(table, nodes, there=f"{len(hosts)} nodes", redistribute=redistribute)
+    assert list(found) == sorted(nodes)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("table", ORIGINAL)
+def test_names_give_hosts_what_ranks_give_nodes(table: dict[str, int]) -> None:
+    hosts = [f"a{rank}" for rank in range(len(table))]
+    by_name = dict(zip(reversed(hosts), reversed(table.values()), strict=True))
+    batch_table.check(by_name)
+    assert rows(table, *hosts) == rows(by_name, *hosts) == list(table.values())
+
+
+def test_a_domain_more_or_less_does_not_matter_unless_two_hosts_differ_by_it() -> None:
+    assert rows({"a01": 3, "a02.lab": 5}, "a02", "a01.lab") == [5, 3]
+    with pytest.raises(UserError, match=r"the hosts a01\.x, a02, but"):
+        rows({"a01.x": 3, "a02": 5}, "a01.y", "a02")
+
+
+@pytest.mark.parametrize(
+    ("table", "hosts", "mended"),
+    [
+        ({"a01": 100, "a02": 56}, ("a01", "a03"), '{"a01": 100, "a03": 56}'),
+        ({"a01": 7, "a02": 5, "a03": 4}, ("a03", "a01"), '{"a03": 6, "a01": 10}'),
+        ({"a01": 8, "a02": 8}, ("a01", "a02", "b"), '{"a01": 6, "a02": 5, "b": 5}'),
+        ({"-1": 16}, ("a", "b"), '{"0": 8, "1": 8}'),
+        ({"0": 100, "1": 100, "2": 56}, ("a",), '{"-1": 256}'),
+    ],
+)
+def test_hosts_the_table_does_not_know_are_answered_with_a_table(
+    table: dict[str, int], hosts: tuple[str, ...], mended: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        rows(table, *hosts)
+    assert str(refused.value).endswith(f"keeps the global batch of {sum(table.values())}: {mended}")
+
+
+def test_one_host_with_two_nodes_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match="two are one host"):
+        rows({"a01": 3, "a02": 5}, "a01", "a01")
+
+
+def test_who_is_left_shares_what_all_had() -> None:
+    assert rows({"0": 7, "1": 5, "2": 4}, "a", "c", ranks=[0, 2], redistribute=True) == [10, 6]
+    assert rows({"a": 100, "b": 100, "c": 56}, "c", "a", redistribute=True) == [92, 164]
+    assert rows({"0": 7, "1": 5, "2": 4}, "b", ranks=[1], redistribute=True) == [16]
+    assert rows({"0": 7, "1": 5, "2": 4}, "a", "b", "c", redistribute=True) == [7, 5, 4]
+
+
+def test_redistributing_adds_no_node_and_stopping_takes_none_away() -> None:
+    with pytest.raises(UserError, match="the table is for 2 nodes"):
+        rows({"0": 8, "1": 8}, "a", "b", "c", redistribute=True)
+    with pytest.raises(UserError, match=r"node ranks should be 0 to 1, got \[0, 2\]"):
+        rows({"0": 7, "1": 5, "2": 4}, "a", "c", ranks=[0, 2])
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=12), st.integers(0, 5000))
+def test_parts_are_whole_and_none_is_empty(weights: list[int], more: int) -> None:
+    total = len(weights) + more
+    parts = proportional(weights, total)
+    assert sum(parts) == total and min(parts) >= 1
+    wanted = [weight * total / sum(weights) for weight in weights]
+    if min(wanted) >= 1:
+        assert all(abs(part - want) < 1 for part, want in zip(parts, wanted, strict=True))
+    assert proportional(weights, sum(weights)) == weights
