@@ -9,10 +9,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 
+from terakoya.log import error_console
 from terakoya.machine import cores
+from terakoya.training import killed
 
 GRACE_SECONDS = 15.0
 """How long the others may go on after one process has failed before they are ended."""
@@ -22,8 +24,10 @@ def run_processes(arguments: Sequence[str], processes: int) -> int:
     """Runs `python -m terakoya ARGUMENTS` in `processes` processes that find each other, and waits for them.
 
     Signals are passed on. Each process gets an equal share of the cores as threads, unless OMP_NUM_THREADS is set:
-    more threads than cores are many times slower. Returns the first failure's exit code, else 0.
+    more threads than cores are many times slower. Of a process that a signal ended this says so, since it cannot, and
+    whether the kernel was out of memory. Returns the first failure's exit code, else 0.
     """
+    kills = killed.memory_kills()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -50,7 +54,7 @@ def run_processes(arguments: Sequence[str], processes: int) -> int:
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        return _wait(children)
+        return _wait(children, kills)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -60,20 +64,26 @@ def run_processes(arguments: Sequence[str], processes: int) -> int:
             child.wait()
 
 
-def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
+def _wait(children: Sequence[subprocess.Popen[bytes]], kills: Mapping[str, int]) -> int:
     """The first failure's exit code, else 0, once all have ended. After a failure the others have `GRACE_SECONDS` to
-    notice by themselves, as many again after a SIGTERM, and are then killed."""
+    notice by themselves, as many again after a SIGTERM, and are then killed. `kills` is what `killed.memory_kills`
+    counted before the start."""
     failed = 0
     ends = [(signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, 2 * GRACE_SECONDS)]
     since = 0.0
-    while any(child.poll() is None for child in children):
+    while True:
+        running = any(child.poll() is None for child in children)
         if not failed:
-            failed = next((child.returncode for child in children if child.returncode), 0)
+            codes = ((rank, child.returncode) for rank, child in enumerate(children) if child.returncode)
+            rank, failed = next(codes, (0, 0))
             since = time.monotonic()
+            if failed and (said := killed.explained(rank, failed, kills, killed.memory_kills())):
+                error_console().print(said, markup=False, soft_wrap=True)
         elif ends and time.monotonic() - since > ends[0][1]:
             number, _ = ends.pop(0)
             for child in children:
                 if child.poll() is None:
                     child.send_signal(number)
+        if not running:
+            return failed
         time.sleep(0.05)
-    return failed or next((child.returncode for child in children if child.returncode), 0)

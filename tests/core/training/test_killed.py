@@ -1,0 +1,58 @@
+"""A process that was killed from outside says nothing itself: what is said for it."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from terakoya.training import killed, local
+from terakoya.training.killed import CONTAINER, MACHINE, explained, memory_kills
+
+NEW_GROUPS = {"proc/self/cgroup": "0::/jobs/one\n", "groups/jobs/one/memory.events": "low 0\noom 3\noom_kill 2\n"}
+OLD_GROUPS = {
+    "proc/self/cgroup": "3:cpuset:/\n4:hugetlb,memory:/jobs/one\n0::/\n",
+    "groups/memory/jobs/one/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+}
+
+
+@pytest.mark.parametrize("groups", [NEW_GROUPS, OLD_GROUPS], ids=["version 2", "version 1"])
+def test_kills_are_counted_in_the_container_and_on_the_machine(groups: dict[str, str], tmp_path: Path) -> None:
+    for name, text in {**groups, "proc/vmstat": "pgfault 7\noom_kill 5\nnuma_hit 1\n"}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = memory_kills(processes=tmp_path / "proc", groups=tmp_path / "groups")
+    assert found == {CONTAINER: 2, MACHINE: 5}
+    assert memory_kills(processes=tmp_path / "none", groups=tmp_path / "none") == {}
+
+
+def test_memory_is_blamed_only_where_the_kernel_counted_a_kill() -> None:
+    before = {CONTAINER: 0, MACHINE: 4}
+    assert explained(0, 0, before, before) is None and explained(0, 75, before, before) is None
+    here = explained(1, -9, before, {CONTAINER: 1, MACHINE: 5})
+    assert here is not None and here.startswith("process 1 was ended by signal 9 (SIGKILL): this container is out of ")
+    assert "terakoya estimate" in here
+    there = explained(1, -9, before, {CONTAINER: 0, MACHINE: 5})
+    assert there is not None and "this machine is out of memory" in there
+    nobody = explained(1, -9, before, before)
+    assert nobody is not None and "not by the kernel" in nobody and "estimate" not in nobody
+    unknown = explained(1, -9, {}, {})
+    assert unknown is not None and "most often the kernel, out of memory" in unknown
+    fault = explained(0, -11, before, {CONTAINER: 1, MACHINE: 5})
+    assert fault == "process 0 was ended by signal 11 (SIGSEGV)"
+
+
+def test_the_starter_says_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    program = tmp_path / "terakoya"  # in the place of the program: one that ends itself as the kernel would
+    program.write_text(f"#!/bin/bash\nif [ $RANK = 1 ]; then kill -9 $$; fi\nexec sleep {local.GRACE_SECONDS}\n")
+    program.chmod(0o755)
+    counted = iter([{MACHINE: 4}, {MACHINE: 5}])
+    monkeypatch.setattr(killed, "memory_kills", lambda: next(counted))
+    monkeypatch.setattr(local.sys, "executable", str(program))
+    monkeypatch.setattr(local, "GRACE_SECONDS", 0.2)
+    assert local.run_processes([], 2) == -signal.SIGKILL
+    said = capfd.readouterr().err
+    assert "process 1 was ended by signal 9 (SIGKILL): this machine is out of memory" in said
