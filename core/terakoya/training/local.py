@@ -72,10 +72,9 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], kills: Mapping[str, int])
     ends = [(signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, 2 * GRACE_SECONDS)]
     since = 0.0
     while True:
-        running = any(child.poll() is None for child in children)
+        codes = [child.poll() for child in children]  # of all: a generator would stop at the first that runs
         if not failed:
-            codes = ((rank, child.returncode) for rank, child in enumerate(children) if child.returncode)
-            rank, failed = next(codes, (0, 0))
+            rank, failed = next(((rank, code) for rank, code in enumerate(codes) if code), (0, 0))
             since = time.monotonic()
             if failed and (said := killed.explained(rank, failed, kills, killed.memory_kills())):
                 error_console().print(said, markup=False, soft_wrap=True)
@@ -84,6 +83,6 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], kills: Mapping[str, int])
             for child in children:
                 if child.poll() is None:
                     child.send_signal(number)
-        if not running:
+        if None not in codes:
             return failed
         time.sleep(0.05)

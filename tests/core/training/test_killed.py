@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -47,12 +48,14 @@ def test_the_starter_says_it(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     program = tmp_path / "terakoya"  # in the place of the program: one that ends itself as the kernel would
-    program.write_text(f"#!/bin/bash\nif [ $RANK = 1 ]; then kill -9 $$; fi\nexec sleep {local.GRACE_SECONDS}\n")
+    program.write_text("#!/bin/bash\nif [ $RANK = 1 ]; then kill -9 $$; fi\nexec sleep 20\n")
     program.chmod(0o755)
     counted = iter([{MACHINE: 4}, {MACHINE: 5}])
     monkeypatch.setattr(killed, "memory_kills", lambda: next(counted))
     monkeypatch.setattr(local.sys, "executable", str(program))
     monkeypatch.setattr(local, "GRACE_SECONDS", 0.2)
+    started = time.monotonic()
     assert local.run_processes([], 2) == -signal.SIGKILL
+    assert time.monotonic() - started < 15.0, "a failure is noticed though the processes before it run on"
     said = capfd.readouterr().err
     assert "process 1 was ended by signal 9 (SIGKILL): this machine is out of memory" in said
