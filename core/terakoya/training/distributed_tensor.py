@@ -23,16 +23,18 @@ from terakoya import attention
 from terakoya.data.vocab import Vocabulary
 from terakoya.parameters import Parameters
 from terakoya.training.distributed import Connection, DDPEngine
-from terakoya.training.engine import Weigh, named_values, saved_values
+from terakoya.training.engine import Weigh, named_values
 from terakoya.training.frozen import architecture_of, models
 from terakoya.training.loss_scaling import LossScaler
+from terakoya.training.pieces import Kind, Piece, dealt, whole
 from terakoya.training.tensor_layers import Cut, Place, share
 
 KEY = "parallel.tp_size"
 
 
 class TensorParallelEngine(DDPEngine):
-    """An `Engine` over replicas of `parallel.tp_size` processes."""
+    """An `Engine` over replicas of `parallel.tp_size` processes. `parameters` and `optimizer_state` give what this
+    process has: of what is cut its part."""
 
     full_module = False
 
@@ -108,30 +110,31 @@ class TensorParallelEngine(DDPEngine):
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
-    def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Engine`."""
-        for name, value in saved_values(self.module):
-            yield name, self.cuts[name].whole(value.detach()) if name in self.cuts else value.detach()
+    def owned_pieces(self, kind: Kind) -> Iterator[Piece]:
+        """See `Engine`. What is cut is dealt among the processes at one place of their replicas, the rest among all."""
+        connection = self.connection
+        cut: list[Piece] = []
+        rest: list[Piece] = []
+        for key, value in self.parameters() if kind == "model" else self.optimizer_state():
+            name = key if kind == "model" else key.rpartition("/")[0]
+            if name in self.cuts and value.ndim:  # a step count is whole
+                cut += self.cuts[name].boxes(key, value)
+            else:
+                rest.append(whole(key, value))
+        yield from dealt(cut, connection.replica, connection.topology.replicas)
+        yield from dealt(rest, connection.rank, connection.world_size)
 
     def load_parameters(self, values: Callable[[str], Tensor]) -> None:
         """See `Engine`."""
         super().load_parameters(lambda name: self._own(name, values(name)))
 
-    def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Engine`."""
-        shapes = {name: value.shape for name, value in self.module.named_parameters()}
-        for key, value in super().optimizer_state():
-            name = key.rpartition("/")[0]
-            cut = name in self.cuts and value.shape == shapes[name]  # a step count is whole
-            yield key, self.cuts[name].whole(value) if cut else value
-
     def load_optimizer_state(self, values: Callable[[str], Tensor], names: frozenset[str]) -> None:
         """See `Engine`."""
         super().load_optimizer_state(lambda key: self._own(key.rpartition("/")[0], values(key)), names)
 
-    def _own(self, name: str, whole: Tensor) -> Tensor:
-        """This process's part of the parameter `name`, or of what an optimizer keeps for each of its numbers."""
-        return self.cuts[name].own(whole) if name in self.cuts and whole.ndim else whole
+    def _own(self, name: str, value: Tensor) -> Tensor:
+        """This process's part of `value`: of the parameter `name`, or of what an optimizer keeps of it."""
+        return self.cuts[name].own(value) if name in self.cuts and value.ndim else value
 
 
 def _spread(module: nn.Module, place: Place, *, source: int, device: torch.device) -> None:

@@ -10,7 +10,7 @@ Letters in shapes: B rows, T positions, H hidden size, P processes of a replica.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,10 @@ from transformers.pytorch_utils import Conv1D
 
 from terakoya.components import TensorPartition
 from terakoya.data.keys import hash_u64
+from terakoya.training.pieces import Piece
 
-Layer = nn.Linear | Conv1D
+LINEAR = (nn.Linear, Conv1D)
+"""The layers that can be cut: Conv1D, GPT-2's, has its weights as (inputs, outputs)."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,14 @@ class Cut:
         parted = whole.unflatten(self.axis, (self.pieces, self.place.size, -1)).select(self.axis + 1, self.place.index)
         return parted.flatten(self.axis, self.axis + 1).clone(memory_format=torch.contiguous_format)
 
-    def whole(self, own: Tensor) -> Tensor:
-        """The weight of which each process brings its `own` part; collective."""
-        parts = [torch.empty_like(own) for _ in range(self.place.size)]
-        dist.all_gather(parts, own.contiguous(), group=self.place.group)
-        split = [part.unflatten(self.axis, (self.pieces, -1)) for part in parts]
-        return torch.stack(split, dim=self.axis + 1).flatten(self.axis, self.axis + 2)
+    def boxes(self, name: str, own: Tensor) -> Iterator[Piece]:
+        """Where this process's `own` part of the weight `name` lies in the whole."""
+        size = own.shape[self.axis] // self.pieces
+        shape, start = list(own.shape), [0] * own.ndim
+        shape[self.axis] *= self.place.size
+        for piece in range(self.pieces):
+            start[self.axis] = (piece * self.place.size + self.place.index) * size
+            yield Piece(name, own.narrow(self.axis, piece * size, size), tuple(shape), tuple(start))
 
 
 class _Enter(torch.autograd.Function):
@@ -151,10 +155,12 @@ class Entry:
 class RowParallel(nn.Module):
     """A linear layer of whose inputs each process has a part, with the weights of the layer it stands for."""
 
-    def __init__(self, layer: Layer, place: Place, dropout: OwnDropout | None) -> None:
+    def __init__(self, layer: nn.Module, place: Place, dropout: OwnDropout | None) -> None:
         super().__init__()
-        self.weight = layer.weight
-        self.bias = layer.bias
+        weight, bias = layer.weight, layer.bias
+        assert isinstance(weight, nn.Parameter) and (bias is None or isinstance(bias, nn.Parameter))
+        self.weight = weight
+        self.bias = bias
         self.outputs_last = isinstance(layer, Conv1D)
         self.place = place
         self.dropout = dropout
@@ -198,7 +204,7 @@ def share(
 def _cut(layer: nn.Module, place: Place, *, outputs: bool, pieces: int = 1) -> Mapping[nn.Parameter, Cut]:
     """Leaves in `layer` a part of its outputs, or else of its inputs; returns its new parameters. A bias belongs to the
     outputs."""
-    assert isinstance(layer, Layer), f"{type(layer).__name__} is no linear layer"
+    assert isinstance(layer, LINEAR), f"{type(layer).__name__} is no linear layer"
     along = int(isinstance(layer, Conv1D) == outputs)  # Conv1D has weights (inputs, outputs), Linear the reverse
     cuts = {"weight": Cut(along, pieces, place)}
     if outputs and layer.bias is not None:

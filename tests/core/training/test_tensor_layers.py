@@ -1,0 +1,95 @@
+"""How blocks are cut, and what is drawn inside of a part."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from terakoya.components import TensorPartition
+from terakoya.training.tensor_layers import Cut, OwnDropout, Place, RowParallel, share
+
+
+def place(index: int, size: int = 2) -> Place:
+    """A place whose processes are not asked for anything."""
+    return Place(None, index, size)  # type: ignore[arg-type]
+
+
+def test_a_fused_weight_is_cut_matrix_by_matrix() -> None:
+    """Of queries, keys and values with four heads of one number each: two heads of each."""
+    whole = torch.tensor([[1, 2, 3, 4, 11, 12, 13, 14, 21, 22, 23, 24]])
+    assert Cut(1, 3, place(0)).own(whole).tolist() == [[1, 2, 11, 12, 21, 22]]
+    assert Cut(1, 3, place(1)).own(whole).tolist() == [[3, 4, 13, 14, 23, 24]]
+    assert Cut(1, 1, place(2, 3)).own(whole).tolist() == [[21, 22, 23, 24]]
+
+
+def test_a_part_does_not_keep_the_whole_in_memory() -> None:
+    assert Cut(0, 1, place(0)).own(torch.zeros(8, 4)).untyped_storage().nbytes() == 4 * 4 * 4
+
+
+class Block(nn.Module):
+    """Both kinds of linear layers, in pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width = 8
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+        self.wide, self.narrow = Conv1D(8, 4), Conv1D(4, 8)
+
+
+def test_layers_are_cut_by_outputs_then_by_inputs() -> None:
+    """Names of weights stay, and so does what is frozen; a bias is cut with outputs alone."""
+    block = Block()
+    block.wide.requires_grad_(False)
+    before = {name: value.detach().clone() for name, value in block.named_parameters()}
+    partition = TensorPartition(
+        sizes={}, entries=(), columns={"up": 1, "wide": 2}, rows=("down", "narrow"), counts={"": ("width",)}
+    )
+    cuts = share([block], partition, place(1), dropout=None)
+    after = dict(block.named_parameters())
+    assert after.keys() == before.keys() and block.width == 4
+    assert {name for name, value in after.items() if not value.requires_grad} == {"wide.weight", "wide.bias"}
+    expected = {
+        "up.weight": before["up.weight"][4:], "up.bias": before["up.bias"][4:],
+        "down.weight": before["down.weight"][:, 4:], "down.bias": before["down.bias"],
+        "wide.weight": before["wide.weight"][:, [2, 3, 6, 7]], "wide.bias": before["wide.bias"][[2, 3, 6, 7]],
+        "narrow.weight": before["narrow.weight"][4:], "narrow.bias": before["narrow.bias"],
+    }  # fmt: skip
+    assert all(torch.equal(after[name], value) for name, value in expected.items())
+    assert set(cuts) == {value for name, value in after.items() if name not in ("down.bias", "narrow.bias")}
+    assert isinstance(block.down, RowParallel)
+    hidden = torch.randn(3, 4)
+    torch.testing.assert_close(block.up(hidden), hidden @ before["up.weight"][4:].T + before["up.bias"][4:])
+    wide = hidden @ before["wide.weight"] + before["wide.bias"]
+    torch.testing.assert_close(block.wide(hidden), wide[:, [2, 3, 6, 7]])
+
+
+def draws(index: int, block: int = 0, seed: int = 5) -> tuple[list[float], list[float]]:
+    """What a process draws outside of a part, before and after it, and inside."""
+    torch.manual_seed(seed)
+    dropout = OwnDropout(place(index), block, torch.device("cpu"))
+    before = torch.rand(2).tolist()
+    dropout.begin()
+    inside = torch.rand(2).tolist()
+    dropout.end()
+    return before + torch.rand(2).tolist(), inside
+
+
+def test_inside_of_a_part_dropout_is_the_processs_own() -> None:
+    assert draws(0)[0] == draws(1)[0]
+    inside = [draws(0)[1], draws(1)[1], draws(0, block=1)[1], draws(0, seed=6)[1]]
+    assert all(first != second for number, first in enumerate(inside) for second in inside[:number])
+    assert draws(1) == draws(1)
+
+
+def test_computed_again_a_part_draws_again_what_it_drew() -> None:
+    """As activation checkpointing does it, from a state that the generator had before."""
+    torch.manual_seed(5)
+    dropout, state, found = OwnDropout(place(1), 0, torch.device("cpu")), torch.get_rng_state(), []
+    for seed in (5, 99):
+        torch.manual_seed(seed)
+        torch.set_rng_state(state)
+        dropout.begin()
+        found.append(torch.rand(2).tolist())
+        dropout.end()
+    assert found[0] == found[1]

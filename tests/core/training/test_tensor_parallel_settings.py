@@ -1,0 +1,107 @@
+"""What tensor parallelism does not go with is refused before anything is built; asked for on the command line it
+trains, and a killed run goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy
+from test_invariants import FAULTS, same_weights
+
+from terakoya.errors import UserError
+from terakoya.parameters import Parameters
+
+GPT2 = {"type": "gpt2", "num_attention_heads": 12, "hidden_size": 48, "n_inner": 120, "max_position_embeddings": 64}
+LLAMA = {
+    "type": "llama",
+    "num_attention_heads": 8,
+    "hidden_size": 48,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+}
+CAUSAL = {"type": "causal_lm"}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (
+        {"parallel": {"tp_size": 8}},
+        "parallel.tp_size 8: num_attention_heads 12 of architecture GPT2 cannot be shared evenly; use one of 1, 2, 3, "
+        "4, 6, 12",
+    ),
+    (
+        {"architecture": LLAMA, "parallel": {"tp_size": 4}},
+        "parallel.tp_size 4: num_key_value_heads 2 of architecture Llama cannot be shared evenly; use one of 1, 2",
+    ),
+    (
+        {"architecture": {**GPT2, "n_inner": 121}, "parallel": {"tp_size": 5}},
+        "num_attention_heads 12 and n_inner 121 of architecture GPT2 cannot be shared evenly; use 1",
+    ),
+    (
+        {"architecture": {"type": "electra"}, "objective": {"type": "replaced_token"}},
+        "parallel.tp_size 2: architecture Electra does not say how processes share its layers (`tensor_partition`); "
+        'those that do: bert, gpt2, gptj, llama, qwen3. Set it to 1; "engine": "fsdp" splits',
+    ),
+    ({"architecture": {"type": "t5"}, "objective": {"type": "span_corruption"}}, "architecture T5 does not say how"),
+    ({"optimizer": {"type": "muon"}}, "parallel.tp_size 2: optimizer Muon looks at whole parameters"),
+    ({"optimizer": {"type": "adafactor"}}, "parallel.tp_size 2: optimizer Adafactor looks at whole parameters"),
+    ({"precision": "fp8"}, 'precision: "fp8" scales what each process has by itself, which parallel.tp_size 2 cuts'),
+    ({"lora": {}, "start_from": "folder"}, "lora: adapters are put over whole layers"),
+    (
+        {"parallel": {"tp_size": 2, "sequence_parallel": True}},
+        "sequence_parallel, Megatron-LM's sharing of norms and dropout among the processes of tp_size, is not offered",
+    ),
+    ({"parallel": {"tp_size": 2, "engine": "fsdp"}}, 'tp_size 2 goes with engine "ddp", got "fsdp"'),
+]
+
+
+def read(**changes: Any) -> Parameters:
+    """The parameters of a run in replicas of two, with `changes`."""
+    base = {
+        "data": {"train": ["store"], "sequence_length": 32}, "architecture": GPT2, "objective": CAUSAL,
+        "optimizer": {"type": "adamw"}, "schedule": {"type": "linear"}, "batch_size": {"-1": 8}, "max_steps": 2,
+        "parallel": {"tp_size": 2},
+    }  # fmt: skip
+    return Parameters.from_dict({**base, **changes}, source="test")
+
+
+@pytest.mark.parametrize(("changes", "said"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+def test_it_is_refused_in_these_words(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read(**changes)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parallel": {"tp_size": 12}},
+        {"architecture": LLAMA},
+        {"optimizer": {"type": "lion"}},
+        {"activation_checkpointing": "selective", "precision": "fp16"},
+        {
+            "architecture": {"type": "bert"},
+            "objective": {"type": "masked_lm", "layout": "pairs", "next_sentence": True},
+        },
+    ],
+)
+def test_what_goes_together_is_read(changes: dict[str, Any]) -> None:
+    read(**changes)
+
+
+def test_killed_and_resumed_is_bit_identical(store: Path, validation_store: Path, tmp_path: Path) -> None:
+    """Kill -9 of the second process of a replica, with dropout everywhere; asked for with `--set`."""
+    settings = toy.parameters(store, validation_store, logging_steps=3)
+    asked = ("--set", "parallel.tp_size=2")
+    toy.train(settings, tmp_path / "straight", *asked, nodes=(2,), plugins=FAULTS)
+    file = tmp_path / "cut.json"
+    file.write_text(json.dumps(settings))
+    environment = {"FAULT": "kill:8", "FAULT_RANK": "1"}
+    toy.finish(
+        toy.start(file, tmp_path / "cut", *asked, nodes=(2,), plugins=FAULTS, environment=environment), code=None
+    )
+    assert max(toy.records(tmp_path / "cut")) < 12
+    said = toy.train(settings, tmp_path / "cut", *asked, nodes=(2,), plugins=FAULTS)
+    assert "resumed from" in said and "at step 5" in said
+    assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
+    assert same_weights(tmp_path / "cut", tmp_path / "straight", 12)
