@@ -1,35 +1,37 @@
-"""torch's `fully_shard` (FSDP2; Zhao et al., 2023, arXiv:2304.11277) as an `Engine`: each process keeps a piece of
+"""torch's `fully_shard` (FSDP2; Zhao et al., 2023, arXiv:2304.11277) as an `Engine`: each process keeps some rows of
 every weight, of its gradient and of its optimizer state.
 
-Each block of each model is a group, all else (embeddings, heads, weights that several modules share) is another. A
-group's weights are gathered for its forward and again for its backward and are let go after each; the last group's stay
-in between. Pieces are rows, in one run: of a weight with n rows the first ceil(n / processes) lie with the first
-process, and so on, so that the last ones may have fewer, or none.
+Each block of each model is a group, all else (embeddings, heads, weights that several modules share) is one more. A
+block's weights are gathered for its forward and again for its backward, and are let go after either; those of the rest
+stay in between. Of a weight with n rows the first ceil(n / processes) lie with the first process, and so on: the last
+ones may have fewer, or none.
 
-The optimizer sees pieces as plain tensors. Weights, gradients and state are fp32; bf16 and fp16 are autocast in the
-module's forward, as under DDP. Checkpoints hold whole tensors under the module's names: one written by any engine or
-number of processes is read by any other.
+The optimizer sees rows as plain tensors. Weights, gradients and state are fp32; bf16 and fp16 are autocast in the
+module's forward, as under DDP. Checkpoints hold tensors under the module's names: one written by any engine or number
+of processes is read by any other.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 from terakoya.parameters import Parameters
 from terakoya.training.distributed import Connection, DDPEngine
-from terakoya.training.engine import Weigh, saved_values
+from terakoya.training.engine import Values, Weigh, saved_values
 from terakoya.training.frozen import architecture_of, models
 from terakoya.training.loss_scaling import LossScaler
+from terakoya.training.pieces import Kind, Piece, dealt, whole
 
 
 class FSDPEngine(DDPEngine):
@@ -37,7 +39,7 @@ class FSDPEngine(DDPEngine):
 
     Attributes:
         groups: the modules whose weights travel together; the root module, which has the rest, is the last.
-        pieces: by name this process's piece of each parameter that is trained: what the optimizer knows.
+        shards: by name this process's rows of each parameter that is trained: what the optimizer knows.
     """
 
     full_module = False
@@ -70,12 +72,12 @@ class FSDPEngine(DDPEngine):
             connection, module, optimizer,
             precision=parameters.precision, max_grad_norm=parameters.max_grad_norm, scaler=scaler,
         )  # fmt: skip
-        self.pieces = {
+        self.shards = {
             name: nn.Parameter(_local(value)) for name, value in module.named_parameters() if value.requires_grad
         }
         for group, its_names in zip(optimizer.param_groups, given, strict=True):
-            group["params"] = [self.pieces[name] for name in its_names]
-        self.trainable = list(self.pieces.values())
+            group["params"] = [self.shards[name] for name in its_names]
+        self.trainable = list(self.shards.values())
 
     def reducing(self) -> None:
         """Nobody: `fully_shard` adds gradients up itself."""
@@ -90,13 +92,13 @@ class FSDPEngine(DDPEngine):
         if last:
             for name, value in self.module.named_parameters():
                 if value.grad is not None:
-                    self.pieces[name].grad = _local(value.grad)
+                    self.shards[name].grad = _local(value.grad)
                     value.grad = None
         return sums
 
     def clip(self) -> Tensor:
-        """See `DDPEngine`. The norm is that of all pieces, so that all processes clip, or leave a step out, alike."""
-        gradients = [piece.grad for piece in self.trainable if piece.grad is not None and piece.numel()]
+        """See `DDPEngine`. The norm is that of all rows, so that all processes clip, or leave a step out, alike."""
+        gradients = [shard.grad for shard in self.trainable if shard.grad is not None and shard.numel()]
         mine = nn.utils.get_total_norm(gradients, foreach=True).to(self.connection.device, torch.float64)
         norm = self.connection.sum_on_device(mine.square()).sqrt().float()
         nn.utils.clip_grads_with_norm_(self.trainable, self.max_grad_norm or float("inf"), norm, foreach=True)
@@ -104,60 +106,54 @@ class FSDPEngine(DDPEngine):
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
-    def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Engine`."""
-        for name, value in self._values():
-            yield name, value.full_tensor() if isinstance(value, DTensor) else value
+    def owned_pieces(self, kind: Kind) -> Iterator[Piece]:
+        """See `Engine`. Each process writes its own rows, without gathering; what all have alike is dealt."""
+        alike = []
+        for name, value, shape in self._weights() if kind == "model" else self._state():
+            if shape is None:
+                alike.append(whole(name, value))
+            elif value.numel():
+                first, _ = self._rows(shape[0])
+                yield Piece(name, value, shape, (first, *(0 for _ in shape[1:])))
+        yield from dealt(alike, self.connection.rank, self.connection.world_size)
 
-    def load_parameters(self, values: Callable[[str], Tensor]) -> None:
-        """See `Engine`."""
-        for name, value in self._values():
-            whole = values(name)
-            if isinstance(value, DTensor):
-                _local(value).copy_(self._piece(whole))
-            else:
-                value.copy_(whole)
-
-    def _values(self) -> Iterator[tuple[str, Tensor]]:
-        """`saved_values`, detached: a DTensor of each parameter, a plain tensor of each buffer."""
-        root = self.groups[-1]
-        root.reshard()  # after a forward without backward it would still be gathered
+    def _weights(self) -> Iterator[tuple[str, Tensor, tuple[int, ...] | None]]:
+        """Of each parameter and buffer of `saved_values` its name, what lies here, and the whole's shape if that is
+        rows of it."""
+        self.groups[-1].reshard()  # after a forward without a backward the root's weights are whole
         for name, value in saved_values(self.module):
-            yield name, value.detach()
+            yield name, _local(value), tuple(value.shape) if isinstance(value, DTensor) else None
 
-    def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
+    def _state(self) -> Iterator[tuple[str, Tensor, tuple[int, ...] | None]]:
+        """The same of the optimizer's state, in which scalars are counts of steps."""
+        shapes = {name: tuple(value.shape) for name, value in self.module.named_parameters()}
+        for key, value in self.optimizer_state():
+            yield key, value, shapes[key.rpartition("/")[0]] if value.ndim else None
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The rows that this process has of each parameter that is trained."""
+        yield from self.shards.items()
+
+    def load_parameters(self, values: Values) -> None:  # type: ignore[override] # the protocol's, read in parts
+        """See `Engine`. Each process reads its own rows."""
+        for name, value, shape in self._weights():
+            value.copy_(values(name) if shape is None else self._read(values, name))
+
+    def load_optimizer_state(self, values: Values, names: frozenset[str]) -> None:  # type: ignore[override]
         """See `Engine`."""
-        shapes = dict(self.module.named_parameters())
-        for name, piece in self.pieces.items():
-            shape = shapes[name].shape
-            for key, value in self.optimizer.state.get(piece, {}).items():
-                if value.ndim == 0:  # a step count, the same for all of the parameter
-                    yield f"{name}/{key}", value
-                    continue
-                assert value.shape == piece.shape, f"{name}/{key}: not elementwise"
-                stride = torch.empty(shape, device="meta").stride()
-                cut = DTensor.from_local(value, self.mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
-                yield f"{name}/{key}", cut.full_tensor()
+        super().load_optimizer_state(lambda key: self._read(values, key) if values.shape(key) else values(key), names)
 
-    def load_optimizer_state(self, values: Callable[[str], Tensor], names: frozenset[str]) -> None:
-        """See `Engine`."""
-        fused = {each for group in self.optimizer.param_groups if group.get("fused") for each in group["params"]}
-        for name, piece in self.pieces.items():
-            states = {key.rpartition("/")[2]: key for key in names if key.rpartition("/")[0] == name}
-            if not states:
-                continue
-            on_device = piece in fused or piece.device.type == "cpu"
-            self.optimizer.state[piece] = {
-                state: self._piece(values(key)).to(piece.device if state != "step" or on_device else "cpu", copy=True)
-                for state, key in states.items()
-            }
+    def _read(self, values: Values, name: str) -> Tensor:
+        """This process's rows of the tensor `name`."""
+        length, *rest = values.shape(name)
+        (first, last), width = self._rows(length), math.prod(rest)
+        return values.part(name, first * width, (last - first) * width).view(last - first, *rest)
 
-    def _piece(self, whole: Tensor) -> Tensor:
-        """This process's rows of `whole`; a scalar is everybody's."""
-        if whole.ndim == 0:
-            return whole
-        rows = -(-len(whole) // self.mesh.size())
-        return whole[rows * self.mesh.get_local_rank() :][:rows]
+    def _rows(self, length: int) -> tuple[int, int]:
+        """The rows [first, last) that lie here of a tensor with `length` rows."""
+        size = -(-length // self.mesh.size())
+        first = min(length, size * self.mesh.get_local_rank())
+        return first, min(length, first + size)
 
 
 def spread(module: nn.Module, device: torch.device, group: dist.ProcessGroup) -> None:
@@ -216,6 +212,5 @@ def _occurrences(module: nn.Module) -> Iterator[nn.Parameter]:
 
 def _local(value: Tensor) -> Tensor:
     """What of `value` lies in this process; shares its memory, and no gradient goes through."""
-    assert isinstance(value, DTensor)
-    local: Tensor = value.detach().to_local()
-    return local
+    with torch.no_grad():
+        return (value.to_local() if isinstance(value, DTensor) else value).detach()

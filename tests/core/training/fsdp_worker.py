@@ -91,7 +91,7 @@ def gradients(job: Mapping[str, Any], connection: Connection) -> None:
     whole, early = watch(trainer)
     values = trainer.one_step().values
     assert values is not None
-    held = connection.gather([sum(piece.numel() for piece in engine.pieces.values()), any(early)])
+    held = connection.gather([sum(shard.numel() for shard in engine.shards.values()), any(early)])
     if connection.is_main:
         save_file(whole, out / "gradients.safetensors")
         facts = {"loss": values["loss"], "grad_norm": values["grad_norm"], "groups": len(engine.groups), "held": held}
@@ -108,16 +108,16 @@ def watch(trainer: Trainer) -> tuple[dict[str, Tensor], list[bool]]:
 
     def gathered() -> Tensor:
         shapes = {name: value.shape for name, value in engine.module.named_parameters()}
-        for name, piece in engine.pieces.items():
-            assert piece.grad is not None, name
-            of = {"shape": shapes[name], "stride": piece.grad.new_empty(shapes[name], device="meta").stride()}
-            whole[name] = DTensor.from_local(piece.grad, engine.mesh, [Shard(0)], run_check=False, **of).full_tensor()
+        for name, shard in engine.shards.items():
+            assert shard.grad is not None, name
+            of = {"shape": shapes[name], "stride": shard.grad.new_empty(shapes[name], device="meta").stride()}
+            whole[name] = DTensor.from_local(shard.grad, engine.mesh, [Shard(0)], run_check=False, **of).full_tensor()
         norm: Tensor = clip()
         return norm
 
     def watched(batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
         sums: Mapping[str, Tensor] = micro_step(batch, weigh, last=last)
-        values = [*engine.pieces.values(), *engine.module.parameters()]
+        values = [*engine.shards.values(), *engine.module.parameters()]
         early.append(not last and any(value.grad is not None for value in values))
         return sums
 
