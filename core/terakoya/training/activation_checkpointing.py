@@ -175,5 +175,5 @@ def _given(operation: torch._ops.OpOverload, arguments: Sequence[Any], named: di
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Where the memory of `tensor`, or what it is a view of, begins."""
-    return tensor.untyped_storage().data_ptr()
+    """What tells the memory of `tensor`, or what it is a view of, from others', tensors without data too."""
+    return tensor.untyped_storage()._cdata
