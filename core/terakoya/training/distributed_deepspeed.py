@@ -21,7 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from terakoya.components import Optimizer
+from terakoya.deepspeed_settings import merged
 from terakoya.errors import UserError
+from terakoya.parallel_settings import Parallel
 from terakoya.training.distributed import Connection
 from terakoya.training.engine import Values, Weigh, autocast_forward, saved_values
 from terakoya.training.launcher_variables import local_rank_variable, variables
@@ -81,6 +83,16 @@ def settings(
     }
 
 
+def offloading(parallel: Parallel, device: torch.device) -> dict[str, Any]:
+    """What of `zero_optimization` says that something is kept on the host; pages are pinned where a GPU reads them."""
+    place = {"device": "cpu", "pin_memory": device.type == "cuda"}
+    asked = {
+        "offload_optimizer": parallel.offload_optimizer_device,
+        "offload_param": parallel.offload_param_device,
+    }
+    return {name: dict(place) for name, where in asked.items() if where is not None}
+
+
 @dataclass(frozen=True)
 class Fragment:
     """The part of one parameter that this process updates.
@@ -119,14 +131,20 @@ class DeepSpeedEngine:
         module: nn.Module,
         optimizer: Optimizer,
         *,
-        zero_stage: int,
+        parallel: Parallel,
         precision: str,
         max_grad_norm: float,
         micro_steps: int,
         micro_batch_size: int,
         scaler: LossScaler | None = None,
     ) -> None:
-        """Wraps `module`, whose weights are drawn and the same on every process, and cuts it up as the stage says."""
+        """Wraps `module`, whose weights are drawn and the same on every process, and cuts it up as the stage says.
+
+        Raises:
+            UserError: `parallel.deepspeed_config` asks for other batch sizes than these.
+        """
+        zero_stage = parallel.zero_stage
+        assert zero_stage is not None, "refused with the parameters"
         assert not zero_stage or optimizer.elementwise, "refused with the parameters"
         self.connection = connection
         self.dropout_rank = connection.rank
@@ -144,15 +162,15 @@ class DeepSpeedEngine:
         self.fused = bool(self.optimizer.defaults.get("fused"))
         accelerator = connection.accelerator
         accelerator.gradient_accumulation_steps = micro_steps
-        accelerator.deepspeed_plugin.deepspeed_config.update(
-            settings(
-                zero_stage,
-                max_grad_norm=max_grad_norm,
-                micro_steps=micro_steps,
-                micro_batch_size=micro_batch_size,
-                world_size=connection.world_size,
-            )
+        ours = settings(
+            zero_stage,
+            max_grad_norm=max_grad_norm,
+            micro_steps=micro_steps,
+            micro_batch_size=micro_batch_size,
+            world_size=connection.world_size,
         )
+        ours["zero_optimization"] |= offloading(parallel, connection.device)
+        accelerator.deepspeed_plugin.deepspeed_config.update(merged(parallel.deepspeed_config or {}, ours))
         self.local_rank = connection.topology.places[connection.rank].local_rank
         with variables(connection.rank, connection.world_size, self.local_rank):
             self.wrapped, _ = accelerator.prepare(self.module, self.optimizer)

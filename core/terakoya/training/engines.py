@@ -33,10 +33,9 @@ def build(
     if parallel.engine == "deepspeed":
         from terakoya.training.distributed_deepspeed import DeepSpeedEngine
 
-        assert parallel.zero_stage is not None
         return DeepSpeedEngine(
             connection, module, parameters.optimizer,
-            zero_stage=parallel.zero_stage, precision=parameters.precision,
+            parallel=parallel, precision=parameters.precision,
             max_grad_norm=parameters.max_grad_norm, micro_steps=micro_steps, micro_batch_size=micro_batch_size,
             scaler=scaler,
         )  # fmt: skip

@@ -46,6 +46,9 @@ def run(job: dict[str, Any], connection: Connection) -> None:
     record = Record(out, [], parameters.dump(), active=connection.is_main)
     trainer = setup.build(parameters, out, Stores.open(parameters), connection, record, registry())
     trainer.run.facts["start"] = time.perf_counter()
+    if connection.is_main:  # what DeepSpeed itself says that it does
+        told = trainer.engine.wrapped._config.zero_config  # type: ignore[attr-defined]
+        (out / "zero.json").write_text(told.model_dump_json(by_alias=True))
     folder = newest_checkpoint(out, connection, record)
     if folder is not None:
         resume(trainer, folder, frozenset({"parallel"}))
