@@ -9,20 +9,14 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 SECONDS = 300.0
 """A run that takes longer hangs."""
 MODELS = ("bert", "electra", "gpt2", "gptj", "llama", "qwen3")
-FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload(
-    [
-        "terakoya.training.setup", "terakoya.commands.main", "accelerate", "terakoya.training.distributed_deepspeed",
-        *(f"transformers.models.{name}.modeling_{name}" for name in MODELS),
-        *(["deepspeed"] if importlib.util.find_spec("deepspeed") else []),
-    ]
-)  # fmt: skip
 
 
 class RunError(Exception):
@@ -55,7 +49,7 @@ def train(
         mine = {**world, "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"} if processes > 1 else {}
         said = out.with_name(f"{out.name}.{rank}.txt")
         given = ([*arguments, "--out", str(out)], {**(environment or {}), **mine}, said)
-        process = FORKSERVER.Process(target=_command_line, args=given)
+        process = _forkserver().Process(target=_command_line, args=given)
         process.start()
         started.append((process, said))
     for process, _ in started:
@@ -66,6 +60,18 @@ def train(
             process.kill()
     if any(codes) != killed or None in codes:
         raise RunError(f"exit codes {codes}: {_last_words([said for _, said in started])}")
+
+
+@cache
+def _forkserver() -> ForkServerContext:
+    """Starts processes from one that has imported what they need."""
+    context = multiprocessing.get_context("forkserver")
+    deepspeed = ["deepspeed"] if importlib.util.find_spec("deepspeed") else []
+    modules = [f"transformers.models.{name}.modeling_{name}" for name in MODELS]
+    context.set_forkserver_preload(
+        ["terakoya.training.setup", "terakoya.commands.main", "accelerate", *modules, *deepspeed]
+    )
+    return context
 
 
 def _command_line(arguments: Sequence[str], environment: Mapping[str, str], said: Path) -> None:

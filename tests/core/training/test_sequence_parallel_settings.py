@@ -4,7 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from transformers import AttentionInterface, BertConfig, BertModel
 
+from terakoya import attention
 from terakoya.errors import UserError
 from terakoya.parameters import Parameters
 from terakoya.training.distributed_sequence import positions_of
@@ -80,3 +83,37 @@ def test_slices_make_up_the_batch() -> None:
         at = each["input_ids"].flatten()[each["masked_positions"]]
         found |= dict(zip(at[used].tolist(), each["masked_labels"][used].tolist(), strict=True))
     assert found == {0: 100, 11: 111, 12: 112, 17: 123}
+
+
+DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 1, -1], [0, 1, 1, 1, 1, 1, 2, 2]])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("backend", attention.BACKENDS)
+def test_an_exchange_reaches_every_backend(backend: str, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is called with what the backend would have been, and what it returns is what attention returns."""
+    model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=8))
+    attention.use(model, backend)
+    batch: dict[str, Any] = {"document_ids": DOCUMENTS, "cu_seqlens": torch.tensor([0, 16], dtype=torch.int32)}
+    query, key, value = (torch.randn(2, heads, 8, 4, generator=torch.manual_seed(1)) for heads in (4, 2, 2))
+
+    def varlen(query: Tensor, *_: Any, **__: Any) -> Tensor:
+        return query  # no GPU here: as good as any
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
+
+    def exchange(attend: attention.Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        halves = [attend(query[:, 2 * n : 2 * n + 2], key[:, n : n + 1], value[:, n : n + 1]) for n in range(2)]
+        return -torch.cat(halves, dim=2)
+
+    said = (attention.causal_arguments if causal else attention.arguments)(
+        model, {**batch, attention.EXCHANGE: exchange}
+    )
+    plain = (attention.causal_arguments if causal else attention.arguments)(model, batch)
+    function = AttentionInterface()[attention.PREFIX + backend]
+    got, _ = function(torch.nn.Identity(), query, key, value, None, **said)
+    wanted, _ = function(torch.nn.Identity(), query, key, value, None, **plain)
+    assert torch.allclose(got, -wanted, atol=1e-6)
+    assert attention.EXCHANGE not in plain
+    whole_rows = {**batch, attention.WHOLE_ROWS: torch.empty(0), attention.EXCHANGE: exchange}
+    assert attention.causal_arguments(model, whole_rows)[attention.EXCHANGE] is exchange

@@ -1,0 +1,98 @@
+"""tools/engines/table.py: what each engine trains is one process's, and the table says so where it is not."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOL = ROOT / "tools" / "engines" / "table.py"
+DEEPSPEED = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
+
+
+def run(*arguments: str, out: Path) -> str:
+    """What the command writes; fails where it does."""
+    command = [sys.executable, str(TOOL), *arguments, "--out", str(out)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return out.read_text(encoding="utf-8")
+
+
+@DEEPSPEED
+def test_every_engine_trains_what_one_process_does(tmp_path: Path, tool: ModuleType) -> None:
+    text = run("--quick", out=tmp_path / "table.md")
+    gradients, exports = text.split("## ")[1:]
+    for part in (gradients, exports):
+        for engine, architecture in tool.cases.QUICK.items():
+            assert cell(part, engine, architecture).startswith(tuple("0123456789")), (engine, architecture)
+
+
+@pytest.mark.nightly
+@DEEPSPEED
+def test_every_engine_with_every_architecture(tmp_path: Path) -> None:
+    text = run(out=tmp_path / "table.md")
+    assert "failed" not in text and "**" not in text
+
+
+def test_the_table_in_the_documentation_names_every_case(tool: ModuleType) -> None:
+    text = (ROOT / "core" / "ENGINES.md").read_text(encoding="utf-8")
+    assert "failed" not in text and "**" not in text
+    for title in tool.CHECKS.values():
+        part = text.split(f"## {title}")[1].split("## ")[0]
+        for engine in tool.cases.ENGINES:
+            assert all(cell(part, engine, name) for name in tool.cases.ARCHITECTURES), (title, engine)
+
+
+def cell(part: str, engine: str, architecture: str) -> str:
+    """The text of a cell of the table in `part`."""
+    rows = [[each.strip() for each in line.split("|")[1:-1]] for line in part.splitlines() if line.startswith("|")]
+    (row,) = (row for row in rows if row[0] == engine)
+    return row[rows[0].index(architecture)]
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The command as a module."""
+    monkeypatch.syspath_prepend(str(TOOL.parent))
+    for name in ("OMP_NUM_THREADS", "HF_HUB_OFFLINE", "DS_ACCELERATOR"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    return importlib.import_module("table")
+
+
+def test_an_error_above_its_limit_is_shown_and_fails(tool: ModuleType) -> None:
+    table = tool.Table()
+    table.error("gradients", "ddp", "bert", 9e-7)
+    table.error("gradients", "tp 2", "bert", 9e-6)
+    table.error("killed", "ddp", "bert", 0.0)
+    assert not table.bad
+    table.error("gradients", "fsdp", "bert", 9e-6)
+    table.error("another", "ddp", "bert", float("nan"))
+    table.error("killed", "fsdp", "bert", 1e-12)
+    table.reason("export", "fsdp", "bert", "failed", "exit codes [1, 1]: why")
+    table.reason("export", "ddp", "bert", "refused", "because")
+    assert len(table.bad) == 4
+    text = "\n".join(table.lines())
+    shown = (
+        "| ddp | 9e-07 |", "| fsdp | **9e-06** |", "| tp 2 | 9e-06 |", "| ddp | same bits |", "**1e-12**",
+        "| fsdp | failed [1] |", "| ddp | refused [2] |", "1. exit codes [1, 1]: why", "2. because",
+    )  # fmt: skip
+    for each in shown:
+        assert each in text, each
+
+
+def test_weights_of_other_names_or_shapes_are_no_match(tool: ModuleType) -> None:
+    weights = {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([0.0, 4.0])}
+    error = tool.measures.relative_error
+    assert error(weights, weights) == 0.0
+    assert error({"a": torch.tensor([3.0, 1.0]), "b": weights["b"]}, weights) == pytest.approx(0.2)
+    assert error({"a": weights["a"]}, weights) == float("inf")
+    assert error({"a": weights["a"], "b": torch.zeros(2, 1)}, weights) == float("inf")
