@@ -81,7 +81,7 @@ class _AllToAll(torch.autograd.Function):
         return _all_to_all(pieces, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return _all_to_all(gradient, ctx.group), None
 
 
