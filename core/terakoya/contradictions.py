@@ -27,6 +27,8 @@ def contradictions(parameters: Parameters) -> Iterator[str]:
     yield from _of_processes(parameters)
     if parameters.parallel.tp_size > 1:
         yield from _of_shared_products(parameters)
+    if parameters.parallel.pp_size > 1:
+        yield from _of_shared_blocks(parameters)
     if parameters.parallel.sp_size > 1:
         yield from _of_shared_positions(parameters)
 
@@ -149,6 +151,52 @@ def _of_shared_products(parameters: Parameters) -> Iterator[str]:
         yield (
             f"lora: adapters are put over whole layers, of which each process has a part with {key}; set it to 1, with "
             '"engine": "deepspeed", "zero_stage": 3 where the weights are too many for one device'
+        )
+
+
+def _of_shared_blocks(parameters: Parameters) -> Iterator[str]:
+    """What processes that share the blocks of a model cannot do, with the nearest that they can."""
+    architecture, objective, parallel = parameters.architecture, parameters.objective, parameters.parallel
+    key, name = f"parallel.pp_size {parallel.pp_size}", type(architecture).__name__
+    otherwise = 'Set it to 1; "engine": "fsdp" splits the weights of any'
+    offers = plugins.registry().components()
+    if type(architecture).cut is Architecture.cut:
+        can = sorted(
+            offer.name
+            for offer in offers
+            if issubclass(offer.component, Architecture) and offer.component.cut is not Architecture.cut
+        )
+        yield (
+            f"{key}: architecture {name} does not say how it is cut into stages (`cut`); those that do: "
+            f"{', '.join(can)}. {otherwise}"
+        )
+    if not objective.hidden_once:
+        can = sorted(offer.name for offer in offers if getattr(offer.component, "hidden_once", False))
+        yield (
+            f"{key}: objective {type(objective).__name__} cannot be cut into stages, as it is more than one pass through "
+            f"one model; those that can: {', '.join(can)}. {otherwise}"
+        )
+    if parameters.lora is not None:
+        yield f"lora: adapters are trained by processes that have all blocks, got {key}; set it to 1"
+    if parameters.precision == "fp8":
+        yield f'precision: "fp8" is for processes that have all blocks, got {key}; use "bf16"'
+    stages = parallel.pp_size * parallel.pp_stages_per_process
+    blocks: int | None = getattr(architecture, "num_hidden_layers", None)
+    if blocks is None:
+        return
+    if blocks < stages:
+        fewer = blocks // parallel.pp_size
+        nearest = f"pp_stages_per_process {fewer}" if fewer else f"pp_size {blocks}"
+        asked = f"{key} with pp_stages_per_process {parallel.pp_stages_per_process}"
+        yield (
+            f"{key if parallel.pp_stages_per_process == 1 else asked}: {stages} stages need as many blocks, and "
+            f"architecture {name} has {blocks}; use {nearest}"
+        )
+    first = -(-blocks // stages)
+    if parameters.frozen_layers >= first:
+        yield (
+            f"frozen_layers: of {blocks} blocks the first of {stages} stages has {first}, and needs one to train: with "
+            f"{key} expected at most {first - 1}, got {parameters.frozen_layers}"
         )
 
 

@@ -40,8 +40,8 @@ def hidden_by_mask(model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) ->
 
 
 def _run(model: PreTrainedModel, batch: Mapping[str, torch.Tensor], arguments: Mapping[str, Any]) -> torch.Tensor:
-    """Words are looked up here: given ids, some bodies would search them for padding, and wait for the device. Where the
-    batch holds `inputs_embeds` (B, T, H) these are taken in their place."""
+    """Words are looked up here: given ids, some bodies would search them for padding, and wait for the device. Of a
+    batch that holds `inputs_embeds` (B, T, H) these are taken."""
     body = model.base_model
     words = batch["inputs_embeds"] if "inputs_embeds" in batch else body.get_input_embeddings()(batch["input_ids"])
     found = body(inputs_embeds=words, position_ids=batch["position_ids"], use_cache=False, **arguments)

@@ -29,6 +29,7 @@ from terakoya.parameters import Parameters
 from terakoya.training.distributed import Connection, DDPEngine
 from terakoya.training.engine import Weigh, named_values
 from terakoya.training.loss_scaling import LossScaler
+from terakoya.training.pieces import Kind, Piece, dealt, whole
 from terakoya.training.pipeline_stage import KEY, MicroBatch, Stage, cut, generator
 
 log = logging.getLogger("terakoya")
@@ -37,8 +38,7 @@ BUCKET_BYTES = 25 << 20
 """How many bytes of gradients replicas add up at once; DDP's own default."""
 
 Shapes = Mapping[str, tuple[int, ...]]
-Facts = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-"""Shape and type of tensors, by name."""
+"""Shapes of tensors, by name."""
 
 
 class Stages(nn.Module):
@@ -84,7 +84,6 @@ class PipelineEngine(DDPEngine):
         self.place = self.members.index(connection.rank)
         self.count = len(self.members) * parameters.parallel.pp_stages_per_process
         _spread(module, connection)
-        self.facts: Facts = {name: (tuple(value.shape), value.dtype) for name, value in named_values(module)}
         names = {id(value): name for name, value in named_values(module)}
         self.stages = [
             cut(module, parameters, vocabulary, index=index, count=self.count, device=connection.device)
@@ -103,8 +102,11 @@ class PipelineEngine(DDPEngine):
             scaler=scaler,
         )
         self.dropout_rank = connection.replica
-        everywhere = [connection.gather(held)[rank] for rank in self.members]
-        places = {name: [place for place, there in enumerate(everywhere) if name in there] for name in self.facts}
+        everywhere = connection.gather(set(held))
+        places = {
+            name: [place for place, rank in enumerate(self.members) if name in everywhere[rank]]
+            for name in names.values()
+        }
         self.owners = {name: found[0] for name, found in places.items()}
         trained = [(name, value) for name, value in self.own.items() if value.requires_grad]
         self.counted = [value for name, value in trained if self.owners[name] == self.place]
@@ -160,7 +162,7 @@ class PipelineEngine(DDPEngine):
         """The schedule of `count` micro-batches whose hidden states are (`rows`, `length`, H)."""
         key = (count, rows, length)
         if key not in self.schedules:
-            built = [self._pipeline_stage(stage, rows, length) for stage in self.stages]
+            built: list[Any] = [self._pipeline_stage(stage, rows, length) for stage in self.stages]
             given: dict[str, Any] = {"loss_fn": lambda loss, _: loss, "scale_grads": False}
             self.schedules[key] = (
                 ScheduleInterleaved1F1B(built, count, **given)
@@ -184,9 +186,6 @@ class PipelineEngine(DDPEngine):
 
     def _reduce(self) -> None:
         """Adds gradients up over replicas, then those of a tied matrix over the first and the last process."""
-        for value in self.trainable:
-            if value.grad is None:
-                value.grad = torch.zeros_like(value)
         if self.connection.across is not None:
             for bucket in _buckets([value.grad for value in self.trainable if value.grad is not None]):
                 flat = torch.cat([gradient.flatten() for gradient in bucket])
@@ -244,10 +243,19 @@ class PipelineEngine(DDPEngine):
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
+    def owned_pieces(self, kind: Kind) -> Iterator[Piece]:
+        """See `Engine`. What lies on both ends is the first's; same stages of several replicas share the writing."""
+        values = self.parameters() if kind == "model" else self.optimizer_state()
+        mine = [
+            whole(name, value)
+            for name, value in values
+            if self.owners[name if kind == "model" else name.rpartition("/")[0]] == self.place
+        ]
+        yield from dealt(mine, self.connection.replica, self.connection.topology.replicas)
+
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Engine`; every process of a replica is handed every value."""
-        for name, fact in self.facts.items():
-            yield name, self._whole(self.owners[name], self.own.get(name), fact)
+        """Name and value of each parameter and buffer of this process's stages."""
+        yield from self.own.items()
 
     def load_parameters(self, values: Callable[[str], Tensor]) -> None:
         """See `Engine`; each process reads its own."""
@@ -255,38 +263,11 @@ class PipelineEngine(DDPEngine):
             for name, value in self.own.items():
                 value.copy_(values(name))
 
-    def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Engine`; every process of a replica is handed every value."""
-        mine = {
-            f"{name}/{state}": value
-            for name, parameter in self.named_parameters()
-            if self.owners[name] == self.place
-            for state, value in self.optimizer.state.get(parameter, {}).items()
-        }
-        facts: list[Facts] = self.connection.gather(
-            {key: (tuple(value.shape), value.dtype) for key, value in mine.items()}
-        )
-        for place, rank in enumerate(self.members):
-            for key, fact in facts[rank].items():
-                yield key, self._whole(place, mine.get(key), fact)
-
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """See `DDPEngine`."""
         for name, value in self.own.items():
             if isinstance(value, nn.Parameter):
                 yield name, value
-
-    def _whole(self, owner: int, mine: Tensor | None, fact: tuple[tuple[int, ...], torch.dtype]) -> Tensor:
-        """The tensor that the place `owner` of this replica has, `mine` there, everywhere."""
-        shape, dtype = fact
-        device = self.connection.device
-        if owner == self.place:
-            assert mine is not None
-            value = mine.detach().to(device).contiguous()
-        else:
-            value = torch.empty(shape, dtype=dtype, device=device)
-        dist.broadcast(value, src=self.members[owner], group=self.within)
-        return value
 
 
 def fitting(micro_batches: int, *, processes: int, stages: int) -> int:

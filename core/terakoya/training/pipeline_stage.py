@@ -128,7 +128,7 @@ class Stage(nn.Module):
         return hidden.sum() * 0.0 if self.last else hidden.clone()
 
     def _seed(self, seed: int) -> None:
-        """Seeds dropout for a micro-batch: by stage, so that the order in which a schedule runs them is of no matter."""
+        """Seeds dropout of a micro-batch, each stage for itself: in which order a schedule runs them is no matter."""
         generator(self.device).manual_seed(int(hash_u64(seed, "stage", self.index)) & 0x7FFF_FFFF_FFFF_FFFF)
 
 

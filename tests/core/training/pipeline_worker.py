@@ -1,11 +1,12 @@
-"""Worlds of forked processes that run several jobs one after another, and write down the gradients of every step.
+"""Worlds of forked processes that run several jobs one after another.
 
 A job is an object:
 
     out        the run's folder
     settings   the parameter JSON
     start_from a checkpoint to go on from, or missing
-    poison     on this rank every gradient of the first step is no number; missing: none is
+
+Each process writes down its gradients of every step, before they are clipped, and the weights it ends with.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from terakoya.parameters import Parameters
 from terakoya.plugins import registry
 from terakoya.training import setup
-from terakoya.training.distributed import Connection, connect
+from terakoya.training.distributed import Connection, DDPEngine, connect
 from terakoya.training.record import Record
 from terakoya.training.resuming import newest_checkpoint, resume
 from terakoya.training.stores import Stores
@@ -36,12 +37,12 @@ from terakoya.training.world import Launched
 Job = Mapping[str, Any]
 
 
-def run(jobs: Sequence[Job], processes: int, *, nodes: Sequence[int] | None = None, replica_size: int = 1) -> str:
-    """Runs `jobs` in a world of `processes`, or of `nodes[i]` on pretended node i; returns what all printed."""
+def run(jobs: Sequence[Job], nodes: Sequence[int], *, replica_size: int = 1) -> str:
+    """Runs `jobs` in a world with `nodes[i]` processes on pretended node i; returns what all printed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    places = [(node, local) for node, count in enumerate(nodes or (processes,)) for local in range(count)]
+    places = [(node, local) for node, count in enumerate(nodes) for local in range(count)]
     folder = Path(jobs[0]["out"]).parent
     started = []
     for rank, (node, local) in enumerate(places):
@@ -60,10 +61,21 @@ def run(jobs: Sequence[Job], processes: int, *, nodes: Sequence[int] | None = No
 
 
 def gradients(out: Path, step: int) -> dict[str, torch.Tensor]:
-    """The gradients of `step`, those of all processes; where two have one, the last one's."""
+    """The gradients of `step`, counted from 0, of all processes."""
+    return _merged(sorted(out.glob(f"gradients-{step}.*")))
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    """The parameters that all processes ended with."""
+    return _merged(sorted(out.glob("weights.*")))
+
+
+def _merged(files: Sequence[Path]) -> dict[str, torch.Tensor]:
+    """The tensors of `files`; of those that several have, all have the same bits."""
     found: dict[str, torch.Tensor] = {}
-    for file in sorted(out.glob(f"gradients-{step}.*")):
-        found |= load_file(file)
+    for file in files:
+        for name, value in load_file(file).items():
+            assert torch.equal(found.setdefault(name, value).nan_to_num(), value.nan_to_num()), name
     return found
 
 
@@ -96,23 +108,26 @@ def _run(job: Job, connection: Connection) -> None:
     folder = newest_checkpoint(out, connection, record)
     if folder is not None:
         resume(trainer, folder, frozenset({"parallel"}))
-    _watch(trainer, out, poisoned=job.get("poison") == connection.rank)
+    _watch(trainer, out)
     trainer.train()
+    save_file({name: value.detach() for name, value in _named(trainer)}, out / f"weights.{connection.rank}")
     record.close()
 
 
-def _watch(trainer: Trainer, out: Path, *, poisoned: bool) -> None:
+def _named(trainer: Trainer) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    assert isinstance(trainer.engine, DDPEngine)
+    return trainer.engine.named_parameters()
+
+
+def _watch(trainer: Trainer, out: Path) -> None:
     """Lets every step write its gradients down before it clips them."""
-    engine = trainer.engine
-    clip, micro_step = engine.clip, engine.micro_step
+    engine: Any = trainer.engine
+    clip = engine.clip
 
     def watched() -> torch.Tensor:
-        found = {name: each.grad.clone() for name, each in engine.named_parameters() if each.grad is not None}
+        found = {name: each.grad.clone() for name, each in _named(trainer) if each.grad is not None}
         save_file(found, out / f"gradients-{trainer.run.step}.{trainer.run.rank}")
-        return clip()
+        norm: torch.Tensor = clip()
+        return norm
 
-    def spoilt(batch: Any, weigh: Any, *, last: bool) -> Any:
-        bad = poisoned and trainer.run.step == 0
-        return micro_step(batch, (lambda sums: weigh(sums) * float("nan")) if bad else weigh, last=last)
-
-    engine.clip, engine.micro_step = watched, spoilt
+    engine.clip = watched

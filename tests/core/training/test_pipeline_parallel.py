@@ -1,0 +1,256 @@
+"""Processes that share the blocks of a model train what one process trains, and their checkpoints are everybody's.
+
+One pair of processes runs most jobs: 7 rows a step, in micro-batches of 2 and a last one of 1; 5 blocks, so that stages
+differ. Gradients are compared weight by weight, after replicas and stages have added up theirs, before any clipping.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pipeline_worker
+import pytest
+import torch
+import toy
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from terakoya.contract.toy import make_store, values
+from terakoya.plugins import registry
+
+FAULTS = [Path(__file__).with_name("faults.py")]
+LAST, MIDDLE = 3, 2
+FAMILIES = ("gpt2", "gptj", "llama", "qwen3")
+DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout")
+PAIR = {"pp_size": 2}
+INTERLEAVED = {"pp_size": 2, "pp_stages_per_process": 2}
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bf16": ("llama", {"precision": "bf16"}),
+    "fp16": ("gpt2", {"precision": "fp16", "loss_scaling": {"init_scale": 1024.0}}),
+    "overflow": ("gpt2", {"precision": "fp16", "loss_scaling": {"init_scale": 2.0**40, "backoff_factor": 2.0**-30}}),
+    "head": ("gpt2", {"objective": {"type": "causal_lm", "z_loss": 0.01, "head_positions": 5}}),
+    "stream": ("gptj", {"objective": {"type": "causal_lm", "layout": "stream"}}),
+    "full": ("llama", {"activation_checkpointing": "full"}),
+    "selective": ("gpt2", {"activation_checkpointing": "selective"}),
+    "frozen": ("gpt2", {"frozen_layers": 2}),
+    "muon": ("gpt2", {"optimizer": {"type": "muon", "learning_rate": 0.002, "adamw_learning_rate": 0.001}}),
+    "adafactor": ("qwen3", {"optimizer": {"type": "adafactor", "learning_rate": 0.001}}),
+    "clipped": ("gpt2", {"max_grad_norm": 0.01}),
+    "few": ("llama", {"micro_batch_size": 7}),
+}
+"""What is tried with a pair of processes: an architecture and what is changed."""
+
+
+def settings(base: Path, name: str, *, dropout: float = 0.0, **changes: Any) -> dict[str, Any]:
+    """The parameter JSON of a run of the architecture `name`."""
+    component = registry().component("architectures", name)
+    dropouts = {each: dropout for each in DROPOUTS if each in component.model_fields}
+    return {
+        "data": {
+            "train": [str(base / "train/store")], "validation": [str(base / "validation/store")], "sequence_length": 32
+        },
+        "architecture": {"type": name, **values(component), **dropouts, "num_hidden_layers": 5},
+        "objective": {"type": "causal_lm"},
+        # with a large eps the update is nearly proportional to the gradient, so that errors show as they are
+        "optimizer": {"type": "adamw", "learning_rate": 0.1, "eps": 1.0, "weight_decay": 0.1},
+        "schedule": {"type": "linear"},
+        "batch_size": {"-1": 7}, "micro_batch_size": 2, "max_steps": LAST, "logging_steps": 1,
+        "checkpoint": {"save_steps": MIDDLE}, "evaluation": {"steps": MIDDLE, "batches": 2}, **changes,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all runs: NAME of one process, NAME.pair of two, and others that tests name."""
+    base = tmp_path_factory.mktemp("pipeline")
+    make_store(base / "train")
+    make_store(base / "validation", documents=20)
+    subjects = {**{name: (name, {}) for name in FAMILIES}, **VARIANTS}
+    rows = {"0": 5, "1": 2}
+
+    def job(out: str, name: str, start_from: str | None = None, **changes: Any) -> dict[str, Any]:
+        checkpoint = None if start_from is None else str(base / start_from / f"checkpoints/step-{MIDDLE:08d}")
+        found = settings(base, name, **changes)
+        return {"out": str(base / out), "settings": found, "start_from": checkpoint}
+
+    alone = [job(out, name, **changes) for out, (name, changes) in subjects.items()]
+    pair = [job(f"{out}.pair", name, **changes, parallel=PAIR) for out, (name, changes) in subjects.items()]
+    pair += [
+        job("gpt2.interleaved", "gpt2", parallel=INTERLEAVED),
+        job("uneven.interleaved", "gpt2", parallel=INTERLEAVED, micro_batch_size=1, batch_size={"-1": 5}),
+        job("few.interleaved", "llama", parallel=INTERLEAVED, micro_batch_size=7),
+        job("drawn", "gpt2", dropout=0.1, parallel=PAIR),
+        job("drawn.resumed", "gpt2", "drawn", dropout=0.1, parallel=PAIR),
+        job("drawn.again", "llama", dropout=0.1, parallel=PAIR, activation_checkpointing="full"),
+        job("drawn.again.resumed", "llama", "drawn.again", dropout=0.1, parallel=PAIR, activation_checkpointing="full"),
+    ]
+    uneven = job("uneven", "gpt2", micro_batch_size=1, batch_size={"-1": 5})
+    four = [job(f"{name}.replicas", name, parallel=PAIR, batch_size=rows) for name in ("gpt2", "llama")]
+    back = [job(f"{name}.to_one", name, f"{name}.pair") for name in ("gpt2", "llama")]
+    forth = [job(f"{name}.to_pair", name, name, parallel=PAIR) for name in ("gpt2", "llama")]
+    together(
+        lambda: pipeline_worker.run([*alone, uneven], (1,)),
+        lambda: (base / "said.txt").write_text(pipeline_worker.run(pair, (2,), replica_size=2)),
+    )
+    together(
+        lambda: pipeline_worker.run(back, (1,)),
+        lambda: pipeline_worker.run(forth, (2,), replica_size=2),
+        lambda: pipeline_worker.run(four, (2, 2), replica_size=2),
+    )
+    return base
+
+
+def together(*actions: Callable[[], Any]) -> None:
+    """Runs `actions` at the same time; raises what one of them raised."""
+    with ThreadPoolExecutor(len(actions)) as pool:
+        for each in [pool.submit(action) for action in actions]:
+            each.result()
+
+
+def model(out: Path, step: int = LAST) -> dict[str, torch.Tensor]:
+    return load_file(out / f"checkpoints/step-{step:08d}/model/model.safetensors")
+
+
+def error(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The largest error of a tensor relative to its own norm, or to a thousandth of the largest one's."""
+    assert one.keys() == other.keys() and one
+    least = 1e-3 * max(float(value.double().norm()) for value in one.values())
+    return max(
+        float((one[name].double() - other[name].double()).norm()) / max(float(one[name].double().norm()), least)
+        for name in one
+    )
+
+
+def assert_same_run(one: Path, other: Path, tolerance: float, steps: Sequence[int] = range(1, LAST + 1)) -> None:
+    """Gradients, losses, norms, what validation says, and weights."""
+    for step in steps:
+        found = error(pipeline_worker.gradients(one, step - 1), pipeline_worker.gradients(other, step - 1))
+        assert found <= tolerance, f"gradients of step {step}: {found:.1e}"
+    losses, others = toy.losses(one), toy.losses(other)
+    for step in steps:
+        assert others[step] == pytest.approx(losses[step], rel=tolerance, abs=0.0), step
+    assert error(pipeline_worker.weights(one), pipeline_worker.weights(other)) <= tolerance
+    said, seen = (toy.records(out, "validation") for out in (one, other))
+    assert seen.keys() & said.keys()
+    for step in seen.keys() & said.keys():
+        assert seen[step]["loss"] == pytest.approx(said[step]["loss"], rel=tolerance)
+        assert seen[step]["token_accuracy"] == pytest.approx(said[step]["token_accuracy"], abs=tolerance)
+        assert seen[step].keys() == said[step].keys()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_pair_trains_what_one_process_trains(runs: Path, name: str) -> None:
+    assert_same_run(runs / name, runs / f"{name}.pair", 1e-6)
+    assert "token_accuracy" not in toy.records(runs / f"{name}.pair")[LAST], "training does not count it"
+
+
+@pytest.mark.parametrize("name", sorted(VARIANTS.keys() - {"bf16", "overflow", "muon"}))
+def test_with_other_settings_too(runs: Path, name: str) -> None:
+    assert_same_run(runs / name, runs / f"{name}.pair", 1e-3 if name == "fp16" else 1e-6)
+
+
+@pytest.mark.parametrize("name", ["bf16", "muon"])
+def test_what_is_computed_in_bf16_is_close(runs: Path, name: str) -> None:
+    assert_same_run(runs / name, runs / f"{name}.pair", 1e-2)
+
+
+def test_several_stages_on_each_process(runs: Path) -> None:
+    assert_same_run(runs / "gpt2", runs / "gpt2.interleaved", 1e-6)
+    assert_same_run(runs / "uneven", runs / "uneven.interleaved", 1e-6)
+    assert_same_run(runs / "few", runs / "few.interleaved", 1e-6)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_two_replicas_with_uneven_rows(runs: Path, name: str) -> None:
+    """One has three micro-batches, the other one, and two that hold nothing."""
+    assert_same_run(runs / name, runs / f"{name}.replicas", 1e-6)
+
+
+def test_a_gradient_that_is_no_number_leaves_all_stages_as_they_were(runs: Path) -> None:
+    """It arises on the last process alone, and is in the norm of all."""
+    losses = toy.losses(runs / "overflow.pair")
+    alone = toy.losses(runs / "overflow")
+    assert losses[1][1] is None, "no number is written for a norm that is none"
+    assert [losses[step] for step in (2, 3)] == [pytest.approx(alone[step], rel=1e-5) for step in (2, 3)]
+    assert toy.records(runs / "overflow.pair")[LAST]["skipped_steps"] == 1
+    assert error(pipeline_worker.weights(runs / "overflow"), pipeline_worker.weights(runs / "overflow.pair")) <= 1e-6
+
+
+def test_clipping_is_by_the_norm_of_all_stages(runs: Path) -> None:
+    losses = toy.losses(runs / "clipped.pair")
+    gradients = pipeline_worker.gradients(runs / "clipped.pair", 0)
+    total = torch.stack([value.double().square().sum() for value in gradients.values()]).sum().sqrt()
+    assert losses[1][1] == pytest.approx(float(total), rel=1e-6), "a tied matrix counts once"
+    assert losses[1][1] > 0.1, "there was something to clip"
+
+
+@pytest.mark.parametrize("name", ["drawn", "drawn.again"])
+def test_resumed_in_the_same_world_is_bit_identical(runs: Path, name: str) -> None:
+    """With dropout, which activation checkpointing draws again."""
+    straight, resumed = runs / name, runs / f"{name}.resumed"
+    assert toy.losses(resumed) == {LAST: toy.losses(straight)[LAST]}
+    for one, other in (
+        (pipeline_worker.gradients(straight, LAST - 1), pipeline_worker.gradients(resumed, LAST - 1)),
+        (pipeline_worker.weights(straight), pipeline_worker.weights(resumed)),
+        (model(straight), model(resumed)),
+    ):
+        assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_run_goes_on_with_and_without_stages(runs: Path, name: str) -> None:
+    for resumed in (f"{name}.to_one", f"{name}.to_pair"):
+        assert_same_run(runs / name, runs / resumed, 1e-6, steps=[LAST])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_saved_is_transformers(runs: Path, name: str) -> None:
+    """Of the last step, gathered from both processes: the run's weights, under Transformers' names."""
+    loaded = AutoModelForCausalLM.from_pretrained(runs / f"{name}.pair/checkpoints/step-{LAST:08d}/model").eval()
+    trained = pipeline_worker.weights(runs / f"{name}.pair")
+    assert {key.removeprefix("model."): value for key, value in trained.items()}.keys() == dict(
+        loaded.named_parameters()
+    ).keys()
+    for key, value in loaded.named_parameters():
+        assert torch.equal(value, trained[f"model.{key}"]), key
+    alone = AutoModelForCausalLM.from_pretrained(runs / f"{name}/checkpoints/step-{LAST:08d}/model").eval()
+    ids = torch.arange(20, 40)[None]
+    with torch.no_grad():
+        assert torch.allclose(loaded(ids).logits, alone(ids).logits, atol=1e-5)
+
+
+def test_it_says_that_stages_stand_idle(runs: Path) -> None:
+    said = (runs / "said.txt").read_text()
+    for stages in (2, 4):
+        assert said.count(f"parallel.pp_size: {stages} stages have 1 micro-batch in a step") == 1
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", FAMILIES)
+def test_with_stages_between_the_first_and_the_last(runs: Path, name: str, tmp_path: Path) -> None:
+    job = {"out": str(tmp_path / "four"), "settings": settings(runs, name, parallel={"pp_size": 4})}
+    pipeline_worker.run([job], (1, 3), replica_size=4)
+    assert_same_run(runs / name, tmp_path / "four", 1e-6)
+
+
+def test_killed_and_resumed_on_the_command_line(runs: Path, tmp_path: Path) -> None:
+    given = {**settings(runs, "gpt2", dropout=0.1), "max_steps": 4}
+    option = ("--set", "parallel.pp_size=2")
+    toy.train(given, tmp_path / "straight", *option, nodes=(2,), plugins=FAULTS)
+    file = tmp_path / "cut.json"
+    file.write_text(json.dumps(given))
+    environment = {"FAULT": "kill:3", "FAULT_RANK": "1"}
+    toy.finish(
+        toy.start(file, tmp_path / "cut", *option, nodes=(2,), plugins=FAULTS, environment=environment), code=None
+    )
+    assert max(toy.records(tmp_path / "cut")) < 4
+    said = toy.train(given, tmp_path / "cut", *option, nodes=(2,), plugins=FAULTS)
+    assert f"at step {MIDDLE}" in said
+    assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
+    validated = [toy.records(tmp_path / name, "validation")[4]["loss"] for name in ("cut", "straight")]
+    assert validated[0] == validated[1]
+    one, other = model(tmp_path / "cut", 4), model(tmp_path / "straight", 4)
+    assert all(torch.equal(one[key], other[key]) for key in one)

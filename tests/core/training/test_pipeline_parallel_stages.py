@@ -1,0 +1,181 @@
+"""A model that is cut into stages is the same model: what each keeps, what it computes, what it draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from terakoya import attention
+from terakoya.components import Batch
+from terakoya.contract.toy import SEQUENCE_LENGTH, VOCABULARY, make_rows, make_store, values
+from terakoya.data.store import TokenStore
+from terakoya.errors import UserError
+from terakoya.parameters import Parameters
+from terakoya.plugins import registry
+from terakoya.training.batches import to_device
+from terakoya.training.distributed_pipeline import fitting
+from terakoya.training.pipeline_stage import MicroBatch, Stage, cut
+from terakoya.training.setup import build_trained
+
+FAMILIES = ("gpt2", "gptj", "llama", "qwen3")
+CPU = torch.device("cpu")
+DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout")
+
+
+@pytest.fixture(scope="module")
+def rows_of(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    return make_store(tmp_path_factory.mktemp("stages") / "toy")
+
+
+def written(name: str, *, dropout: float = 0.0, **changes: Any) -> dict[str, Any]:
+    """The parameter JSON of a run of 5 blocks."""
+    component = registry().component("architectures", name)
+    dropouts = {each: dropout for each in DROPOUTS if each in component.model_fields}
+    return {
+        "data": {"train": ["store"], "sequence_length": SEQUENCE_LENGTH},
+        "architecture": {"type": name, **values(component), **dropouts, "num_hidden_layers": 5},
+        "objective": {"type": "causal_lm"}, "optimizer": {"type": "adamw"}, "schedule": {"type": "linear"},
+        "batch_size": {"-1": 6}, "max_steps": 1, **changes,
+    }  # fmt: skip
+
+
+def read(name: str, **changes: Any) -> Parameters:
+    return Parameters.from_dict(written(name, **changes), source="test")
+
+
+def built(parameters: Parameters) -> nn.Module:
+    """The module of `parameters`, its norms and biases drawn too: fresh ones hide what is left out."""
+    module = build_trained(parameters, VOCABULARY)
+    attention.use(module, "sdpa")
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return module.train()
+
+
+def stages_of(module: nn.Module, parameters: Parameters, count: int) -> list[Stage]:
+    return [cut(module, parameters, VOCABULARY, index=index, count=count, device=CPU) for index in range(count)]
+
+
+def tensors_of(parameters: Parameters, store: TokenStore, *, count: int = 4) -> dict[str, torch.Tensor]:
+    rows = make_rows(store, parameters.objective.row_layout(), count=count)
+    batch: Batch = parameters.objective.collate(rows, VOCABULARY)
+    return to_device(batch, CPU, flash=False)
+
+
+@pytest.mark.parametrize("layout", ["packed", "stream"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_stages_one_after_another_are_the_whole(name: str, layout: str, rows_of: TokenStore) -> None:
+    parameters = read(name, objective={"type": "causal_lm", "layout": layout})
+    module, tensors = built(parameters), tensors_of(parameters, rows_of)
+    expected = module(tensors)["lm_loss"]
+    gradients = torch.autograd.grad(expected, list(module.parameters()))
+    for count in (2, 5):
+        hidden: torch.Tensor | None = None
+        for stage in stages_of(module, parameters, count):
+            made = stage.run(tensors, hidden)
+            if isinstance(made, torch.Tensor):
+                assert made.shape == (*tensors["input_ids"].shape, 16) and not stage.last
+                hidden = made
+        assert not isinstance(made, torch.Tensor)
+        assert made["lm_loss"].item() == pytest.approx(expected.item(), rel=1e-6)
+        for one, other in zip(gradients, torch.autograd.grad(made["lm_loss"], list(module.parameters())), strict=True):
+            assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_stage_keeps_its_own_weights_alone(name: str) -> None:
+    """All are somewhere, none is twice, save a matrix that embeds words and makes logits."""
+    parameters = read(name)
+    module = built(parameters)
+    names = {id(value): each for each, value in module.named_parameters()}
+    held = [{names[id(value)] for value in stage.parameters()} for stage in stages_of(module, parameters, 3)]
+    assert set().union(*held) == set(names.values())
+    twice = [each for each in names.values() if sum(each in stage for stage in held) > 1]
+    tied = parameters.architecture.tie_word_embeddings
+    assert len(twice) == tied and all(each in held[0] & held[2] for each in twice)
+    blocks = [{each.split(".")[3] for each in stage if each.split(".")[2] in ("h", "layers")} for stage in held]
+    assert blocks == [{"0", "1"}, {"2", "3"}, {"4"}]
+
+
+def test_dropout_is_drawn_by_micro_batch_and_stage_whatever_the_order(rows_of: TokenStore) -> None:
+    parameters = read("gpt2", dropout=0.5)
+    module, tensors = built(parameters), tensors_of(parameters, rows_of)
+    between = stages_of(module, parameters, 5)[1:3]
+    given = torch.randn(*tensors["input_ids"].shape, 16)
+
+    def run(stage: Stage, order: tuple[int, ...]) -> dict[int, torch.Tensor]:
+        stage.step = [MicroBatch(tensors, lambda sums: sums["lm_loss"], seed) for seed in (7, 8)]
+        stage.rows = len(given)
+        return {micro: stage(given, micro=torch.tensor([micro])).detach() for micro in order}
+
+    first, again = run(between[0], (0, 1)), run(between[0], (1, 0))
+    assert all(torch.equal(first[micro], again[micro]) for micro in (0, 1))
+    assert not torch.equal(first[0], first[1]), "each micro-batch has its own"
+    between[0].load_state_dict(between[1].state_dict())
+    assert not torch.equal(run(between[0], (0,))[0], run(between[1], (0,))[0]), "and each stage"
+
+
+def test_smaller_micro_batches_travel_with_rows_of_zeros(rows_of: TokenStore) -> None:
+    parameters = read("llama")
+    first, second = stages_of(built(parameters), parameters, 2)
+    tensors = tensors_of(parameters, rows_of, count=3)
+    for stage in (first, second):
+        stage.step = [MicroBatch(tensors, lambda sums: sums["lm_loss"], 1), None]
+        stage.rows, stage.length = 5, SEQUENCE_LENGTH
+    made = first(micro=torch.tensor([0]))
+    assert made.shape == (5, SEQUENCE_LENGTH, 16) and not made[3:].any() and made[:3].any()
+    made[3:].detach().fill_(float("nan"))
+    assert second(made, micro=torch.tensor([0])).isfinite(), "nobody looks at them"
+    nothing = first(micro=torch.tensor([1]))
+    assert nothing.shape == made.shape and not nothing.any()
+    loss = second(nothing, micro=torch.tensor([1]))
+    loss.backward()
+    assert loss.item() == 0.0 and all(each.grad is None for each in second.parameters())
+
+
+def test_as_many_micro_batches_as_a_schedule_takes() -> None:
+    """1F1B takes no fewer than stages; interleaved, rounds of the same size (see torch's ScheduleInterleaved1F1B)."""
+    assert [fitting(count, processes=3, stages=3) for count in (1, 3, 4)] == [3, 3, 4]
+    for processes in range(2, 9):
+        for count in range(1, 50):
+            found = fitting(count, processes=processes, stages=2 * processes)
+            fit = [each for each in range(count, 2 * count + 9) if each % max(1, each // processes) == 0]
+            assert found == fit[0] and found - count < processes
+
+
+GPT2 = written("gpt2")["architecture"]
+BERT = {"type": "bert", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+PAIR = {"pp_size": 2}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (
+        {"architecture": BERT, "objective": {"type": "masked_lm"}, "parallel": PAIR},
+        r"parallel.pp_size 2: architecture Bert does not say how it is cut into stages \(`cut`\); those that do: "
+        r'gpt2, gptj, llama, qwen3. Set it to 1; "engine": "fsdp" splits the weights of any',
+    ),
+    (
+        {"parallel": {"pp_size": 6}},
+        "parallel.pp_size 6: 6 stages need as many blocks, and .* GPT2 has 5; use pp_size 5",
+    ),
+    (
+        {"parallel": {"pp_size": 2, "pp_stages_per_process": 3}},
+        "parallel.pp_size 2 with pp_stages_per_process 3: 6 stages .* GPT2 has 5; use pp_stages_per_process 2",
+    ),
+    ({"parallel": {"pp_stages_per_process": 2}}, "pp_stages_per_process 2 needs pp_size of at least 2, got 1"),
+    ({"parallel": PAIR, "lora": {"r": 4}, "start_from": "folder"}, "lora: .* got parallel.pp_size 2; set it to 1"),
+    ({"parallel": PAIR, "precision": "fp8"}, 'precision: "fp8" is for .* got parallel.pp_size 2; use "bf16"'),
+    (
+        {"parallel": PAIR, "frozen_layers": 3},
+        "frozen_layers: of 5 blocks the first of 2 stages has 3, .* expected at most 2, got 3",
+    ),
+    ({"parallel": {"pp_size": 2, "engine": "fsdp"}}, 'pp_size 2 goes with engine "ddp", got "fsdp"'),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), REFUSED)
+def test_what_does_not_go_together_is_refused_with_the_nearest_that_does(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        read("gpt2", **changes)
