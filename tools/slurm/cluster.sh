@@ -3,8 +3,9 @@
 #
 #   tools/slurm/cluster.sh FOLDER COMMAND...
 #
-# Needs root and Debian's slurm-wlm and munge (apt-get install slurm-wlm munge). Its files lie in FOLDER, which is made; names of
-# the nodes are known to what runs inside alone. Partitions: low, whose jobs are queued again when one of high wants in.
+# Needs root and Debian's slurm-wlm and munge (apt-get install slurm-wlm munge). Its files lie in FOLDER, which is made;
+# names of the nodes are known to what runs inside alone. Partitions: low, whose jobs are queued again when one of high
+# wants in.
 set -euo pipefail
 test $# -ge 2 || { sed -n '4p' "$0"; exit 2; }
 for program in slurmctld slurmd sbatch munged unshare; do
@@ -15,7 +16,7 @@ if [ -z "${TERAKOYA_SLURM_INSIDE:-}" ]; then  # mounts made below are seen by no
   export TERAKOYA_SLURM_INSIDE=1
   exec unshare --mount bash "$0" "$@"
 fi
-mkdir -p "$1"/{state,log,munge}
+mkdir -p "$1"/{state,log}
 folder=$(realpath "$1")
 shift
 host=$(hostname -s)
@@ -23,6 +24,7 @@ host=$(hostname -s)
 mount --bind "$folder/hosts" /etc/hosts
 free() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 cores=$(nproc)
+munge=$(mktemp -d /tmp/terakoya-munge.XXXXXX)  # munge must reach it, and a socket's path is short
 cat > "$folder/slurm.conf" << END
 ClusterName=terakoya
 SlurmctldHost=$host(127.0.0.1)
@@ -30,7 +32,7 @@ SlurmctldPort=$(free)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket=$folder/munge/socket
+AuthInfo=socket=$munge/socket
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none
@@ -41,6 +43,7 @@ SelectTypeParameters=CR_Core
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 KillWait=30
+SlurmdTimeout=20
 ReturnToService=2
 SchedulerParameters=batch_sched_delay=0,sched_interval=5,bf_interval=5,requeue_setup_env_fail
 StateSaveLocation=$folder/state
@@ -58,21 +61,20 @@ END
 export SLURM_CONF="$folder/slurm.conf"
 
 # munge proves who asks: with a key and a socket of its own, as the user munge
-dd if=/dev/urandom of="$folder/munge/key" bs=128 count=1 status=none
-chown -R munge: "$folder/munge"
-chmod 0755 "$folder/munge"
-chmod 0400 "$folder/munge/key"
+dd if=/dev/urandom of="$munge/key" bs=128 count=1 status=none
+chown -R munge: "$munge"
+chmod 0755 "$munge"
+chmod 0400 "$munge/key"
 stop() {
   set +e
-  for name in slurmd-n1 slurmd-n2 slurmctld munge/pid; do
-    file="$folder/${name%.pid}"
-    test -e "$file.pid" && file="$file.pid"
+  for file in "$folder"/{slurmd-n1,slurmd-n2,slurmctld}.pid "$munge/pid"; do
     test -e "$file" && kill "$(cat "$file")" 2> /dev/null
   done
+  rm -rf "$munge"
 }
 trap stop EXIT
-setpriv --reuid munge --regid munge --clear-groups munged --key-file="$folder/munge/key" --socket="$folder/munge/socket" \
-  --pid-file="$folder/munge/pid" --log-file="$folder/munge/log" --seed-file="$folder/munge/seed" --force
+setpriv --reuid munge --regid munge --clear-groups munged --key-file="$munge/key" \
+  --socket="$munge/socket" --pid-file="$munge/pid" --log-file="$munge/log" --seed-file="$munge/seed" --force
 slurmctld -c
 slurmd -N n1
 slurmd -N n2

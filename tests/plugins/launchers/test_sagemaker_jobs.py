@@ -1,0 +1,254 @@
+"""SageMaker's jobs against moto's server and, where that has no answer, against botocore's own model."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy
+from typer.testing import CliRunner
+
+from terakoya.commands.main import app
+from terakoya.errors import UserError
+from terakoya.launch import Planned, launch
+from terakoya.launched import find, states
+from terakoya_plugins.launchers import _sagemaker_job
+from terakoya_plugins.launchers._sagemaker_job import LOGS, SageMakerJob
+
+boto3 = pytest.importorskip("boto3")
+moto_server = pytest.importorskip("moto.server")
+
+SECRET = "a-secret-that-nobody-should-write-down"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The address of a stand-in for AWS."""
+    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def aws(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An account there, which boto3 finds in its variables; with a bucket."""
+    for name in ("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    boto3.client("s3").create_bucket(Bucket="models")
+
+
+def planned(folder: Path, **settings: Any) -> Planned:
+    file = folder / "run.json"
+    file.write_text(json.dumps(toy.parameters(Path("train/wiki"))))
+    return launch("sagemaker", file, folder / "run", settings={
+        "role": "arn:aws:iam::123456789012:role/trainer",
+        "image_uri": "123456789012.dkr.ecr.us-east-1.amazonaws.com/terakoya:1",
+        "output_path": "s3://models/out",
+        "channels": {"train": {"file_system_id": "fs-0123456789abcdef0", "directory_path": "/abcdefgh/stores"}},
+        "subnets": ["subnet-1a"],
+        "security_group_ids": ["sg-1"],
+        **settings,
+    })  # fmt: skip
+
+
+def test_a_job_is_created_as_it_was_planned(aws: None, tmp_path: Path) -> None:
+    plan = planned(tmp_path, tags={"project": "terakoya"})
+    assert plan.submit() == 0
+    request = json.loads((plan.folder / "request.json").read_text())
+    name = request["TrainingJobName"]
+    made = boto3.client("sagemaker").describe_training_job(TrainingJobName=name)
+    for echo in (made, request):  # moto answers with metrics of its own
+        echo["AlgorithmSpecification"].pop("MetricDefinitions")
+    for key in request.keys() - {"Tags"}:  # list_tags has them
+        assert made[key] == request[key], key
+    tags = boto3.client("sagemaker").list_tags(ResourceArn=made["TrainingJobArn"])["Tags"]
+    assert tags == [{"Key": "project", "Value": "terakoya"}]
+    prefix = f"out/{name}/job"
+    storage = boto3.client("s3")
+    there = {each["Key"] for each in storage.list_objects_v2(Bucket="models", Prefix=prefix)["Contents"]}
+    assert there == {f"{prefix}/entry.sh", f"{prefix}/parameters.json"}
+    script = storage.get_object(Bucket="models", Key=f"{prefix}/entry.sh")["Body"].read().decode()
+    assert script == plan.plan.files["entry.sh"]
+    job, note = find("sagemaker", str(tmp_path / "run"))
+    assert note.job == f"arn:aws:sagemaker:us-east-1:123456789012:training-job/{name}"
+    assert [state.word for state in states(job, every=0)] == ["Completed"]  # moto's jobs are over at once
+    for file in plan.folder.iterdir():
+        assert SECRET not in file.read_text() and "somebody" not in file.read_text()
+
+
+def test_what_is_asked_on_the_command_line(aws: None, tmp_path: Path) -> None:
+    plan = planned(tmp_path)
+    plan.submit()
+    name = json.loads((plan.folder / "request.json").read_text())["TrainingJobName"]
+    run = CliRunner()
+    shown = run.invoke(app, ["launch", "sagemaker", "status", name])
+    assert shown.exit_code == 0 and f"job {name}: Completed" in shown.output
+    with pytest.raises(UserError, match=r"launch sagemaker status: ValidationException: .*no-such-job"):
+        run.invoke(app, ["launch", "sagemaker", "status", "no-such-job"], catch_exceptions=False)
+    with pytest.raises(UserError, match="fetch: expected --out FOLDER"):
+        run.invoke(app, ["launch", "sagemaker", "fetch", name], catch_exceptions=False)
+    with pytest.raises(UserError, match="status: expected a job or a run's folder, got none"):
+        run.invoke(app, ["launch", "sagemaker", "status"], catch_exceptions=False)
+    with pytest.raises(UserError, match="was submitted with: terakoya launch sagemaker"):
+        run.invoke(app, ["launch", "slurm", "status", str(tmp_path / "run")], catch_exceptions=False)
+
+
+def test_logs_are_read_on_where_they_were_left(aws: None) -> None:
+    logs = boto3.client("logs")
+    job = SageMakerJob("run-1")
+    assert list(job.output()) == []  # there is no group yet
+    logs.create_log_group(logGroupName=LOGS)
+    assert list(job.output()) == []
+
+    def write(stream: str, *lines: str) -> None:
+        now = int(datetime.now(UTC).timestamp() * 1000)
+        events = [{"timestamp": now + index, "message": line} for index, line in enumerate(lines)]
+        logs.put_log_events(logGroupName=LOGS, logStreamName=stream, logEvents=events)
+
+    logs.create_log_stream(logGroupName=LOGS, logStreamName="run-1/algo-1-1700000000")
+    logs.create_log_stream(logGroupName=LOGS, logStreamName="run-10/algo-1-1700000000")
+    write("run-10/algo-1-1700000000", "another job's")
+    write("run-1/algo-1-1700000000", "first", "second")
+    assert list(job.output()) == ["first", "second"]
+    write("run-1/algo-1-1700000000", "third")
+    assert list(job.output()) == ["third"]
+    logs.create_log_stream(logGroupName=LOGS, logStreamName="run-1/algo-2-1700000000")
+    write("run-1/algo-2-1700000000", "of another instance")
+    assert list(job.output()) == ["[algo-2] of another instance"]
+
+
+def packed(members: dict[str, bytes]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
+        for name, content in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def test_a_model_is_fetched_and_unpacked(aws: None, tmp_path: Path) -> None:
+    plan = planned(tmp_path)
+    plan.submit()
+    job, _ = find("sagemaker", str(tmp_path / "run"))
+    name = json.loads((plan.folder / "request.json").read_text())["TrainingJobName"]
+    place = boto3.client("sagemaker").describe_training_job(TrainingJobName=name)["ModelArtifacts"]["S3ModelArtifacts"]
+    key = place.removeprefix("s3://models/")
+    with pytest.raises(UserError, match="launch sagemaker fetch: 404"):
+        job.fetch(tmp_path / "model")
+    storage = boto3.client("s3")
+    storage.put_object(Bucket="models", Key=key, Body=packed({"model/config.json": b"{}", "model/weights": b"1234"}))
+    assert job.fetch(tmp_path / "model") == f"{tmp_path}/model: 2 files, 6 bytes, from {place}"
+    assert (tmp_path / "model/model/config.json").read_text() == "{}"
+    with pytest.raises(UserError, match="is there already"):
+        job.fetch(tmp_path / "model")
+    for content in (packed({"../escaped": b"x"}), b"no archive"):
+        storage.put_object(Bucket="models", Key=key, Body=content)
+        with pytest.raises(UserError, match="expected a packed model"):
+            job.fetch(tmp_path / "other")
+    assert not (tmp_path / "other").exists() and not (tmp_path / "escaped").exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+# --------------------------------------------------------------------------------- what moto has no answer to
+
+
+class Stubbed:
+    """Clients that answer what a test says, each answer and question checked by botocore's model of the service."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from botocore.stub import Stubber
+
+        self.client = boto3.client(
+            "sagemaker", region_name="eu-west-1", aws_access_key_id="x", aws_secret_access_key="x"
+        )
+        self.stub = Stubber(self.client)
+        self.stub.activate()
+        self.regions: list[str | None] = []
+        monkeypatch.setattr(_sagemaker_job, "_client", self._made)
+
+    def _made(self, service: str, region: str | None) -> Any:
+        assert service == "sagemaker"
+        self.regions.append(region)
+        return self.client
+
+    def describes(self, **facts: Any) -> None:
+        """The next answer to DescribeTrainingJob."""
+        arn = "arn:aws:sagemaker:eu-west-1:123456789012:training-job/run-1"
+        whole = {
+            "TrainingJobName": "run-1", "TrainingJobArn": arn, "ModelArtifacts": {"S3ModelArtifacts": "s3://m/x.tar.gz"},
+            "AlgorithmSpecification": {"TrainingInputMode": "File"}, "CreationTime": datetime.now(UTC),
+            "ResourceConfig": {"VolumeSizeInGB": 1}, "StoppingCondition": {},
+        }  # fmt: skip
+        self.stub.add_response("describe_training_job", {**whole, **facts}, {"TrainingJobName": "run-1"})
+
+
+@pytest.fixture
+def stubbed(monkeypatch: pytest.MonkeyPatch) -> Stubbed:
+    return Stubbed(monkeypatch)
+
+
+def test_a_job_is_followed_to_its_end(stubbed: Stubbed) -> None:
+    now = datetime.now(UTC)
+    changes = [
+        {"Status": "Starting", "StartTime": now, "StatusMessage": "Preparing the instances"},
+        {"Status": "Downloading", "StartTime": now, "StatusMessage": "Downloading input data"},
+    ]
+    stubbed.describes(TrainingJobStatus="InProgress", SecondaryStatus="Downloading", SecondaryStatusTransitions=changes)
+    stubbed.stub.add_client_error("describe_training_job", "ThrottlingException", "Rate exceeded")
+    stubbed.describes(
+        TrainingJobStatus="Failed", SecondaryStatus="Failed", FailureReason="node 0 ended with 1; its log says why",
+        BillableTimeInSeconds=360, FinalMetricDataList=[{"MetricName": "train:loss", "Value": 2.5, "Timestamp": now}],
+    )  # fmt: skip
+    job = SageMakerJob("arn:aws:sagemaker:eu-west-1:123456789012:training-job/run-1")
+    first, second, last = states(job, every=0)
+    assert (first.word, first.told) == ("InProgress", "Downloading; Downloading input data")
+    assert second.word == "no answer" and "Rate exceeded" in second.told and not second.over
+    assert (last.word, last.over, last.failed) == ("Failed", True, True)
+    assert last.told == "node 0 ended with 1; its log says why; 360 s to be paid"
+    assert last.values == {"train:loss": 2.5}
+    assert set(stubbed.regions) == {"eu-west-1"}
+
+
+def test_a_job_is_asked_to_stop(stubbed: Stubbed) -> None:
+    stubbed.stub.add_response("stop_training_job", {}, {"TrainingJobName": "run-1"})
+    assert SageMakerJob("run-1").stop() == "job run-1 is asked to stop: it saves and leaves within two minutes"
+    stubbed.stub.assert_no_pending_responses()
+    reason = "The request was rejected because the training job is in status Stopped"
+    stubbed.stub.add_client_error("stop_training_job", "ValidationException", reason)
+    with pytest.raises(UserError, match="launch sagemaker stop: ValidationException: The request was rejected"):
+        SageMakerJob("run-1").stop()
+
+
+def test_a_model_that_is_not_there_yet(stubbed: Stubbed, tmp_path: Path) -> None:
+    stubbed.describes(TrainingJobStatus="InProgress", SecondaryStatus="Training")
+    with pytest.raises(UserError, match="job run-1 is InProgress: nothing is there yet"):
+        SageMakerJob("run-1").fetch(tmp_path / "model")
+
+
+def test_nobody_may_ask_without_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    nowhere = str(tmp_path / "nowhere")
+    monkeypatch.setenv("AWS_CONFIG_FILE", nowhere)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", nowhere)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(UserError, match="expected a region: set AWS_DEFAULT_REGION"):
+        SageMakerJob("run-1").state()
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with pytest.raises(UserError, match="nobody may ask: set AWS_PROFILE"):
+        SageMakerJob("run-1").state()
+    with pytest.raises(UserError, match="expected a job's name, its ARN or a run's folder, got a/b"):
+        SageMakerJob("a/b")

@@ -1,0 +1,300 @@
+"""A real Slurm of two nodes on this machine: what `launch slurm` submits survives what clusters do to jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy
+
+from terakoya.components import JobState, SubmittedJob
+from terakoya.launch import Planned, launch
+from terakoya.launched import Note, find, states
+
+CLUSTER = Path(__file__).parents[2] / "tools/slurm/cluster.sh"
+MISSING = [name for name in ("slurmctld", "slurmd", "sbatch", "munged", "unshare") if shutil.which(name) is None]
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} not installed: apt-get install slurm-wlm munge"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for mounts and for Slurm's programs"),
+    pytest.mark.timeout(900),
+]
+STEPS = 300
+TABLE = {"0": 10, "1": 6}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A running cluster's folder; commands of this process reach it."""
+    folder = tmp_path_factory.mktemp("slurm")
+    ready = folder / "ready"
+    before = dict(os.environ)
+    os.environ |= {
+        "OMP_NUM_THREADS": "1",
+        "SLURM_CONF": str(folder / "slurm.conf"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    with (folder / "printed").open("wb") as printed:
+        process = subprocess.Popen(
+            ["bash", CLUSTER, folder, "bash", "-c", f"touch {ready}; cat"],
+            stdin=subprocess.PIPE, stdout=printed, stderr=printed,
+        )  # fmt: skip
+    try:
+        wait_for(lambda: ready.exists() or process.poll() is not None, (folder / "printed").read_text, seconds=60)
+        assert ready.exists(), (folder / "printed").read_text()
+        yield folder
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()  # `cat` ends, and the cluster with it
+        process.wait(timeout=60)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy store of 150 documents."""
+    return toy.make_store(tmp_path_factory.mktemp("toy") / "train", documents=150, seed=1)
+
+
+@dataclass
+class Job:
+    """A run that was submitted."""
+
+    planned: Planned
+    job: SubmittedJob
+    number: str
+    run: Path
+
+    def printed(self) -> str:
+        """All that the job has printed."""
+        file = self.planned.folder / f"{self.number}.out"
+        return file.read_text() if file.exists() else ""
+
+    def wait_for_step(self, step: int) -> None:
+        """Returns when the run has logged `step`, or a later one."""
+        wait_for(lambda: steps(self.run) >= step, self.printed)
+
+    def wait(self) -> JobState:
+        """The state it ended in."""
+        return list(states(self.job, every=0.5))[-1]
+
+    def resumed_at(self) -> list[int]:
+        """The steps it went on from."""
+        return [record["step"] for record in records(self.run, "resume")]
+
+
+def wait_for(true: Callable[[], bool], printed: Callable[[], str], *, seconds: float = 300) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until, printed()
+        time.sleep(0.2)
+
+
+def records(run: Path, kind: str) -> list[dict[str, Any]]:
+    file = run / "metrics.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def steps(run: Path) -> int:
+    return max((record["step"] for record in records(run, "step")), default=0)
+
+
+def weights(run: Path) -> bytes:
+    """The file of the last checkpoint's model."""
+    return (run / f"checkpoints/step-{STEPS:08}/model/model.safetensors").read_bytes()
+
+
+def submitted(store: Path, out: Path, settings: dict[str, Any], *, before: Sequence[str] = (), **changes: Any) -> Job:
+    values = {"batch_size": TABLE, "max_steps": STEPS, "checkpoint": {"save_steps": 1000}, **changes}
+    file = out.parent / f"{out.name}.json"
+    file.write_text(json.dumps(toy.parameters(store, **values)))
+    planned = launch("slurm", file, out, settings={"time": "10", "partition": "low", **settings}, before=before)
+    assert planned.submit() == 0
+    note = Note.read(planned.folder)
+    assert note is not None
+    job, _ = find("slurm", str(out))
+    return Job(planned, job, note.job, out)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: Path, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nothing happened to: two processes, one on each node, ranks from srun."""
+    job = submitted(store, tmp_path_factory.mktemp("undisturbed") / "run", {})
+    assert job.wait() == JobState("COMPLETED", "", over=True)
+    assert "2 processes on 2 nodes" in job.printed()
+    assert job.resumed_at() == []
+    return job.run
+
+
+def test_a_preempted_job_ends_with_the_undisturbed_weights(
+    cluster: Path, store: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    job = submitted(store, tmp_path / "run", {})
+    job.wait_for_step(40)
+    subprocess.run(
+        ["sbatch", "--partition=high", "--nodes=2", "--exclusive", "--wrap=sleep 3", f"--output={tmp_path}/high"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    state = job.wait()
+    assert (state.word, state.told) == ("COMPLETED", "queued again once"), job.printed()
+    assert "Exited with exit code 75" in job.printed()
+    assert [record["step"] for record in records(job.run, "stopped")] == job.resumed_at()
+    assert 40 <= job.resumed_at()[0] < STEPS
+    assert toy.losses(job.run) == toy.losses(undisturbed)
+    assert weights(job.run) == weights(undisturbed)
+
+
+def process_of(job: Job, rank: int) -> int:
+    """The process that trains as `rank`; 0 where there is none yet."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                variables = (folder / "environ").read_bytes().split(b"\0")
+                words = (folder / "cmdline").read_bytes().split(b"\0")
+            except (OSError, PermissionError):  # it has just ended
+                continue
+            mine = {f"SLURM_JOB_ID={job.number}".encode(), f"SLURM_PROCID={rank}".encode()}
+            if mine <= set(variables) and b"train" in words and b"terakoya" in words:
+                return int(folder.name)
+    return 0
+
+
+def parent(process: int) -> int:
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("PPid:")))
+
+
+def slow(folder: Path, *, seconds: float) -> list[str]:
+    """A plugin that makes each step that much longer, as options of the command line."""
+    file = folder / "slow.py"
+    file.write_text(
+        "import time\nfrom terakoya import hookimpl\n\n"
+        f"@hookimpl\ndef step_finished(run, report):\n    time.sleep({seconds})\n"
+    )
+    return ["--plugin", str(file)]
+
+
+def test_a_job_preempted_before_its_first_step_is_queued_again(
+    cluster: Path, store: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    job = submitted(store, tmp_path / "run", {})
+    wait_for(lambda: process_of(job, 1) > 0, job.printed)
+    subprocess.run(
+        ["sbatch", "--partition=high", "--nodes=2", "--exclusive", "--wrap=sleep 3", f"--output={tmp_path}/high"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    state = job.wait()
+    assert (state.word, state.told) == ("COMPLETED", "queued again once"), job.printed()
+    assert weights(job.run) == weights(undisturbed)
+
+
+def test_a_job_out_of_time_saves_and_goes_on(cluster: Path, store: Path, undisturbed: Path, tmp_path: Path) -> None:
+    settings = {"time": "1", "signal_seconds": 10}  # Slurm sends it up to 30 seconds earlier
+    job = submitted(store, tmp_path / "run", settings, before=slow(tmp_path, seconds=0.3))
+    state = job.wait()
+    assert state.word == "COMPLETED", job.printed()
+    assert job.resumed_at() and job.resumed_at() == [record["step"] for record in records(job.run, "stopped")]
+    assert toy.losses(job.run) == toy.losses(undisturbed)
+    assert weights(job.run) == weights(undisturbed)
+
+
+def test_a_job_that_lost_a_process_goes_on_from_its_last_checkpoint(
+    cluster: Path, store: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    job = submitted(store, tmp_path / "run", {"max_restarts": 1}, checkpoint={"save_steps": 50})
+    job.wait_for_step(60)
+    os.kill(process_of(job, 1), signal.SIGKILL)
+    state = job.wait()
+    assert (state.word, state.told) == ("COMPLETED", "queued again once"), job.printed()
+    assert "queued again (1 of 1), to go on from the last checkpoint" in job.printed()
+    assert job.resumed_at()[0] >= 50 and job.resumed_at()[0] % 50 == 0
+    assert weights(job.run) == weights(undisturbed)
+
+
+def test_a_job_that_lost_a_node_waits_for_it_and_goes_on(
+    cluster: Path, store: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    job = submitted(store, tmp_path / "run", {}, checkpoint={"save_steps": 50})
+    job.wait_for_step(60)
+    lost = process_of(job, 1)
+    daemon = int((cluster / "slurmd-n2.pid").read_text())
+    for process in (daemon, parent(lost), lost):  # as when its power fails
+        os.kill(process, signal.SIGKILL)
+    wait_for(lambda: job.job.state().word == "PENDING", job.printed)
+    controller = (cluster / "slurmctld.pid").read_text().strip()
+    subprocess.run(["nsenter", f"--target={controller}", "--mount", "slurmd", "-N", "n2"], check=True)
+    state = job.wait()
+    assert (state.word, state.told) == ("COMPLETED", "queued again once"), job.printed()
+    assert job.resumed_at()[0] >= 50
+    assert weights(job.run) == weights(undisturbed)
+
+
+def test_a_cancelled_job_saves_and_stays_cancelled(cluster: Path, store: Path, tmp_path: Path) -> None:
+    job = submitted(store, tmp_path / "run", {})
+    job.wait_for_step(40)
+    subprocess.run(["scancel", job.number], check=True)
+    assert job.wait().word == "CANCELLED"
+    assert records(job.run, "stopped")
+    time.sleep(3)
+    assert job.job.state().word == "CANCELLED", job.printed()
+
+
+def test_a_job_asked_to_stop_saves_and_is_not_queued_again(cluster: Path, store: Path, tmp_path: Path) -> None:
+    job = submitted(store, tmp_path / "run", {})
+    job.wait_for_step(40)
+    assert "asked to save and leave" in job.job.stop()
+    state = job.wait()
+    assert state.told.endswith("asked to stop, and saved") and not state.failed, state
+    assert records(job.run, "stopped")
+    time.sleep(3)
+    assert job.job.state().over
+    assert "stopped by" in "\n".join(job.job.output())
+
+
+SENTENCES = [
+    "先生は朝早く寺子屋の戸を開けた。",
+    "子どもたちは筆を持って並んで座る。",
+    "雨の日には昔の話を読んで聞かせた。",
+]
+
+
+def test_data_is_prepared_by_an_array_and_training_waits_for_it(cluster: Path, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    texts = ["".join(SENTENCES[(index * k) % 3] for k in range(1, 4 + index % 5)) for index in range(120)]
+    corpus.write_text("\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in texts))
+
+    def terakoya(*arguments: str | Path) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "terakoya", *map(str, arguments)], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    terakoya("tokenizer", "train", corpus, "--type", "mecab_wordpiece", "--vocab-size", "200", "--out", "tokenizer")
+    script = terakoya("prepare", corpus, "--tokenizer", "tokenizer", "--out", "store", "--slurm-array", "3")
+    script = script.replace("MEMORY=16G", "MEMORY=500M").replace("CPUS=4", "CPUS=1")
+    (tmp_path / "jobs.sh").write_text(script)
+    told = subprocess.run(["bash", tmp_path / "jobs.sh"], check=True, capture_output=True, text=True).stdout
+    joins = told.split(" then joins")[0].rpartition("job ")[2]
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(toy.parameters(Path("store"), max_steps=12)))
+    shown = terakoya(
+        "launch", "slurm", file, "--out", "run", "--time", "10", "--partition", "low", "--after", joins,
+        "--submit", "--watch", "--every", "0.5",
+    )  # fmt: skip
+    assert "PENDING  waits: Dependency" in shown and "COMPLETED" in shown, shown
+    assert "finished" in shown and "12/12 (100.0%)" in shown, shown
+    terakoya("prepare", corpus, "--tokenizer", "tokenizer", "--out", "plain")
+    assert (tmp_path / "store/tokens.bin").read_bytes() == (tmp_path / "plain/tokens.bin").read_bytes()
