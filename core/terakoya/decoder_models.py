@@ -92,16 +92,6 @@ def scale_output_layers(model: PreTrainedModel, *names: str, layers: int, down: 
             weight.mul_(1 / factor if down else factor)
 
 
-def fuse_gelu(model: PreTrainedModel) -> None:
-    """Lets one kernel compute each "gelu_new" in `model`, which Transformers writes out in eight operations.
-
-    The same formula, other only in its rounding: half the time and none of the arrays in between. The config says what
-    it said, so a saved model is Transformers' own.
-    """
-    for part in list(model.modules()):
-        for name, child in part.named_children():
-            if isinstance(child, NewGELUActivation):
-                setattr(part, name, torch.nn.GELU(approximate="tanh"))
 def gated_partition(
     heads: int, key_value_heads: int | None, intermediate_size: int, *, on_parts: Sequence[str] = ()
 ) -> TensorPartition:
@@ -127,3 +117,13 @@ def gated_partition(
     )
 
 
+def fuse_gelu(model: PreTrainedModel) -> None:
+    """Lets one kernel compute each "gelu_new" in `model`, which Transformers writes out in eight operations.
+
+    The same formula, other only in its rounding: half the time and none of the arrays in between. The config says what
+    it said, so a saved model is Transformers' own.
+    """
+    for part in list(model.modules()):
+        for name, child in part.named_children():
+            if isinstance(child, NewGELUActivation):
+                setattr(part, name, torch.nn.GELU(approximate="tanh"))
