@@ -13,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 
 def write(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None = None) -> None:
-    """Saves `model` into `folder`: config.json and safetensors weights, its own or those of `state`, a state dict of it."""
+    """Saves `model` into `folder`: config.json and safetensors weights, its own or those of its state dict `state`."""
     quieten()
     model.save_pretrained(folder, state_dict=state)
 
