@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from terakoya import attention
 from terakoya.components import Architecture, Head
-from terakoya.contract import batches, settings
+from terakoya.contract import batches, partition, settings
 from terakoya.contract.batches import difference
 from terakoya.contract.findings import Check, NotLookedAt, Wrong
 from terakoya.contract.toy import VOCABULARY
@@ -223,6 +223,12 @@ def blocks(subject: Subject) -> None:
         raise Wrong("expected a list of modules of this model, such as list(model.base_model.encoder.layer)")
 
 
+def shared(subject: Subject) -> None:
+    """Processes that share its blocks by tensor_partition compute what one does."""
+    models = [subject.build(subject.head) for _ in range(1 + partition.SIZE)]
+    partition.check(subject.architecture, models, subject.row(5, subject.length() - 12, padding=7))
+
+
 def longest(subject: Subject) -> None:
     """A row of max_sequence_length works."""
     length = subject.architecture.max_sequence_length()
@@ -238,5 +244,5 @@ def longest(subject: Subject) -> None:
 
 
 CHECKS: tuple[Check, ...] = (
-    heads, config, builds, shapes, deterministic, gradients, isolated, blocks, longest
+    heads, config, builds, shapes, deterministic, gradients, isolated, blocks, shared, longest
 )  # fmt: skip

@@ -58,12 +58,13 @@ def settings(store: Path, validation: Path, name: str, **changes: Any) -> dict[s
     }
 
 
-def shared(processes: int) -> dict[str, Any]:
-    """What makes `settings` one of `processes` a replica; of four processes 5 rows for one node, 2 for the other."""
-    return {"parallel": {"tp_size": processes}}
-
-
-FOUR = {"batch_size": {"0": 5, "1": 2}}
+PAIR = {"parallel": {"tp_size": 2}}
+"""What makes `settings` one replica of two processes."""
+NODES = {"batch_size": {"0": 5, "1": 2}}
+REPLICAS = {**PAIR, **NODES}
+"""Two replicas of two processes, each on a node of its own, with 5 rows and with 2."""
+FOUR = {"parallel": {"tp_size": 4}, **NODES}
+"""One replica of four processes, on both nodes."""
 
 
 def state(out: Path, kind: str, step: int = LAST) -> dict[str, torch.Tensor]:
@@ -91,25 +92,24 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
 
     for name in ARCHITECTURES:
         here(base / f"plain_{name}", settings(store, validation_store, name))
-        add(pair, f"pair_{name}", name, **shared(2))
-        add(pair, f"resumed_{name}", name, start_from=from_step(f"pair_{name}"), **shared(2))
-        add(pair, f"from_plain_{name}", name, start_from=from_step(f"plain_{name}"), **shared(2))
-        add(four, f"replicas_{name}", name, **shared(2), **FOUR)
-    add(four, "four_gpt2", "gpt2", **shared(4), **FOUR)
+        add(pair, f"pair_{name}", name, **PAIR)
+        add(pair, f"resumed_{name}", name, start_from=from_step(f"pair_{name}"), **PAIR)
+        add(pair, f"from_plain_{name}", name, start_from=from_step(f"plain_{name}"), **PAIR)
+        add(four, f"replicas_{name}", name, **REPLICAS)
+    add(four, "four_gpt2", "gpt2", **FOUR)
     for name in ("gpt2", "qwen3"):
         here(base / f"plain_clipped_{name}", settings(store, validation_store, name, **CLIPPED))
-        add(four, f"clipped_{name}", name, **CLIPPED, **shared(2), **FOUR)
+        add(four, f"clipped_{name}", name, **CLIPPED, **REPLICAS)
     started = {"start_from": str(base / f"plain_llama/checkpoints/step-{LAST:08d}/model"), "frozen_layers": 1}
-    here(base / "plain_frozen", settings(store, validation_store, "llama", **started))
-    four.append({
-        "out": str(base / "frozen"), "settings": settings(store, validation_store, "llama", **started, **FOUR, **shared(2)),
-    })  # fmt: skip
+    frozen = settings(store, validation_store, "llama", **started)
+    here(base / "plain_frozen", frozen)
+    four.append({"out": str(base / "frozen"), "settings": {**frozen, **REPLICAS}})
     for run, changes in OTHERS.items():
         here(base / f"plain_{run}", settings(store, validation_store, "llama", **changes))
-        add(pair, run, "llama", **changes, **shared(2))
+        add(pair, run, "llama", **changes, **PAIR)
     for kind in (None, "full", "selective"):
-        add(pair, f"dropout_{kind}", "gpt2", **DROPOUT, **shared(2), activation_checkpointing=kind)
-    add(four, "poison", "gpt2", **shared(2), **FOUR, start_from=from_step("replicas_gpt2"), poison=True)
+        add(pair, f"dropout_{kind}", "gpt2", **DROPOUT, **PAIR, activation_checkpointing=kind)
+    add(four, "poison", "gpt2", **REPLICAS, start_from=from_step("replicas_gpt2"), poison=True)
     tensor_worker.world(pair, base, 2)
     tensor_worker.world(four, base, 4)
     for name in ARCHITECTURES:
