@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from terakoya.errors import UserError
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -17,11 +19,16 @@ if TYPE_CHECKING:
 def command(
     parameters: Annotated[Path, typer.Argument(help="The parameter JSON.", metavar="PARAMETERS.json")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY.PATH=VALUE, over the file's.")] = None,
-    processes: Annotated[
-        int, typer.Option("--processes", "--gpus", min=1, help="All processes of the run, one a GPU.")
-    ] = 1,
+    processes: Annotated[int | None, typer.Option(min=1, help="All processes of the run, one a device.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="The same, and the fastest layouts over as many GPUs that fit.")
+    ] = None,
+    per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="With --gpus: how many a node has.")] = 8,
     device: Annotated[
-        str | None, typer.Option(help="What each trains on: h100, a100-80gb, ... or cpu. Default: what is here.")
+        str | None,
+        typer.Option(
+            "--device", "--gpu", help="What each trains on: h100, a100-80gb, ... or cpu. Default: what is here."
+        ),
     ] = None,
     vocab_size: Annotated[
         int | None, typer.Option(min=16, help="Pieces of the vocabulary, where the stores are not there yet.")
@@ -38,21 +45,34 @@ def command(
 
     Nothing is trained and no weight is allocated: one step is run on tensors without data.
     """
+    from terakoya.commands import estimate_layouts
     from terakoya.estimation.estimate import estimate
     from terakoya.log import console, error_console
 
+    if gpus is not None and processes is not None:
+        raise UserError(f"--gpus {gpus}: is --processes {processes} with more to it; give one of them")
+    overrides = tuple(set_ or ())
+    layouts = None
     with error_console().status("measuring", spinner="dots"):
+        if gpus is not None:
+            layouts = estimate_layouts.find(
+                parameters, gpus, per_node=per_node, gpu=device, vocab_size=vocab_size, overrides=overrides
+            )
+            device = layouts.cluster.gpu.name
         found = estimate(
-            parameters, processes=processes, device=device, vocab_size=vocab_size, mfu=mfu, tflops=tflops,
-            overrides=tuple(set_ or ()),
+            parameters, processes=gpus or processes or 1, device=device, vocab_size=vocab_size, mfu=mfu, tflops=tflops,
+            overrides=overrides,
         )  # fmt: skip
     if as_json:
-        typer.echo(json.dumps(found.as_json(), indent=2, ensure_ascii=False))
+        more = {} if layouts is None else layouts.as_json(found.steps)
+        typer.echo(json.dumps(found.as_json() | more, indent=2, ensure_ascii=False))
         return
     console().print(_model(found))
     console().print(_memory(found))
     for line in _rest(found):
         console().print(line, markup=False, soft_wrap=True)
+    if layouts is not None:
+        layouts.show(found.steps)
 
 
 def gigabytes(size: float) -> str:

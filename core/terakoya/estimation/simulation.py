@@ -78,7 +78,7 @@ class Simulation:
 
 def sizes(parameters: Parameters, vocabulary: Vocabulary, *, context: float) -> Sizes:
     """What the module of `parameters` holds; none of its weights are allocated."""
-    with _without_data(vocabulary):
+    with without_data(vocabulary):
         module = _module(parameters, vocabulary)
         tables = {id(each.weight): each.weight for each in module.modules() if isinstance(each, nn.Embedding)}
         exported = parameters.objective.exports(module)
@@ -158,7 +158,7 @@ def _simulate(
     tensors = to_device(batch, device, flash=False)
     if gpu and layout.framing == "causal":  # kernels for documents of any length keep what one long document would
         tensors[attention.WHOLE_ROWS] = torch.empty(0, dtype=torch.int64)
-    with _without_data(vocabulary) as (fake, tracker):
+    with without_data(vocabulary) as (fake, tracker):
         module = _module(alone, vocabulary)
         attention.use(module, "eager" if parameters.attention == "eager" else "sdpa")
         module.train()
@@ -228,7 +228,7 @@ class _SmallScores(TorchFunctionMode):
 
 
 @contextmanager
-def _without_data(vocabulary: Vocabulary) -> Iterator[tuple[FakeTensorMode, LiveBytes]]:
+def without_data(vocabulary: Vocabulary) -> Iterator[tuple[FakeTensorMode, LiveBytes]]:
     """While open, new tensors have no data, and their bytes are followed. Leaves torch's generator as it was."""
     with torch.random.fork_rng(devices=()), FakeTensorMode() as fake, LiveBytes(fake, vocabulary.size) as tracker:
         yield fake, tracker
