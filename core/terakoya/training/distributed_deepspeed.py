@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 PERSISTENCE_THRESHOLD = 100_000
 """Stage 3 keeps parameters of fewer elements than this whole on every process; DeepSpeed's own default."""
+BUCKET = 500_000_000
+"""Elements of the buffer that gradients are sent through; DeepSpeed's own default. It is allocated whole, so a smaller
+model gets one that holds all its gradients and no more."""
 
 
 def accelerator(launched: Launched, handlers: Sequence[Any]) -> Accelerator:
@@ -170,6 +173,8 @@ class DeepSpeedEngine:
             world_size=connection.world_size,
         )
         ours["zero_optimization"] |= offloading(parallel, connection.device)
+        elements = sum(value.numel() for value in self.trainable.values())
+        ours["zero_optimization"]["reduce_bucket_size"] = min(BUCKET, elements)
         accelerator.deepspeed_plugin.deepspeed_config.update(merged(parallel.deepspeed_config or {}, ours))
         self.local_rank = connection.topology.places[connection.rank].local_rank
         with variables(connection.rank, connection.world_size, self.local_rank):
