@@ -63,8 +63,10 @@ class FSDPEngine(DDPEngine):
         optimizer = parameters.optimizer.build(module, fused=connection.device.type in ("cpu", "cuda"))
         names = {id(value): name for name, value in module.named_parameters()}
         given = [[names[id(each)] for each in group["params"]] for group in optimizer.param_groups]
+        begun = {names[id(each)]: state for each, state in optimizer.state.items()}
         for group in optimizer.param_groups:
             group["params"] = []  # a reference would keep the whole weight on the device
+        optimizer.state.clear()
         spread(module, connection.device, connection.across)
         self.mesh = DeviceMesh.from_group(connection.across, connection.device.type)
         self.groups = shard(parameters, module, vocabulary, self.mesh)
@@ -77,6 +79,11 @@ class FSDPEngine(DDPEngine):
         }
         for group, its_names in zip(optimizer.param_groups, given, strict=True):
             group["params"] = [self.shards[name] for name in its_names]
+        for name, state in begun.items():  # Adagrad, for one, has a state before its first step
+            optimizer.state[self.shards[name]] = {
+                key: value[slice(*self._rows(len(value)))].to(connection.device, copy=True) if value.ndim else value
+                for key, value in state.items()
+            }
         self.trainable = list(self.shards.values())
 
     def reducing(self) -> None:

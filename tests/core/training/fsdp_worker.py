@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import sys
 import time
@@ -20,17 +21,18 @@ from pathlib import Path
 from typing import Any
 
 import toy
-from deepspeed_worker import run
+from deepspeed_worker import poison
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from terakoya.parameters import Parameters
-from terakoya.plugins import registry
+from terakoya.plugins import PLUGINS_VARIABLE, registry
 from terakoya.training import setup
 from terakoya.training.distributed import Connection, connect
 from terakoya.training.engine import Weigh
 from terakoya.training.record import Record
+from terakoya.training.resuming import newest_checkpoint, resume
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
 from terakoya.training.world import Launched
@@ -42,8 +44,10 @@ def fixed_sample(odds: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     return drawn.where(drawn % 3 != 0, batch["masked_labels"].clamp(min=0))
 
 
-def start(jobs: Sequence[dict[str, Any]], folder: Path, processes: int) -> list[toy.Process]:
-    """Starts a world of `processes` that runs `jobs`; each prints into `folder`."""
+def start(
+    jobs: Sequence[dict[str, Any]], folder: Path, processes: int, *, plugins: Sequence[Path] = ()
+) -> list[toy.Process]:
+    """Starts a world of `processes` that runs `jobs`, `plugins` loaded; each prints into `folder`."""
     folder.mkdir(exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -54,6 +58,7 @@ def start(jobs: Sequence[dict[str, Any]], folder: Path, processes: int) -> list[
         launched = {
             "RANK": rank, "LOCAL_RANK": 0, "GROUP_RANK": rank, "WORLD_SIZE": processes,
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+            PLUGINS_VARIABLE: os.pathsep.join(map(str, plugins)),
         }  # fmt: skip
         process = toy.FORKSERVER.Process(target=work, args=(jobs, launched, output))
         process.start()
@@ -70,21 +75,44 @@ def work(jobs: Sequence[dict[str, Any]], launched: Mapping[str, Any], output: Pa
     sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
     connection = connect(Launched.read(), timeout_seconds=60)
     for job in jobs:
-        (gradients if job.get("gradients") else run)(job, connection)
+        (gradients if job.get("gradients") else train)(job, connection)
     connection.close(failed=False)
+
+
+def build(job: Mapping[str, Any], connection: Connection) -> Trainer:
+    """The trainer of a job, where its run is to go on from."""
+    out = Path(job["out"])
+    parameters = Parameters.from_dict(job["settings"], source=out.name)
+    if connection.is_main:
+        (out / "checkpoints").mkdir(parents=True)
+        if job.get("start_from"):
+            source = Path(job["start_from"])
+            shutil.copytree(source, out / "checkpoints" / source.name)
+    connection.barrier()
+    record = Record(out, [], parameters.dump(), active=connection.is_main)
+    folder = newest_checkpoint(out, connection, record)
+    stores = Stores.open(parameters)
+    trainer = setup.build(parameters, out, stores, connection, record, registry(), fresh=folder is None)
+    trainer.run.facts["start"] = time.perf_counter()
+    if folder is not None:
+        resume(trainer, folder, frozenset())
+    return trainer
+
+
+def train(job: Mapping[str, Any], connection: Connection) -> None:
+    """Trains a job to its end, or poisons it."""
+    trainer = build(job, connection)
+    if job.get("poison"):
+        poison(trainer, Path(job["out"]))
+    else:
+        trainer.train()
+    trainer.record.close()
 
 
 def gradients(job: Mapping[str, Any], connection: Connection) -> None:
     """Writes of the first step `gradients.safetensors`, by name and whole, and `held.json`: the loss, the norm, and by
     rank how many numbers of weights it held and whether it had reduced anything before the last micro-step."""
-    out = Path(job["out"])
-    parameters = Parameters.from_dict(job["settings"], source=out.name)
-    if connection.is_main:
-        out.mkdir(parents=True)
-    connection.barrier()
-    record = Record(out, [], parameters.dump(), active=False)
-    trainer = setup.build(parameters, out, Stores.open(parameters), connection, record, registry())
-    trainer.run.facts["start"] = time.perf_counter()
+    out, trainer = Path(job["out"]), build(job, connection)
     engine: Any = trainer.engine
     if hasattr(engine.module, "sample"):
         engine.module.sample = fixed_sample

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import adagrad
 import fsdp_worker
 import pytest
 import torch
@@ -17,7 +18,7 @@ import toy
 from safetensors.torch import load_file
 from test_activation_checkpointing import DROPOUTS
 from test_start import trainer
-from torch import Tensor
+from torch import nn
 
 from terakoya.contract.toy import make_store, values
 from terakoya.plugins import registry
@@ -40,6 +41,7 @@ SUBJECTS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     "t5": ("t5", {"type": "span_corruption"}, (2,)),
 }
 """By name: architecture, objective, numbers of processes."""
+ADAGRAD = {"type": "adagrad", "learning_rate": 0.1}
 CASES = [(name, processes) for name, (_, _, worlds) in SUBJECTS.items() for processes in worlds]
 
 
@@ -68,13 +70,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
              "settings": settings(store, name, rows, parallel=parallel)}
             for name, world in CASES if world == processes
         ]  # fmt: skip
-        started += fsdp_worker.start(jobs, base / "said", processes)
+        changes = {"optimizer": ADAGRAD, "schedule": {"type": "constant"}, "max_grad_norm": 0.0, "parallel": parallel}
+        jobs.append({"out": str(base / f"adagrad{processes}"), "settings": settings(store, "bert", rows, **changes)})
+        started += fsdp_worker.start(jobs, base / "said", processes, plugins=[Path(adagrad.__file__)])
     toy.finish(started, seconds=240)
     return base
 
 
-def plain(store: Path, name: str, out: Path) -> tuple[dict[str, Tensor], float]:
-    """The gradients and the loss of the seven rows as one batch, by autograd alone: sums over counts, weighted."""
+def plain(store: Path, name: str, out: Path) -> tuple[dict[str, nn.Parameter], float]:
+    """The weights with their gradients, and the loss, of seven rows as one batch, by autograd alone: sums over counts,
+    weighted."""
     made = trainer(settings(store, name, {"-1": 7}, micro_batch_size=7), out)
     module: Any = made.engine.module
     if hasattr(module, "sample"):
@@ -84,13 +89,13 @@ def plain(store: Path, name: str, out: Path) -> tuple[dict[str, Tensor], float]:
     terms = made.run.objective.terms().items()
     loss = sum(term.weight * sums[key] / batch.counts[term.count] for key, term in terms if term.weight is not None)
     loss.backward()
-    found = {key: value.grad for key, value in module.named_parameters() if value.grad is not None}
-    return found, loss.item()
+    return dict(module.named_parameters()), loss.item()
 
 
 @pytest.mark.parametrize(("name", "processes"), CASES)
 def test_gradients_are_those_of_one_batch(runs: Path, name: str, processes: int, tmp_path: Path) -> None:
-    expected, loss = plain(runs / "toy/store", name, tmp_path / "plain")
+    weights, loss = plain(runs / "toy/store", name, tmp_path / "plain")
+    expected = {key: value.grad for key, value in weights.items() if value.grad is not None}
     got = load_file(runs / f"{name}{processes}/gradients.safetensors")
     assert got.keys() == expected.keys()
     norm = torch.stack([value.double().norm() for value in expected.values()]).norm()
@@ -112,3 +117,13 @@ def test_each_process_holds_its_share_and_reduces_once(runs: Path, name: str, pr
     assert sum(numbers) == whole and max(numbers) < 1.2 * whole / processes
     assert not any(early)
     assert held["groups"] == {"electra": 5, "disentangled": 5, "t5": 5}.get(name, 3), "each block, and the rest"
+
+
+@pytest.mark.parametrize("processes", TABLES)
+def test_an_optimizer_may_keep_something_from_the_start(runs: Path, processes: int, tmp_path: Path) -> None:
+    weights, _ = plain(runs / "toy/store", "bert", tmp_path / "plain")
+    trained = toy.saved(runs / f"adagrad{processes}/checkpoints/step-00000001")
+    for name, before in weights.items():
+        assert before.grad is not None
+        expected = before - 0.1 * before.grad / ((adagrad.BEGIN + before.grad.square()).sqrt() + adagrad.EPS)
+        assert torch.allclose(trained[name], expected, rtol=0.0, atol=1e-7), name

@@ -1,0 +1,63 @@
+"""`fully_shard` from the command line: killed, gone on with, and handed to and taken over from ZeRO."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import fsdp_worker
+import pytest
+import toy
+from test_deepspeed import LAST, MIDDLE, assert_close, assert_same_losses, checkpoint, here, settings, start, state
+from test_invariants import FAULTS, same_weights
+
+AS_FSDP = ("--set", "parallel.engine=fsdp")
+
+
+def test_killed_and_resumed_is_bit_identical(store: Path, validation_store: Path, tmp_path: Path) -> None:
+    """With dropout; the checkpoint cuts an interval of logging."""
+    raw = toy.parameters(store, validation_store, batch_size={"0": 9, "1": 7}, logging_steps=3)
+    said = toy.train(raw, tmp_path / "straight", *AS_FSDP, nodes=(1, 1), plugins=FAULTS)
+    assert "2 processes on 2 nodes" in said and "on cpu, fsdp, fp32" in said and "Warning" not in said
+    file = tmp_path / "cut.json"
+    file.write_text(json.dumps(raw))
+    environment = {"FAULT": "kill:8", "FAULT_RANK": "1"}
+    cut = toy.start(file, tmp_path / "cut", *AS_FSDP, nodes=(1, 1), plugins=FAULTS, environment=environment)
+    toy.finish(cut, code=None)
+    assert max(toy.records(tmp_path / "cut")) < 12
+    said = toy.train(raw, tmp_path / "cut", *AS_FSDP, nodes=(1, 1), plugins=FAULTS)
+    assert "resumed from" in said and "at step 5" in said
+    assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
+    validation = [toy.records(tmp_path / name, "validation")[12]["loss"] for name in ("cut", "straight")]
+    assert validation[0] == validation[1]
+    assert same_weights(tmp_path / "cut", tmp_path / "straight", 12)
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
+@pytest.mark.parametrize("stage", [2, 3])
+def test_runs_pass_between_zero_and_fsdp(stage: int, store: Path, validation_store: Path, tmp_path: Path) -> None:
+    rows = {"0": 5, "1": 2}
+    here(tmp_path / "plain", settings(store, validation_store, None, {"-1": 7}))
+    fsdp = {**settings(store, validation_store, None, rows), "parallel": {"engine": "fsdp"}}
+    zero = settings(store, validation_store, stage, rows)
+
+    def sharded(name: str, source: Path | None) -> None:
+        job = {"out": str(tmp_path / name), "settings": fsdp, "start_from": source and str(source)}
+        toy.finish(fsdp_worker.start([job], tmp_path / "said", 2))
+
+    def staged(name: str, source: Path | None) -> None:
+        job = {"out": str(tmp_path / name), "settings": zero, "start_from": source and str(source)}
+        started = start([job], tmp_path / "jobs", 2)
+        said = [process.communicate(timeout=240)[0] for process in started]
+        assert [process.returncode for process in started] == [0, 0], "\n---\n".join(said)
+
+    sharded("fsdp", None)
+    staged("zero", None)
+    sharded("from_zero", checkpoint(tmp_path / "zero", MIDDLE))
+    staged("from_fsdp", checkpoint(tmp_path / "fsdp", MIDDLE))
+    for name in ("from_zero", "from_fsdp"):
+        assert set(toy.losses(tmp_path / name)) == set(range(MIDDLE + 1, LAST + 1))
+        assert_same_losses(tmp_path / "plain", tmp_path / name, 1e-5)
+        assert_close(state(tmp_path / "plain", "model"), state(tmp_path / name, "model"), 1e-5)
