@@ -28,17 +28,12 @@ PAIR = {"pp_size": 2}
 INTERLEAVED = {"pp_size": 2, "pp_stages_per_process": 2}
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bf16": ("llama", {"precision": "bf16"}),
-    "fp16": ("gpt2", {"precision": "fp16", "loss_scaling": {"init_scale": 1024.0}}),
-    "overflow": ("gpt2", {"precision": "fp16", "loss_scaling": {"init_scale": 2.0**40, "backoff_factor": 2.0**-30}}),
-    "head": ("gpt2", {"objective": {"type": "causal_lm", "z_loss": 0.01, "head_positions": 5}}),
-    "stream": ("gptj", {"objective": {"type": "causal_lm", "layout": "stream"}}),
-    "full": ("llama", {"activation_checkpointing": "full"}),
-    "selective": ("gpt2", {"activation_checkpointing": "selective"}),
-    "frozen": ("gpt2", {"frozen_layers": 2}),
+    "bf16": ("llama", {"precision": "bf16", "activation_checkpointing": "selective"}),
+    "fp16": ("gpt2", {"precision": "fp16", "loss_scaling": {"init_scale": 2.0**40, "backoff_factor": 2.0**-30}}),
+    "head": ("gptj", {"objective": {"type": "causal_lm", "layout": "stream", "z_loss": 0.01, "head_positions": 5}}),
+    "frozen": ("gpt2", {"frozen_layers": 2, "activation_checkpointing": "full"}),
     "muon": ("gpt2", {"optimizer": {"type": "muon", "learning_rate": 0.002, "adamw_learning_rate": 0.001}}),
     "adafactor": ("qwen3", {"optimizer": {"type": "adafactor", "learning_rate": 0.001}}),
-    "clipped": ("gpt2", {"max_grad_norm": 0.01}),
     "few": ("llama", {"micro_batch_size": 7}),
 }
 """What is tried with a pair of processes: an architecture and what is changed."""
@@ -58,6 +53,7 @@ def settings(base: Path, name: str, *, dropout: float = 0.0, **changes: Any) -> 
         "optimizer": {"type": "adamw", "learning_rate": 0.1, "eps": 1.0, "weight_decay": 0.1},
         "schedule": {"type": "linear"},
         "batch_size": {"-1": 7}, "micro_batch_size": 2, "max_steps": LAST, "logging_steps": 1,
+        "max_grad_norm": 0.25,
         "checkpoint": {"save_steps": MIDDLE}, "evaluation": {"steps": MIDDLE, "batches": 2}, **changes,
     }  # fmt: skip
 
@@ -82,10 +78,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         job("gpt2.interleaved", "gpt2", parallel=INTERLEAVED),
         job("uneven.interleaved", "gpt2", parallel=INTERLEAVED, micro_batch_size=1, batch_size={"-1": 5}),
         job("few.interleaved", "llama", parallel=INTERLEAVED, micro_batch_size=7),
-        job("drawn", "gpt2", dropout=0.1, parallel=PAIR),
-        job("drawn.resumed", "gpt2", "drawn", dropout=0.1, parallel=PAIR),
-        job("drawn.again", "llama", dropout=0.1, parallel=PAIR, activation_checkpointing="full"),
-        job("drawn.again.resumed", "llama", "drawn.again", dropout=0.1, parallel=PAIR, activation_checkpointing="full"),
+        job("drawn", "llama", dropout=0.1, parallel=PAIR, activation_checkpointing="full"),
+        job("drawn.resumed", "llama", "drawn", dropout=0.1, parallel=PAIR, activation_checkpointing="full"),
     ]
     uneven = job("uneven", "gpt2", micro_batch_size=1, batch_size={"-1": 5})
     four = [job(f"{name}.replicas", name, parallel=PAIR, batch_size=rows) for name in ("gpt2", "llama")]
@@ -147,9 +141,9 @@ def test_a_pair_trains_what_one_process_trains(runs: Path, name: str) -> None:
     assert "token_accuracy" not in toy.records(runs / f"{name}.pair")[LAST], "training does not count it"
 
 
-@pytest.mark.parametrize("name", sorted(VARIANTS.keys() - {"bf16", "overflow", "muon"}))
+@pytest.mark.parametrize("name", sorted(VARIANTS.keys() - {"bf16", "fp16", "muon"}))
 def test_with_other_settings_too(runs: Path, name: str) -> None:
-    assert_same_run(runs / name, runs / f"{name}.pair", 1e-3 if name == "fp16" else 1e-6)
+    assert_same_run(runs / name, runs / f"{name}.pair", 1e-6)
 
 
 @pytest.mark.parametrize("name", ["bf16", "muon"])
@@ -170,27 +164,26 @@ def test_two_replicas_with_uneven_rows(runs: Path, name: str) -> None:
 
 
 def test_a_gradient_that_is_no_number_leaves_all_stages_as_they_were(runs: Path) -> None:
-    """It arises on the last process alone, and is in the norm of all."""
-    losses = toy.losses(runs / "overflow.pair")
-    alone = toy.losses(runs / "overflow")
+    """In fp16 the first step overflows, and the scale falls on all processes alike."""
+    losses, alone = toy.losses(runs / "fp16.pair"), toy.losses(runs / "fp16")
     assert losses[1][1] is None, "no number is written for a norm that is none"
-    assert [losses[step] for step in (2, 3)] == [pytest.approx(alone[step], rel=1e-5) for step in (2, 3)]
-    assert toy.records(runs / "overflow.pair")[LAST]["skipped_steps"] == 1
-    assert error(pipeline_worker.weights(runs / "overflow"), pipeline_worker.weights(runs / "overflow.pair")) <= 1e-6
+    assert [losses[step] for step in (2, 3)] == [pytest.approx(alone[step], rel=1e-4) for step in (2, 3)]
+    assert toy.records(runs / "fp16.pair")[LAST]["skipped_steps"] == 1
+    assert error(pipeline_worker.weights(runs / "fp16"), pipeline_worker.weights(runs / "fp16.pair")) <= 1e-3
 
 
-def test_clipping_is_by_the_norm_of_all_stages(runs: Path) -> None:
-    losses = toy.losses(runs / "clipped.pair")
-    gradients = pipeline_worker.gradients(runs / "clipped.pair", 0)
-    total = torch.stack([value.double().square().sum() for value in gradients.values()]).sum().sqrt()
-    assert losses[1][1] == pytest.approx(float(total), rel=1e-6), "a tied matrix counts once"
-    assert losses[1][1] > 0.1, "there was something to clip"
+def test_the_norm_is_that_of_all_stages_and_what_is_clipped(runs: Path) -> None:
+    for name in ("gpt2", "llama"):
+        norm = toy.losses(runs / f"{name}.pair")[1][1]
+        gradients = pipeline_worker.gradients(runs / f"{name}.pair", 0)
+        total = torch.stack([value.double().square().sum() for value in gradients.values()]).sum().sqrt()
+        assert norm == pytest.approx(float(total), rel=1e-6), "a tied matrix counts once"
+        assert norm > 0.5, "there was something to clip"
 
 
-@pytest.mark.parametrize("name", ["drawn", "drawn.again"])
-def test_resumed_in_the_same_world_is_bit_identical(runs: Path, name: str) -> None:
+def test_resumed_in_the_same_world_is_bit_identical(runs: Path) -> None:
     """With dropout, which activation checkpointing draws again."""
-    straight, resumed = runs / name, runs / f"{name}.resumed"
+    straight, resumed = runs / "drawn", runs / "drawn.resumed"
     assert toy.losses(resumed) == {LAST: toy.losses(straight)[LAST]}
     for one, other in (
         (pipeline_worker.gradients(straight, LAST - 1), pipeline_worker.gradients(resumed, LAST - 1)),
