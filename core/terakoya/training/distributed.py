@@ -334,7 +334,8 @@ class DDPEngine:
         """See `Engine`."""
         fused = {each for group in self.optimizer.param_groups if group.get("fused") for each in group["params"]}
         for name, parameter in self.named_parameters():
-            states = {key.rpartition("/")[2]: key for key in names if key.rpartition("/")[0] == name}
+            # sorted: a set's order is each process's own, and all deal their parts of a checkpoint by this one
+            states = {key.rpartition("/")[2]: key for key in sorted(names) if key.rpartition("/")[0] == name}
             if not states or not parameter.requires_grad:
                 continue
             on_device = parameter in fused or parameter.device.type == "cpu"

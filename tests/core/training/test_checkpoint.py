@@ -74,6 +74,14 @@ def test_what_is_saved_is_what_is_loaded(save: Callable[..., Path]) -> None:
     assert torch.equal(plain[1].running_mean, before.module[1].running_mean)
 
 
+def test_what_was_loaded_stands_in_one_order_in_every_process(save: Callable[..., Path]) -> None:
+    """Processes deal the next checkpoint's parts by this order; that of a set of names is another in each."""
+    after = engine(2)
+    checkpoint_state.load(save(10), after)
+    loaded = [name.rpartition("/")[2] for name, _ in after.optimizer_state()]
+    assert loaded == ["exp_avg", "exp_avg_sq", "step"] * 5
+
+
 def test_old_ones_go_but_never_below_two(tmp_path: Path, save: Callable[..., Path]) -> None:
     for step in (1, 2, 3, 4):
         save(step, keep=2)
