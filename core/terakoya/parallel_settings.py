@@ -55,6 +55,10 @@ class Parallel(Settings):
         """Processes that work on the same rows."""
         return self.tp_size * self.pp_size * self.sp_size * self.cp_size
 
+    def describe(self) -> str:
+        """For example `ddp, tp_size 2`."""
+        return ", ".join([self.engine, *(f"{name} {getattr(self, name)}" for name in SIZES if getattr(self, name) > 1)])
+
     @model_validator(mode="before")
     @classmethod
     def _name_the_other(cls, given: Any) -> Any:

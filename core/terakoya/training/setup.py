@@ -181,7 +181,7 @@ def build(
     batches = BatchMaker(loader, objective, stores.vocabulary, share, end=length.rows)
     _warm_up(engine, batches, connection, flash=backend == "flash")
     record.say(
-        f"{connection.topology.describe()} on {connection.device.type}, {parameters.parallel.engine}, "
+        f"{connection.topology.describe()} on {connection.device.type}, {parameters.parallel.describe()}, "
         f"{parameters.precision}, attention {backend}; {sizes}; {tokens:,} tokens in "
         f"{epoch_rows:,} rows of {parameters.data.sequence_length}; {share.global_rows} rows a step, "
         f"{share.micro_steps} micro-step{'s' if share.micro_steps > 1 else ''} of {share.micro_batch_size}; "

@@ -102,6 +102,6 @@ def test_killed_and_resumed_is_bit_identical(store: Path, validation_store: Path
     )
     assert max(toy.records(tmp_path / "cut")) < 12
     said = toy.train(settings, tmp_path / "cut", *asked, nodes=(2,), plugins=FAULTS)
-    assert "resumed from" in said and "at step 5" in said
+    assert "resumed from" in said and "at step 5" in said and "ddp, tp_size 2, fp32" in said
     assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
     assert same_weights(tmp_path / "cut", tmp_path / "straight", 12)
