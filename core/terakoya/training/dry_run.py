@@ -59,6 +59,13 @@ def dry_run(
             )
             if need > free:
                 raise UserError(f"{out}: needs {need / 1e9:.2f} GB, {free / 1e9:.2f} GB are free; see checkpoint.keep")
+            if parameters.checkpoint.async_save:
+                each, more = _bytes_copied(trainer)
+                console.print(
+                    f"checkpoint.async_save: {each / 1e9:.2f} GB of host memory in each process for a copy of the "
+                    f"state, {more / 1e9:.2f} GB more in rank 0's for one of the model",
+                    soft_wrap=True,
+                )
             console.print(f"learning rate: {_course(trainer.run)}", soft_wrap=True)
             start = time.perf_counter()
             report = trainer.one_step()
@@ -81,6 +88,14 @@ def _bytes_needed(trainer: Trainer) -> int:
     if trainer.parameters.lora is not None:
         return 4 * (3 * trained * checkpoints + every)
     return 4 * (2 * every + 2 * trained) * checkpoints
+
+
+def _bytes_copied(trainer: Trainer) -> tuple[int, int]:
+    """What saving behind the steps keeps in host memory: of each process its share of what `state/` is for
+    `_bytes_needed`, and of rank 0 the weights that `model/` is written from."""
+    every, trained = trainer.facts["parameter_count"], trainer.facts["trained_parameter_count"]
+    share = 4 * (every + 2 * trained) // trainer.run.world_size
+    return share, 4 * every if trainer.saver.copies_model() else 0
 
 
 def _course(run: Run) -> str:

@@ -64,6 +64,18 @@ class Saver:
             wait([self.under_way], SECONDS_TO_LEAVE)
         self.thread.shutdown(wait=False)
 
+    def notes(self) -> list[str]:
+        """What becomes of `async_save` where it cannot be had."""
+        if not self.settings.async_save:
+            return []
+        if self.run.parameters.lora is not None:
+            return ["checkpoint.async_save: adapters are small; every save is waited for"]
+        if self.settings.model == "every" and self.waited_for(True):
+            return [
+                'checkpoint.async_save: no process holds the model; with checkpoint.model "every" saves are waited for'
+            ]
+        return []
+
     def save(self, facts: Mapping[str, Any]) -> Saved | None:
         """Writes the checkpoint of this step, or lets it be written.
 
@@ -117,6 +129,10 @@ class Saver:
         """Whether a save is waited for whatever `async_save` says: what is written with it comes from a module that is
         built for it, whose drawing of weights would get in the way of dropout; adapters are small anyway."""
         return self.run.parameters.lora is not None or (merged and not self.engine.full_module)
+
+    def copies_model(self) -> bool:
+        """Whether rank 0 copies whole models too, before some of the saves behind the steps."""
+        return self.settings.model != "never" and not self.waited_for(True)
 
     def ended(self) -> bool:
         """Whether the save under way is through on this rank: when it is on all, `finish` has something to say.

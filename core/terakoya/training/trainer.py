@@ -91,6 +91,8 @@ class Trainer:
         run, parameters = self.run, self.parameters
         asked: str | None = None
         self._write_start()
+        for note in self.saver.notes():
+            self.record.say(note)
         self._event("run_started", run)
         if run.step == 0 and self.validation:
             self._validate()

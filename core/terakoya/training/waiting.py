@@ -42,15 +42,15 @@ def everyone(
     with ThreadPoolExecutor(1, "waiting") as pool:
         others = pool.submit(_until_all, connection, through, (gone, leaving or gone))
         try:
-            result = work()
-        except (OSError, UserError) as error:
-            failure = error
+            try:
+                result = work()
+            except (OSError, UserError) as error:
+                failure = error
+            through.set()
+            others.result()
         except BaseException:
             gone.set()
             raise
-        finally:
-            through.set()
-        others.result()
     connection.together(action, failure)
     return connection.gather(result)
 

@@ -25,8 +25,9 @@ def die(*_: Any, **__: Any) -> None:
 
 @hookimpl
 def run_started(run: Any) -> None:
-    """Arms the faults that lie inside a save: the process dies when `WHERE` is about to happen for the second time."""
-    if FAULT != "save" or not here():
+    """Arms the faults that lie inside a save: where `WHERE`, `what@count`, is about to happen for the `count`-th time,
+    the process dies or finds the disk full."""
+    if FAULT not in ("save", "full") or not here():
         return
     name, _, count = WHERE.partition("@")
     owner, attribute = {
@@ -43,6 +44,8 @@ def run_started(run: Any) -> None:
         if name != "manifest" or (arguments and isinstance(arguments[0], dict) and "files" in arguments[0]):
             calls[0] += 1
             if calls[0] == int(count):
+                if FAULT == "full":
+                    raise OSError(28, "No space left on device")
                 die()
         return real(*arguments, **options)
 

@@ -1,0 +1,142 @@
+"""Two processes that write their checkpoints together, waited for and behind the next steps: killed, stopped, without
+space, and gone on with by other worlds."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toy
+
+FAULTS = [Path(__file__).with_name("faults.py")]
+TWO = (1, 1)
+STEPS = (2, 4, 6)
+
+
+def settings(store: Path, *, behind: bool, **changes: Any) -> dict[str, Any]:
+    checkpoint = {"save_steps": 2, "keep": 5, "async_save": behind}
+    rows = {"0": 9, "1": 7}
+    return {**toy.parameters(store, batch_size=rows, max_steps=6, checkpoint=checkpoint), **changes}
+
+
+def folder(out: Path, step: int) -> Path:
+    return out / f"checkpoints/step-{step:08d}"
+
+
+@pytest.fixture(scope="module")
+def straight(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two processes that nothing happened to, and that waited for its checkpoints."""
+    out = tmp_path_factory.mktemp("straight") / "run"
+    toy.train(settings(store, behind=False), out, nodes=TWO, plugins=FAULTS)
+    return out
+
+
+def assert_same(out: Path, straight: Path, step: int = STEPS[-1]) -> None:
+    """Losses and the whole state, to the bit."""
+    assert toy.losses(out) == toy.losses(straight)
+    for kind in ("model", "optimizer"):
+        mine, theirs = toy.saved(folder(out, step), kind), toy.saved(folder(straight, step), kind)
+        assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_each_process_writes_about_half(straight: Path) -> None:
+    last = folder(straight, 6)
+    manifest = json.loads((last / "manifest.json").read_text())
+    state = [name for name in manifest["files"] if name.startswith("state/")]
+    assert sorted(state) == [
+        f"state/{kind}-0000{rank}.safetensors" for kind in ("model", "optimizer") for rank in (0, 1)
+    ]
+    assert {path.relative_to(last).as_posix() for path in last.rglob("*") if path.is_file()} == {
+        "manifest.json",
+        *manifest["files"],
+    }
+    whole = sum(value.nbytes for value in toy.saved(last, "optimizer").values())
+    largest = max(value.nbytes for value in toy.saved(last, "optimizer").values())
+    for rank in (0, 1):
+        content = (last / f"state/optimizer-0000{rank}.safetensors").read_bytes()
+        written = len(content) - 8 - int.from_bytes(content[:8], "little")
+        assert abs(written - whole / 2) <= largest
+
+
+def test_written_behind_the_next_steps_it_is_the_same_to_the_byte(store: Path, straight: Path, tmp_path: Path) -> None:
+    toy.train(settings(store, behind=True), tmp_path / "run", nodes=TWO, plugins=FAULTS)
+    assert_same(tmp_path / "run", straight)
+    for step in STEPS:
+        one, two = folder(straight, step), folder(tmp_path / "run", step)
+        files = json.loads((one / "manifest.json").read_text())["files"]
+        assert json.loads((two / "manifest.json").read_text())["files"] == files
+        assert "model/model.safetensors" in files
+    saved = toy.records(tmp_path / "run", "checkpoint")
+    assert sorted(saved) == list(STEPS) and all(each["folder"] == f"step-{step:08d}" for step, each in saved.items())
+    assert not list((tmp_path / "run/checkpoints").glob(".*"))
+
+
+QUICK = [(False, 1, "write@3"), (True, 0, "manifest@2")]
+SLOW = [
+    *((False, 1, instant) for instant in ("write@4", "fsync@3", "fsync@4")),
+    *((False, 0, instant) for instant in ("write@3", "fsync@13", "manifest@2", "rename@2")),
+    *((True, 1, instant) for instant in ("write@3", "write@4", "fsync@3", "fsync@4")),
+    *((True, 0, instant) for instant in ("write@3", "write@4", "fsync@13", "fsync@18", "fsync@20", "rename@2")),
+]
+
+
+@pytest.mark.parametrize(
+    ("behind", "rank", "instant"), [*QUICK, *(pytest.param(*each, marks=pytest.mark.nightly) for each in SLOW)]
+)
+def test_killed_inside_the_second_save_the_first_is_taken(
+    behind: bool, rank: int, instant: str, store: Path, straight: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(settings(store, behind=behind)))
+    environment = {"FAULT": f"save:{instant}", "FAULT_RANK": str(rank)}
+    started = toy.start(file, tmp_path / "run", nodes=TWO, plugins=FAULTS, environment=environment)
+    toy.finish(started, code=None)
+    codes = [each.process.exitcode for each in started]
+    assert codes[rank] == -signal.SIGKILL and codes[1 - rank] not in (0, -signal.SIGKILL)
+    assert not folder(tmp_path / "run", 4).exists()
+    said = toy.train(settings(store, behind=behind), tmp_path / "run", nodes=TWO, plugins=FAULTS)
+    assert "at step 2" in said and "removed .staging-step-00000004, left by an interrupted save" in said
+    assert_same(tmp_path / "run", straight)
+    assert not list((tmp_path / "run/checkpoints").glob(".*"))
+
+
+def test_a_disk_that_is_full_on_one_rank_ends_all_and_harms_nothing(
+    store: Path, straight: Path, tmp_path: Path
+) -> None:
+    """Behind the steps: it is noticed at the next one."""
+    environment = {"FAULT": "full:write@3", "FAULT_RANK": "1"}
+    said = toy.train(
+        settings(store, behind=True), tmp_path / "run", nodes=TWO, plugins=FAULTS, environment=environment, code=2
+    )
+    assert "failed on 1 of 2 processes; rank 1 on" in said and "OSError: [Errno 28] No space left on device" in said
+    assert "Traceback" not in said
+    assert [path.name for path in sorted((tmp_path / "run/checkpoints").iterdir())] == ["step-00000002"]
+    toy.train(settings(store, behind=True), tmp_path / "run", nodes=TWO, plugins=FAULTS)
+    assert_same(tmp_path / "run", straight)
+
+
+def test_asked_to_stop_it_waits_for_what_it_saves(store: Path, straight: Path, tmp_path: Path) -> None:
+    environment = {"FAULT": "term:3", "FAULT_RANK": "1"}
+    toy.train(
+        settings(store, behind=True), tmp_path / "run", nodes=TWO, plugins=FAULTS, environment=environment, code=75
+    )
+    assert sorted(toy.records(tmp_path / "run", "checkpoint")) == [2, 3]
+    assert (folder(tmp_path / "run", 3) / "manifest.json").is_file()
+    stopped = toy.losses(tmp_path / "run")
+    assert sorted(stopped) == [1, 2, 3] and stopped.items() <= toy.losses(straight).items()
+
+
+def test_two_processes_then_one_then_three(store: Path, tmp_path: Path) -> None:
+    """A shard of each world that went before is read by the next."""
+    base = settings(store, behind=True, schedule={"type": "constant"})
+    base["architecture"] = toy.without_dropout(base["architecture"])
+    toy.train({**base, "batch_size": {"-1": 16}}, tmp_path / "straight")
+    for steps, rows in ((2, {"0": 9, "1": 7}), (4, {"-1": 16}), (6, {"0": 6, "1": 5, "2": 5})):
+        toy.train({**base, "max_steps": steps, "batch_size": rows}, tmp_path / "moved", nodes=(1,) * len(rows))
+        assert len(list((folder(tmp_path / "moved", steps) / "state").glob("model-*"))) == len(rows)
+    straight, moved = toy.losses(tmp_path / "straight"), toy.losses(tmp_path / "moved")
+    assert sorted(moved) == sorted(straight) == [1, 2, 3, 4, 5, 6]
+    assert all(abs(moved[step][0] - straight[step][0]) < 1e-5 for step in straight)
+    assert sorted(toy.records(tmp_path / "moved", "resume")) == [2, 4]

@@ -1,0 +1,182 @@
+"""What many processes write is what one reads: pieces of any form, dealt, found again, whole or in ranges."""
+
+import json
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor
+
+from terakoya.errors import UserError
+from terakoya.training import checkpoint, checkpoint_state, pieces
+from terakoya.training.checkpoint_state import State
+from terakoya.training.pieces import Kind, Piece, dealt, whole
+
+
+class Owner:
+    """Gives the same pieces of the weights whenever it is asked; of the optimizer it has nothing."""
+
+    def __init__(self, *owned: Piece) -> None:
+        self.owned = owned
+        self.given = 0
+
+    def owned_pieces(self, kind: Kind) -> Iterator[Piece]:
+        for piece in self.owned if kind == "model" else ():
+            self.given += 1
+            yield piece
+
+
+def write(folder: Path, *owners: Owner) -> State:
+    """The state that as many ranks write as there are `owners`."""
+    (folder / "state").mkdir(parents=True, exist_ok=True)
+    for rank, owner in enumerate(owners):
+        checkpoint_state.write(folder / "state", rank, owner)
+    return State(folder, "model")
+
+
+def flat(name: str, value: Tensor, start: int, stop: int) -> Piece:
+    return Piece(name, value.flatten()[start:stop], tuple(value.shape), start)
+
+
+def box(name: str, value: Tensor, *slices: slice) -> Piece:
+    return Piece(name, value[slices], tuple(value.shape), tuple(each.start or 0 for each in slices))
+
+
+VALUE = torch.arange(60.0).reshape(6, 10)
+
+
+@pytest.mark.parametrize("ranges", [(0, 60), (0, 7, 60), (0, 20, 40, 60), (0, 1, 2, 59, 60)])
+def test_ranges_of_the_flattened_tensor_are_put_together(ranges: tuple[int, ...], tmp_path: Path) -> None:
+    owners = [Owner(flat("w", VALUE, *each)) for each in pairwise(ranges)]
+    state = write(tmp_path, *reversed(owners))  # whichever rank has which
+    assert state.names() == {"w"} and state.shape("w") == (6, 10)
+    assert torch.equal(state("w"), VALUE)
+    for start, size in ((0, 60), (0, 1), (6, 2), (19, 22), (59, 1), (30, 0)):
+        assert torch.equal(state.part("w", start, size), VALUE.flatten()[start : start + size]), (start, size)
+
+
+def test_rows_and_columns_are_put_together(tmp_path: Path) -> None:
+    top, rest = VALUE[:2], VALUE[2:]
+    rows = [Owner(box("w", VALUE, slice(0, 2), slice(0, 10))), Owner(box("w", VALUE, slice(2, 6), slice(0, 10)))]
+    state = write(tmp_path / "rows", *rows)
+    assert torch.equal(state("w"), VALUE) and torch.equal(state.part("w", 15, 10), VALUE.flatten()[15:25])
+    columns = [
+        Owner(box("w", VALUE, slice(0, 6), slice(0, 3))),
+        Owner(
+            Piece("w", top[:, 3:].clone(), (6, 10), (0, 3)), Piece("w", rest[:, 3:].T.contiguous().T, (6, 10), (2, 3))
+        ),
+    ]
+    state = write(tmp_path / "columns", *columns)
+    assert torch.equal(state("w"), VALUE) and torch.equal(state.part("w", 15, 10), VALUE.flatten()[15:25])
+
+
+def test_scalars_and_other_types_stay_what_they_are(tmp_path: Path) -> None:
+    values = {"step": torch.tensor(7.0), "half": torch.ones(3, dtype=torch.bfloat16), "count": torch.tensor([2**40])}
+    state = write(tmp_path, *(Owner(whole(name, value)) for name, value in values.items()))
+    for name, value in values.items():
+        read = state(name)
+        assert read.dtype == value.dtype and read.shape == value.shape and torch.equal(read, value)
+
+
+def test_a_piece_that_is_all_of_a_tensor_is_an_ordinary_tensor_of_an_ordinary_file(tmp_path: Path) -> None:
+    write(tmp_path, Owner(flat("w", VALUE, 0, 60)))
+    content = (tmp_path / "state/model-00000.safetensors").read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    assert header["__metadata__"] == {"format": "pt"} and header["w"]["shape"] == [6, 10]
+
+
+def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
+    write(tmp_path, Owner(flat("w", VALUE, 0, 40)), Owner(flat("w", VALUE, 40, 60)))
+    (tmp_path / "state/model-00001.safetensors").unlink()
+    state = State(tmp_path, "model")
+    for read in (lambda: state("w"), lambda: state.part("w", 0, 10), lambda: state.shape("w")):
+        with pytest.raises(UserError, match="of w 40 elements are there, expected 60"):
+            read()
+    with pytest.raises(UserError, match="has no tensor v; it was saved from another architecture"):
+        state("v")
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    shapes=st.lists(st.lists(st.integers(1, 9), max_size=3), min_size=1, max_size=8),
+    holders=st.integers(1, 5),
+    block=st.integers(4, 200),
+)
+def test_what_many_hold_is_dealt_once_and_evenly(shapes: list[list[int]], holders: int, block: int) -> None:
+    values = {f"w{number}": torch.rand(shape) for number, shape in enumerate(shapes)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "BLOCK_BYTES", block)
+        shares = [
+            list(dealt((whole(name, value) for name, value in values.items()), holder, holders))
+            for holder in range(holders)
+        ]
+    times = {name: torch.zeros(value.shape) for name, value in values.items()}
+    for piece in (piece for share in shares for piece in share):
+        assert isinstance(piece.start, tuple) and piece.shape == tuple(values[piece.name].shape)
+        where = tuple(slice(at, at + size) for at, size in zip(piece.start, piece.value.shape, strict=True))
+        assert torch.equal(values[piece.name][where], piece.value)
+        times[piece.name][where] += 1
+    assert all(bool((each == 1).all()) for each in times.values())
+    row = max(value[:1].nbytes if value.ndim else value.nbytes for value in values.values())
+    sizes = [sum(piece.nbytes for piece in share) for share in shares]
+    assert max(sizes) - min(sizes) <= max(block, row)
+
+
+def test_blocks_that_were_cut_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the whole tensor, which may have been gathered for a moment, would stay as long as a block of it."""
+    monkeypatch.setattr(pieces, "BLOCK_BYTES", 80)
+    for piece in dealt([whole("w", VALUE)], 1, 2):
+        assert piece.value.untyped_storage().nbytes() == piece.nbytes
+
+
+def test_after_a_failure_the_pieces_are_gone_through_to_their_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be gathered one by one, and the others wait in each gathering."""
+    written: list[Path] = []
+
+    def full(tensors: object, path: Path, metadata: object) -> None:
+        written.append(path)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint_state, "save_file", full)
+    monkeypatch.setattr(checkpoint_state, "FILE_BYTES", 1)
+    owner = Owner(*(whole(f"w{number}", VALUE) for number in range(5)))
+    with pytest.raises(OSError, match="No space left"):
+        write(tmp_path, owner)
+    assert owner.given == 5 and len(written) == 1
+
+
+def test_a_checkpoint_of_the_first_format_is_read(tmp_path: Path) -> None:
+    """As they were written: whole tensors by rank 0, in files that go on when one is large."""
+    folder = tmp_path / "checkpoints/step-00000003"
+    (folder / "state").mkdir(parents=True)
+    save_file({"a": VALUE}, folder / "state/model-00000.safetensors")
+    save_file({"b": VALUE + 1}, folder / "state/model-00001.safetensors")
+    save_file({"a/step": torch.tensor(3.0)}, folder / "state/optimizer-00000.safetensors")
+    files = {
+        path.relative_to(folder).as_posix(): checkpoint_state.file_facts(path) for path in folder.rglob("*.safetensors")
+    }
+    for number, said in ((1, []), (3, ["expected checkpoint format 2; written by another version"])):
+        (folder / "manifest.json").write_text(json.dumps({"format": number, "step": 3, "files": files}))
+        wrong = checkpoint.problems(folder)
+        assert len(wrong) == len(said) and all(text in found for text, found in zip(said, wrong, strict=True))
+    state = State(folder, "model")
+    assert state.names() == {"a", "b"} and torch.equal(state("b"), VALUE + 1)
+    assert torch.equal(state.part("a", 3, 4), torch.arange(3.0, 7.0))
+    assert State(folder, "optimizer")("a/step") == 3.0
+
+
+def test_sizes_of_pieces_are_those_of_the_files(tmp_path: Path) -> None:
+    """Nothing but the pieces is written: 4 bytes an element, and a header."""
+    write(tmp_path, Owner(flat("w", VALUE, 0, 45)), Owner(flat("w", VALUE, 45, 60)))
+    for rank, elements in ((0, 45), (1, 15)):
+        content = (tmp_path / f"state/model-{rank:05d}.safetensors").read_bytes()
+        assert len(content) - 8 - int.from_bytes(content[:8], "little") == 4 * elements
+    assert math.prod(State(tmp_path, "model").shape("w")) == 60
