@@ -89,7 +89,8 @@ def make_job(
     sets = [word for override in overrides for word in ("--set", override)]
     words = (*before, "train", str(parameters.absolute()), "--out", str(run), *sets)
     data = loaded.data
-    stores = [each.store for part in (data, *data.stages) for each in part.train]
+    mixtures = (data.train, *(stage.train for stage in data.stages))
+    stores = [each.store for mixture in mixtures for each in mixture]
     return Job(
         name, words, Path.cwd(), run, dict(loaded.batch_size), loaded.parallel.timeout_seconds, loaded.on_lost_node,
         reads=tuple(dict.fromkeys(path.absolute() for path in (*stores, *data.validation))),

@@ -32,7 +32,7 @@ SlurmctldPort=$(free)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket=$munge/socket
+AuthInfo=socket=$munge/socket,cred_expire=20
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none

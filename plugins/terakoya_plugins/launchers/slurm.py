@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import NonNegativeInt, PositiveInt, field_validator, model_validator
 
-from terakoya import hookimpl
+from terakoya import batch_table, hookimpl
 from terakoya.components import Job, Launcher, LaunchPlan, SubmittedJob
 from terakoya.errors import UserError
 from terakoya.launch_scripts import SETTLED, head, words
@@ -31,14 +31,25 @@ export MASTER_ADDR MASTER_PORT HF_HUB_OFFLINE=1
 export OMP_NUM_THREADS="$${SLURM_CPUS_PER_TASK:-1}"
 [ -z "$${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$$SLURM_CPUS_PER_TASK"  # its own since 22.05
 $environment
-srun $srun$inside$command & step=$$!
 asked=no
-trap 'asked=yes; kill -TERM $$step' TERM USR1  # Slurm's word that time runs out: every process saves and leaves
+ask() {  # every process saves and leaves; srun itself, sent a SIGTERM, would kill them
+  asked=yes
+  scancel --signal=TERM "$$SLURM_JOB_ID" || true
+}
+trap ask TERM USR1  # Slurm's word that time runs out
+srun $srun$inside$command & step=$$!
+wait $$step || true
+while kill -0 $$step 2> /dev/null; do wait $$step || true; done  # a signal ends a wait early
 code=0
 wait $$step || code=$$?
-while kill -0 $$step 2> /dev/null; do code=0; wait $$step || code=$$?; done  # a signal ends a wait early
 
-again() { scontrol requeue "$$SLURM_JOB_ID" || true; }  # a job that was preempted is in the queue already
+facts=$$(scontrol show job --oneliner "$$SLURM_JOB_ID" || true)
+case $$facts in
+  *" PreemptTime=2"*) asked=yes ;;  # Slurm has told the processes without us
+  "" | *" JobState=RUNNING "*) ;;
+  *) exit $$code ;;  # cancelled; or Slurm has queued it again itself
+esac
+again() { scontrol requeue "$$SLURM_JOB_ID" || true; }
 case $$code in
   75) again ;;  # saved on somebody's wish
   130 | 143) [ $$asked = no ] || again ;;  # Slurm's word came before there was anything to save
@@ -136,6 +147,7 @@ class Slurm(Launcher):
         options = {
             "job-name": job.name,
             "nodes": nodes,
+            "nodelist": ",".join(job.batch_size) if batch_table.by_name(job.batch_size) else None,
             "ntasks-per-node": self.processes,
             "cpus-per-task": self.cpus_per_process,
             "gpus-per-node": self.gpus or None,

@@ -92,7 +92,10 @@ def test_a_container_is_apptainers_or_pyxis(tmp_path: Path) -> None:
     ) in script
 
 
-SCONTROL = 'if [ "$1" = show ]; then echo n1; echo n2; fi'
+def controller(state: str = "RUNNING", preempted: str = "None") -> str:
+    """What `scontrol` answers inside a job."""
+    job = f"JobId=7 JobName=run JobState={state} Reason=None PreemptTime={preempted} Power="
+    return f'case "$2" in hostnames) echo n1; echo n2 ;; job) echo "{job}" ;; esac'
 
 
 def run_script(plan: Planned, programs: Programs, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -105,14 +108,14 @@ def run_script(plan: Planned, programs: Programs, **variables: str) -> subproces
 @pytest.mark.parametrize(("code", "queued"), [(0, 0), (75, 1), (2, 0), (130, 0), (143, 0), (1, 1)])
 def test_which_ends_queue_a_job_again(code: int, queued: int, programs: Programs, tmp_path: Path) -> None:
     plan = planned(tmp_path, {})
-    programs.set(srun=f"exit {code}", scontrol=SCONTROL)
+    programs.set(srun=f"exit {code}", scontrol=controller())
     assert run_script(plan, programs).returncode == code
     assert programs.asked().count("scontrol requeue 7") == queued
 
 
 def test_crashes_are_counted_and_other_restarts_are_not(programs: Programs, tmp_path: Path) -> None:
     plan = planned(tmp_path, {"max_restarts": 2})
-    programs.set(scontrol=SCONTROL)
+    programs.set(scontrol=controller())
     for code in (75, 1, 75, 137, 75, 1):
         programs.set(srun=f"exit {code}")
         assert run_script(plan, programs, SLURM_RESTART_COUNT="9").returncode == code
@@ -121,14 +124,32 @@ def test_crashes_are_counted_and_other_restarts_are_not(programs: Programs, tmp_
 
 def test_a_word_from_slurm_before_there_is_anything_to_save_queues_again(programs: Programs, tmp_path: Path) -> None:
     plan = planned(tmp_path, {})
-    programs.set(srun="kill -USR1 $PPID; trap 'kill $!; exit 143' TERM; sleep 20 & wait", scontrol=SCONTROL)
+    mine = tmp_path / "srun.pid"
+    programs.set(
+        srun=f"trap 'kill $!; exit 143' TERM; echo $$ > {mine}; kill -USR1 $PPID; sleep 20 & wait",
+        scancel=f"kill -TERM $(cat {mine})",
+        scontrol=controller(),
+    )
     assert run_script(plan, programs).returncode == 143
-    assert "scontrol requeue 7" in programs.asked()
+    assert programs.asked()[-3:] == [
+        "scancel --signal=TERM 7", "scontrol show job --oneliner 7", "scontrol requeue 7"
+    ]  # fmt: skip
+    programs.set(srun="exit 143", scontrol=controller(preempted="2026-11-22T01:56:00"))
+    run_script(plan, programs)
+    assert programs.asked()[-1] == "scontrol requeue 7"
+
+
+@pytest.mark.parametrize("code", [75, 143, 1])
+def test_a_cancelled_job_is_left_alone(code: int, programs: Programs, tmp_path: Path) -> None:
+    plan = planned(tmp_path, {})
+    programs.set(srun=f"exit {code}", scontrol=controller(state="COMPLETING"))
+    assert run_script(plan, programs).returncode == code
+    assert "scontrol requeue 7" not in programs.asked()
 
 
 def test_the_first_node_is_called_and_cores_are_handed_on(programs: Programs, tmp_path: Path) -> None:
     plan = planned(tmp_path, {"cpus_per_process": 8})
-    programs.set(srun=f"env > {tmp_path}/seen", scontrol=SCONTROL)
+    programs.set(srun=f"env > {tmp_path}/seen", scontrol=controller())
     run_script(plan, programs, SLURM_CPUS_PER_TASK="8")
     seen = dict(line.split("=", 1) for line in (tmp_path / "seen").read_text().splitlines() if "=" in line)
     assert seen["MASTER_ADDR"] == "n1" and seen["MASTER_PORT"] == "20007"
