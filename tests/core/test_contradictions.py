@@ -20,6 +20,7 @@ GPTJ = {
     "max_position_embeddings": 64,
 }  # fmt: skip
 DEEPSPEED = {"engine": "deepspeed", "zero_stage": 1}
+FSDP = {"engine": "fsdp"}
 
 
 class Mixing(Architecture):
@@ -59,10 +60,22 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         "attention: flash is for models that attend through Transformers' AttentionInterface, which GPTJ does not",
     ),
     ({"precision": "fp8", "parallel": DEEPSPEED}, 'precision: "fp8" is for parallel.engine "ddp"'),
+    ({"precision": "fp8", "parallel": FSDP}, 'precision: "fp8" is for parallel.engine "ddp", got "fsdp"'),
     ({"architecture": Mixing()}, "architecture Mixing cannot keep documents in one row apart"),
     (
         {"architecture": Mixing(), "objective": STREAM, "activation_checkpointing": "full"},
         "activation_checkpointing: architecture Mixing does not say which blocks it has",
+    ),
+    (
+        {"architecture": Mixing(), "objective": STREAM, "parallel": FSDP},
+        'parallel.engine "fsdp": architecture Mixing does not say which blocks it has (`blocks`); use "engine": "ddp"',
+    ),
+    *(
+        (
+            {"optimizer": {"type": name}, "parallel": FSDP},
+            f'parallel.engine "fsdp": optimizer {shown} looks at whole parameters',
+        )
+        for name, shown in (("muon", "Muon"), ("adafactor", "Adafactor"))
     ),
     *(
         (
@@ -116,6 +129,8 @@ def test_it_is_refused_in_these_words(changes: dict[str, Any], said: str) -> Non
         {"activation_checkpointing": "full", "parallel": {"engine": "deepspeed", "zero_stage": 3}},
         {"optimizer": {"type": "muon"}, "parallel": {"engine": "deepspeed", "zero_stage": 0}},
         {"max_grad_norm": 0.0, "parallel": DEEPSPEED},
+        {"activation_checkpointing": "selective", "precision": "fp16", "parallel": FSDP},
+        {"optimizer": {"type": "lion"}, "parallel": FSDP},
     ],
 )
 def test_what_goes_together_is_read(changes: dict[str, Any]) -> None:
