@@ -130,14 +130,14 @@ def _network(peer: str | None, interface: str | None) -> Mapping[str, Any]:
         for each in given.get(interface, ())
         if each.family in (socket.AF_INET, socket.AF_INET6) and not each.address.startswith("fe80:")
     ]
-    error = None
+    wrong = None
     if interface not in given:
-        error = f"there is no interface {interface}; it has {', '.join(sorted(given))}"
+        wrong = f"there is no interface {interface}; it has {', '.join(sorted(given))}"
     elif not psutil.net_if_stats()[interface].isup:
-        error = f"the interface {interface} is down"
+        wrong = f"the interface {interface} is down"
     elif not addresses:
-        error = f"the interface {interface} has no address"
-    return {"interface": interface, "address": addresses[0] if addresses else None, "interface_error": error}
+        wrong = f"the interface {interface} has no address"
+    return {"interface": interface, "address": addresses[0] if addresses else None, "interface_error": wrong}
 
 
 def _call(host: str, port: int) -> str | None:

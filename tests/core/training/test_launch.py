@@ -160,6 +160,39 @@ def test_a_lost_process_starts_all_hosts_anew(store: Path, tmp_path: Path) -> No
     assert max(toy.records(tmp_path / "run")) == 12
 
 
+def test_rows_go_to_hosts_by_their_names(store: Path, tmp_path: Path) -> None:
+    table = {"a02": 9, "a01.lab": 7}
+    plan = planned("hosts", store, tmp_path / "run", {"hosts": "a01,me@a02:2"}, batch_size=table)
+    assert "node 0: a01, 1 process, 7 rows a step" in plan.plan.notes[0]
+    assert "node 1: me@a02, 2 processes, 9 rows a step" in plan.plan.notes[0]
+    assert "export TERAKOYA_HOST=a02\n" in plan.plan.files["node-1.sh"]
+    with pytest.raises(UserError, match=r'\{"a01": 7, "a03": 9\}'):
+        planned("hosts", store, tmp_path / "run", {"hosts": "a01,a03"}, batch_size={"a01": 7, "a02": 9})
+
+
+def test_a_plan_can_be_pasted_and_says_what_becomes_of_lost_hosts(store: Path, tmp_path: Path) -> None:
+    table = {"0": 7, "1": 5, "2": 4}
+    settings = {"hosts": "a01,a02,a03", "ssh": "ssh"}
+    plan = planned("hosts", store, tmp_path / "run", settings, batch_size=table)
+    assert plan.plan.commands[2] == f"ssh a03 'bash {plan.folder}/node-2.sh'"
+    assert f"  a03: bash {plan.folder}/node-2.sh" in plan.plan.notes[1]
+    assert "--nnodes 3 --nproc-per-node 1 --node-rank 2 --master-addr a01" in plan.plan.files["node-2.sh"]
+    assert "--interface a01)" in plan.plan.files["node-2.sh"] and "--interface a02)" in plan.plan.files["node-0.sh"]
+
+    settings |= {"max_restarts": 2, "interface": "eth1"}
+    plan = planned("hosts", store, tmp_path / "run", settings, batch_size=table)
+    script = plan.plan.files["node-2.sh"]
+    assert "--nnodes 3 " in script and "--max-restarts 2" in script and "--local-addr a03" in script
+    assert "interface=eth1\n" in script and "host_facts" not in script
+    assert "a lost host ends the run" in plan.plan.notes[2]
+
+    settings = {"hosts": "a01,a02"}
+    plan = planned("hosts", store, tmp_path / "run", settings, batch_size=table, on_lost_node="redistribute")
+    assert "--nnodes 1:2 " in plan.plan.files["node-1.sh"] and "--max-restarts 3" in plan.plan.files["node-1.sh"]
+    assert "node 0: a01, 1 process, 9 rows a step" in plan.plan.notes[0]
+    assert "the others go on, unless it is a01" in plan.plan.notes[2]
+
+
 def test_a_table_for_other_hosts_is_refused_with_one_that_fits(store: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r'keeps the global batch of 16: \{"0": 6, "1": 5, "2": 5\}'):
         planned("hosts", store, tmp_path / "run", {"hosts": "a,b,c"})

@@ -1,0 +1,318 @@
+"""Three hosts on this machine, made by tools/cluster: what `terakoya launch hosts` starts there, and what becomes of it
+when a process is killed, a cable is cut, a host is lost.
+
+Needs root and the right to make namespaces, and is skipped elsewhere. tools/cluster/README.md has what was seen.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy
+
+CLUSTER = Path(__file__).parents[2] / "tools/cluster/cluster.sh"
+HOSTS = ("a01", "a02", "a03")
+TABLE = {"a01": 7, "a02": 5, "a03": 4}
+STEPS = 60
+SILENCE = 10
+"""Seconds after which processes give up others that are silent: `parallel.timeout_seconds`."""
+NOTICE = 5.0
+"""Seconds more until the last of them has said so, on a busy machine."""
+SLOW = """\
+import time
+from terakoya import hookimpl
+
+@hookimpl
+def step_finished(run, report):
+    time.sleep(0.1)
+"""
+
+
+def lacking() -> str | None:
+    """Why there can be no hosts here; None if there can."""
+    if os.geteuid() != 0:
+        return "needs root"
+    for program in ("ip", "unshare", "nsenter", "setpriv"):
+        if shutil.which(program) is None:
+            return f"{program} is not installed"
+    trial = ["unshare", "--mount", "--net", "--uts", "--pid", "--fork", "ip", "link", "add", "switch", "type", "bridge"]
+    done = subprocess.run(trial, capture_output=True, text=True)
+    return None if done.returncode == 0 else f"this kernel makes no namespaces with a bridge: {done.stderr.strip()}"
+
+
+REASON = lacking()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no hosts on this machine: {REASON}")
+
+
+class Cluster:
+    """Hosts that are up."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ssh = str(folder / "enter")
+
+    def on(self, host: str, command: str) -> subprocess.CompletedProcess[str]:
+        """Runs `command` on `host` and waits for it."""
+        return subprocess.run([self.ssh, host, command], capture_output=True, text=True, timeout=120)
+
+    def link(self, host: str, state: str) -> None:
+        """Takes the cable of `host` `down`, or `up` again."""
+        subprocess.run([self.folder / "link", host, state], check=True)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("cluster") / "hosts"
+    process = subprocess.Popen(
+        [CLUSTER, folder, str(len(HOSTS)), "cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    deadline = time.monotonic() + 30
+    while not (folder / "ready").exists():
+        assert process.poll() is None, process.stdout.read().decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    yield Cluster(folder)
+    process.stdin.close()  # cat ends, and all hosts with it
+    assert process.wait(timeout=30) == 0, process.stdout.read().decode()
+    process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy.make_store(tmp_path_factory.mktemp("toy") / "train", documents=150, seed=1)
+
+
+def settings_of(store: Path, **changes: Any) -> dict[str, Any]:
+    """A toy run over the hosts, without dropout: that is drawn by rank, and another world has other ranks."""
+    plain = toy.parameters(store)
+    return {
+        **plain, "architecture": toy.without_dropout(plain["architecture"]), "batch_size": TABLE,
+        "micro_batch_size": None, "max_steps": STEPS, "parallel": {"engine": "ddp", "timeout_seconds": SILENCE},
+        **changes,
+    }  # fmt: skip
+
+
+class Launched:
+    """`terakoya launch hosts` as it runs: what it prints, with the second at which each line came."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: Mapping[str, Any],
+        out: Path,
+        *arguments: str,
+        plugin: Path | None = None,
+        hosts: Sequence[str] = HOSTS,
+        ssh: str | None = None,
+        at: str | None = None,
+    ) -> None:
+        self.out = out
+        file = out.parent / f"{out.name}.json"
+        file.write_text(json.dumps(settings))
+        before = ["--plugin", str(plugin)] if plugin is not None else []
+        login = ["export OMP_NUM_THREADS=1", f"export PYTHONPATH={os.environ.get('PYTHONPATH', '')}"]
+        launcher = {"hosts": ",".join(hosts), "ssh": ssh or cluster.ssh, "setup": login}
+        launcher_file = out.parent / f"{out.name}.hosts.json"
+        launcher_file.write_text(json.dumps(launcher))
+        command = [
+            sys.executable, "-m", "terakoya", *before, "launch", "hosts", str(file), "--out", str(out),
+            "--settings", str(launcher_file), *arguments,
+        ]  # fmt: skip
+        self.process = subprocess.Popen(
+            command if at is None else [cluster.ssh, at, " ".join(command)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "COLUMNS": "200"},
+        )  # fmt: skip
+        self.lines: list[tuple[float, str]] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append((time.monotonic(), line.rstrip()))
+
+    def text(self) -> str:
+        return "\n".join(line for _, line in self.lines)
+
+    def finish(self, *, code: int = 0, seconds: float = 180.0) -> str:
+        """Waits for the end; returns what was printed."""
+        try:
+            self.process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            pytest.fail(f"still running after {seconds} s:\n{self.text()}")
+        self._reader.join(timeout=10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        assert self.process.returncode == code, self.text()
+        return self.text()
+
+    def until(self, happened: Callable[[], bool], *, seconds: float = 90.0) -> None:
+        """Waits until something has happened."""
+        deadline = time.monotonic() + seconds
+        while not happened():
+            assert self.process.poll() is None and time.monotonic() < deadline, self.text()
+            time.sleep(0.02)
+
+    def until_step(self, step: int) -> None:
+        self.until(lambda: (self.out / "metrics.jsonl").exists() and max(toy.records(self.out), default=0) >= step)
+
+    def first_error(self, host: str, since: float) -> tuple[float, str] | None:
+        """The second and the line in which a process of `host` first said that others are gone, after `since`."""
+        for moment, line in self.lines:
+            if moment > since and line.startswith(f"[{host}]") and re.search(r"RuntimeError|DistBackendError", line):
+                return moment, line
+        return None
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: Cluster, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on the three hosts that nothing happened to."""
+    out = tmp_path_factory.mktemp("undisturbed") / "run"
+    Launched(cluster, settings_of(store), out, "--submit").finish()
+    return out
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Path:
+    """A plugin that makes steps long enough for something to happen between them."""
+    file = tmp_path / "slow.py"
+    file.write_text(SLOW)
+    return file
+
+
+def test_hosts_are_shown_before_anything_starts(cluster: Cluster, store: Path, tmp_path: Path) -> None:
+    said = Launched(cluster, settings_of(store), tmp_path / "run", "--check").finish()
+    for number, host in enumerate(HOSTS, 1):
+        row = next(line for line in said.splitlines() if line.strip(" │┃").startswith(f"{host} "))
+        assert f"eth0 10.77.0.{number}" in row and "seen" in row and ("free" if number == 1 else "reached") in row
+    assert not (tmp_path / "run").exists()
+
+
+def test_rows_by_host_name_train_as_one_process(undisturbed: Path, store: Path, tmp_path: Path) -> None:
+    world = next(iter(toy.records(undisturbed, "start").values()))["world"]
+    assert world["nodes"] == {"0": 1, "1": 1, "2": 1}
+    toy.train(settings_of(store, batch_size={"-1": 16}), tmp_path / "alone")
+    ours, alone = toy.losses(undisturbed), toy.losses(tmp_path / "alone")
+    for step, (loss, norm) in alone.items():
+        assert ours[step] == pytest.approx((loss, norm), rel=1e-6 if step == 1 else 1e-5), step
+
+
+def test_a_killed_process_and_a_cut_cable_change_no_loss(
+    cluster: Cluster, store: Path, undisturbed: Path, slow: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    run = Launched(cluster, settings_of(store), out, "--max-restarts", "3", "--submit", plugin=slow)
+    run.until_step(8)
+    killed = cluster.on("a03", f"kill -9 $(pgrep -P $(cat {out}.launch/node-2.pid))")
+    assert killed.returncode == 0, killed.stderr
+    run.until(lambda: bool(toy.records(out, "resume")))
+    first = max(toy.records(out, "resume"))
+    assert first >= 5
+
+    run.until_step(first + 12)
+    cluster.link("a02", "down")
+    cut = time.monotonic()
+    run.until(lambda: all(run.first_error(host, cut) for host in HOSTS), seconds=SILENCE + NOTICE)
+    cluster.link("a02", "up")
+    run.until(lambda: max(toy.records(out, "resume")) > first)
+    run.finish()
+    assert toy.losses(out) == toy.losses(undisturbed)
+
+
+@pytest.mark.nightly
+def test_without_restarts_a_cut_cable_ends_the_run_and_the_same_command_goes_on(
+    cluster: Cluster, store: Path, undisturbed: Path, slow: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    run = Launched(cluster, settings_of(store), out, "--submit", plugin=slow)
+    run.until_step(8)
+    cluster.link("a03", "down")
+    cut = time.monotonic()
+    run.until(lambda: all(run.first_error(host, cut) for host in HOSTS), seconds=SILENCE + NOTICE)
+    cluster.link("a03", "up")
+    run.finish(code=1)
+    Launched(cluster, settings_of(store), out, "--submit", plugin=slow).finish()
+    assert toy.losses(out) == toy.losses(undisturbed)
+
+
+@pytest.mark.nightly
+def test_a_lost_host_is_made_up_for_and_may_come_back(
+    cluster: Cluster, store: Path, undisturbed: Path, slow: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    settings = settings_of(store, on_lost_node="redistribute", max_steps=STEPS)
+    run = Launched(cluster, settings, out, "--submit", plugin=slow)
+    run.until_step(8)
+    cluster.on("a03", f"kill -9 $(cat {out}.launch/node-2.pid) $(pgrep -P $(cat {out}.launch/node-2.pid))")
+    run.until(lambda: worlds(out)[-1] == ["0", "1"], seconds=180)
+    assert any("a03 has ended with" in line for _, line in run.lines)
+    assert any('they share the global batch of 16: {"a01": 9, "a02": 7}' in line for _, line in run.lines)
+    there = max(toy.records(out, "resume"))
+    run.until_step(there + 4)
+
+    back = subprocess.Popen([cluster.ssh, "a03", f"bash {out}.launch/node-2.sh"], stdout=subprocess.DEVNULL)
+    run.until(lambda: worlds(out)[-1] == ["0", "1", "2"], seconds=180)
+    run.finish()
+    assert back.wait(timeout=60) == 0
+    for step, (loss, norm) in toy.losses(undisturbed).items():
+        assert toy.losses(out)[step] == pytest.approx((loss, norm), rel=1e-5), step
+
+
+def worlds(out: Path) -> list[list[str]]:
+    """The node ranks of each start of a run."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [list(line["world"]["nodes"]) for line in lines if line["kind"] == "start"]
+
+
+# ------------------------------------------------------------------------------------------------------------- sshd
+
+
+@pytest.fixture(scope="module")
+def ssh_config(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """sshd on every host, and a configuration of ssh that reaches them with a key of its own."""
+    server = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
+    if server is None or shutil.which("ssh") is None:
+        pytest.skip("openssh-server is not installed")
+    folder = tmp_path_factory.mktemp("sshd")
+    for name in ("host", "user"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
+    (folder / "sshd_config").write_text(
+        f"HostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\nPidFile none\nUsePAM no\nStrictModes no\n"
+        "PermitRootLogin prohibit-password\nPasswordAuthentication no\n"
+    )
+    config = folder / "ssh_config"
+    config.write_text(
+        f"Host a*\n  User root\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n  BatchMode yes\n"
+        f"  StrictHostKeyChecking accept-new\n  UserKnownHostsFile {folder}/known_hosts\n  LogLevel ERROR\n"
+    )
+    for host in HOSTS:  # /run/sshd must be there, but not for others on this machine
+        started = cluster.on(
+            host, f"mount -t tmpfs tmpfs /run && mkdir -m 755 /run/sshd && {server} -f {folder}/sshd_config"
+        )
+        assert started.returncode == 0, started.stderr
+    return config
+
+
+def test_hosts_are_reached_by_ssh(cluster: Cluster, store: Path, ssh_config: Path, tmp_path: Path) -> None:
+    ssh = f"ssh -F {ssh_config}"
+    said = Launched(cluster, settings_of(store), tmp_path / "run", "--check", ssh=ssh, at="desk").finish()
+    assert len(re.findall(r"eth0 10\.77\.0\.[123]", said)) == 3
+
+    refused = Launched(
+        cluster, settings_of(store), tmp_path / "run", "--check", ssh=ssh, at="desk", hosts=("a01", "a02", "a9")
+    ).finish(code=2)  # fmt: skip
+    assert "a9" in refused
