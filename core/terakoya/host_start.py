@@ -81,7 +81,7 @@ def _wait(
     patience_ends = float("inf")
     told = False
     while True:
-        ended = all(process.poll() is not None for process in running)
+        ended = None not in [process.poll() for process in running]  # all are asked
         for index, process in enumerate(running):
             if process.returncode and index not in failed:
                 failed.append(index)
