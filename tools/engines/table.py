@@ -60,7 +60,7 @@ class Table:
     def error(self, check: str, engine: str, architecture: str, value: float, note: str = "") -> None:
         """Puts down an error that was seen, in bold if it is above its limit."""
         limit = SHARED if check == "gradients" and engine[:2] in ("tp", "pp", "sp") else LIMITS[check]
-        text = "same bits" if value == 0.0 and check == "killed" else f"{value:.0e}"
+        text = f"{value:.0e}" if value else "same bits"
         if not value <= limit:
             self.bad.append(f"{CHECKS[check]}: {engine}, {architecture}: {value:.1e}, limit {limit:.0e}")
             text = f"**{text}**"

@@ -60,5 +60,10 @@ def first_step(settings: Mapping[str, Any], folder: Path, name: str, connection:
     ]
     report = trainer.one_step()
     save_file(gradients, folder / f"{name}.{connection.rank}.safetensors")
-    numbers = {"tokens": report.tokens, **dict(report.values or {}), "validation": [*validations]}
+    numbers = {
+        "dropout_rank": engine.dropout_rank,
+        "tokens": report.tokens,
+        **dict(report.values or {}),
+        "validation": [*validations],
+    }
     (folder / f"{name}.{connection.rank}.json").write_text(json.dumps(numbers))

@@ -204,3 +204,7 @@ def test_bf16_is_near_one_process(runs: Path) -> None:
 
 def test_activation_checkpointing_changes_no_bit(runs: Path) -> None:
     assert relative_error(gradients(runs / "two", "selective"), gradients(runs / "two", "llama")) == 0.0
+
+
+def test_each_process_draws_dropout_of_its_own(runs: Path) -> None:
+    assert [numbers(runs / "four", "llama", rank)["dropout_rank"] for rank in range(4)] == [0, 1, 2, 3]

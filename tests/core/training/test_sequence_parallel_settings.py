@@ -11,6 +11,7 @@ from terakoya import attention
 from terakoya.errors import UserError
 from terakoya.parameters import Parameters
 from terakoya.training.distributed_sequence import positions_of
+from terakoya.training.sequence_attention import PositionsForHeads
 
 LLAMA = {
     "type": "llama", "hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 6, "intermediate_size": 32,
@@ -83,6 +84,31 @@ def test_slices_make_up_the_batch() -> None:
         at = each["input_ids"].flatten()[each["masked_positions"]]
         found |= dict(zip(at[used].tolist(), each["masked_labels"][used].tolist(), strict=True))
     assert found == {0: 100, 11: 111, 12: 112, 17: 123}
+
+
+@pytest.mark.parametrize(
+    ("heads", "processes", "shared"),
+    [(2, 2, [0, 1]), (1, 2, [0, 0]), (2, 4, [0, 0, 1, 1]), (2, 3, [0, 0, 0, 1, 1, 1]), (4, 2, [0, 1, 2, 3])],
+)
+def test_fewer_key_heads_than_processes_are_repeated(
+    heads: int, processes: int, shared: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that each process has those of its own query heads, neighbours of one key head staying together."""
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda group: processes)
+    exchange = PositionsForHeads(None)  # type: ignore[arg-type]
+    monkeypatch.setattr(exchange, "_gather", lambda states: states)
+    monkeypatch.setattr(exchange, "_scatter", lambda states: states)
+    query, key = torch.zeros(1, 12, 1, 1), torch.arange(heads).view(1, heads, 1, 1)
+    got = exchange(lambda query, key, value: torch.cat([key, value]), query, key, key)
+    assert got[0].flatten().tolist() == got[1].flatten().tolist() == shared
+
+
+def test_heads_that_cannot_be_shared_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of architectures too that have another name for them than the parameters' check knows."""
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda group: 4)
+    states = torch.zeros(1, 6, 2, 2)
+    with pytest.raises(UserError, match=r"parallel.sp_size 4: 6 attention heads cannot be shared evenly"):
+        PositionsForHeads(None)(lambda *_: states, states, states, states)  # type: ignore[arg-type]
 
 
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 1, -1], [0, 1, 1, 1, 1, 1, 2, 2]])
