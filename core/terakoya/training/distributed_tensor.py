@@ -1,14 +1,16 @@
 """Tensor parallelism as an `Engine`: the processes of a replica share the matrix products of its blocks.
 
 What is cut is the architecture's to say (`Architecture.tensor_partition`). Embeddings, vocabulary head, norms and the
-biases of layers whose outputs are added up lie whole on every process, which computes them from the same bits, with the
-same dropout: so they stay alike without being sent around. Several replicas add up their gradients as under DDP, each
-process with those at its place.
+biases of layers whose outputs are added up lie whole on every process. Each computes their gradients from the same bits
+with the same dropout, so they stay alike without being sent around, given processes of a replica that round alike: the
+same kind of device, as many threads. Several replicas add up their gradients as under DDP, each process with those at
+its place. What is added up amid a forward or backward is in the type of what is added, bf16 under autocast; gradients
+of weights are float32.
 
 The layers are our own: a linear layer and its gradient are all there is to cut, a fused layer as gpt2's (queries, keys
-and values side by side) must be cut by heads, and a checkpoint wants whole weights under the module's names. Two
-functions with a sum in one direction are that; DTensor and DeepSpeed's AutoTP would each need the same plans and an
-answer for each operation and layer that they do not know.
+and values side by side) must be cut by heads, and a checkpoint wants weights under the module's names. Two functions
+with a sum in one direction are that. DTensor and DeepSpeed's AutoTP would need the same plans for what they do not know
+(gpt2, gptj, bert), and an answer for each operation that meets a part of a tensor.
 """
 
 from __future__ import annotations

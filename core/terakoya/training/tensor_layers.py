@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 from transformers.pytorch_utils import Conv1D
 
 from terakoya.components import TensorPartition
@@ -89,8 +88,8 @@ class _Enter(torch.autograd.Function):
         return hidden.view_as(hidden)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: Any) -> Any:
-        return ctx.place.added(gradients[0]), None  # type: ignore[attr-defined]
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return ctx.place.added(gradients[0]), None
 
 
 class _Leave(torch.autograd.Function):
@@ -101,7 +100,7 @@ class _Leave(torch.autograd.Function):
         return place.added(part)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: Any) -> Any:
+    def backward(ctx: Any, *gradients: Any) -> Any:
         return gradients[0], None
 
 
@@ -164,6 +163,7 @@ class RowParallel(nn.Module):
         self.outputs_last = isinstance(layer, Conv1D)
         self.place = place
         self.dropout = dropout
+        self.train(layer.training)
 
     def forward(self, part: Tensor) -> Tensor:
         """From `part` (B, T, inputs / P) the whole output (B, T, H), the same on every process."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from terakoya.components import TensorPartition
@@ -93,3 +94,46 @@ def test_computed_again_a_part_draws_again_what_it_drew() -> None:
         found.append(torch.rand(2).tolist())
         dropout.end()
     assert found[0] == found[1]
+
+
+class Alone(Place):
+    """A place whose process adds up nothing but its own."""
+
+    def added(self, values: Tensor) -> Tensor:
+        """A copy of `values`."""
+        return values.clone()
+
+
+class Dropping(nn.Module):
+    """Drops inside of a part, as attention does, and outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.Sequential(nn.Linear(8, 64, bias=False), nn.Dropout(0.5))
+        self.out = nn.Linear(64, 64, bias=False)
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Which numbers were kept inside, and which outside."""
+        before, inside = F.dropout(hidden, training=self.training), self.heads(hidden)
+        after = F.dropout(self.out(inside), training=self.training)
+        return inside != 0, torch.cat([before.flatten(), after.flatten()]) != 0
+
+
+def kept(index: int, *, training: bool) -> tuple[list[bool], list[bool]]:
+    """What the process at `index` of two keeps inside of its part and outside."""
+    partition = TensorPartition(sizes={}, entries=("heads",), columns={"heads.0": 1}, rows=("out",))
+    block = Dropping().train(training)
+    nn.init.ones_(block.heads[0].weight)  # type: ignore[arg-type]
+    nn.init.ones_(block.out.weight)
+    share([block], partition, Alone(None, index, 2), dropout=torch.device("cpu"))  # type: ignore[arg-type]
+    torch.manual_seed(1)
+    inside, outside = block(torch.ones(1, 8))
+    return inside.flatten().tolist(), outside.tolist()
+
+
+def test_processes_drop_alike_outside_of_their_parts_alone() -> None:
+    first, second = kept(0, training=True), kept(1, training=True)
+    assert first[1] == second[1] and 0 < sum(first[1]) < len(first[1])
+    assert len(first[0]) == len(second[0]) == 32 and first[0] != second[0]
+    assert kept(0, training=True) == first
+    assert all(map(all, kept(1, training=False)))

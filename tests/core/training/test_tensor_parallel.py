@@ -120,7 +120,10 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
 CLIPPED = {"max_grad_norm": 0.01, "evaluation": None}
 OTHERS: dict[str, dict[str, Any]] = {
     "bf16": {"precision": "bf16"},
-    "lion": {"optimizer": {"type": "lion", "learning_rate": 1e-3, "weight_decay": 0.1}, "evaluation": None},
+    "lion": {
+        "optimizer": {"type": "lion", "learning_rate": 1e-3, "weight_decay": 0.1}, "evaluation": None,
+        "checkpoint": {"save_steps": 1, "async_save": True},
+    },
     "fp16": {
         "precision": "fp16", "evaluation": None, "max_steps": 3,
         "loss_scaling": {"init_scale": 2.0**40, "backoff_factor": 2.0**-24},
