@@ -104,7 +104,7 @@ def _model(found: Estimate) -> Table:
 
 def _memory(found: Estimate) -> Table:
     memory = found.memory
-    engine = "ddp" if found.zero_stage is None else f"ZeRO stage {found.zero_stage}"
+    engine = found.engine if found.zero_stage is None else f"ZeRO stage {found.zero_stage}"
     title = f"memory of each of {found.processes} ranks ({engine})" if found.processes > 1 else "memory"
     table = _table(title, "", "")
     for part, size in memory.parts.items():

@@ -111,6 +111,7 @@ def find(
         UserError: parameters, stores, an unknown GPU, a model that cannot be reckoned with, or nothing fits.
     """
     from terakoya.estimation import cluster, devices, layouts
+    from terakoya.estimation.measured_model import transformer_of
     from terakoya.estimation.trial_rows import text_of
     from terakoya.parameters import Parameters
 
@@ -122,7 +123,9 @@ def find(
         if not here.gpu:
             notes.append(f"no GPU is here: each is taken to be an {GUESSED}; name another with --gpu")
     many = cluster.Cluster(cluster.gpu(gpu), gpus, per_node)
-    suggestions = layouts.suggest(loaded, text_of(loaded, vocab_size), many)
+    text = text_of(loaded, vocab_size)
+    model, state = transformer_of(loaded, text.vocabulary, context=text.context)
+    suggestions = layouts.suggest(loaded, model, many, state=state)
     return Layouts(many, suggestions, layouts.batch_size(loaded, many), notes)
 
 

@@ -110,7 +110,8 @@ class Layout:
 
     Attributes:
         data, tensor, pipeline, sequence: devices along each axis; their product is all of them. Tensor-parallel ones
-            are neighbours, then sequence-, then data-, then pipeline-parallel ones.
+            are neighbours, then sequence-, then data-, then pipeline-parallel ones; with `stages_near` a pipeline's
+            stages are nearer than data-parallel ones.
         zero_stage: what data-parallel devices share: 0 nothing, 1 the optimizer's state, 2 gradients, 3 weights.
         micro_batch_size: rows that one replica takes at once.
         micro_steps: of an optimizer step.
@@ -129,6 +130,7 @@ class Layout:
     virtual: int = 1
     recomputation: Recomputation | None = None
     norms_shared: bool = False
+    stages_near: bool = False
 
     @property
     def devices(self) -> int:

@@ -62,6 +62,7 @@ class Estimate:
     sizes: Sizes
     memory: Memory
     processes: int
+    engine: str
     zero_stage: int | None
     share: Share
     tokens_per_step: float
@@ -119,7 +120,7 @@ def estimate(
     kept = loaded.checkpoint.keep + 1
     checkpoint = {"state": held.saved_bytes + optimizer_bytes, "model": held.model_bytes}
     return Estimate(
-        held, memory, processes, loaded.parallel.zero_stage, share, tokens,
+        held, memory, processes, loaded.parallel.engine, loaded.parallel.zero_stage, share, tokens,
         flops_per_step=held.flops_per_token * tokens, steps=steps, flops=flops,
         checkpoint=checkpoint, disk=sum(checkpoint.values()) * kept,
         device=target, mfu=used, hours=hours, notes=(*_assumed(text, steps), *notes),
@@ -130,10 +131,11 @@ def measure(
     parameters: Parameters, vocabulary: Vocabulary, share: Share, held: Sizes, *, processes: int, gpu: bool
 ) -> tuple[Memory, int, tuple[str, ...]]:
     """The memory of each rank, the bytes of the whole optimizer state, and what was assumed."""
-    world = World(processes, parameters.parallel.zero_stage, share.micro_steps)
+    parallel = parameters.parallel
+    world = World(processes, parallel.zero_stage, share.micro_steps, cut=parallel.engine == "fsdp" and processes > 1)
     interpreter = _resident()
     found = simulate(parameters, vocabulary, rows=share.micro_batch_size, gradients_stay=world.gradients_stay, gpu=gpu)
-    windows = shared(found.windows, world, parameters=held.parameters, trained=held.trained)
+    windows = shared(found.windows, world, held)
     moments = {name: sum(parts.values()) for name, parts in windows.items()}
     moment = max(moments, key=moments.__getitem__)
     parts = {part: size for part, size in sorted(windows[moment].items(), key=lambda each: -each[1]) if size}
@@ -141,6 +143,10 @@ def measure(
     notes = []
     if found.depths:
         notes.append(f"layers are alike: memory follows from models of {' and '.join(map(str, found.depths))} layers")
+    if parallel.replica_size > 1:
+        notes.append(f"memory is that of a whole replica; {parallel.replica_size} processes share it: see --gpus")
+    if parallel.offload_optimizer_device or parallel.offload_param_device:
+        notes.append("what is offloaded to the host is counted with the rest")
     if gpu:
         notes.append("a GPU's own context and what its allocator leaves unused between tensors come on top")
     return Memory(parts, moment, moments, interpreter, ahead), found.optimizer_bytes, tuple(notes)
@@ -160,7 +166,9 @@ def share_of(parameters: Parameters, processes: int) -> Share:
         )
     each = processes // nodes
     places = tuple(Place(rank, rank // each, rank % each, hosts[rank // each]) for rank in range(processes))
-    return shares(parameters.batch_size, parameters.micro_batch_size, Topology(places))[0]
+    return shares(
+        parameters.batch_size, parameters.micro_batch_size, Topology(places, parameters.parallel.replica_size)
+    )[0]
 
 
 def _steps(parameters: Parameters, text: Text, share: Share) -> int | None:

@@ -10,12 +10,10 @@ from typing import Any, get_args
 from terakoya import batch_table
 from terakoya.errors import UserError
 from terakoya.estimation.cluster import Cluster, Layout, Program, Recomputation
-from terakoya.estimation.measured_model import transformer_of
 from terakoya.estimation.rank_memory import rank_memory
-from terakoya.estimation.sharing import BUCKET, FLOAT32, LIVE
+from terakoya.estimation.sharing import AHEAD, BUCKET, FLOAT32, LIVE
 from terakoya.estimation.step_time import StepTime, step_time
 from terakoya.estimation.transformer import Transformer
-from terakoya.estimation.trial_rows import Text
 from terakoya.parameters import Parameters
 
 USABLE = 0.92
@@ -67,14 +65,19 @@ class Suggestion:
         }  # fmt: skip
 
 
-def suggest(parameters: Parameters, text: Text, cluster: Cluster, *, count: int = 5) -> list[Suggestion]:
+def suggest(
+    parameters: Parameters, model: Transformer, cluster: Cluster, *, state: float = 8.0, count: int = 5
+) -> list[Suggestion]:
     """The `count` fastest layouts of the run on `cluster` that fit its memory and that this program runs, each with the
     micro-batch that is fastest, and the two fastest beside them that it does not run; sorted by time.
 
+    Args:
+        model: that of `parameters`, see `transformer_of`.
+        state: bytes of the optimizer's state for each weight.
+
     Raises:
-        UserError: the run's model is none that can be reckoned with, or no layout fits.
+        UserError: no layout fits.
     """
-    model, state = transformer_of(parameters, text.vocabulary, context=text.context)
     found: list[Suggestion] = []
     told: dict[bool, set[str]] = {True: set(), False: set()}  # whether it runs -> what has been told of
     for time, memory, (parallel, layout, _) in _fitting(model, cluster, sum(parameters.batch_size.values()), state):
@@ -136,15 +139,15 @@ def candidates(model: Transformer, cluster: Cluster, rows: int, state: float) ->
             steps = -(-mine // size)
             for recomputation in (None, *get_args(Recomputation)):
                 layout = axes.changed(micro_batch_size=size, micro_steps=steps, recomputation=recomputation)
-                yield parallel, layout, engine_program(parallel, state)
+                yield parallel, layout, engine_program(parallel, model, state)
 
 
-def engine_program(parallel: Mapping[str, Any], state: float) -> Program:
+def engine_program(parallel: Mapping[str, Any], model: Transformer, state: float) -> Program:
     """What an engine of this program keeps and moves: all float32; `state` is the optimizer's, bytes a weight."""
     if parallel["engine"] == "deepspeed":
-        return Program(
-            optimizer=state, partition=FLOAT32, bucket=FLOAT32 * BUCKET if parallel["zero_stage"] else 0, live=LIVE
-        )
+        bucket = min(BUCKET, model.parameters) if parallel["zero_stage"] else 0
+        ahead = min(AHEAD, model.parameters) if parallel["zero_stage"] == 3 else 0
+        return Program(optimizer=state, partition=FLOAT32, bucket=FLOAT32 * (bucket + ahead), live=LIVE)
     return Program(optimizer=state)
 
 
@@ -180,7 +183,7 @@ def _parallels(model: Transformer, cluster: Cluster) -> Iterator[tuple[dict[str,
             if model.layers % pipeline or cluster.gpus % (tensor * pipeline):
                 continue
             data = cluster.gpus // (tensor * pipeline)
-            axes = Layout(data=data, tensor=tensor, pipeline=pipeline)
+            axes = Layout(data=data, tensor=tensor, pipeline=pipeline, stages_near=True)
             sizes = {"tp_size": tensor} if tensor > 1 else {}
             sizes |= {"pp_size": pipeline} if pipeline > 1 else {}
             yield {"engine": "ddp", **sizes}, axes

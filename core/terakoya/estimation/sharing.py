@@ -1,8 +1,10 @@
-"""What each process keeps of a step's memory when an engine shares it: DDP and ZeRO, as our DeepSpeed engine holds it.
+"""What each process keeps of a step's memory when an engine shares it: DDP, ZeRO as our DeepSpeed engine holds it, and
+torch's `fully_shard`.
 
 ZeRO's numbers are those of DeepSpeed's own sources: all of it float32, gradients reduced through one flat buffer that
-is allocated whole, weights of stage 1 and 2 in a flat copy beside the part that this process updates, in stage 3 a part
-twice and whole layers while they are needed.
+is allocated whole, weights of stage 1 and 2 in a flat copy beside the part that this process updates. In stage 3 a
+part lies there twice, small parameters are whole everywhere, and the others while they are needed; what is gathered
+ahead arrives in one flat buffer, from which it is copied.
 """
 
 from __future__ import annotations
@@ -11,13 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from terakoya.estimation.live_bytes import GRADIENTS, OPTIMIZER, WEIGHTS
-from terakoya.estimation.simulation import STEP
+from terakoya.estimation.simulation import STEP, Sizes
 
 COMMUNICATION = "communication"
 BUCKET = 500_000_000
-"""Elements of DeepSpeed's buffer for gradients (`reduce_bucket_size`, and stage 0's `MEMORY_OPT_ALLREDUCE_SIZE`)."""
+"""Elements of DeepSpeed's buffer for gradients (`reduce_bucket_size`, and stage 0's `MEMORY_OPT_ALLREDUCE_SIZE`); one
+that holds all gradients is large enough."""
 LIVE = 1_000_000_000
 """Elements that stage 3 gathers at most before it lets some go (`stage3_max_live_parameters`)."""
+AHEAD = 50_000_000
+"""Elements that stage 3 gathers ahead of their use (`stage3_prefetch_bucket_size`)."""
 FLOAT32 = 4
 
 
@@ -27,51 +32,79 @@ class World:
 
     Attributes:
         processes: all of them.
-        zero_stage: DeepSpeed's; None is DDP.
+        zero_stage: DeepSpeed's; None is another engine.
         micro_steps: of an optimizer step.
+        cut: whether torch's `fully_shard` cuts the weights up; else it is DDP.
     """
 
     processes: int
     zero_stage: int | None
     micro_steps: int
+    cut: bool = False
 
     @property
     def gradients_stay(self) -> bool:
         """Whether whole gradients are there when a forward begins: those of an earlier micro-step, or, with DDP, the
         buckets that they always lie in."""
+        if self.cut:
+            return False
         if self.zero_stage is None:
             return self.processes > 1 or self.micro_steps > 1
         return self.micro_steps > 1 and self.zero_stage < 2
 
 
-def shared(
-    windows: Mapping[str, Mapping[str, int]], world: World, *, parameters: int, trained: int
-) -> dict[str, dict[str, int]]:
+def shared(windows: Mapping[str, Mapping[str, int]], world: World, held: Sizes) -> dict[str, dict[str, int]]:
     """Bytes by part in each of `windows` (of a process that holds everything) in each process of `world`.
 
-    `parameters` and `trained` are numbers of elements. DDP's buckets are the gradients' own memory.
+    `held` is what the model holds. DDP's buckets are the gradients' own memory.
     """
     result = {name: dict(parts) for name, parts in windows.items()}
-    stage, processes = world.zero_stage, world.processes
-    if stage is None:
-        return result
-    mine, whole = -(-trained // processes) * FLOAT32, trained * FLOAT32
     for name, parts in result.items():
-        if stage == 0:
-            if processes > 1 and name == STEP:  # gradients are reduced after the backward
-                parts[COMMUNICATION] = min(trained, BUCKET) * FLOAT32
-            continue
-        parts[COMMUNICATION] = BUCKET * FLOAT32 if name != STEP or stage == 3 else 0
-        parts[OPTIMIZER] = -(-parts.get(OPTIMIZER, 0) // processes)
-        if not (stage == 1 and world.micro_steps > 1):
-            parts[GRADIENTS] = mine
-        if stage < 3:
-            parts[WEIGHTS] = parts.get(WEIGHTS, 0) + mine
-            if name == STEP:  # this process's gradients once more, flat
-                parts[GRADIENTS] = parts.get(GRADIENTS, 0) + mine
-        else:
-            others = parts.get(WEIGHTS, 0) - parameters * FLOAT32  # buffers are not shared
-            gathered = 0 if name == STEP else min(parameters, LIVE) * FLOAT32
-            parts[WEIGHTS] = max(0, others) + mine + -(-parameters // processes) * FLOAT32 + gathered
+        if world.cut:
+            _cut(parts, world, held, step=name == STEP)
+        elif world.zero_stage == 0:
+            if world.processes > 1 and name == STEP:  # gradients are reduced after the backward
+                parts[COMMUNICATION] = min(held.trained, BUCKET) * FLOAT32
+        elif world.zero_stage is not None:
+            _zero(parts, world, held, step=name == STEP)
+    whole = held.trained * FLOAT32
     assert all(parts.get(GRADIENTS, 0) <= 2 * whole for parts in result.values())
     return result
+
+
+def _zero(parts: dict[str, int], world: World, held: Sizes, *, step: bool) -> None:
+    """Changes `parts` to what a process holds in DeepSpeed's stage 1, 2 or 3, in an optimizer `step` or before it."""
+    stage = world.zero_stage
+    mine = _share(held.trained, world)
+    bucket = min(held.trained, BUCKET) * FLOAT32
+    parts[COMMUNICATION] = bucket if not step or stage == 3 else 0
+    parts[OPTIMIZER] = -(-parts.get(OPTIMIZER, 0) // world.processes)
+    if not (stage == 1 and world.micro_steps > 1):
+        parts[GRADIENTS] = mine
+    if stage != 3:
+        parts[WEIGHTS] = parts.get(WEIGHTS, 0) + mine
+        if step:  # this process's gradients once more, flat
+            parts[GRADIENTS] = parts.get(GRADIENTS, 0) + mine
+        return
+    others = max(0, parts.get(WEIGHTS, 0) - held.parameters * FLOAT32)  # buffers are not shared
+    whole = held.small if step else min(held.parameters, max(LIVE, held.small))
+    parts[WEIGHTS] = others + mine + _share(held.parameters, world) + whole * FLOAT32
+    if not step:
+        parts[COMMUNICATION] += min(held.parameters, AHEAD) * FLOAT32
+
+
+def _cut(parts: dict[str, int], world: World, held: Sizes, *, step: bool) -> None:
+    """Changes `parts` to what a process holds under `fully_shard`: a share of all, and whole while they are needed what
+    is in no block and two blocks, the one that runs and the next; their gradients likewise until they are sent."""
+    outside = held.parameters - held.blocks
+    others = max(0, parts.get(WEIGHTS, 0) - held.parameters * FLOAT32)
+    gathered = 0 if step else min(held.parameters, outside + 2 * held.largest_block) * FLOAT32
+    parts[WEIGHTS] = others + _share(held.parameters, world) + gathered
+    parts[OPTIMIZER] = -(-parts.get(OPTIMIZER, 0) // world.processes)
+    parts[GRADIENTS] = _share(held.trained, world)
+    parts[COMMUNICATION] = 0 if step else min(held.parameters, outside + held.largest_block) * FLOAT32
+
+
+def _share(elements: int, world: World) -> int:
+    """Bytes of one process's part."""
+    return -(-elements // world.processes) * FLOAT32

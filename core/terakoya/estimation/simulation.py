@@ -7,11 +7,11 @@ processor; where `gpu` says so, attention with dropout keeps no scores, as a GPU
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -29,9 +29,13 @@ from terakoya.parameters import Parallel, Parameters
 from terakoya.training import engines, setup
 from terakoya.training.batches import to_device
 from terakoya.training.distributed import Connection, DDPEngine
+from terakoya.training.distributed_deepspeed import PERSISTENCE_THRESHOLD
 from terakoya.training.engine import saved_values
 from terakoya.training.loss import weighted
 from terakoya.training.world import Place, Topology
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 DEPTHS = (2, 4)
 """A deeper model is tried at these numbers of layers, and what all layers take follows: they are alike."""
@@ -46,6 +50,8 @@ class Sizes:
 
     Attributes:
         parameters, trained, embeddings: elements, each counted once.
+        blocks, largest_block: elements of all blocks together, and of the largest; 0 where there are none.
+        small: elements of those parameters that DeepSpeed's stage 3 keeps whole, being small.
         flops_per_token: forward and backward of one real token.
         saved_bytes: weights and buffers that a checkpoint's `state/` holds.
         model_bytes: the models that are exported, in `model/`.
@@ -54,6 +60,9 @@ class Sizes:
     parameters: int
     trained: int
     embeddings: int
+    blocks: int
+    largest_block: int
+    small: int
     flops_per_token: float
     saved_bytes: int
     model_bytes: int
@@ -82,15 +91,31 @@ def sizes(parameters: Parameters, vocabulary: Vocabulary, *, context: float) -> 
         module = _module(parameters, vocabulary)
         tables = {id(each.weight): each.weight for each in module.modules() if isinstance(each, nn.Embedding)}
         exported = parameters.objective.exports(module)
+        blocks = [_elements(block) for model in exported.values() for block in _blocks(parameters, model)]
         models = [{id(each): each for each in model.parameters()}.values() for model in exported.values()]
         return Sizes(
             parameters=sum(each.numel() for each in module.parameters()),
             trained=sum(each.numel() for each in module.parameters() if each.requires_grad),
             embeddings=sum(each.numel() for each in tables.values()),
+            blocks=sum(blocks),
+            largest_block=max(blocks, default=0),
+            small=sum(each.numel() for each in module.parameters() if each.numel() < PERSISTENCE_THRESHOLD),
             flops_per_token=parameters.objective.flops_per_token(module, parameters.architecture, context=context),
             saved_bytes=sum(value.numel() * value.element_size() for _, value in saved_values(module)),
             model_bytes=sum(each.numel() * each.element_size() for model in models for each in model),
         )
+
+
+def _blocks(parameters: Parameters, model: PreTrainedModel) -> Sequence[nn.Module]:
+    """The blocks of `model`, none where its architecture does not say."""
+    try:
+        return parameters.architecture.blocks(model)
+    except (NotImplementedError, AttributeError):  # a second model may be of another kind
+        return ()
+
+
+def _elements(module: nn.Module) -> int:
+    return sum(each.numel() for each in module.parameters())
 
 
 def simulate(

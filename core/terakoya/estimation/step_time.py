@@ -188,8 +188,10 @@ def _sends(model: Transformer, layout: Layout, cluster: Cluster) -> float:
     `virtual` pieces."""
     if layout.pipeline == 1:
         return 0.0
-    stride = layout.tensor * layout.sequence * layout.data
-    inside = stride * 2 <= cluster.per_node
+    if layout.stages_near:
+        inside = layout.tensor * layout.pipeline <= cluster.per_node
+    else:
+        inside = layout.tensor * layout.sequence * layout.data * 2 <= cluster.per_node
     speed, latency = cluster.group(2, 1 if inside else cluster.per_node)
     size = LOWER * _tokens(model, layout) * model.hidden_size / layout.tensor
     return 2 * layout.virtual * (size / speed + latency)
@@ -207,7 +209,8 @@ def _data(model: Transformer, layout: Layout, cluster: Cluster, program: Program
     weights = rank_weights(model, layout)
 
     def once(element: float) -> float:
-        return ring_seconds(element * weights, members, cluster, layout.tensor, passes=1)
+        stride = layout.tensor * (layout.pipeline if layout.stages_near else 1)
+        return ring_seconds(element * weights, members, cluster, stride, passes=1)
 
     backward = compute * BACKWARD / (1 + BACKWARD)
     reduce, gather = once(program.reduced), once(program.gathered)

@@ -1,0 +1,186 @@
+"""The formulas of time and memory on many GPUs, against numbers worked out here by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from terakoya.errors import UserError
+from terakoya.estimation.cluster import Cluster, Gpu, Layout, Program, gpu
+from terakoya.estimation.rank_memory import activations, in_flight, rank_memory
+from terakoya.estimation.step_time import efficiency, rank_weights, ring_seconds, step_time
+from terakoya.estimation.transformer import Transformer, decoder
+
+H, L, V, S, A = 1024, 8, 32000, 2048, 16
+"""Hidden size, layers, vocabulary, positions of a row, heads."""
+DEVICE = Gpu("made up", 1e15, 0.5, 0.25, 80 * 2**30, 2e12, 4e11, 5e10)
+LAYER = 12 * H * H
+"""Elements of a layer's matrices."""
+EASY = Cluster(DEVICE, 1, half=0.0, passes=1.0, exposed=0.0, waiting=0.0)
+"""Every product at full speed, all communication hidden, nobody waits."""
+PLAIN = Program()
+
+
+def model(**changes: object) -> Transformer:
+    return decoder(layers=L, hidden_size=H, heads=A, vocabulary_size=V, sequence_length=S, **changes)  # type: ignore[arg-type]
+
+
+def test_a_gpt_has_the_weights_and_operations_of_the_textbook() -> None:
+    gpt = model()
+    assert gpt.layer_weights == LAYER + 2 * H
+    assert gpt.parameters == L * (LAYER + 2 * H) + (V + S) * H
+    assert gpt.flops == pytest.approx(6 * (L * LAYER + V * H) + 12 * L * H * S / 2)
+    llama = decoder(
+        layers=32, hidden_size=4096, heads=32, key_value_heads=8, feed_forward=14336, gated=True, tied=False,
+        positions=False, vocabulary_size=128256, sequence_length=8192,
+    )  # fmt: skip
+    assert llama.parameters == pytest.approx(8.03e9, rel=0.001)  # Llama 3 8B
+
+
+def test_one_gpu_takes_the_time_of_its_products_attention_and_traffic() -> None:
+    time = step_time(model(), Layout(micro_batch_size=2, micro_steps=3), EASY, PLAIN)
+    tokens = 2 * S
+    products = 6 * (L * LAYER + V * H) * tokens / (1e15 * 0.5)
+    attention = 3.5 * L * 4 * (S / 2) * H * tokens / (1e15 * 0.25)
+    traffic = 3 * L * (36 * H + 4 * 4 * H) * tokens / 2e12 + 30 * V * tokens / 2e12
+    assert time.parts["products"] == pytest.approx(3 * products)
+    assert time.parts["attention"] == pytest.approx(3 * attention)
+    assert time.parts["memory traffic"] == pytest.approx(3 * traffic)
+    assert time.parts["optimizer"] == pytest.approx(36 * model().parameters / 2e12)
+    for part in ("tensor", "sequence", "pipeline", "bubble", "data", "again", "waiting"):
+        assert time.parts[part] == 0, part
+    assert time.tokens_per_second == pytest.approx(3 * tokens / time.seconds)
+    assert time.mfu == pytest.approx(model().flops * 3 * tokens / time.seconds / 1e15)
+
+
+def test_narrow_products_are_slower() -> None:
+    assert efficiency(100, 100, 100, 0.0) == 1
+    assert efficiency(1e9, 64, 1e9, 64.0) == pytest.approx(0.5)
+    slow = step_time(model(), Layout(), replace(EASY, half=H / 2), PLAIN).parts["products"]
+    assert slow > 1.8 * step_time(model(), Layout(), EASY, PLAIN).parts["products"]
+
+
+def test_a_ring_sends_two_passes_of_all_but_one_part() -> None:
+    cluster = Cluster(DEVICE, 16)
+    within = 2 * (7 / 8 * 1e9 / 4e11 + 5e-6 * 3)  # log2 8 = 3
+    assert ring_seconds(1e9, 8, cluster) == pytest.approx(within)
+    # two nodes of 8: the slowest link is the node's 8 adapters together, or NVLink where that is slower
+    assert ring_seconds(1e9, 16, cluster) == pytest.approx(2 * (15 / 16 * 1e9 / 4e11 + 20e-6 * 4))
+    # replicas 8 apart: one of them on each node, with one adapter
+    assert ring_seconds(1e9, 2, cluster, stride=8) == pytest.approx(2 * (1 / 2 * 1e9 / 5e10 + 20e-6))
+    assert ring_seconds(1e9, 1, cluster) == 0
+
+
+def test_tensor_parallelism_sums_four_times_a_layer_and_six_if_all_is_computed_again() -> None:
+    layout = Layout(tensor=4, micro_batch_size=2)
+    cluster = replace(EASY, gpus=4)
+    one = 2 * (3 / 4 * 2 * 2 * S * H / 4e11 + 5e-6 * 2)  # bytes of (2 S, H) in 16 bits
+    time = step_time(model(), layout, cluster, PLAIN)
+    assert time.parts["tensor"] == pytest.approx(4 * L * one)
+    alone = step_time(model(), Layout(micro_batch_size=2), EASY, PLAIN)
+    assert time.parts["products"] == pytest.approx(alone.parts["products"] / 4)
+    again = step_time(model(), layout.changed(recomputation="full"), cluster, PLAIN)
+    assert again.parts["tensor"] == pytest.approx(6 * L * one)
+    forward = L * (2 * LAYER * 2 * S / 4 / 5e14 + 4 * S / 2 * H * 2 * S / 4 / 2.5e14)
+    traffic = L * (36 * H + 16 * H / 4) * 2 * S / 2e12
+    assert again.parts["again"] == pytest.approx(forward + traffic)
+
+
+@pytest.mark.parametrize(("stages", "pieces", "micro_steps"), [(4, 1, 12), (4, 2, 12), (8, 1, 8)])
+def test_a_pipeline_waits_for_its_stages(stages: int, pieces: int, micro_steps: int) -> None:
+    headless = replace(model(), vocabulary_size=1)
+    layout = Layout(pipeline=stages, virtual=pieces, micro_steps=micro_steps, stages_near=True)
+    time = step_time(headless, layout, replace(EASY, gpus=stages), PLAIN)
+    work = sum(time.parts[part] for part in ("products", "attention", "memory traffic", "pipeline"))
+    assert time.parts["bubble"] / work == pytest.approx((stages - 1) / pieces / micro_steps, rel=1e-3)
+    assert time.parts["bubble"] / (work + time.parts["bubble"]) == pytest.approx(
+        (stages - 1) / (pieces * micro_steps + stages - 1), rel=1e-3
+    )
+    sent = 2 * S * H / 4e11 + 5e-6
+    assert time.parts["pipeline"] == pytest.approx(micro_steps * 2 * pieces * sent)
+
+
+def test_a_last_stage_with_a_head_holds_all_up() -> None:
+    layout = Layout(pipeline=4, micro_steps=6, stages_near=True)
+    time = step_time(model(), layout, replace(EASY, gpus=4), PLAIN)
+    stage = 6 * L / 4 * LAYER * S / 5e14
+    head = 6 * V * H * S / 5e14
+    assert time.parts["products"] == pytest.approx(6 * (stage + head))
+    assert time.parts["bubble"] < 3 * (stage + head)
+
+
+def test_the_stages_of_zero_send_what_they_say() -> None:
+    cluster = replace(EASY, gpus=8, exposed=1.0)
+    weights = model().parameters
+    once = 7 / 8 * 4 * weights / 4e11 + 5e-6 * 3
+    sent = {
+        stage: step_time(model(), Layout(data=8, zero_stage=stage, micro_steps=3), cluster, PLAIN).parts["data"]
+        for stage in range(4)
+    }
+    assert sent[0] == pytest.approx(2 * once)
+    assert sent[1] == pytest.approx(2 * once)
+    assert sent[2] == pytest.approx(3 * once + once)
+    assert sent[3] == pytest.approx(3 * 3 * once)
+    hidden = step_time(model(), Layout(data=8, micro_steps=3), replace(EASY, gpus=8), PLAIN).parts["data"]
+    assert hidden < 2 * once
+
+
+def test_memory_by_the_stage_of_zero() -> None:
+    weights = model().parameters
+
+    def parts(stage: int, micro_steps: int = 1) -> list[float]:
+        found = rank_memory(model(), Layout(data=4, zero_stage=stage, micro_steps=micro_steps), PLAIN)
+        return [found[name] / weights for name in ("weights", "gradients", "optimizer")]
+
+    assert parts(0) == [4, 4, 8]
+    assert parts(1) == [4, 1, 2] and parts(1, micro_steps=2) == [4, 4, 2]
+    assert parts(2, micro_steps=2) == [4, 1, 2]
+    assert parts(3) == [1, 1, 2]
+    copied = rank_memory(model(), Layout(data=4, zero_stage=1), replace(PLAIN, partition=4))
+    assert copied["weights"] == 5 * weights
+
+
+def test_activations_are_those_of_korthikanti() -> None:
+    scores = 5 * A * S / H
+    plain = model(flash=False)
+    assert plain.activations == {None: (34 + scores) * H, "selective": 34 * H, "full": 2 * H}
+    assert model().activations[None] == 34 * H
+    assert activations(plain, Layout(tensor=8, recomputation="selective")) == pytest.approx((10 + 24 / 8) * H)
+    assert activations(plain, Layout(tensor=8, norms_shared=True)) == pytest.approx((34 + scores) * H / 8)
+    assert activations(plain, Layout(tensor=8, recomputation="full")) == 2 * H
+    headless = replace(model(), head_activations=0.0)
+    first = rank_memory(headless, Layout(pipeline=4, micro_steps=9, micro_batch_size=2), PLAIN)
+    assert first["activations"] == pytest.approx(4 * 34 * H * 2 * S * L / 4)
+    last = rank_memory(model(), Layout(micro_batch_size=2), PLAIN)
+    assert last["activations"] == pytest.approx(34 * H * 2 * S * L)
+    assert last["logits"] == pytest.approx((4 * H + 14 * V) * 2 * S)
+
+
+def test_micro_batches_in_flight() -> None:
+    assert in_flight(Layout(pipeline=4, micro_steps=9)) == 4
+    assert in_flight(Layout(pipeline=4, micro_steps=3)) == 3
+    assert in_flight(Layout(pipeline=4, micro_steps=90, virtual=3)) == pytest.approx(4 * (1 + 3 / 12))
+
+
+def test_stages_have_their_layers_and_an_end() -> None:
+    layers = L * model().layer_weights
+    assert rank_weights(model(), Layout()) == model().parameters
+    assert rank_weights(model(), Layout(pipeline=4)) == layers / 4 + (V + S) * H
+    untied = model(tied=False, positions=False)
+    assert rank_weights(untied, Layout(pipeline=4, tensor=2)) == (layers / 4 + V * H) / 2
+
+
+def test_all_wait_for_the_slowest_node() -> None:
+    one = step_time(model(), Layout(data=8), Cluster(DEVICE, 8, waiting=0.01), PLAIN)
+    four = step_time(model(), Layout(data=32), Cluster(DEVICE, 32, waiting=0.01), PLAIN)
+    assert one.parts["waiting"] == 0
+    rest = four.seconds - four.parts["waiting"]
+    assert four.parts["waiting"] == pytest.approx(0.01 * math.log2(4) * rest)
+
+
+def test_an_unknown_gpu_is_told() -> None:
+    assert gpu("H100").memory == 80 * 2**30
+    with pytest.raises(UserError, match=r'--gpu: expected h100, .*, got "h10"; did you mean'):
+        gpu("h10")

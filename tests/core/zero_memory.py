@@ -1,0 +1,112 @@
+"""One of two processes that weighs what DeepSpeed's stages hold. Called as `zero_memory.py JOBS.json`, each job an
+object: `settings`, the parameter JSON; `out`, a folder, which gets `RANK.json`:
+
+    peak    the most bytes that torch's allocator had given out at once, in two optimizer steps after the engine stood
+    rest    bytes by part of what lies there between steps: weights, optimizer, and all tensors together
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from terakoya.parameters import Parameters
+from terakoya.plugins import registry
+from terakoya.training import setup
+from terakoya.training.distributed import Connection, connect
+from terakoya.training.distributed_deepspeed import DeepSpeedEngine
+from terakoya.training.record import Record
+from terakoya.training.stores import Stores
+from terakoya.training.trainer import Trainer
+from terakoya.training.world import Launched
+
+
+def weigh(job: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    """Trains two steps of one job and says what it held."""
+    parameters = Parameters.from_dict(job["settings"], source="job")
+    record = Record(Path(job["out"]), [], parameters.dump(), active=False)
+    gc.collect()
+    before = storages(all_tensors())
+    trainer = setup.build(parameters, Path(job["out"]), Stores.open(parameters), connection, record, registry())
+    collecting(trainer)
+    gc.collect()
+    standing = size(storages(all_tensors()), without=before)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        for _ in range(2):
+            trainer.one_step()
+    events = [each for each in profiler.profiler.kineto_results.events() if each.name() == "[memory]"]
+    live = most = 0
+    for event in sorted(events, key=lambda each: each.start_ns()):
+        live += event.nbytes()
+        most = max(most, live)
+    gc.collect()
+    engine = trainer.engine
+    assert isinstance(engine, DeepSpeedEngine)
+    states = [value for state in engine.optimizer.state.values() for value in state.values()]
+    rest = {
+        "weights": size(storages(weights(engine)), without=before),
+        "optimizer": size(storages(each for each in states if isinstance(each, Tensor)), without=before),
+        "all": size(storages(all_tensors()), without=before),
+    }
+    return {"peak": standing + most, "rest": rest}
+
+
+def collecting(trainer: Trainer) -> None:
+    """Has Python look for what nobody holds any more before each micro-step, so that chance does not say what lies
+    around at the peak."""
+    micro_step = trainer.engine.micro_step
+
+    def after_collecting(*arguments: Any, **named: Any) -> Any:
+        gc.collect()
+        return micro_step(*arguments, **named)
+
+    trainer.engine.micro_step = after_collecting  # type: ignore[method-assign]
+
+
+def weights(engine: DeepSpeedEngine) -> Iterable[Tensor]:
+    """All tensors that hold weights: the module's, or their parts, and the ones that are updated."""
+    for parameter in engine.module.parameters():
+        yield parameter.data
+        if hasattr(parameter, "ds_tensor"):
+            yield parameter.ds_tensor
+    yield from engine.module.buffers()
+    for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"):
+        yield from getattr(engine.zero, name, ())
+
+
+def all_tensors() -> Iterable[Tensor]:
+    """Every tensor of this process that has data."""
+    return [each for each in gc.get_objects() if issubclass(type(each), Tensor) and each.device.type == "cpu"]
+
+
+def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Address -> bytes of what the tensors lie in, each counted once."""
+    found = (each.untyped_storage() for each in tensors)
+    return {each.data_ptr(): each.nbytes() for each in found if each.nbytes()}
+
+
+def size(found: dict[int, int], *, without: dict[int, int]) -> int:
+    """Bytes of all that was not there before."""
+    return sum(each for address, each in found.items() if address not in without)
+
+
+def main() -> None:
+    """Runs the jobs of the file named on the command line."""
+    connection = connect(Launched.read(), deepspeed=True, timeout_seconds=60)
+    for job in json.loads(Path(sys.argv[1]).read_text()):
+        out = Path(job["out"])
+        out.mkdir(parents=True, exist_ok=True)
+        (out / f"{connection.rank}.json").write_text(json.dumps(weigh(job, connection)))
+        connection.accelerator.deepspeed_engine_wrapped = None  # it wonders at more than one engine
+    connection.close(failed=False)
+
+
+if __name__ == "__main__":
+    main()
