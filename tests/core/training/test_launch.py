@@ -200,51 +200,6 @@ def test_a_table_for_other_hosts_is_refused_with_one_that_fits(store: Path, tmp_
         planned("hosts", store, tmp_path / "run", {"hosts": "a,b:4"}, batch_size={"0": 14, "1": 2})
 
 
-# ------------------------------------------------------------------------------------------------------------ slurm
-
-
-def test_a_batch_script_says_what_was_asked_for(store: Path, tmp_path: Path) -> None:
-    settings = {
-        "time": "3-00:00:00", "processes": 4, "gpus": 4, "account": "lab", "partition": "gpu", "qos": "long",
-        "sbatch": ["--constraint=a100"], "setup": ["module load cuda"], "inside": "apptainer exec --nv image.sif",
-    }  # fmt: skip
-    plan = planned("slurm", store, tmp_path / "run", settings, batch_size={"0": 10, "1": 6})
-    script = plan.plan.files["job.sbatch"]
-    directives = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
-    assert {
-        "--job-name=run", "--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4", "--time=3-00:00:00", "--account=lab",
-        "--partition=gpu", "--qos=long", "--signal=B:USR1@300", "--requeue", "--open-mode=append", "--constraint=a100",
-    } <= set(directives)  # fmt: skip
-    assert "module load cuda\n" in script
-    assert "srun --wait=600 apptainer exec --nv image.sif python -m terakoya train " in script
-    assert plan.plan.commands == [f"sbatch {plan.folder}/job.sbatch"]
-
-
-@pytest.mark.parametrize(
-    ("code", "restarted", "queued"), [(0, 0, False), (75, 0, True), (2, 0, False), (1, 0, True), (1, 3, False)]
-)
-def test_which_ends_queue_a_job_again(code: int, restarted: int, queued: bool, store: Path, tmp_path: Path) -> None:
-    script = planned("slurm", store, tmp_path / "run", {"time": "60"}).plan.files["job.sbatch"]
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    for name, text in {
-        "srun": f"exit {code}",
-        "scontrol": f'if [ "$1" = show ]; then echo n1; else echo "$*" >> {tmp_path}/asked; fi',
-    }.items():
-        (programs / name).write_text(f"#!/bin/bash\n{text}\n")
-        (programs / name).chmod(0o755)
-    environment = {"PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}
-    environment["SLURM_RESTART_COUNT"] = str(restarted)
-    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True)
-    assert done.returncode == code, done.stderr
-    asked = (tmp_path / "asked").read_text() if (tmp_path / "asked").exists() else ""
-    assert asked == ("requeue 7\n" if queued else "")
-
-
-def test_settings_that_are_none(store: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"launch slurm: time: .*expected a time as sbatch has it"):
-        planned("slurm", store, tmp_path / "run", {"time": "a day"})
-    with pytest.raises(UserError, match="acount"):
-        planned("slurm", store, tmp_path / "run", {"time": "60", "acount": "lab"})
+def test_a_local_run_of_several_nodes_is_refused(store: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="batch_size is for 2 nodes"):
         planned("local", store, tmp_path / "run", {}, batch_size={"0": 8, "1": 8})
