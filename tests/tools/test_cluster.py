@@ -4,6 +4,7 @@ when a process is killed, a cable is cut, a host is lost.
 Needs root and the right to make namespaces, and is skipped elsewhere. tools/cluster/README.md has what was seen.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -23,7 +24,7 @@ CLUSTER = Path(__file__).parents[2] / "tools/cluster/cluster.sh"
 HOSTS = ("a01", "a02", "a03")
 TABLE = {"a01": 7, "a02": 5, "a03": 4}
 STEPS = 60
-SILENCE = 10
+SILENCE = 15
 """Seconds after which processes give up others that are silent: `parallel.timeout_seconds`."""
 NOTICE = 5.0
 """Seconds more until the last of them has said so, on a busy machine."""
@@ -69,9 +70,9 @@ class Cluster:
         subprocess.run([self.folder / "link", host, state], check=True)
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("cluster") / "hosts"
+@contextlib.contextmanager
+def hosts_up(folder: Path) -> Iterator[Cluster]:
+    """The hosts; all that still runs on them ends with the block."""
     process = subprocess.Popen(
         [CLUSTER, folder, str(len(HOSTS)), "cat"],
         stdin=subprocess.PIPE,
@@ -79,15 +80,25 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         stderr=subprocess.STDOUT,
     )
     assert process.stdin is not None and process.stdout is not None
-    deadline = time.monotonic() + 30
-    while not (folder / "ready").exists():
-        assert process.poll() is None, process.stdout.read().decode()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    yield Cluster(folder)
-    process.stdin.close()  # cat ends, and all hosts with it
-    assert process.wait(timeout=30) == 0, process.stdout.read().decode()
-    process.stdout.close()
+    try:
+        deadline = time.monotonic() + 30
+        while not (folder / "ready").exists():
+            assert process.poll() is None, process.stdout.read().decode()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        yield Cluster(folder)
+    finally:
+        process.stdin.close()  # cat ends, and all hosts with it
+        code = process.wait(timeout=30)
+        said = process.stdout.read().decode()
+        process.stdout.close()
+    assert code == 0, said
+
+
+@pytest.fixture
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with hosts_up(tmp_path_factory.mktemp("cluster") / "hosts") as up:
+        yield up
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +152,9 @@ class Launched:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append((time.monotonic(), line.rstrip()))
+        with self.process.stdout as lines:
+            for line in lines:
+                self.lines.append((time.monotonic(), line.rstrip()))
 
     def text(self) -> str:
         return "\n".join(line for _, line in self.lines)
@@ -155,8 +167,6 @@ class Launched:
             self.process.kill()
             pytest.fail(f"still running after {seconds} s:\n{self.text()}")
         self._reader.join(timeout=10)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
         assert self.process.returncode == code, self.text()
         return self.text()
 
@@ -179,11 +189,12 @@ class Launched:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(cluster: Cluster, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on the three hosts that nothing happened to."""
-    out = tmp_path_factory.mktemp("undisturbed") / "run"
-    Launched(cluster, settings_of(store), out, "--submit").finish()
-    return out
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with hosts_up(folder / "hosts") as cluster:
+        Launched(cluster, settings_of(store), folder / "run", "--submit").finish()
+    return folder / "run"
 
 
 @pytest.fixture
@@ -208,6 +219,25 @@ def test_rows_by_host_name_train_as_one_process(undisturbed: Path, store: Path, 
     toy.train(settings_of(store, batch_size={"-1": 16}), tmp_path / "alone")
     ours, alone = toy.losses(undisturbed), toy.losses(tmp_path / "alone")
     for step, (loss, norm) in alone.items():
+        assert ours[step] == pytest.approx((loss, norm), rel=1e-6 if step == 1 else 1e-5), step
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "engine",
+    [*({"engine": "deepspeed", "zero_stage": stage} for stage in range(4)), {"engine": "fsdp"}],
+    ids=["zero-0", "zero-1", "zero-2", "zero-3", "fsdp"],
+)
+def test_every_engine_trains_over_hosts_as_one_process(
+    engine: dict[str, Any], cluster: Cluster, store: Path, tmp_path: Path
+) -> None:
+    if engine["engine"] == "deepspeed":
+        pytest.importorskip("deepspeed")
+    settings = settings_of(store, parallel={**engine, "timeout_seconds": 120}, max_steps=10)
+    Launched(cluster, settings, tmp_path / "run", "--submit").finish()
+    toy.train({**settings, "batch_size": {"-1": 16}, "parallel": {"engine": "ddp"}}, tmp_path / "alone")
+    ours = toy.losses(tmp_path / "run")
+    for step, (loss, norm) in toy.losses(tmp_path / "alone").items():
         assert ours[step] == pytest.approx((loss, norm), rel=1e-6 if step == 1 else 1e-5), step
 
 
@@ -281,7 +311,7 @@ def worlds(out: Path) -> list[list[str]]:
 # ------------------------------------------------------------------------------------------------------------- sshd
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def ssh_config(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """sshd on every host, and a configuration of ssh that reaches them with a key of its own."""
     server = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")

@@ -35,6 +35,10 @@ address() { echo "10.77.0.$((10#${1#a}))"; }
   for name in $names; do echo "$(address "$name") $name"; done
 } > "$folder/etc-hosts"
 mount --bind "$folder/etc-hosts" /etc/hosts
+if [ -e /etc/nsswitch.conf ]; then  # there is no name server to ask
+  { grep -v '^hosts:' /etc/nsswitch.conf || true; echo "hosts: files"; } > "$folder/etc-nsswitch.conf"
+  mount --bind "$folder/etc-nsswitch.conf" /etc/nsswitch.conf
+fi
 echo "$names" > "$folder/hosts"
 
 ip link set lo up
