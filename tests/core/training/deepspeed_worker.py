@@ -6,6 +6,7 @@ Called as `deepspeed_worker.py JOBS.json`, each job an object:
     settings    the parameter JSON
     start_from  a checkpoint to go on from, or null
     poison      take one step whose gradient is not a number, then one that is, and write what became of the weights
+    watch       write what each process gathered and wrote for its checkpoints
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 
 from terakoya.parameters import Parameters
 from terakoya.plugins import registry
-from terakoya.training import distributed_deepspeed, setup
+from terakoya.training import checkpoint_state, distributed_deepspeed, setup
 from terakoya.training.batches import to_device
 from terakoya.training.distributed import Connection, connect
 from terakoya.training.pieces import KINDS
@@ -46,7 +47,7 @@ def run(job: dict[str, Any], connection: Connection) -> None:
     record = Record(out, [], parameters.dump(), active=connection.is_main)
     trainer = setup.build(parameters, out, Stores.open(parameters), connection, record, registry())
     trainer.run.facts["start"] = time.perf_counter()
-    if connection.is_main:  # what DeepSpeed itself says that it does
+    if connection.is_main and parameters.parallel.engine == "deepspeed":  # what it says itself that it does
         told = trainer.engine.wrapped._config.zero_config  # type: ignore[attr-defined]
         (out / "zero.json").write_text(told.model_dump_json(by_alias=True))
     folder = newest_checkpoint(out, connection, record)
@@ -54,9 +55,41 @@ def run(job: dict[str, Any], connection: Connection) -> None:
         resume(trainer, folder, frozenset({"parallel"}))
     if job.get("poison"):
         poison(trainer, out)
+    elif job.get("watch"):
+        watch(trainer, out)
     else:
         trainer.train()
     record.close()
+
+
+def watch(trainer: Trainer, out: Path) -> None:
+    """Trains, and writes `watched.json`: of each process how many weights were gathered while it wrote its part of the
+    checkpoints, and the sizes, by name, of the parts of weights that it wrote last."""
+    import deepspeed
+
+    write, gather = checkpoint_state.write, deepspeed.zero.GatheredParameters.__enter__
+    writing, gathered, sizes = [False], [0], dict[str, int]()
+
+    def counted(self: Any) -> Any:
+        gathered[0] += writing[0]
+        return gather(self)
+
+    def watched(folder: Path, rank: int, owner: Any) -> Any:
+        writing[0] = True
+        try:
+            sizes.update({piece.name: piece.value.numel() for piece in owner.owned_pieces("model")})
+            return write(folder, rank, owner)
+        finally:
+            writing[0] = False
+
+    checkpoint_state.write, deepspeed.zero.GatheredParameters.__enter__ = watched, counted
+    try:
+        trainer.train()
+    finally:
+        checkpoint_state.write, deepspeed.zero.GatheredParameters.__enter__ = write, gather
+    found = trainer.connection.gather({"gathered": gathered[0], "sizes": sizes})
+    if trainer.connection.is_main:
+        (out / "watched.json").write_text(json.dumps(found))
 
 
 def poison(trainer: Trainer, out: Path) -> None:

@@ -1,0 +1,110 @@
+"""A copy of the state stays what it was while training goes on; slow writing is no reason to give a process up."""
+
+import json
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import toy
+from safetensors.torch import load_file
+from torch import nn
+from transformers import BertConfig, BertForMaskedLM
+
+from terakoya.training import waiting
+from terakoya.training.distributed import Connection, DDPEngine
+from terakoya.training.pieces import KINDS
+from terakoya.training.snapshot import Snapshot
+from terakoya.training.waiting import Leaving, everyone
+from terakoya.training.world import Place, Topology
+
+
+def engine() -> DDPEngine:
+    """A small network that takes its steps alone."""
+    torch.manual_seed(0)
+    link = Connection(0, 1, torch.device("cpu"), Topology((Place(0, 0, 0, "here"),)), None, None)
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1, fused=True)
+    return DDPEngine(link, module, optimizer, precision="fp32", max_grad_norm=1.0)
+
+
+def step(trained: DDPEngine) -> None:
+    trained.module(torch.randn(8, 4)).square().sum().backward()
+    trained.step(0.1)
+
+
+def test_what_was_copied_stays_as_it_was_in_memory_that_is_used_again() -> None:
+    trained, snapshot = engine(), Snapshot(threading.Event())
+    step(trained)
+    before = {(kind, piece.name): piece.value.clone() for kind in KINDS for piece in trained.owned_pieces(kind)}
+    snapshot.take(trained)
+    step(trained)
+    copied = {(kind, piece.name): piece.value for kind in KINDS for piece in snapshot.owned_pieces(kind)}
+    assert copied.keys() == before.keys() and len(before) == 4 + 3 * 4
+    assert all(torch.equal(copied[key], before[key]) for key in before)
+    places = {key: value.data_ptr() for key, value in copied.items()}
+    snapshot.take(trained)
+    again = {(kind, piece.name): piece.value for kind in KINDS for piece in snapshot.owned_pieces(kind)}
+    assert {key: value.data_ptr() for key, value in again.items()} == places
+    now = {(kind, piece.name): piece.value for kind in KINDS for piece in trained.owned_pieces(kind)}
+    assert all(torch.equal(again[key], now[key]) for key in now)
+    assert any(not torch.equal(again[key], before[key]) for key in before)
+
+
+def test_models_are_written_as_they_were_with_their_tied_weights_once(tmp_path: Path) -> None:
+    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    model = BertForMaskedLM(BertConfig(**shape, vocab_size=20))
+    model.save_pretrained(tmp_path / "direct")
+    write = Snapshot(threading.Event()).models({"a": model})
+    with torch.no_grad():
+        for value in model.parameters():
+            value.zero_()
+    write(tmp_path)
+    for name in ("model.safetensors", "config.json"):
+        assert (tmp_path / "model/a" / name).read_bytes() == (tmp_path / "direct" / name).read_bytes()
+    assert "cls.predictions.decoder.weight" not in load_file(tmp_path / "model/a/model.safetensors")
+
+
+def test_nobody_writes_on_who_is_to_leave() -> None:
+    trained, leaving = engine(), threading.Event()
+    snapshot = Snapshot(leaving)
+    snapshot.take(trained)
+    pieces = iter(snapshot.owned_pieces("model"))
+    next(pieces)
+    leaving.set()
+    with pytest.raises(Leaving):
+        next(pieces)
+
+
+def work_longer_than_the_timeout(rank: int, meeting: Path, out: Path) -> None:
+    """One of two processes; the second is at work for longer than the group's timeout."""
+    waiting.SECONDS = 0.1
+    dist.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    topology = Topology((Place(0, 0, 0, "here"), Place(1, 0, 1, "here")))
+    link = Connection(rank, 2, torch.device("cpu"), topology, dist.group.WORLD, None).apart(3.0)
+
+    def work() -> int:
+        time.sleep(4.0 * rank)
+        return rank + 7
+
+    found = everyone(link, "sleeping", work)
+    (out / f"{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def test_work_may_take_longer_than_the_timeout_of_those_who_wait(tmp_path: Path) -> None:
+    started = [
+        toy.FORKSERVER.Process(target=work_longer_than_the_timeout, args=(rank, tmp_path / "meeting", tmp_path))
+        for rank in range(2)
+    ]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(120)
+    assert [process.exitcode for process in started] == [0, 0]
+    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)] == [[7, 8]] * 2
