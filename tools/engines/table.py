@@ -188,18 +188,17 @@ def main() -> int:
         "--architecture", action="append", choices=cases.ARCHITECTURES, help="only this one; may be repeated"
     )
     arguments = parser.parse_args()
-    table = Table()
+    table, header = Table(), _header(arguments.quick)
     with tempfile.TemporaryDirectory() as scratch:
         harness = Harness(Path(scratch), table, say=lambda text: print(text, file=sys.stderr, flush=True))
         for engine in arguments.engine or cases.ENGINES:
             for architecture in arguments.architecture or cases.ARCHITECTURES:
                 if not arguments.quick or cases.QUICK[engine] == architecture:
                     harness.case(engine, architecture, quick=arguments.quick)
-    text = "\n".join([*_header(arguments.quick), *table.lines()]) + "\n"
-    if arguments.out:
-        arguments.out.write_text(text, encoding="utf-8")
-    else:
-        print(text)
+                if arguments.out:  # each time: what was seen so far stays
+                    arguments.out.write_text("\n".join([*header, *table.lines()]) + "\n", encoding="utf-8")
+    if not arguments.out:
+        print("\n".join([*header, *table.lines()]))
     for bad in table.bad:
         print(bad, file=sys.stderr)
     return 1 if table.bad else 0
