@@ -28,13 +28,14 @@ BACKENDS = ("sdpa", "eager", "flash")
 WHOLE_ROWS = "whole_rows"
 """The name in a batch, of an empty tensor, that says: each row is one document with padding behind it."""
 EXCHANGE = "exchange"
-"""The name in a batch of the `Exchange` by which processes that have a part of each position's row attend to all of it.
-Such a batch has a part of the positions in every array but `document_ids`."""
+"""The name in a batch of the `Exchange` with which processes that share the positions of rows attend in whole ones. The
+arrays (B, t) of such a batch hold a slice of the positions each; `document_ids` (B, T) is whole."""
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Attention in whole rows: query, key and value (B, N, T, D) to (B, T, N, D)."""
 Exchange = Callable[[Attend, Tensor, Tensor, Tensor], Tensor]
-"""The same in a part of the positions t: attention, query, key and value (B, N, t, D) to (B, t, N, D)."""
+"""Attention in slices of rows, of whichever is given for whole ones: that, and query, key and value (B, N, t, D), to
+(B, t, N, D)."""
 
 
 def document_mask(document_ids: Tensor, seen: Tensor | None = None) -> Tensor:
