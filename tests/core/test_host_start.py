@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from terakoya.host_start import Remote, run_together
+from terakoya.training.signals import stopped_code
 
 
 def remotes(folder: Path, **commands: str) -> list[Remote]:
@@ -49,3 +50,8 @@ def test_ctrl_c_asks_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     both = remotes(tmp_path, a01=until_asked("a01", 75), a02=until_asked("a02", 75))
     assert run_together(both, others_go_on=True) == 75
+
+
+def test_a_run_that_was_asked_to_stop_is_not_started_again() -> None:
+    assert stopped_code({}) == stopped_code({"TORCHELASTIC_MAX_RESTARTS": "0"}) == 75
+    assert stopped_code({"TORCHELASTIC_MAX_RESTARTS": "3"}) == 0

@@ -24,7 +24,7 @@ CLUSTER = Path(__file__).parents[2] / "tools/cluster/cluster.sh"
 HOSTS = ("a01", "a02", "a03")
 TABLE = {"a01": 7, "a02": 5, "a03": 4}
 STEPS = 60
-SILENCE = 15
+SILENCE = 10
 """Seconds after which processes give up others that are silent: `parallel.timeout_seconds`."""
 NOTICE = 5.0
 """Seconds more until the last of them has said so, on a busy machine."""

@@ -120,9 +120,9 @@ def command(
         return
     result = train(loaded, out, processes=processes, node_rank=node_rank, allow_change=allow_change or ())
     if result.stopped_by:
-        from terakoya.training.signals import STOPPED
+        from terakoya.training.signals import stopped_code
 
-        raise typer.Exit(STOPPED)
+        raise typer.Exit(stopped_code())
 
 
 def _visible_gpus() -> int:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from collections.abc import Mapping
 from types import FrameType
 from typing import Self
 
 STOPPED = 75
 """Exit code of a run that was asked to stop, saved and left (EX_TEMPFAIL: start it again to go on)."""
+
+
+def stopped_code(environment: Mapping[str, str] = os.environ) -> int:
+    """The exit code of such a run: `STOPPED`, or 0 under a torchrun that would take any other for a crash and start it
+    again."""
+    return 0 if int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0 else STOPPED
 
 
 class StopRequest:
