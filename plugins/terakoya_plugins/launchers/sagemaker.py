@@ -17,6 +17,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from terakoya import hookimpl
 from terakoya.components import Job, Launcher, LaunchPlan, SubmittedJob
 from terakoya.errors import UserError
+from terakoya.hub_cache import is_hub_name
 from terakoya.launch_scripts import words
 from terakoya.launched import Note
 from terakoya.parameter_files import refuse_secrets
@@ -200,6 +201,10 @@ class SageMaker(Launcher):
         stores |= {f"data.validation.{index}": store for index, store in enumerate(data.validation)}
         for number, stage in enumerate(data.stages):
             stores |= {f"data.stages.{number}.train.{index}.store": s.store for index, s in enumerate(stage.train)}
+        if loaded.start_from is not None:
+            folder = loaded.start_from.folder
+            named = {"start_from": folder} if isinstance(folder, Path) else folder
+            stores |= {key: each for key, each in named.items() if each.exists() or not is_hub_name(str(each))}
         names = [channel.name for channel in self.channels]
         for key, store in stores.items():
             inside = re.sub(f"^{DATA}/", "", str(store))

@@ -75,6 +75,13 @@ def test_an_older_config_sample_is_read_as_it_is(tmp_path: Path) -> None:
     assert "--out /opt/ml/input/data/train/runs/run" in plan.plan.files["entry.sh"]
 
 
+def test_the_settings_of_the_page_are_taken(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "plugins/terakoya_plugins/launchers/SAGEMAKER.md").read_text()
+    (text,) = re.findall(r"<!-- settings -->\n```json\n(.*?)```", page, re.S)
+    made = request(planned(tmp_path, json.loads(text), batch_size={"0": 128, "1": 128}))
+    assert made["ResourceConfig"]["InstanceCount"] == 2 and made["StoppingCondition"]["MaxRuntimeInSeconds"] == 432_000
+
+
 def test_every_setting_has_its_place_in_the_request(tmp_path: Path) -> None:
     settings = {
         "instance_type": "ml.g5.xlarge", "volume_size": 50, "max_run": 3600, "use_spot_instances": True,
