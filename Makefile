@@ -11,7 +11,7 @@ PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 # Tests start processes of their own; one thread each keeps them from fighting over the cores.
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 
-.PHONY: demo test check bench nightly
+.PHONY: demo test check cluster bench nightly
 
 demo: $(VENV)/.base
 	$(VENV)/bin/terakoya demo
@@ -21,6 +21,11 @@ test: $(VENV)/.dev
 
 check: $(VENV)/.dev
 	tools/check $(VENV)/bin
+
+# Several hosts on one machine (network namespaces; root), two processes under every engine, a two-node Slurm where its
+# packages are: apt install slurm-wlm munge openssh-server.
+cluster: $(VENV)/.dev
+	$(PYTEST) tests/tools/test_cluster.py tests/tools/test_engine_table.py tests/tools/test_slurm.py
 
 # What is too slow for every change: 200 kills, full tables, the demo from nothing.
 nightly: $(VENV)/.dev

@@ -34,7 +34,7 @@ step dolly.val terakoya prepare "$data/sft/dolly-15k-ja-4k.val.jsonl.gz" --conve
     --out gpt/stores/dolly.val
 step instruction_ja.val terakoya prepare "$data/sft/instruction_ja.val.jsonl.gz" --conversations --tokenizer gpt/tokenizer \
     --out gpt/stores/instruction_ja.val
-step tune terakoya train tune.json --processes 1 $short --out gpt/tuned
+step tune terakoya train tune.json --processes 1 ${short:+$short --set epochs=null} --out gpt/tuned
 step tuned-model terakoya export gpt/tuned --out gpt/tuned-model
 step tuned-curves python "$here/../plot_run.py" gpt/tuned --out gpt/tuned.png --numbers loss
 
