@@ -191,8 +191,8 @@ def main() -> int:
     table, header = Table(), _header(arguments.quick)
     with tempfile.TemporaryDirectory() as scratch:
         harness = Harness(Path(scratch), table, say=lambda text: print(text, file=sys.stderr, flush=True))
-        for engine in arguments.engine or cases.ENGINES:
-            for architecture in arguments.architecture or cases.ARCHITECTURES:
+        for architecture in arguments.architecture or cases.ARCHITECTURES:
+            for engine in arguments.engine or cases.ENGINES:
                 if not arguments.quick or cases.QUICK[engine] == architecture:
                     harness.case(engine, architecture, quick=arguments.quick)
                 if arguments.out:  # each time: what was seen so far stays
