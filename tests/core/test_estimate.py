@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -11,8 +12,9 @@ from typer.testing import CliRunner
 from terakoya.commands.main import app
 from terakoya.errors import UserError
 from terakoya.estimation.devices import GIB, device
-from terakoya.estimation.estimate import estimate, share_of
-from terakoya.estimation.sharing import BUCKET, World, shared
+from terakoya.estimation.estimate import Estimate, estimate, share_of
+from terakoya.estimation.sharing import AHEAD, BUCKET, LIVE, World, shared
+from terakoya.estimation.simulation import Sizes
 from terakoya.parameters import Parameters
 
 PRESETS = Path(__file__).parents[2] / "parameters"
@@ -20,7 +22,7 @@ VOCABULARY, HIDDEN, LAYERS, LENGTH = 5000, 256, 4, 256
 
 
 def test_a_preset_is_estimated_without_its_stores_from_the_command_line() -> None:
-    arguments = ["estimate", str(PRESETS / "tiny_gpt2.json"), "--vocab-size", str(VOCABULARY), "--gpus", "8"]
+    arguments = ["estimate", str(PRESETS / "tiny_gpt2.json"), "--vocab-size", str(VOCABULARY), "--processes", "8"]
     done = CliRunner().invoke(
         app, [*arguments, "--device", "h100", "--mfu", "0.25", "--json", "--set", "micro_batch_size=2"]
     )
@@ -69,21 +71,112 @@ def test_devices_have_a_memory_and_a_peak(name: str, gibibytes: int, peak: float
     assert (found.memory, found.peak_tflops) == (gibibytes * GIB, peak)
 
 
-def test_zero_shares_what_its_stage_says() -> None:
-    elements = 1000
-    windows = {
-        "forward": {"weights": 4000, "optimizer": 8000, "activations": 700},
-        "optimizer step": {"weights": 4000, "optimizer": 8000, "gradients": 4000},
-    }
-    for stage, weights, gradients in ((0, 4000, 0), (1, 5000, 1000), (2, 5000, 1000), (3, 2000 + 4000, 1000)):
-        found = shared(windows, World(4, stage, micro_steps=1), parameters=elements, trained=elements)["forward"]
-        assert found["weights"] == weights, stage
-        assert found.get("gradients", 0) == gradients, stage
-        assert found["optimizer"] == (2000 if stage else 8000)
-        assert found.get("communication", 0) == (4 * BUCKET if stage else 0)
-        assert found["activations"] == 700
-    accumulated = {"forward": {**windows["forward"], "gradients": 4000}}
-    world = World(4, 1, micro_steps=2)  # stage 1 keeps whole gradients between micro-steps, stage 2 does not
-    assert shared(accumulated, world, parameters=elements, trained=elements)["forward"]["gradients"] == 4000
+def sizes(elements: int, **changes: int) -> Sizes:
+    """A model of `elements`, all of them trained, two thirds in two blocks."""
+    third = elements // 3
+    facts = {
+        "parameters": elements, "trained": elements, "embeddings": third, "blocks": 2 * third, "largest_block": third,
+        "small": elements // 10, "flops_per_token": 1, "saved_bytes": 0, "model_bytes": 0,
+    }  # fmt: skip
+    return Sizes(**{**facts, **changes})
+
+
+WINDOWS = {
+    "forward": {"weights": 4000 + 80, "optimizer": 8000, "activations": 700},  # with 80 bytes of buffers
+    "optimizer step": {"weights": 4000 + 80, "optimizer": 8000, "gradients": 4000},
+}
+
+
+@pytest.mark.parametrize(
+    ("stage", "weights", "gradients", "communication", "at_rest"),
+    [
+        (0, 4000, 0, 0, (4000, 4000, 4000)),
+        (1, 5000, 1000, 4000, (5000, 2000, 0)),
+        (2, 5000, 1000, 4000, (5000, 2000, 0)),
+        (3, 2000 + 4000, 1000, 8000, (2000 + 400, 1000, 4000)),  # a part twice, and all, or what is small
+    ],
+)
+def test_zero_shares_what_its_stage_says(
+    stage: int, weights: int, gradients: int, communication: int, at_rest: tuple[int, int, int]
+) -> None:
+    found = shared(WINDOWS, World(4, stage, micro_steps=1), sizes(1000))
+    forward, step = found["forward"], found["optimizer step"]
+    assert forward["weights"] == weights + 80
+    assert forward.get("gradients", 0) == gradients
+    assert forward["optimizer"] == step["optimizer"] == (2000 if stage else 8000)
+    assert forward.get("communication", 0) == communication  # the bucket, and in stage 3 what is gathered ahead
+    assert forward["activations"] == 700
+    assert (step["weights"] - 80, step["gradients"], step.get("communication", 0)) == at_rest
+
+
+def test_zero_moves_a_large_model_in_pieces() -> None:
+    elements = 3 * 10**9
+    windows = {"forward": {"weights": 4 * elements, "optimizer": 8 * elements}}
+    held = sizes(elements)
+    assert shared(windows, World(2, 2, 1), held)["forward"]["communication"] == 4 * BUCKET
+    third = shared(windows, World(2, 3, 1), held)["forward"]
+    assert third["communication"] == 4 * (BUCKET + AHEAD)
+    assert third["weights"] == 4 * (elements + LIVE)  # two halves, and what is gathered
+
+
+def test_a_first_stage_keeps_whole_gradients_between_micro_steps() -> None:
+    accumulated = {"forward": {**WINDOWS["forward"], "gradients": 4000}}
+    world = World(4, 1, micro_steps=2)
+    assert shared(accumulated, world, sizes(1000))["forward"]["gradients"] == 4000
     assert world.gradients_stay and not World(4, 2, micro_steps=2).gradients_stay
+    assert not World(4, 1, micro_steps=1).gradients_stay
     assert World(2, None, micro_steps=1).gradients_stay and not World(1, None, micro_steps=1).gradients_stay
+    assert World(1, None, micro_steps=2).gradients_stay
+    assert not World(2, None, micro_steps=2, cut=True).gradients_stay
+
+
+def test_fsdp_holds_a_share_and_what_runs() -> None:
+    found = shared(WINDOWS, World(4, None, micro_steps=1, cut=True), sizes(1200 - 300, parameters=900, trained=900))
+    forward, step = found["forward"], found["optimizer step"]
+    assert forward["weights"] == (4080 - 3600) + 900 + 4 * (300 + 2 * 300)  # outside, and two blocks
+    assert forward["communication"] == 4 * (300 + 300)
+    assert (step["weights"], step["gradients"], step["optimizer"]) == (480 + 900, 900, 2000)
+    alone = shared(WINDOWS, World(1, None, micro_steps=1), sizes(1000))
+    assert alone == WINDOWS
+
+
+def test_a_run_is_estimated_with_the_engine_it_names() -> None:
+    def found(parallel: dict[str, Any]) -> Estimate:
+        raw = json.loads((PRESETS / "tiny_gpt2.json").read_text())
+        parameters = Parameters.from_dict({**raw, "parallel": parallel}, source="test")
+        return estimate(parameters, processes=2, device="h100", vocab_size=VOCABULARY)
+
+    ddp, fsdp = found({"engine": "ddp"}), found({"engine": "fsdp"})
+    tensor = found({"engine": "ddp", "tp_size": 2})
+    assert (ddp.engine, fsdp.engine) == ("ddp", "fsdp")
+    assert fsdp.memory.parts["optimizer"] == ddp.memory.parts["optimizer"] // 2
+    assert tensor.share.micro_batch_size == 2 * ddp.share.micro_batch_size  # both have the same rows
+    assert any("2 processes share it" in note for note in tensor.notes) and not any("share it" in n for n in ddp.notes)
+
+
+def test_hours_go_by_what_is_said_of_the_device() -> None:
+    def found(**said: Any) -> Estimate:
+        return estimate(PRESETS / "tiny_gpt2.json", vocab_size=VOCABULARY, **said)
+
+    fast = found(device="h100")
+    assert fast.mfu == 0.05 and fast.hours == pytest.approx(fast.flops / (0.05 * 989e12) / 3600)  # float32
+    said = found(device="h100", tflops=98.9)
+    assert said.mfu == pytest.approx(0.1) and said.hours == pytest.approx(fast.hours / 2)
+    assert found(device="cpu").hours is None
+    assert found(device="cpu", tflops=0.05).hours == pytest.approx(fast.flops / 0.05e12 / 3600)
+    with pytest.raises(UserError, match="--mfu: the peak of cpu is not known"):
+        found(device="cpu", mfu=0.4)
+
+
+def test_what_fits_is_said(tmp_path: Path) -> None:
+    def said(*more: str) -> str:
+        arguments = ["estimate", str(PRESETS / "tiny_gpt2.json"), "--vocab-size", "5000", "--device", "rtx-4090", *more]
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    assert "fits into rtx-4090's 25.77 GB" in said()
+    assert "does NOT fit into rtx-4090" in said("--set", 'batch_size={"-1": 4096}')
+    assert "memory of each of 4 ranks (ddp)" in said("--processes", "4", "--set", 'batch_size={"-1": 8}')
+    parallel = 'parallel={"engine": "deepspeed", "zero_stage": 2}'
+    assert "ranks (ZeRO stage 2)" in said("--processes", "4", "--set", parallel)

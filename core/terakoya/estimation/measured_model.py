@@ -30,9 +30,9 @@ def transformer_of(parameters: Parameters, vocabulary: Vocabulary, *, context: f
     Raises:
         UserError: it is not one model of equal layers, all of them trained.
     """
-    _check(parameters)
     architecture, length = parameters.architecture, parameters.data.sequence_length
     config: Any = architecture.config(vocabulary)
+    _check(parameters, config)
     with simulation.without_data(vocabulary):
         module = parameters.objective.build(architecture, vocabulary)
         models = list(parameters.objective.exports(module).values())
@@ -70,11 +70,11 @@ def transformer_of(parameters: Parameters, vocabulary: Vocabulary, *, context: f
     return _measured(bare, parameters, vocabulary)
 
 
-def _check(parameters: Parameters) -> None:
+def _check(parameters: Parameters, config: Any) -> None:
     """UserError where weights are not all trained, or there are no smaller models of the same kind to try."""
     if parameters.lora is not None or parameters.frozen_layers >= 0:
         raise UserError("--gpus: layouts are suggested for runs that train all weights; say --processes instead")
-    if simulation.at_depth(parameters, 1) is None:
+    if simulation.at_depth(parameters, 1) is None or getattr(config, "is_encoder_decoder", False):
         name = type(parameters.architecture).__name__
         raise UserError(f"--gpus: architecture {name} is not made of layers that are alike; say --processes instead")
 

@@ -1,0 +1,156 @@
+"""`terakoya estimate --gpus N`: layouts that fit, the fastest first, told apart by whether they run here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from terakoya.commands.main import app
+from terakoya.errors import UserError
+from terakoya.estimation.cluster import Cluster, gpu
+from terakoya.estimation.devices import GIB
+from terakoya.estimation.layouts import USABLE, batch_size, candidates, suggest
+from terakoya.estimation.measured_model import transformer_of
+from terakoya.estimation.transformer import Transformer
+from terakoya.estimation.trial_rows import invented
+from terakoya.parameters import Parameters
+
+PRESETS = Path(__file__).parents[2] / "parameters"
+
+
+@pytest.fixture(scope="module")
+def llama() -> Parameters:
+    return Parameters.load(PRESETS / "llama_8b.json")
+
+
+@pytest.fixture(scope="module")
+def measured(llama: Parameters) -> tuple[Transformer, float]:
+    return transformer_of(llama, invented(65536, 2048), context=2048.0)
+
+
+def test_a_run_is_measured_as_it_is(measured: tuple[Transformer, float]) -> None:
+    model, state = measured
+    h, f, v = 4096, 14336, 65536
+    layer = 2 * h * h + 2 * h * 1024 + 3 * h * f + 2 * h
+    assert model.layer_weights == layer and model.layers == 32
+    assert model.parameters == 32 * layer + 2 * v * h + h
+    assert model.flops == pytest.approx(6 * (32 * (layer - 2 * h) + v * h) + 12 * 32 * h * 1024)
+    assert state == pytest.approx(8, rel=1e-3)  # two float32 moments
+    assert model.weight_copies == pytest.approx(2, rel=0.01)  # autocast's, in bfloat16
+    assert model.activations["full"] == 4 * h  # a layer's input, in float32
+    assert model.activations["full"] < model.activations["selective"] < model.activations[None]
+    assert model.gated and model.head_weights == v * h
+
+
+def test_what_is_suggested_fits_runs_and_is_sorted(llama: Parameters, measured: tuple[Transformer, float]) -> None:
+    model, state = measured
+    cluster = Cluster(gpu("h100"), 64)
+    found = suggest(llama, model, cluster, state=state, count=4)
+    seconds = [each.time.seconds for each in found]
+    assert seconds == sorted(seconds)
+    runs = [each for each in found if each.refused is None]
+    assert len(runs) == 4 and len(found) - len(runs) == 2
+    for each in found:
+        assert each.bytes <= USABLE * 80 * GIB
+        assert each.layout.devices == 64
+        assert each.layout.rows >= 1536 > each.layout.rows - each.layout.data * each.micro_batch_size
+        raw = llama.dump() | {
+            "parallel": dict(each.parallel), "micro_batch_size": each.micro_batch_size,
+            "activation_checkpointing": each.activation_checkpointing,
+        }  # fmt: skip
+        if each.refused is None:
+            Parameters.from_dict(raw, source="suggested")
+        else:
+            with pytest.raises(UserError):
+                Parameters.from_dict(raw, source="suggested")
+
+
+def test_less_memory_leaves_fewer_layouts_and_slower_ones(
+    llama: Parameters, measured: tuple[Transformer, float]
+) -> None:
+    model, state = measured
+    wide, narrow = (replace(gpu("h100"), memory=size * GIB) for size in (80, 40))
+    first, second = (suggest(llama, model, Cluster(each, 64), state=state, count=1)[-1] for each in (wide, narrow))
+    assert second.time.seconds > first.time.seconds and second.bytes < USABLE * 40 * GIB < first.bytes
+    with pytest.raises(UserError, match=r"--gpus 1: nothing fits 79 GB of a h100; least takes .*: 1\d\d GB"):
+        suggest(llama, model, Cluster(gpu("h100"), 1), state=state)
+    with pytest.raises(UserError, match="fewer than there are replicas"):
+        few = llama.model_copy(update={"batch_size": {"-1": 1}})
+        suggest(few, replace(model, layers=3, heads=3, key_value_heads=3), Cluster(gpu("h100"), 64), state=state)
+
+
+def test_candidates_divide_what_they_share(measured: tuple[Transformer, float]) -> None:
+    model = measured[0]
+    seen = set()
+    for parallel, layout, _ in candidates(model, Cluster(gpu("h100"), 64), 1536, 8.0):
+        seen.add(json.dumps(parallel))
+        assert layout.devices == 64
+        assert layout.tensor <= 8 and model.key_value_heads % (layout.tensor * layout.sequence) == 0
+        assert model.layers % (layout.pipeline * layout.virtual) == 0
+        assert layout.rows >= 1536 > layout.rows - layout.data * layout.micro_batch_size
+    for parallel in (
+        {"engine": "ddp"}, {"engine": "ddp", "tp_size": 8}, {"engine": "ddp", "sp_size": 4}, {"engine": "fsdp"},
+        {"engine": "deepspeed", "zero_stage": 3}, {"engine": "ddp", "pp_size": 8, "pp_stages_per_process": 4},
+    ):  # fmt: skip
+        assert json.dumps(parallel) in seen, parallel
+
+
+def test_rows_are_dealt_to_as_many_nodes(llama: Parameters) -> None:
+    assert batch_size(llama, Cluster(gpu("h100"), 8)) == {"-1": 1536}
+    assert batch_size(llama, Cluster(gpu("h100"), 24)) == {"0": 512, "1": 512, "2": 512}
+    own = llama.model_copy(update={"batch_size": {"a01": 1000, "a02": 536}})
+    assert batch_size(own, Cluster(gpu("h100"), 16)) == {"a01": 1000, "a02": 536}
+    assert sum(batch_size(own, Cluster(gpu("h100"), 56)).values()) == 1536
+
+
+def run(*arguments: str) -> str:
+    """What the command line prints."""
+    done = CliRunner().invoke(app, ["estimate", *arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_the_command_prints_a_table_and_what_to_write() -> None:
+    arguments = [str(PRESETS / "tiny_gpt2.json"), "--vocab-size", "5000", "--gpus", "16", "--gpu", "a100-40gb"]
+    said = run(*arguments)
+    assert "layouts over 16 x a100-40gb, 8 on a node, fastest first" in said
+    written = json.loads("{" + said.rsplit("to write into the parameters:\n", 1)[1].replace("\n", " ").strip() + "}")
+    assert set(written) == {"parallel", "micro_batch_size", "activation_checkpointing", "batch_size"}
+    assert written["batch_size"] == {"0": 16, "1": 16}
+    raw = json.loads((PRESETS / "tiny_gpt2.json").read_text())
+    Parameters.from_dict({**raw, **written}, source="written")
+    found = json.loads(run(*arguments, "--gpus-per-node", "4", "--json"))
+    assert found["processes"] == 16 and found["layouts"][0]["write"]["batch_size"] == {str(n): 8 for n in range(4)}
+    first = found["layouts"][0]
+    assert first["tokens_per_second"] == pytest.approx(32 * 256 / first["seconds_per_step"])
+    assert first["hours"] == pytest.approx(2000 * first["seconds_per_step"] / 3600)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpus", "8", "--processes", "8"], "give one of them"),
+        (["--gpus", "8", "--gpu", "l4"], "--gpu: expected h100"),
+        (["--gpus", "8", "--set", "frozen_layers=1"], "train all weights"),
+    ],
+)
+def test_what_cannot_be_suggested_is_told(arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, ["estimate", str(PRESETS / "tiny_gpt2.json"), "--vocab-size", "5000", *arguments])
+    assert done.exit_code != 0
+    assert said in str(done.exception) + done.output
+
+
+def test_objectives_of_two_models_and_other_depths_are_told() -> None:
+    def refuse(preset: str, **changes: Any) -> None:
+        raw = json.loads((PRESETS / f"{preset}.json").read_text())
+        transformer_of(Parameters.from_dict(raw | changes, source=preset), invented(500, 64), context=64.0)
+
+    with pytest.raises(UserError, match="objectives of one model"):
+        refuse("tiny_electra")
+    with pytest.raises(UserError, match="not made of layers that are alike"):
+        refuse("tiny_t5")
