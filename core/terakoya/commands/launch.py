@@ -70,7 +70,7 @@ def command(
         kind, Path(rest[0]), out, folder=folder, name=name, settings=gather(file, (), flags), overrides=set_ or (),
         before=before,
     )  # fmt: skip
-    _show(planned, submitted=submit)
+    _show(kind, planned, submitted=submit)
     if check:
         planned.check()
     if not submit:
@@ -81,7 +81,7 @@ def command(
     _tell(kind, planned, every=every if watch else None)
 
 
-def _show(planned: Planned, *, submitted: bool) -> None:
+def _show(kind: str, planned: Planned, *, submitted: bool) -> None:
     """Prints the plan."""
     from terakoya.log import console
 
@@ -94,7 +94,9 @@ def _show(planned: Planned, *, submitted: bool) -> None:
     show.print("started with:" if submitted else "start it with these, or the same command and --submit:")
     for line in planned.plan.commands:
         show.print(f"  {line}", markup=False, soft_wrap=True)
-    show.print(f"watch it with:\n  terakoya status {planned.job.run} --watch", markup=False, soft_wrap=True)
+    goes_on = "submitted" in vars(type(planned.launcher))
+    watching = f"launch {kind} status {planned.job.run}" if goes_on else f"status {planned.job.run}"
+    show.print(f"watch it with:\n  terakoya {watching} --watch", markup=False, soft_wrap=True)
 
 
 def _tell(kind: str, planned: Planned, *, every: float | None) -> None:
@@ -103,7 +105,7 @@ def _tell(kind: str, planned: Planned, *, every: float | None) -> None:
     from terakoya.log import console
 
     note = Note.read(planned.folder)
-    if note is None:
+    if note is None or note.launcher != kind:
         return  # it has ended with the command
     named = planned.folder if planned.folder.name != f"{planned.job.run.name}.launch" else planned.job.run
     console().print(

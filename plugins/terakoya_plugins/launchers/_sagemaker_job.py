@@ -45,6 +45,7 @@ class SageMakerJob:
         self.name = arn["name"] if arn else name
         self.region = arn["region"] if arn else None
         self._read: dict[str, str] = {}
+        self._clients: dict[str, Any] = {}
 
     def state(self) -> JobState:
         """As `DescribeTrainingJob` has it, with the last of each number that SageMaker found in the log.
@@ -72,7 +73,7 @@ class SageMakerJob:
             UserError: no such job, one that is over, or SageMaker does not answer.
         """
         with _asking("stop"):
-            _client("sagemaker", self.region).stop_training_job(TrainingJobName=self.name)
+            self._client("sagemaker").stop_training_job(TrainingJobName=self.name)
         return f"job {self.name} is asked to stop: it saves and leaves within two minutes"
 
     def output(self) -> Iterator[str]:
@@ -82,7 +83,7 @@ class SageMakerJob:
             UserError: CloudWatch does not answer.
         """
         with _asking("logs"):
-            logs = _client("logs", self.region)
+            logs = self._client("logs")
             try:
                 streams = [
                     stream["logStreamName"]
@@ -129,7 +130,7 @@ class SageMakerJob:
         try:
             with tempfile.TemporaryFile(dir=staging.parent) as packed:
                 with _asking("fetch"):
-                    _client("s3", self.region).download_fileobj(bucket, key, packed)
+                    self._client("s3").download_fileobj(bucket, key, packed)
                 packed.seek(0)
                 with tarfile.open(fileobj=packed, mode="r:*") as archive:
                     archive.extractall(staging, filter="data")
@@ -143,11 +144,14 @@ class SageMakerJob:
         files = [file for file in out.rglob("*") if file.is_file()]
         return f"{out}: {len(files)} files, {sum(file.stat().st_size for file in files):,} bytes, from {place}"
 
+    def _client(self, service: str) -> Any:
+        if service not in self._clients:
+            self._clients[service] = _client(service, self.region)
+        return self._clients[service]
+
     def _describe(self, verb: str) -> Mapping[str, Any]:
         with _asking(verb):
-            facts: Mapping[str, Any] = _client("sagemaker", self.region).describe_training_job(
-                TrainingJobName=self.name
-            )
+            facts: Mapping[str, Any] = self._client("sagemaker").describe_training_job(TrainingJobName=self.name)
             return facts
 
 

@@ -41,12 +41,14 @@ cd $root/input/data
 set +u
 $setup
 set -u
+written() { cat $run/metrics.jsonl 2> /dev/null || true; }
+before=$$(written | wc -l)
 metrics() {  # every logged number once more, as SageMaker's regular expressions look for it
   until [ -e $run/metrics.jsonl ]; do sleep 1; done
-  exec tail -n +$$(( $$1 + 1 )) -f $run/metrics.jsonl
+  exec tail -n +$$(( before + 1 )) -f $run/metrics.jsonl
 }
 if [ "$$rank" -eq 0 ]; then
-  metrics "$$(cat $run/metrics.jsonl 2> /dev/null | wc -l)" & teller=$$!
+  metrics & teller=$$!
 fi
 asked=no
 python -m torch.distributed.run --nnodes "$$nodes" --node-rank "$$rank" --nproc-per-node "$$processes" \
@@ -63,7 +65,7 @@ fi
 if [ $$asked = yes ]; then
   echo "asked to stop: saved in $run; submit again to go on"
   exit 0
-elif tail -n 1 $run/metrics.jsonl 2> /dev/null | grep -q '"kind": "stopped"'; then
+elif written | tail -n +$$(( before + 1 )) | tail -n 1 | grep -q '"kind": "stopped"'; then
   failure "stopped as the parameters ask for, and saved; submit again to go on"
   exit 75
 elif [ $$code -ne 0 ]; then
@@ -74,7 +76,7 @@ $export
 """)
 
 EXPORT = Template(r"""if [ "$$rank" -eq 0 ]; then  # what is in this folder is packed and put into S3
-  python -m terakoya $before export $run --out $root/model/model
+  python -m terakoya ${before}export $run --out $root/model/model
 fi""")
 
 GPUS = (
@@ -93,7 +95,7 @@ def script(
     instances: int,
     run: str,
     command: str,
-    before: str,
+    before: Sequence[str],
     export: bool,
     setup: Sequence[str],
     processes: int | None,
@@ -104,7 +106,7 @@ def script(
         name: the job's, for people.
         run: the run's folder there.
         command: what stands behind `terakoya` to train, quoted.
-        before: what of it stands before the verb, quoted, for the export.
+        before: what of it stands before the verb, for the export.
         processes: of each instance; one a GPU where None.
     """
     return SCRIPT.substitute(
@@ -118,5 +120,7 @@ def script(
         processes=GPUS if processes is None else str(processes),
         saving_seconds=SAVING_SECONDS,
         port=PORT,
-        export=EXPORT.substitute(before=before, run=words(run), root=ROOT) if export else "",
+        export=EXPORT.substitute(before="".join(f"{words(word)} " for word in before), run=words(run), root=ROOT)
+        if export
+        else "",
     )

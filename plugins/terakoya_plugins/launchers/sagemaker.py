@@ -135,7 +135,7 @@ class SageMaker(Launcher):
         name = f"{job.name[:47].rstrip('-')}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
         code = f"{(self.code_location or self.output_path).rstrip('/')}/{name}/{CODE}"
         files["entry.sh"] = _sagemaker_script.script(
-            name=job.name, instances=nodes, run=run, command=command, before=words(*before), export=self.export,
+            name=job.name, instances=nodes, run=run, command=command, before=before, export=self.export,
             setup=self.setup, processes=self.processes,
         )  # fmt: skip
         request = _sagemaker_request.request(self, name=name, run_name=job.name, instances=nodes, code=code)
@@ -197,10 +197,12 @@ class SageMaker(Launcher):
         """UserError for a store or a start that no channel brings."""
         loaded = Parameters.load(parameters, [*sets, *(f"{key}={value}" for key, value in self.hyperparameters)])
         data = loaded.data
-        stores = {f"data.train.{index}.store": each.store for index, each in enumerate(data.train)}
-        stores |= {f"data.validation.{index}": store for index, store in enumerate(data.validation)}
-        for number, stage in enumerate(data.stages):
-            stores |= {f"data.stages.{number}.train.{index}.store": s.store for index, s in enumerate(stage.train)}
+        stores = {f"data.validation.{index}": store for index, store in enumerate(data.validation)}
+        mixtures = {"data.train": data.train}
+        mixtures |= {f"data.stages.{number}.train": stage.train for number, stage in enumerate(data.stages)}
+        for key, mixture in mixtures.items():  # where a weight was given there is an object, else perhaps a text
+            for index, each in enumerate(mixture):
+                stores[f"{key}.{index}" + (".store" if each.weight != 1 else "")] = each.store
         if loaded.start_from is not None:
             folder = loaded.start_from.folder
             named = {"start_from": folder} if isinstance(folder, Path) else folder

@@ -147,7 +147,7 @@ def test_what_would_fail_hours_later_is_refused(
 
 def test_a_store_that_no_channel_brings_is_named(tmp_path: Path) -> None:
     settings = {"channels": {"train": SHARED}, **NETWORK}
-    with pytest.raises(UserError, match=r"data\.train\.0\.store: work/wiki: .*--set data\.train\.0\.store=train/wiki"):
+    with pytest.raises(UserError, match=r"data\.train\.0: work/wiki: .*--set data\.train\.0=train/wiki"):
         planned(tmp_path, settings, store="work/wiki")
     planned(tmp_path, settings, store="/opt/ml/input/data/train/wiki")
 
