@@ -201,8 +201,8 @@ def test_a_job_preempted_before_its_first_step_is_queued_again(
 
 
 def test_a_job_out_of_time_saves_and_goes_on(cluster: Path, store: Path, undisturbed: Path, tmp_path: Path) -> None:
-    settings = {"time": "1", "signal_seconds": 10}  # Slurm sends it up to 30 seconds earlier
-    job = submitted(store, tmp_path / "run", settings, before=slow(tmp_path, seconds=0.3))
+    settings = {"time": "2", "signal_seconds": 10}  # Slurm sends it up to 30 seconds earlier
+    job = submitted(store, tmp_path / "run", settings, before=slow(tmp_path, seconds=0.45))
     state = job.wait()
     assert state.word == "COMPLETED", job.printed()
     assert job.resumed_at() and job.resumed_at() == [record["step"] for record in records(job.run, "stopped")]

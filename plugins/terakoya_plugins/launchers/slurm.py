@@ -45,23 +45,26 @@ wait $$step || code=$$?
 
 facts=$$(scontrol show job --oneliner "$$SLURM_JOB_ID" || true)
 case $$facts in
-  *" PreemptTime=2"*) asked=yes ;;  # Slurm has told the processes without us
+  *" PreemptTime=2"*) asked=preempted ;;  # Slurm has told the processes without us
   "" | *" JobState=RUNNING "*) ;;
   *) exit $$code ;;  # cancelled; or Slurm has queued it again itself
 esac
-again() { scontrol requeue "$$SLURM_JOB_ID" || true; }
-case $$code in
-  75) again ;;  # saved on somebody's wish
-  130 | 143) [ $$asked = no ] || again ;;  # Slurm's word came before there was anything to save
-  $settled) ;;
-  *)
-    crashes=$$(($$(cat $folder/$$SLURM_JOB_ID.crashes 2> /dev/null || echo 0) + 1))
-    if [ $$crashes -le $max_restarts ]; then
-      echo "ended with $$code; queued again ($$crashes of $max_restarts), to go on from the last checkpoint" >&2
-      echo $$crashes > $folder/$$SLURM_JOB_ID.crashes
-      again
-    fi ;;
+again() {
+  scontrol requeue "$$SLURM_JOB_ID" || true
+  exit $$code
+}
+case $$code,$$asked in
+  75,*) again ;;  # saved on somebody's wish
+  143,preempted) again ;;  # before there was anything to save
+  143,yes) ;;  # the same, out of time: a start that takes longer than that would never end
+  *) case $$code in $settled) exit $$code ;; esac ;;
 esac
+crashes=$$(($$(cat $folder/$$SLURM_JOB_ID.crashes 2> /dev/null || echo 0) + 1))
+if [ $$crashes -le $max_restarts ]; then
+  echo "ended with $$code; queued again ($$crashes of $max_restarts), to go on from the last checkpoint" >&2
+  echo $$crashes > $folder/$$SLURM_JOB_ID.crashes
+  again
+fi
 exit $$code
 """)
 

@@ -123,19 +123,22 @@ def test_crashes_are_counted_and_other_restarts_are_not(programs: Programs, tmp_
 
 
 def test_a_word_from_slurm_before_there_is_anything_to_save_queues_again(programs: Programs, tmp_path: Path) -> None:
-    plan = planned(tmp_path, {})
+    plan = planned(tmp_path, {"max_restarts": 1})
     mine = tmp_path / "srun.pid"
     programs.set(
         srun=f"trap 'kill $!; exit 143' TERM; echo $$ > {mine}; kill -USR1 $PPID; sleep 20 & wait",
         scancel=f"kill -TERM $(cat {mine})",
         scontrol=controller(),
     )
-    assert run_script(plan, programs).returncode == 143
+    done = run_script(plan, programs)
+    assert done.returncode == 143 and "queued again (1 of 1)" in done.stderr
     assert programs.asked()[-3:] == [
         "scancel --signal=TERM 7", "scontrol show job --oneliner 7", "scontrol requeue 7"
     ]  # fmt: skip
+    assert run_script(plan, programs).returncode == 143  # time is too short to begin: it does not do so for ever
+    assert programs.asked()[-1] == "scontrol show job --oneliner 7"
     programs.set(srun="exit 143", scontrol=controller(preempted="2026-11-22T01:56:00"))
-    run_script(plan, programs)
+    assert run_script(plan, programs).returncode == 143
     assert programs.asked()[-1] == "scontrol requeue 7"
 
 
