@@ -49,7 +49,7 @@ def world(jobs: Sequence[Job], folder: Path, processes: int) -> None:
         process = toy.FORKSERVER.Process(target=work, args=(list(jobs), environment, output))
         process.start()
         started.append(toy.Process(process, output))
-    toy.finish(started)
+    toy.finish(started, seconds=400.0)
 
 
 def work(jobs: Sequence[Job], environment: Mapping[str, str], output: Path) -> None:
