@@ -1,12 +1,19 @@
 """Rows by node rank or host name, for the nodes that came up; a table that does not fit is answered with one."""
 
+import re
+from pathlib import Path
+
 import pytest
+import toy
 from hypothesis import given
 from hypothesis import strategies as st
 
 from terakoya import batch_table
 from terakoya.batch_table import proportional
 from terakoya.errors import UserError
+from terakoya.parameter_schema import json_schema
+from terakoya.parameters import Parameters
+from terakoya.plugins import registry
 
 ORIGINAL = [{"0": 100, "1": 100, "2": 56}, {"0": 80, "1": 80, "2": 48, "3": 48}]
 
@@ -78,3 +85,15 @@ def test_parts_are_whole_and_none_is_empty(weights: list[int], more: int) -> Non
     if min(wanted) >= 1:
         assert all(abs(part - want) < 1 for part, want in zip(parts, wanted, strict=True))
     assert proportional(weights, sum(weights)) == weights
+
+
+def test_parameters_and_their_schema_take_names(tmp_path: Path) -> None:
+    raw = toy.parameters(tmp_path, batch_size={"a01": 100, "a02": 56}, on_lost_node="redistribute")
+    assert Parameters.from_dict(raw, source="x.json").batch_size == {"a01": 100, "a02": 56}
+    with pytest.raises(UserError, match=r'for example \{"a01": 1, "a02": 56\}'):
+        Parameters.from_dict({**raw, "batch_size": {"a01": 0, "a02": 56}}, source="x.json")
+    with pytest.raises(UserError, match=r'got \{"a01": 1, "1": 2\}; for example \{"0": 1, "1": 2\}'):
+        Parameters.from_dict({**raw, "batch_size": {"a01": 1, "1": 2}}, source="x.json")
+    (pattern,) = json_schema(registry())["properties"]["batch_size"]["patternProperties"]
+    assert all(re.search(pattern, key) for key in ("-1", "0", "12", "a01", "gpu-3.lab", "10.0.0.3"))
+    assert not any(re.search(pattern, key) for key in ("-2", "01", "", "a b", "a-"))
