@@ -13,7 +13,7 @@ Kind = Literal["model", "optimizer"]
 KINDS: tuple[Kind, ...] = ("model", "optimizer")
 """The two halves of a checkpoint's `state/`: parameters with buffers, and what the optimizer keeps of them."""
 
-BLOCK_BYTES = 16 << 20
+BLOCK_BYTES = 4 << 20
 """What many processes hold is dealt to them in blocks of at most this size, or a row where that is larger."""
 
 
