@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from terakoya import attention
 from terakoya.components import Architecture, Head
-from terakoya.contract import batches, partition, settings
+from terakoya.contract import batches, partition, settings, stages
 from terakoya.contract.batches import difference
 from terakoya.contract.findings import Check, NotLookedAt, Wrong
 from terakoya.contract.toy import VOCABULARY
@@ -229,6 +229,12 @@ def shared(subject: Subject) -> None:
     partition.check(subject.architecture, models, subject.row(5, subject.length() - 12, padding=7))
 
 
+def staged(subject: Subject) -> None:
+    """Stages of a pipeline, which it is cut into by cut, compute one after another what the whole does."""
+    models = [subject.build(subject.head) for _ in range(1 + stages.COUNT)]
+    stages.check(subject.architecture, models, subject.row(5, subject.length() - 12, padding=7))
+
+
 def longest(subject: Subject) -> None:
     """A row of max_sequence_length works."""
     length = subject.architecture.max_sequence_length()
@@ -244,5 +250,5 @@ def longest(subject: Subject) -> None:
 
 
 CHECKS: tuple[Check, ...] = (
-    heads, config, builds, shapes, deterministic, gradients, isolated, blocks, shared, longest
+    heads, config, builds, shapes, deterministic, gradients, isolated, blocks, shared, staged, longest
 )  # fmt: skip

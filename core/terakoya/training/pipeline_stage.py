@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -82,7 +83,7 @@ class Stage(nn.Module):
             raise UserError(f"{KEY}: expected at most {blocks} stages, as many as {type(model).__name__} has blocks")
         architecture.cut(model, range(*split(blocks, count, index)))
         self.root = root
-        self.architecture = architecture
+        self.hidden = partial(architecture.hidden, model)  # no attribute of its own: the model is the root's
         self.index = index
         self.first, self.last = index == 0, index == count - 1
         self.device = device
@@ -117,8 +118,7 @@ class Stage(nn.Module):
             if self.last:
                 sums: Mapping[str, Tensor] = self.root(given)
                 return sums
-            (model,) = models(self.root)
-            return self.architecture.hidden(model, given).float()
+            return self.hidden(given).float()
 
     def _nothing(self, hidden: Tensor | None) -> Tensor:
         """What travels for a micro-batch that holds nothing; no weight has a part in it."""

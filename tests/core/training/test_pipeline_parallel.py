@@ -20,6 +20,8 @@ from transformers import AutoModelForCausalLM
 from terakoya.contract.toy import make_store, values
 from terakoya.plugins import registry
 
+pytestmark = pytest.mark.timeout(600)  # the runs that all tests share take most of it on a busy machine
+
 FAULTS = [Path(__file__).with_name("faults.py")]
 LAST, MIDDLE = 3, 2
 FAMILIES = ("gpt2", "gptj", "llama", "qwen3")
@@ -67,8 +69,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subjects = {**{name: (name, {}) for name in FAMILIES}, **VARIANTS}
     rows = {"0": 5, "1": 2}
 
-    def job(out: str, name: str, start_from: str | None = None, **changes: Any) -> dict[str, Any]:
-        checkpoint = None if start_from is None else str(base / start_from / f"checkpoints/step-{MIDDLE:08d}")
+    def job(out: str, name: str, resumed: str | None = None, **changes: Any) -> dict[str, Any]:
+        checkpoint = None if resumed is None else str(base / resumed / f"checkpoints/step-{MIDDLE:08d}")
         found = settings(base, name, **changes)
         return {"out": str(base / out), "settings": found, "start_from": checkpoint}
 
@@ -85,6 +87,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     four = [job(f"{name}.replicas", name, parallel=PAIR, batch_size=rows) for name in ("gpt2", "llama")]
     back = [job(f"{name}.to_one", name, f"{name}.pair") for name in ("gpt2", "llama")]
     forth = [job(f"{name}.to_pair", name, name, parallel=PAIR) for name in ("gpt2", "llama")]
+    finished = str(base / f"qwen3.pair/checkpoints/step-{LAST:08d}/model")
+    back.append(job("started", "qwen3", start_from=finished))
+    forth.append(job("started.pair", "qwen3", start_from=finished, parallel=PAIR))
     together(
         lambda: pipeline_worker.run([*alone, uneven], (1,)),
         lambda: (base / "said.txt").write_text(pipeline_worker.run(pair, (2,), replica_size=2)),
@@ -199,6 +204,11 @@ def test_a_run_goes_on_with_and_without_stages(runs: Path, name: str) -> None:
         assert_same_run(runs / name, runs / resumed, 1e-6, steps=[LAST])
 
 
+def test_weights_that_rank_0_has_read_are_everybody_s(runs: Path) -> None:
+    assert_same_run(runs / "started", runs / "started.pair", 1e-6)
+    assert toy.losses(runs / "started")[1] != toy.losses(runs / "qwen3")[1], "they were read"
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_is_saved_is_transformers(runs: Path, name: str) -> None:
     """Of the last step, gathered from both processes: the run's weights, under Transformers' names."""
@@ -224,8 +234,9 @@ def test_it_says_that_stages_stand_idle(runs: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", FAMILIES)
 def test_with_stages_between_the_first_and_the_last(runs: Path, name: str, tmp_path: Path) -> None:
-    job = {"out": str(tmp_path / "four"), "settings": settings(runs, name, parallel={"pp_size": 4})}
-    pipeline_worker.run([job], (1, 3), replica_size=4)
+    """Over two nodes, which are one replica."""
+    given = settings(runs, name, parallel={"pp_size": 4}, batch_size={"0": 4, "1": 3})
+    pipeline_worker.run([{"out": str(tmp_path / "four"), "settings": given}], (1, 3), replica_size=4)
     assert_same_run(runs / name, tmp_path / "four", 1e-6)
 
 

@@ -27,7 +27,7 @@ DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout")
 
 @pytest.fixture(scope="module")
 def rows_of(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
-    return make_store(tmp_path_factory.mktemp("stages") / "toy")
+    return make_store(tmp_path_factory.mktemp("stages") / "toy", conversations=True)
 
 
 def written(name: str, *, dropout: float = 0.0, **changes: Any) -> dict[str, Any]:
@@ -66,10 +66,13 @@ def tensors_of(parameters: Parameters, store: TokenStore, *, count: int = 4) -> 
     return to_device(batch, CPU, flash=False)
 
 
-@pytest.mark.parametrize("layout", ["packed", "stream"])
+OBJECTIVES = [("causal_lm", "packed"), ("causal_lm", "stream"), ("instruction", "padded")]
+
+
+@pytest.mark.parametrize(("objective", "layout"), OBJECTIVES)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_stages_one_after_another_are_the_whole(name: str, layout: str, rows_of: TokenStore) -> None:
-    parameters = read(name, objective={"type": "causal_lm", "layout": layout})
+def test_stages_one_after_another_are_the_whole(name: str, objective: str, layout: str, rows_of: TokenStore) -> None:
+    parameters = read(name, objective={"type": objective, "layout": layout})
     module, tensors = built(parameters), tensors_of(parameters, rows_of)
     expected = module(tensors)["lm_loss"]
     gradients = torch.autograd.grad(expected, list(module.parameters()))
