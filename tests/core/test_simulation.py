@@ -182,5 +182,8 @@ def test_all_wait_for_the_slowest_node() -> None:
 
 def test_an_unknown_gpu_is_told() -> None:
     assert gpu("H100").memory == 80 * 2**30
+    assert gpu("NVIDIA A100-SXM4-40GB").memory == 40 * 2**30 and gpu("NVIDIA H200").name == "h200"
+    with pytest.raises(UserError, match="--gpu: expected"):
+        gpu("NVIDIA H100 PCIe")
     with pytest.raises(UserError, match=r'--gpu: expected h100, .*, got "h10"; did you mean'):
         gpu("h10")

@@ -6,6 +6,7 @@ was fitted to published runs (`tools/simulation` says to which, and which were h
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -57,14 +58,19 @@ LINK_LATENCY, NETWORK_LATENCY = 5e-6, 20e-6
 magnitude."""
 
 
+OTHERS = frozenset({"pcie", "nvl", "mig"})
+"""Words by which a device of the same name has fewer of everything."""
+
+
 def gpu(name: str) -> Gpu:
-    """The device `name`.
+    """The device `name`, such as "h100" or "NVIDIA H100 80GB HBM3".
 
     Raises:
         UserError: its constants are not known.
     """
-    found = next((each for each in GPUS if each.name == name.lower()), None)
-    if found is None:
+    words = set(re.findall(r"[a-z0-9]+", name.lower()))
+    found = next((each for each in GPUS if set(each.name.split("-")) <= words), None)
+    if found is None or words & OTHERS:
         names = [each.name for each in GPUS]
         raise UserError(f'--gpu: expected {", ".join(names)}, got "{name}"{nearest(name.lower(), names)}')
     return found
