@@ -1,0 +1,25 @@
+"""Places where numbers are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from terakoya.components.base import Component
+
+
+class TrackerRun(Protocol):
+    """An open tracker. Called from one background thread; may be slow, may raise: the loop never waits for it."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Tracker(Component):
+    """A place where numbers are shown."""
+
+    def open(self, run_folder: Path, parameters: Mapping[str, Any]) -> TrackerRun:
+        """Opens the tracker for the run in `run_folder` (rank 0 only)."""
+        raise NotImplementedError
