@@ -19,6 +19,7 @@ import shutil
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from terakoya.errors import UserError
 from terakoya.training import checkpoint_state
 from terakoya.training.checkpoint_state import Owner, file_facts
 from terakoya.training.distributed import Connection
-from terakoya.training.waiting import everyone
+from terakoya.training.waiting import Leaving, everyone
 
 FORMAT = 2
 READ = (1, 2)
@@ -89,24 +90,21 @@ def save(
             shutil.rmtree(staging, ignore_errors=True)
             (staging / "state").mkdir(parents=True)
 
-    def finish() -> None:
+    def finish(written: Mapping[str, Any]) -> None:
         if connection.is_main:
             write_models(staging)
             shutil.copytree(tokenizer_folder, staging / "tokenizer")
+            if leaving is not None and leaving.is_set():
+                raise Leaving  # the run's lock may be somebody else's by now
             _commit(staging, final, {"format": FORMAT, "step": step, **facts}, written)
             prune(checkpoints, keep)
 
-    action = f"saving {final}"
+    together = partial(everyone, connection, f"saving {final}", leaving=leaving)
     try:
-        everyone(connection, action, begin, leaving=leaving)
-        parts = everyone(
-            connection,
-            action,
-            lambda: checkpoint_state.write(staging / "state", connection.rank, owner),
-            leaving=leaving,
-        )
+        together(begin)
+        parts = together(lambda: checkpoint_state.write(staging / "state", connection.rank, owner))
         written = {f"state/{name}": each for part in parts for name, each in part.items()}
-        everyone(connection, action, finish, leaving=leaving)
+        together(lambda: finish(written))
     except UserError:
         if connection.is_main:
             shutil.rmtree(staging, ignore_errors=True)
