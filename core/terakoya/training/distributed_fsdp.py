@@ -39,7 +39,8 @@ class FSDPEngine(DDPEngine):
 
     Attributes:
         groups: the modules whose weights travel together; the root module, which has the rest, is the last.
-        shards: by name this process's rows of each parameter that is trained: what the optimizer knows.
+        cut: by name each parameter that is trained, a DTensor.
+        shards: this process's rows of it as a plain tensor: what the optimizer knows.
     """
 
     full_module = False
@@ -74,9 +75,8 @@ class FSDPEngine(DDPEngine):
             connection, module, optimizer,
             precision=parameters.precision, max_grad_norm=parameters.max_grad_norm, scaler=scaler,
         )  # fmt: skip
-        self.shards = {
-            name: nn.Parameter(_local(value)) for name, value in module.named_parameters() if value.requires_grad
-        }
+        self.cut = {name: value for name, value in module.named_parameters() if value.requires_grad}
+        self.shards = {name: nn.Parameter(_local(value)) for name, value in self.cut.items()}
         for group, its_names in zip(optimizer.param_groups, given, strict=True):
             group["params"] = [self.shards[name] for name in its_names]
         for name, state in begun.items():  # Adagrad, for one, has a state before its first step
@@ -97,10 +97,9 @@ class FSDPEngine(DDPEngine):
             group.set_requires_gradient_sync(last, recurse=False)
         sums = super().micro_step(batch, weigh, last=last)
         if last:
-            for name, value in self.module.named_parameters():
+            for value, shard in zip(self.cut.values(), self.trainable, strict=True):
                 if value.grad is not None:
-                    self.shards[name].grad = _local(value.grad)
-                    value.grad = None
+                    shard.grad, value.grad = _local(value.grad), None
         return sums
 
     def clip(self) -> Tensor:
@@ -133,9 +132,8 @@ class FSDPEngine(DDPEngine):
 
     def _state(self) -> Iterator[tuple[str, Tensor, tuple[int, ...] | None]]:
         """The same of the optimizer's state, in which scalars are counts of steps."""
-        shapes = {name: tuple(value.shape) for name, value in self.module.named_parameters()}
         for key, value in self.optimizer_state():
-            yield key, value, shapes[key.rpartition("/")[0]] if value.ndim else None
+            yield key, value, tuple(self.cut[key.rpartition("/")[0]].shape) if value.ndim else None
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The rows that this process has of each parameter that is trained."""

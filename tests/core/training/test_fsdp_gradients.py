@@ -42,7 +42,11 @@ SUBJECTS: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
 }
 """By name: architecture, objective, numbers of processes."""
 ADAGRAD = {"type": "adagrad", "learning_rate": 0.1}
-CASES = [(name, processes) for name, (_, _, worlds) in SUBJECTS.items() for processes in worlds]
+CASES = [
+    pytest.param(name, processes, marks=() if len(worlds) > 1 else pytest.mark.nightly)
+    for name, (_, _, worlds) in SUBJECTS.items()
+    for processes in worlds
+]
 
 
 def settings(store: Path, name: str, rows: dict[str, int], **changes: Any) -> dict[str, Any]:
@@ -58,22 +62,21 @@ def settings(store: Path, name: str, rows: dict[str, int], **changes: Any) -> di
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of all worlds' results, `bert2`, `bert3`, ..., and of the store."""
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the results that are asked for, `bert2`, `bert3`, ..., and of the store."""
     base = tmp_path_factory.mktemp("fsdp_gradients")
     store = make_store(base / "toy").folder
-    started = []
+    asked = {tuple(item.callspec.params.values()) for item in request.session.items if hasattr(item, "callspec")}
+    parallel = {"engine": "fsdp"}
     for processes, rows in TABLES.items():
-        parallel = {"engine": "fsdp"}
         jobs = [
             {"out": str(base / f"{name}{processes}"), "gradients": True,
              "settings": settings(store, name, rows, parallel=parallel)}
-            for name, world in CASES if world == processes
+            for name in SUBJECTS if (name, processes) in asked
         ]  # fmt: skip
         changes = {"optimizer": ADAGRAD, "schedule": {"type": "constant"}, "max_grad_norm": 0.0, "parallel": parallel}
         jobs.append({"out": str(base / f"adagrad{processes}"), "settings": settings(store, "bert", rows, **changes)})
-        started += fsdp_worker.start(jobs, base / "said", processes, plugins=[Path(adagrad.__file__)])
-    toy.finish(started, seconds=240)
+        toy.finish(fsdp_worker.start(jobs, base / "said", processes, plugins=[Path(adagrad.__file__)]), seconds=240)
     return base
 
 
