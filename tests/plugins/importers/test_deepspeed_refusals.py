@@ -1,0 +1,141 @@
+"""What is wrong with a ZeRO checkpoint is named; what is odd about one is read."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import published_layouts as layouts
+import pytest
+import torch
+
+from terakoya.errors import UserError
+from terakoya_plugins.importers.deepspeed import DeepSpeed, find_step, read_weights
+
+OPTIMIZER = "bf16_zero_pp_rank_{}_mp_rank_00_optim_states.pt"
+MODEL = {2: "mp_rank_00_model_states.pt", 3: "zero_pp_rank_0_mp_rank_00_model_states.pt"}
+
+
+def written(folder: Path, stage: int = 2, **settings: Any) -> Path:
+    """The step's folder of a small model's checkpoint."""
+    source = layouts.zero(layouts.model("gpt2"), folder, stage=stage, processes=settings.pop("processes", 2))
+    return source / "global_step7"
+
+
+def change(file: Path, changed: Callable[[Any], Any]) -> None:
+    """Writes what `changed` makes of what `file` holds."""
+    content = torch.load(file, weights_only=False)
+    torch.save(changed(content), file)
+
+
+def optimizer(step: Path, **values: Any) -> None:
+    """Sets `values` in the first share."""
+    change(
+        step / OPTIMIZER.format(0),
+        lambda content: {**content, "optimizer_state_dict": {**content["optimizer_state_dict"], **values}},
+    )
+
+
+@pytest.mark.parametrize(("stage", "key"), [(2, "single_partition_of_fp32_groups"), (3, "fp32_flat_groups")])
+def test_shares_of_another_length_are_named(stage: int, key: str, tmp_path: Path) -> None:
+    step = written(tmp_path, stage)
+    groups = torch.load(step / OPTIMIZER.format(0), weights_only=False)["optimizer_state_dict"][key]
+    longer = [torch.cat([groups[0], torch.zeros(50)]), *groups[1:]]
+    optimizer(step, **{key: longer})
+    expected = r"group 0 has [\d,]+ numbers, its weights take" if stage == 2 else r"slices of the weights take [\d,]+"
+    with pytest.raises(UserError, match=expected):
+        read_weights(step)
+    optimizer(step, **{key: [each[:-40] for each in groups]})
+    with pytest.raises(UserError, match="ends behind the"):
+        read_weights(step)
+    if stage == 2:
+        optimizer(step, **{key: groups[:1]})
+        with pytest.raises(UserError, match="expected 2 groups of weights in every share"):
+            read_weights(step)
+
+
+def test_what_files_do_not_hold_is_named(tmp_path: Path) -> None:
+    step = written(tmp_path / "stage")
+    optimizer(step, zero_stage=4)
+    with pytest.raises(UserError, match="expected ZeRO stage 1, 2 or 3, got 4"):
+        read_weights(step)
+    optimizer(step, zero_stage=2, partition_count=3)
+    with pytest.raises(UserError, match="expected the shares of 3 processes, found 2"):
+        read_weights(step)
+    optimizer(step, partition_count=2)
+    change(step / MODEL[2], lambda content: {key: content[key] for key in content if key != "param_shapes"})
+    with pytest.raises(UserError, match="holds no param_shapes; written by a DeepSpeed before"):
+        read_weights(step)
+    change(step / MODEL[2], lambda content: {})
+    with pytest.raises(UserError, match="holds no module"):
+        read_weights(step)
+    third = written(tmp_path / "third", stage=3)
+    (third / "zero_pp_rank_1_mp_rank_00_model_states.pt").unlink()
+    with pytest.raises(UserError, match="one is missing"):
+        read_weights(third)
+
+
+def test_folders_that_are_none_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such folder"):
+        find_step(tmp_path / "nowhere")
+    (tmp_path / "latest").write_text("global_step9\n")
+    with pytest.raises(UserError, match="global_step9: no such folder"):
+        find_step(tmp_path)
+    (tmp_path / "global_step9").mkdir()
+    with pytest.raises(UserError, match="expected files mp_rank_00_model_states"):
+        find_step(tmp_path)
+
+
+def test_a_config_without_a_known_class_asks_for_one(tmp_path: Path) -> None:
+    step = written(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for names in (["NoSuchModel"], None):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": names}))
+        with pytest.raises(UserError, match="architectures: expected a class of Transformers"):
+            DeepSpeed().read(step, tmp_path / "out")
+
+
+def test_without_an_optimizers_shares_the_models_own_weights_come(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    step = written(tmp_path)
+    for rank in range(2):
+        (step / OPTIMIZER.format(rank)).unlink()
+    with caplog.at_level(logging.WARNING, logger="terakoya"):
+        found = read_weights(step)
+    state = layouts.model("gpt2").state_dict()
+    assert found.keys() == state.keys()
+    assert all(torch.equal(value, state[name].bfloat16()) for name, value in found.items())
+    assert "no shares of an optimizer" in caplog.text and "bfloat16" in caplog.text
+
+
+def test_buffers_come_along_and_names_lose_their_wrapper(tmp_path: Path) -> None:
+    step = written(tmp_path)
+    table = torch.arange(3.0)
+
+    def wrapped(content: Any) -> Any:
+        shapes = [{f"module.{name}": shape for name, shape in names.items()} for names in content["param_shapes"]]
+        shared = {f"module.{name}": f"module.{other}" for name, other in content["shared_params"].items()}
+        return {
+            **content, "param_shapes": shapes, "shared_params": shared, "buffer_names": ["module.table", "not saved"],
+            "module": {**content["module"], "module.table": table},
+        }  # fmt: skip
+
+    change(step / MODEL[2], wrapped)
+    assert torch.equal(read_weights(step)["module.table"], table)
+    change(step / MODEL[2], lambda content: {**content, "buffer_names": []})
+    DeepSpeed().read(step, tmp_path / "out")
+    layouts.same(tmp_path / "out", layouts.model("gpt2"))
+
+
+@pytest.mark.parametrize("prefix", ["", "fp16_"])
+def test_shares_are_taken_by_the_numbers_of_their_processes(prefix: str, tmp_path: Path) -> None:
+    step = written(tmp_path, processes=11)  # the tenth comes after the second
+    for rank in range(11):
+        name = OPTIMIZER.format(rank)
+        (step / name).rename(step / name.replace("bf16_", prefix))
+    DeepSpeed().read(step, tmp_path / "out")
+    layouts.same(tmp_path / "out", layouts.model("gpt2"))
