@@ -106,7 +106,11 @@ def mine(file: Path, source: str) -> plugins.Offer:
 def test_an_encoder_decoder_keeps_every_promise(tmp_path: Path) -> None:
     found = list(contract.check_component(mine(tmp_path / "mt5.py", MT5), train=False))
     assert [str(each) for each in found if each.verdict != "kept"] == [
-        "architecture mt5: A row of max_sequence_length works: it has no bound"
+        "architecture mt5: Processes that share its blocks by tensor_partition compute what one does: tensor_partition "
+        "is None: parallel.tp_size is refused",
+        "architecture mt5: Stages of a pipeline, which it is cut into by cut, compute one after another what the whole "
+        "does: cut is not written: parallel.pp_size is refused",
+        "architecture mt5: A row of max_sequence_length works: it has no bound",
     ]
     assert sum("seq2seq" in each.promise for each in found) == 2
 
