@@ -92,6 +92,8 @@ def save(
 
     def finish(written: Mapping[str, Any]) -> None:
         if connection.is_main:
+            lacking = checkpoint_state.incomplete(staging)
+            assert not lacking, f"{lacking[:5]} were not written once: processes do not agree who writes what"
             write_models(staging)
             shutil.copytree(tokenizer_folder, staging / "tokenizer")
             if leaving is not None and leaving.is_set():

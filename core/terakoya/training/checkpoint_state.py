@@ -200,14 +200,20 @@ class State:
     def _found(self, name: str) -> list[_Stored]:
         if name not in self.stored:
             raise UserError(f"{self.folder}: has no tensor {name}; it was saved from another architecture or objective")
+        if not self.is_whole(name):
+            raise UserError(f"{self.folder}: lacks a part of {name}; files of it are missing: take another checkpoint")
+        return self.stored[name]
+
+    def is_whole(self, name: str) -> bool:
+        """Whether the pieces of the tensor `name` have as many elements as it."""
         found = self.stored[name]
-        there, size = sum(math.prod(each.own) for each in found), math.prod(found[0].shape)
-        if there != size:
-            raise UserError(
-                f"{self.folder}: of {name} {there:,} elements are there, expected {size:,}; files of it are missing: "
-                "take another checkpoint"
-            )
-        return found
+        return sum(math.prod(each.own) for each in found) == math.prod(found[0].shape)
+
+
+def incomplete(folder: Path) -> list[str]:
+    """The tensors in the checkpoint `folder` of which not every element is there, or some more than once."""
+    states = [State(folder, kind) for kind in KINDS]
+    return sorted(name for state in states for name in state.names() if not state.is_whole(name))
 
 
 def load(folder: Path, engine: Engine) -> None:

@@ -52,11 +52,11 @@ def whole(name: str, value: Tensor) -> Piece:
 def dealt(pieces: Iterable[Piece], holder: int, holders: int) -> Iterator[Piece]:
     """Of `pieces`, which `holders` processes hold alike, those that the process `holder` writes.
 
-    Each process goes through the same pieces in the same order; every block, a piece or some rows of it, is given to
-    the one that has least until then. So all is written once, and shares differ by a block at most.
+    Every block, a piece or some rows of it, is given to the one that has least until then: so all is written once, and
+    shares differ by a block at most. Pieces are dealt by their names, in whatever order a process has them.
     """
     given = [0] * holders
-    for piece in pieces:
+    for piece in sorted(pieces, key=lambda piece: (piece.name, str(piece.start))):
         for block in _blocks(piece) if holders > 1 else [piece]:
             least = given.index(min(given))
             given[least] += block.nbytes

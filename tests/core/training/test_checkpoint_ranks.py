@@ -60,8 +60,9 @@ class Owner:
         self.module = module
 
     def owned_pieces(self, kind: Kind) -> Iterator[Piece]:
-        values = self.module.state_dict() if kind == "model" else {}
-        yield from dealt((whole(name, value) for name, value in values.items()), self.rank, RANKS)
+        values = list(self.module.state_dict().items()) if kind == "model" else []
+        values = values[self.rank :] + values[: self.rank]  # in an order of its own
+        yield from dealt((whole(name, value) for name, value in values), self.rank, RANKS)
 
 
 def on_every_rank(work: Callable[[Connection], Any]) -> list[Any]:
@@ -186,6 +187,18 @@ def test_the_manifest_waits_for_the_slowest_rank(
     manifest = events.index("manifest.json")
     assert {f"model-0000{rank}.safetensors" for rank in range(RANKS)} <= set(events[:manifest])
     assert events[-2:] == ["rename step-00000001", "checkpoints"] and manifest < len(events) - 2
+
+
+def test_what_is_not_written_once_is_never_committed(tmp_path: Path, module: nn.Module) -> None:
+    """A process that leaves to others what nobody writes would find out when it resumes."""
+    (tmp_path / "tokenizer").mkdir()
+    alone = Connection(0, 1, torch.device("cpu"), Topology((Place(0, 0, 0, "here"),)), None, None)
+    with pytest.raises(AssertionError, match=r"weight'\] were not written once"):
+        checkpoint.save(
+            tmp_path / "checkpoints", 1, alone, Owner(0, module), facts={}, write_models=lambda folder: None,
+            tokenizer_folder=tmp_path / "tokenizer", keep=2,
+        )  # fmt: skip
+    assert checkpoint.committed(tmp_path / "checkpoints") == []
 
 
 def test_everyone_returns_when_the_last_is_through_with_what_each_found(monkeypatch: pytest.MonkeyPatch) -> None:
