@@ -20,9 +20,13 @@ from test_activation_checkpointing import DROPOUTS
 from test_start import trainer
 from torch import nn
 
-from terakoya.contract.toy import make_store, values
+from terakoya.contract.toy import VOCABULARY, make_store, values
+from terakoya.errors import UserError
+from terakoya.parameters import Parameters
 from terakoya.plugins import registry
 from terakoya.training.batches import to_device
+from terakoya.training.distributed_fsdp import blocks, shard
+from terakoya.training.setup import build_module
 
 TABLES = {2: {"0": 5, "1": 2}, 3: {"0": 4, "1": 2, "2": 1}}
 TIED = {"type": "replaced_token", "generator_size": "1/2", "sharing": "tied"}
@@ -130,3 +134,20 @@ def test_an_optimizer_may_keep_something_from_the_start(runs: Path, processes: i
         assert before.grad is not None
         expected = before - 0.1 * before.grad / ((adagrad.BEGIN + before.grad.square()).sqrt() + adagrad.EPS)
         assert torch.allclose(trained[name], expected, rtol=0.0, atol=1e-7), name
+
+
+def test_a_block_that_shares_a_weight_is_no_group_of_its_own() -> None:
+    parameters = Parameters.from_dict(settings(Path("store"), "bert", {"-1": 7}), source="test")
+    module: Any = build_module(parameters, VOCABULARY)
+    layers = list(module.model.bert.encoder.layer)
+    assert blocks(parameters, module, VOCABULARY) == layers
+    module.model.cls.predictions.transform.dense.weight = layers[1].attention.output.dense.weight
+    assert blocks(parameters, module, VOCABULARY) == layers[:1]
+
+
+def test_a_scalar_weight_is_refused_by_name() -> None:
+    parameters = Parameters.from_dict(settings(Path("store"), "bert", {"-1": 7}), source="test")
+    module: Any = build_module(parameters, VOCABULARY)
+    module.model.scale = nn.Parameter(torch.tensor(1.0))
+    with pytest.raises(UserError, match=r'parallel.engine "fsdp": model.scale is a scalar'):
+        shard(parameters, module, VOCABULARY, mesh=None)  # type: ignore[arg-type] # not looked at yet
