@@ -170,6 +170,8 @@ def test_stages_have_their_layers_and_an_end() -> None:
     assert rank_weights(model(), Layout(pipeline=4)) == layers / 4 + (V + S) * H
     untied = model(tied=False, positions=False)
     assert rank_weights(untied, Layout(pipeline=4, tensor=2)) == (layers / 4 + V * H) / 2
+    small = replace(model(), embedding_weights=0)  # the tied head lies on the last stage all the same
+    assert rank_weights(small, Layout(pipeline=4)) == layers / 4 + V * H
 
 
 def test_all_wait_for_the_slowest_node() -> None:
