@@ -177,11 +177,11 @@ def parent(process: int) -> int:
 
 
 def slow(folder: Path, *, seconds: float) -> list[str]:
-    """A plugin that makes each step that much longer, as options of the command line."""
+    """A plugin that makes each step of a job's first start that much longer, as options of the command line."""
     file = folder / "slow.py"
     file.write_text(
-        "import time\nfrom terakoya import hookimpl\n\n"
-        f"@hookimpl\ndef step_finished(run, report):\n    time.sleep({seconds})\n"
+        "import os, time\nfrom terakoya import hookimpl\n\n@hookimpl\ndef step_finished(run, report):\n"
+        f"    time.sleep(0 if 'SLURM_RESTART_COUNT' in os.environ else {seconds})\n"
     )
     return ["--plugin", str(file)]
 
