@@ -32,7 +32,7 @@ PROJECT = "terakoya"
 hookspec = pluggy.HookspecMarker(PROJECT)
 
 INTERFACE = "1.0"
-"""The version of what plugins see: this page, `components.py`, and what they name. The first number rises where a
+"""The version of what plugins see: this page, `components`, and what they name. The first number rises where a
 plugin must be changed, the second where something is added."""
 
 
@@ -122,7 +122,8 @@ def evaluate(run: Run) -> Mapping[str, float]:  # type: ignore[empty-body]
 
 @hookspec
 def checkpoint_saved(run: Run, folder: Path) -> None:
-    """Called on every rank after a checkpoint is committed under its final name `folder`. Returns nothing."""
+    """Called on every rank after a checkpoint is committed under its final name `folder`, which says the step it is of:
+    with `checkpoint.async_save` the run is further on by then. Returns nothing."""
 
 
 @hookspec
