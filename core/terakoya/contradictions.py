@@ -173,8 +173,8 @@ def _of_shared_blocks(parameters: Parameters) -> Iterator[str]:
     if not objective.hidden_once:
         can = sorted(offer.name for offer in offers if getattr(offer.component, "hidden_once", False))
         yield (
-            f"{key}: objective {type(objective).__name__} cannot be cut into stages, as it is more than one pass through "
-            f"one model; those that can: {', '.join(can)}. {otherwise}"
+            f"{key}: objective {type(objective).__name__} cannot be cut into stages, as it is more than one pass "
+            f"through one model; those that can: {', '.join(can)}. {otherwise}"
         )
     if parameters.lora is not None:
         yield f"lora: adapters are trained by processes that have all blocks, got {key}; set it to 1"
