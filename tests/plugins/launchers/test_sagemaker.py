@@ -249,6 +249,7 @@ def test_two_instances_train_together_and_their_numbers_are_found(store: Path, t
     assert not any((tmp_path / "127.0.0.1/model").iterdir())
 
 
+@pytest.mark.nightly  # three starts of torchrun and Transformers
 def test_an_instance_asked_to_stop_saves_and_the_next_job_goes_on(store: Path, tmp_path: Path) -> None:
     plan = planned(
         tmp_path,
