@@ -271,9 +271,11 @@ SENTENCES = [
 
 
 def test_data_is_prepared_by_an_array_and_training_waits_for_it(cluster: Path, tmp_path: Path) -> None:
-    corpus = tmp_path / "corpus.jsonl"
     texts = ["".join(SENTENCES[(index * k) % 3] for k in range(1, 4 + index % 5)) for index in range(120)]
-    corpus.write_text("\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in texts))
+    corpus = [tmp_path / f"corpus{number}.jsonl" for number in range(6)]  # what one job reads is at least a file
+    for number, file in enumerate(corpus):
+        lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts[number::6]]
+        file.write_text("\n".join(lines))
 
     def terakoya(*arguments: str | Path) -> str:
         done = subprocess.run(
@@ -282,8 +284,8 @@ def test_data_is_prepared_by_an_array_and_training_waits_for_it(cluster: Path, t
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    terakoya("tokenizer", "train", corpus, "--type", "mecab_wordpiece", "--vocab-size", "200", "--out", "tokenizer")
-    script = terakoya("prepare", corpus, "--tokenizer", "tokenizer", "--out", "store", "--slurm-array", "3")
+    terakoya("tokenizer", "train", *corpus, "--type", "mecab_wordpiece", "--vocab-size", "200", "--out", "tokenizer")
+    script = terakoya("prepare", *corpus, "--tokenizer", "tokenizer", "--out", "store", "--slurm-array", "2")
     script = script.replace("MEMORY=16G", "MEMORY=500M").replace("CPUS=4", "CPUS=1")
     (tmp_path / "jobs.sh").write_text(script)
     told = subprocess.run(["bash", tmp_path / "jobs.sh"], check=True, capture_output=True, text=True).stdout
@@ -296,5 +298,5 @@ def test_data_is_prepared_by_an_array_and_training_waits_for_it(cluster: Path, t
     )  # fmt: skip
     assert "PENDING  waits: Dependency" in shown and "COMPLETED" in shown, shown
     assert "finished" in shown and "12/12 (100.0%)" in shown, shown
-    terakoya("prepare", corpus, "--tokenizer", "tokenizer", "--out", "plain")
+    terakoya("prepare", *corpus, "--tokenizer", "tokenizer", "--out", "plain")
     assert (tmp_path / "store/tokens.bin").read_bytes() == (tmp_path / "plain/tokens.bin").read_bytes()

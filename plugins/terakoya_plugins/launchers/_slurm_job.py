@@ -42,7 +42,7 @@ class SlurmJob:
         told = []
         if word == "PENDING" and facts.get("Reason", "None") != "None":
             told.append(f"waits: {facts['Reason']}")
-        if word not in ("PENDING", "COMPLETED") and facts.get("NodeList", "(null)") != "(null)":
+        if word not in ("PENDING", "COMPLETED") and facts.get("NodeList", "") not in ("", "(null)"):
             told.append(f"on {facts['NodeList']}")
         if facts.get("Restarts", "0") != "0":
             told.append(f"queued again {facts['Restarts']} times" if facts["Restarts"] != "1" else "queued again once")

@@ -200,6 +200,7 @@ def scontrol(
         (scontrol(state="COMPLETED", restarts=1), JobState("COMPLETED", "queued again once", over=True)),
         (scontrol(state="FAILED", code=2), JobState("FAILED", "on n[1-2]; exit code 2", over=True, failed=True)),
         (scontrol(state="FAILED", code=75), JobState("FAILED", "on n[1-2]; asked to stop, and saved", over=True)),
+        (scontrol(state="CANCELLED", nodes=""), JobState("CANCELLED", "", over=True, failed=True)),
         (scontrol(state="NODE_FAIL"), JobState("NODE_FAIL", "on n[1-2]", over=True, failed=True)),
     ],
 )
