@@ -63,8 +63,8 @@ def cell(part: str, engine: str, architecture: str) -> str:
 def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The command as a module."""
     monkeypatch.syspath_prepend(str(TOOL.parent))
-    for name in ("OMP_NUM_THREADS", "HF_HUB_OFFLINE", "DS_ACCELERATOR"):
-        monkeypatch.setenv(name, os.environ.get(name, ""))
+    for name, value in {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"}.items():
+        monkeypatch.setenv(name, value)  # what the command sets where nobody has; taken back afterwards
     return importlib.import_module("table")
 
 
