@@ -33,7 +33,8 @@ def test_every_engine_trains_what_one_process_does(tmp_path: Path, tool: ModuleT
     gradients, exports = text.split("## ")[1:]
     for part in (gradients, exports):
         for engine, architecture in tool.cases.QUICK.items():
-            assert cell(part, engine, architecture).startswith(tuple("0123456789")), (engine, architecture)
+            text = cell(part, engine, architecture)
+            assert text == "same bits" or 0 < float(text) < 1e-5, (engine, architecture, text)
 
 
 @pytest.mark.nightly

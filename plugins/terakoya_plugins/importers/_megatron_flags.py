@@ -37,8 +37,7 @@ RESUMED = "a run goes on by itself from its newest checkpoint, with its paramete
 FOLDER = "the run's folder is `--out` of `terakoya train`"
 TOKENS = "a store knows its tokenizer"
 AGAIN = "every block is computed again"
-NO_PARALLEL = "no tensor, pipeline, context or sequence parallelism yet"
-PARALLEL = f"1 is nothing; above, {NO_PARALLEL}"
+NO_RING = "no ring attention; `--set parallel.sp_size=N` shares the positions of rows in another way"
 EXPERTS = "a mixture of experts"
 EIGHT = "how 8-bit products are scaled: accelerate's recipe says it"
 
@@ -171,13 +170,13 @@ GROUPS: Mapping[str, Mapping[str, Flag]] = {
         "distributed-timeout-minutes": _placed("parallel.timeout_seconds", "30"),
         "deepspeed": Flag("dropped", "the engine follows from zero-stage"),
         "deepspeed-config": Flag("unplaced", "what that file sets beside batch sizes, precision and the stage of ZeRO"),
-        "tensor-model-parallel-size": Flag("unplaced", PARALLEL),
-        "pipeline-model-parallel-size": Flag("unplaced", PARALLEL),
-        "context-parallel-size": Flag("unplaced", PARALLEL),
-        "ds-sequence-parallel-size": Flag("unplaced", PARALLEL),
-        "num-layers-per-virtual-pipeline-stage": Flag("unplaced", PARALLEL),
-        "sequence-parallel": Flag("dropped", "goes with tensor parallelism"),
-        "no-pipeline-parallel": Flag("dropped", "there is none"),
+        "tensor-model-parallel-size": _placed("parallel.tp_size", "2"),
+        "pipeline-model-parallel-size": _placed("parallel.pp_size", "2"),
+        "context-parallel-size": Flag("unplaced", f"1 is nothing; above, {NO_RING}"),
+        "ds-sequence-parallel-size": _placed("parallel.sp_size", "2"),
+        "num-layers-per-virtual-pipeline-stage": _placed("parallel.pp_stages_per_process", "1"),
+        "sequence-parallel": Flag("dropped", "shares what tensor parallelism leaves whole, with the same numbers"),
+        "no-pipeline-parallel": Flag("dropped", "so where pp_size is 1"),
         "distributed-backend": Flag("dropped", "chosen by the device"),
         "overlap-grad-reduce": Flag("dropped", HOW),
         "overlap-param-gather": Flag("dropped", HOW),

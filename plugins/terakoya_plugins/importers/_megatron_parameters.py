@@ -9,7 +9,7 @@ from typing import Any
 from terakoya.components import ForeignParameters
 from terakoya.errors import UserError, nearest
 
-from ._megatron_flags import FLAGS, NO_PARALLEL
+from ._megatron_flags import FLAGS
 from ._megatron_options import Options, ranges, shares, whole
 from ._megatron_run import length, numbers_and_memory, processes, saving, start, trackers
 from ._shell_script import shown
@@ -21,10 +21,7 @@ SCHEDULES = {
 Z_LOSS = 1e-4
 """The weight that `--use-z-loss` means in llm-jp's Megatron-LM; PaLM's."""
 
-PARALLEL = (
-    "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size", "ds-sequence-parallel-size",
-    "expert-model-parallel-size",
-)  # fmt: skip
+NOTHING_IF_1 = ("context-parallel-size", "expert-model-parallel-size")
 
 
 def convert(words: Sequence[str], *, nodes: int | None) -> ForeignParameters:
@@ -53,7 +50,7 @@ def convert(words: Sequence[str], *, nodes: int | None) -> ForeignParameters:
             notes.append('batch_size is for one node ("-1"); for several give each its rows')
     result |= length(options, batch, result["data"].get("sequence_length"))
     result |= numbers_and_memory(options)
-    result["parallel"] = processes(options)
+    result["parallel"] = processes(options, result["architecture"].get("num_hidden_layers"))
     _without_fp8(options, result)
     result |= saving(options, result["data"])
     result["start_from"] = start(options, notes)
@@ -86,11 +83,8 @@ def _rest(options: Options, notes: list[str]) -> None:
             continue
         flag = FLAGS.get(name)
         value = shown(" ".join(words))
-        if name in PARALLEL:
-            places = (
-                (options.dropped, "1 is nothing") if value == "1" else (options.unplaced, f"{value}: {NO_PARALLEL}")
-            )
-            places[0][name] = places[1]
+        if name in NOTHING_IF_1 and value == "1":
+            options.dropped[name] = "1 is nothing"
         elif name == "num-experts" and value in ("0", "1"):
             options.dropped[name] = "no experts"
         elif flag is None:

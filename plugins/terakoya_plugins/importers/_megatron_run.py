@@ -80,16 +80,50 @@ def loss_scaling(options: Options, precision: str | None) -> dict[str, float] | 
     return found or None
 
 
-def processes(options: Options) -> dict[str, Any]:
-    """ZeRO, and how long processes wait for each other."""
+SHARED = {
+    "tensor-model-parallel-size": "tp_size",
+    "pipeline-model-parallel-size": "pp_size",
+    "ds-sequence-parallel-size": "sp_size",
+}
+"""How many processes work on the same rows, and the key under `parallel`."""
+VIRTUAL = "num-layers-per-virtual-pipeline-stage"
+
+
+def processes(options: Options, layers: int | None) -> dict[str, Any]:
+    """ZeRO, or what processes share of a model of so many `layers`, and how long they wait for each other."""
     stage = options.take("zero-stage", whole, "parallel.zero_stage")
     if options.switch("use-distributed-optimizer", "parallel.zero_stage"):
         stage = 1 if stage is None else stage
     parallel: dict[str, Any] = {} if stage is None else {"engine": "deepspeed", "zero_stage": stage}
+    parallel |= _shared(options, layers, zero=stage is not None)
     minutes = options.take("distributed-timeout-minutes", whole, "parallel.timeout_seconds")
     if minutes:
         parallel["timeout_seconds"] = 60 * minutes
     return parallel
+
+
+def _shared(options: Options, layers: int | None, *, zero: bool) -> dict[str, int]:
+    """The one size above 1, where ZeRO is not asked for: more does not go together here."""
+    sizes = {}
+    for name, key in SHARED.items():
+        size = options.take(name, whole, f"parallel.{key}")
+        if size == 1:
+            options.nothing_lost(name, "1 is nothing")
+        elif size is not None:
+            sizes[name] = size
+    each = options.take(VIRTUAL, whole, "parallel.pp_stages_per_process")
+    if zero or len(sizes) > 1:
+        for name, size in sizes.items():
+            options.no_place(name, f"{size}: not together with {'ZeRO' if zero else 'the other'}; choose one of them")
+        sizes = {}
+    found = {SHARED[name]: size for name, size in sizes.items()}
+    if each is not None:
+        stages, rest = divmod(layers or 0, each * found.get("pp_size", 1))
+        if "pp_size" not in found or rest or not stages:
+            options.no_place(VIRTUAL, f"{each}: without pp_size, or layers that it does not divide")
+        else:
+            found["pp_stages_per_process"] = stages
+    return found
 
 
 def start(options: Options, notes: list[str]) -> str | None:

@@ -28,7 +28,9 @@ WITH = {
     "lr-decay-tokens": "--lr-decay-style cosine", "min-lr": "--lr-decay-style cosine",
     "lr-wsd-decay-style": "--lr-decay-style WSD", "lr-wsd-decay-iters": "--lr-decay-style WSD",
     "eval-interval": "--split 90,10,0", "eval-iters": "--split 90,10,0",
-    "distributed-timeout-minutes": "--zero-stage 1", "finetune": "--load old", "no-load-optim": "--load old",
+    "distributed-timeout-minutes": "--zero-stage 1",
+    "num-layers-per-virtual-pipeline-stage": "--pipeline-model-parallel-size 2",
+    "finetune": "--load old", "no-load-optim": "--load old",
     "initial-loss-scale": "--fp16", "loss-scale": "--fp16", "loss-scale-window": "--fp16", "min-loss-scale": "--fp16",
     "hysteresis": "--fp16", "use-flash-attn": "--bf16", "use-flash-attn-v2": "--bf16",
 }  # fmt: skip
@@ -125,6 +127,26 @@ def test_a_run_of_a_llama_comes_over_whole() -> None:
     assert sorted(found.unplaced) == ["no-fp8-wgrad", "num-layer", "tensor-model-parallel-size"]
     assert found.unplaced["num-layer"].startswith('3: not known; did you mean "num-layers"')
     Parameters.from_dict(found.parameters, source="test")
+
+
+def test_processes_that_share_a_model_come_over() -> None:
+    base = f"{SIZES} {BATCH} {LLAMA}".replace("--num-layers 2", "--num-layers 8")
+    tensor, pipeline = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
+
+    def parallel(more: str) -> tuple[dict[str, Any], dict[str, str]]:
+        found = convert(f"{base} {more}".split(), nodes=1)
+        Parameters.from_dict(found.parameters, source="test")
+        return found.parameters.get("parallel", {}), dict(found.unplaced)
+
+    assert parallel(f"{tensor} 2 {pipeline} 1") == ({"tp_size": 2}, {})
+    assert parallel(f"{pipeline} 2 --num-layers-per-virtual-pipeline-stage 1") == (
+        {"pp_size": 2, "pp_stages_per_process": 4}, {},
+    )  # fmt: skip
+    assert parallel("--ds-sequence-parallel-size 2") == ({"sp_size": 2}, {})
+    both, told = parallel(f"{tensor} 2 {pipeline} 2")
+    assert both == {} and sorted(told) == ["pipeline-model-parallel-size", "tensor-model-parallel-size"]
+    zero, told = parallel(f"{tensor} 2 --use-distributed-optimizer")
+    assert zero["zero_stage"] == 1 and "not together with ZeRO" in told["tensor-model-parallel-size"]
 
 
 def test_memory_numbers_and_trackers_come_over() -> None:
