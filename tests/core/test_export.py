@@ -17,7 +17,7 @@ from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 from terakoya.export_model import build_models, export, find_checkpoint
 from terakoya.parameters import Parameters
-from terakoya.training import checkpoint
+from terakoya.training import checkpoint, checkpoint_state
 from terakoya.training.setup import train_here
 
 
@@ -41,7 +41,7 @@ def test_an_export_gives_our_logits(trained: Path, tmp_path: Path) -> None:
     module = parameters.objective.build(
         parameters.architecture, Vocabulary.model_validate(manifest["vocabulary"])
     ).eval()
-    checkpoint.load_module(done.checkpoint, module)
+    checkpoint_state.load_module(done.checkpoint, module)
     attention.use(module, "sdpa")
     ids = torch.randint(6, 200, (2, 20))
     batch = {

@@ -22,7 +22,7 @@ from terakoya.commands.main import main
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 from terakoya.parameters import Parameters
-from terakoya.training import checkpoint
+from terakoya.training import checkpoint, checkpoint_state
 from terakoya.training.setup import build_module
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "plugins" / "examples"
@@ -101,7 +101,7 @@ def test_two_processes_train_it_and_plain_transformers_gives_its_logits(name: st
     manifest = checkpoint.read_manifest(folder)
     parameters = Parameters.from_dict(manifest["parameters"], source="manifest")
     module = build_module(parameters, Vocabulary.model_validate(manifest["vocabulary"])).eval()
-    checkpoint.load_module(folder, module)
+    checkpoint_state.load_module(folder, module)
     attention.use(module, "sdpa")
     ids = torch.tensor([[2, 30, 31, 4, 33, 34, 35, 3]])
     batch = {"input_ids": ids, "position_ids": torch.arange(8)[None], "document_ids": torch.zeros_like(ids)}
