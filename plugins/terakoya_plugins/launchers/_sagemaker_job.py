@@ -133,7 +133,7 @@ class SageMakerJob:
                     self._client("s3").download_fileobj(bucket, key, packed)
                 packed.seek(0)
                 with tarfile.open(fileobj=packed, mode="r:*") as archive:
-                    archive.extractall(staging, filter="data")
+                    _unpack(archive, staging)
             if out.is_dir():
                 out.rmdir()
             staging.rename(out)
@@ -153,6 +153,20 @@ class SageMakerJob:
         with _asking(verb):
             facts: Mapping[str, Any] = self._client("sagemaker").describe_training_job(TrainingJobName=self.name)
             return facts
+
+
+def _unpack(archive: tarfile.TarFile, folder: Path) -> None:
+    """Writes the files of `archive` below `folder`. Python knows filters for this from 3.11.4 on alone.
+
+    Raises:
+        tarfile.TarError: one that would lie elsewhere, or that is neither a file nor a folder.
+    """
+    for member in archive:
+        inside = (folder / member.name).resolve().is_relative_to(folder.resolve())
+        if not inside or not (member.isfile() or member.isdir()):
+            raise tarfile.TarError(f"{member.name} is no file below the folder it is unpacked into")
+        filters = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        archive.extract(member, folder, **filters)  # type: ignore[arg-type]
 
 
 def _place(uri: str) -> tuple[str, str]:
