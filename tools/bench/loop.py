@@ -179,8 +179,8 @@ def run_whole(raw: Mapping[str, Any], clock: Relay) -> None:
     ours.run(raw, clock.steps, clock)
 
 
-def run_ready(raw: Mapping[str, Any], clock: Relay) -> None:
-    """terakoya, each of the first batches made once and used again and again."""
+def run_ready(raw: Mapping[str, Any], clock: Clock, folder: Path | None = None) -> None:
+    """terakoya, each of the first batches made once and used again and again; in `folder`, if there is one."""
     made: dict[int, StepBatches] = {}
     make: Callable[[BatchMaker, int], StepBatches] = BatchMaker.__call__
 
@@ -191,7 +191,7 @@ def run_ready(raw: Mapping[str, Any], clock: Relay) -> None:
         return made[step]
 
     BatchMaker.__call__ = ready  # type: ignore[method-assign]
-    ours.run(raw, clock.steps, clock)
+    ours.run(raw, clock.steps, clock, folder)
 
 
 def run_raw(raw: Mapping[str, Any], clock: Relay) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Mapping
-from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -28,15 +28,19 @@ def train(_: int, raw: Mapping[str, Any], *, steps: int, warm_up: int = 1) -> Tu
     return Turn([Step(count, *seconds) for count, seconds in timed], losses)
 
 
-def run(raw: Mapping[str, Any], steps: int, clock: Clock) -> tuple[list[int], dict[str, float]]:
-    """Trains in a folder that is removed afterwards; `clock` is told of each step. Returns the steps' real tokens, and
-    `loss N` of each logged step N, counted from 0."""
+def run(
+    raw: Mapping[str, Any], steps: int, clock: Clock, folder: Path | None = None
+) -> tuple[list[int], dict[str, float]]:
+    """Trains in `folder`, which all processes share; where None, in one of its own that is removed afterwards. `clock`
+    is told of each step. Returns the steps' real tokens, and `loss N` of each logged step N, counted from 0."""
     torch.set_num_threads(1)
     plugin = next(each.module for each in plugins.load([str(PLUGIN)]).plugins if each.module.__file__ == str(PLUGIN))
     plugin.clock = clock
     plugin.tokens.clear()
     plugin.losses.clear()
     parameters = Parameters.from_dict({**raw, "max_steps": steps}, source="bench")
-    with tempfile.TemporaryDirectory() as folder, redirect_stderr(StringIO()):  # its live line
-        train_here(parameters, Path(folder))
+    with contextlib.ExitStack() as held:
+        where = folder or Path(held.enter_context(tempfile.TemporaryDirectory()))
+        held.enter_context(contextlib.redirect_stderr(StringIO()))  # its live line
+        train_here(parameters, where)
     return list(plugin.tokens), dict(plugin.losses)

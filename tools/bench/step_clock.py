@@ -20,6 +20,11 @@ class Clock:
         self.warm_up, self.last = warm_up, warm_up + steps
         self.ended: list[tuple[float, float]] = []
 
+    @property
+    def steps(self) -> int:
+        """Steps to take."""
+        return self.last
+
     def step_ended(self) -> None:
         """Notes wall time and CPU time."""
         if torch.cuda.is_available() and len(self.ended) + 1 in (self.warm_up, self.last):

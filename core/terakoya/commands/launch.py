@@ -83,7 +83,6 @@ def command(
 
 def _show(kind: str, planned: Planned, *, submitted: bool) -> None:
     """Prints the plan."""
-    from terakoya.components import Launcher
     from terakoya.log import console
 
     show = console()
@@ -95,7 +94,7 @@ def _show(kind: str, planned: Planned, *, submitted: bool) -> None:
     show.print("started with:" if submitted else "start it with these, or the same command and --submit:")
     for line in planned.plan.commands:
         show.print(f"  {line}", markup=False, soft_wrap=True)
-    goes_on = type(planned.launcher).submitted.__func__ is not Launcher.submitted.__func__  # type: ignore[attr-defined]
+    goes_on = planned.launcher.jobs_go_on
     watching = f"launch {kind} status {planned.job.run}" if goes_on else f"status {planned.job.run}"
     show.print(f"watch it with:\n  terakoya {watching} --watch", markup=False, soft_wrap=True)
 

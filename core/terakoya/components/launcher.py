@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from terakoya.components.base import Component
 from terakoya.errors import UserError
@@ -89,6 +89,9 @@ class SubmittedJob(Protocol):
 
 class Launcher(Component):
     """A way to start a run: settings of the place, from which a job's files and commands follow."""
+
+    jobs_go_on: ClassVar[bool] = False
+    """Whether a job outlives the command that submits it: `submitted` then finds it again."""
 
     def plan(self, job: Job, folder: Path) -> LaunchPlan:
         """What would start `job`, were the plan's files in `folder`, an absolute path. Starts and writes nothing.

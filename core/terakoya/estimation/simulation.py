@@ -28,8 +28,9 @@ from terakoya.estimation.trial_rows import trial_rows
 from terakoya.parameters import Parallel, Parameters
 from terakoya.training import engines, setup
 from terakoya.training.batches import to_device
-from terakoya.training.distributed import Connection, DDPEngine
-from terakoya.training.distributed_deepspeed import PERSISTENCE_THRESHOLD
+from terakoya.training.distributed import Connection
+from terakoya.training.distributed_ddp import DDPEngine
+from terakoya.training.distributed_deepspeed_config import PERSISTENCE_THRESHOLD
 from terakoya.training.engine import saved_values
 from terakoya.training.loss import weighted
 from terakoya.training.world import Place, Topology

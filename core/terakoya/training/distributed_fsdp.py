@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -27,7 +26,8 @@ from torch.distributed.tensor import DTensor
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 from terakoya.parameters import Parameters
-from terakoya.training.distributed import Connection, DDPEngine
+from terakoya.training.distributed import Connection
+from terakoya.training.distributed_ddp import DDPEngine
 from terakoya.training.engine import Values, Weigh, saved_values
 from terakoya.training.frozen import architecture_of, models
 from terakoya.training.loss_scaling import LossScaler
@@ -68,7 +68,7 @@ class FSDPEngine(DDPEngine):
         for group in optimizer.param_groups:
             group["params"] = []  # a reference would keep the whole weight on the device
         optimizer.state.clear()
-        spread(module, connection.device, connection.across)
+        connection.spread(module)
         self.mesh = DeviceMesh.from_group(connection.across, connection.device.type)
         self.groups = shard(parameters, module, vocabulary, self.mesh)
         super().__init__(
@@ -159,14 +159,6 @@ class FSDPEngine(DDPEngine):
         size = -(-length // self.mesh.size())
         first = min(length, size * self.mesh.get_local_rank())
         return first, min(length, first + size)
-
-
-def spread(module: nn.Module, device: torch.device, group: dist.ProcessGroup) -> None:
-    """Gives all of `group` the weights and buffers that `module` has on rank 0, by way of `device`, one at a time."""
-    for value in [*module.parameters(), *module.buffers()]:
-        sent = value.detach().to(device)
-        dist.broadcast(sent, src=0, group=group)
-        value.detach().copy_(sent)
 
 
 def shard(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, mesh: DeviceMesh) -> list[FSDPModule]:

@@ -26,7 +26,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 
 from terakoya.data.vocab import Vocabulary
 from terakoya.parameters import Parameters
-from terakoya.training.distributed import Connection, DDPEngine
+from terakoya.training.distributed import Connection
+from terakoya.training.distributed_ddp import DDPEngine
 from terakoya.training.engine import Weigh, named_values
 from terakoya.training.loss_scaling import LossScaler
 from terakoya.training.pieces import Kind, Piece, dealt, whole
@@ -83,7 +84,7 @@ class PipelineEngine(DDPEngine):
         self.members = connection.topology.members(connection.replica)
         self.place = self.members.index(connection.rank)
         self.count = len(self.members) * parameters.parallel.pp_stages_per_process
-        _spread(module, connection)
+        connection.spread(module)
         names = {id(value): name for name, value in named_values(module)}
         self.stages = [
             cut(module, parameters, vocabulary, index=index, count=self.count, device=connection.device)
@@ -279,14 +280,6 @@ def fitting(micro_batches: int, *, processes: int, stages: int) -> int:
     while count % max(1, count // processes):
         count += 1
     return count
-
-
-def _spread(module: nn.Module, connection: Connection) -> None:
-    """Gives all processes the weights that rank 0 has, who alone reads `start_from`."""
-    for _, value in named_values(module):
-        there = value.detach().to(connection.device)
-        dist.broadcast(there, src=0)
-        value.detach().copy_(there)
 
 
 def _ends(connection: Connection, timeout: timedelta) -> dist.ProcessGroup | None:

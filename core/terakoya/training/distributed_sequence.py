@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from terakoya.attention import EXCHANGE
 from terakoya.data.vocab import Vocabulary
 from terakoya.parameters import Parameters
-from terakoya.training.distributed import Connection, DDPEngine
+from terakoya.training.distributed import Connection
+from terakoya.training.distributed_ddp import DDPEngine
 from terakoya.training.engine import Weigh
 from terakoya.training.loss_scaling import LossScaler
 from terakoya.training.sequence_attention import PositionsForHeads

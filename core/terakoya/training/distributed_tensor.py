@@ -18,14 +18,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from terakoya import attention
 from terakoya.data.vocab import Vocabulary
 from terakoya.parameters import Parameters
-from terakoya.training.distributed import Connection, DDPEngine
-from terakoya.training.engine import Weigh, named_values
+from terakoya.training.distributed import Connection
+from terakoya.training.distributed_ddp import DDPEngine
+from terakoya.training.engine import Weigh
 from terakoya.training.frozen import architecture_of, models
 from terakoya.training.loss_scaling import LossScaler
 from terakoya.training.pieces import Kind, Piece, dealt, whole
@@ -53,7 +53,7 @@ class TensorParallelEngine(DDPEngine):
         assert connection.within is not None, "a replica of several processes"
         members = connection.topology.members(connection.replica)
         place = Place(connection.within, members.index(connection.rank), len(members))
-        _spread(module, place, source=members[0], device=connection.device)
+        connection.spread(module)
         drawn = attention.dropout(module) > 0
         found: dict[nn.Parameter, Cut] = {}
         on_parts: set[nn.Parameter] = set()
@@ -137,15 +137,6 @@ class TensorParallelEngine(DDPEngine):
     def _own(self, name: str, value: Tensor) -> Tensor:
         """This process's part of `value`: of the parameter `name`, or of what an optimizer keeps of it."""
         return self.cuts[name].own(value) if name in self.cuts and value.ndim else value
-
-
-def _spread(module: nn.Module, place: Place, *, source: int, device: torch.device) -> None:
-    """Gives the weights of `module` on rank `source` to all at work on the same rows; it is on the host."""
-    with torch.no_grad():
-        for _, value in named_values(module):
-            there = value.detach().to(device)
-            dist.broadcast(there, source, group=place.group)
-            value.copy_(there)
 
 
 def _norm(parameters: Sequence[nn.Parameter], device: torch.device) -> Tensor:

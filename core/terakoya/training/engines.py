@@ -8,7 +8,8 @@ from terakoya.data.vocab import Vocabulary
 from terakoya.loss_scaling_settings import LossScaling
 from terakoya.parameters import Parameters
 from terakoya.training import distributed_fp8
-from terakoya.training.distributed import Connection, DDPEngine
+from terakoya.training.distributed import Connection
+from terakoya.training.distributed_ddp import DDPEngine
 from terakoya.training.engine import Engine
 from terakoya.training.loss_scaling import LossScaler
 

@@ -26,7 +26,8 @@ from terakoya.progress import Length
 from terakoya.training import distributed_fp8, engines, lora, out_of_memory, run_folder
 from terakoya.training.activation_checkpointing import recompute
 from terakoya.training.batches import BatchMaker, to_device
-from terakoya.training.distributed import Connection, DDPEngine, connect
+from terakoya.training.distributed import Connection, connect
+from terakoya.training.distributed_ddp import DDPEngine
 from terakoya.training.engine import Engine
 from terakoya.training.frozen import described, freeze
 from terakoya.training.loss import weighted

@@ -32,6 +32,7 @@ class SageMaker(Launcher):
     """Settings of a training job, by the names of SageMaker's Python SDK; a `config_sample.json` with `aws_config` and
     `fsx_config` is read as it is, `--settings FILE`, beside the others."""
 
+    jobs_go_on: ClassVar[bool] = True
     trial: ClassVar[Mapping[str, Any]] = {
         "role": "arn:aws:iam::123456789012:role/trainer",
         "image_uri": "123456789012.dkr.ecr.us-east-1.amazonaws.com/terakoya:1",

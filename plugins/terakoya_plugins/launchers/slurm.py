@@ -76,6 +76,7 @@ TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+(:\d\d(:\d\d)?)?")
 class Slurm(Launcher):
     """Settings of a job."""
 
+    jobs_go_on: ClassVar[bool] = True
     trial: ClassVar[Mapping[str, Any]] = {"time": "24:00:00"}
 
     time: str

@@ -23,7 +23,7 @@ import torch
 
 from terakoya.parameters import Parameters
 from terakoya.plugins import registry
-from terakoya.training import checkpoint_state, distributed_deepspeed, setup
+from terakoya.training import checkpoint_state, distributed_deepspeed_config, setup
 from terakoya.training.batches import to_device
 from terakoya.training.distributed import Connection, connect
 from terakoya.training.pieces import KINDS
@@ -119,7 +119,7 @@ def poison(trainer: Trainer, out: Path) -> None:
 
 def main() -> None:
     """Runs the jobs of the file named on the command line."""
-    distributed_deepspeed.PERSISTENCE_THRESHOLD = 0  # toy parameters too are cut up
+    distributed_deepspeed_config.PERSISTENCE_THRESHOLD = 0  # toy parameters too are cut up
     before = dict(os.environ)
     connection = connect(Launched.read(), deepspeed=True, timeout_seconds=60)
     for job in json.loads(Path(sys.argv[1]).read_text()):

@@ -27,7 +27,8 @@ from safetensors.torch import load_file, save_file
 from terakoya.parameters import Parameters
 from terakoya.plugins import registry
 from terakoya.training import setup
-from terakoya.training.distributed import Connection, DDPEngine, connect
+from terakoya.training.distributed import Connection, connect
+from terakoya.training.distributed_ddp import DDPEngine
 from terakoya.training.record import Record
 from terakoya.training.resuming import newest_checkpoint, resume
 from terakoya.training.stores import Stores

@@ -12,7 +12,8 @@ from torch import nn
 
 from terakoya.errors import UserError
 from terakoya.training import checkpoint, checkpoint_state
-from terakoya.training.distributed import Connection, DDPEngine
+from terakoya.training.distributed import Connection
+from terakoya.training.distributed_ddp import DDPEngine
 from terakoya.training.world import Place, Topology
 
 

@@ -291,7 +291,7 @@ def test_deepspeed_says_nothing_but_what_it_skipped(runs: tuple[Path, str]) -> N
 
 
 def test_deepspeed_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from terakoya.training.distributed_deepspeed import accelerator
+    from terakoya.training.distributed_deepspeed_config import accelerator
     from terakoya.training.world import Launched
 
     monkeypatch.setitem(sys.modules, "deepspeed", None)

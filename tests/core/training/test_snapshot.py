@@ -15,7 +15,8 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 
 from terakoya.training import waiting
-from terakoya.training.distributed import Connection, DDPEngine
+from terakoya.training.distributed import Connection
+from terakoya.training.distributed_ddp import DDPEngine
 from terakoya.training.pieces import KINDS
 from terakoya.training.snapshot import Snapshot
 from terakoya.training.waiting import Leaving, everyone
