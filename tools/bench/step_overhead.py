@@ -1,12 +1,13 @@
 """What a whole step costs over a raw torch DDP loop: the same model, batches and optimizer, in the same processes.
 
-    python tools/bench/step_overhead.py                    one process and two, tiny and small steps
-    python tools/bench/step_overhead.py --processes 2 --size small --legs 40
+    python tools/bench/step_overhead.py                    one process with tiny steps, two with small ones
+    python tools/bench/step_overhead.py --processes 2 --size tiny small --legs 40
 
 Each process trains as `terakoya train` does, with every bundled plugin and tracker on and its batches ready; after each
 leg of ten steps it takes ten steps of the raw loop, between barriers, so that both meet the same machine: forward,
 backward with DDP's reduction, clipping, fused AdamW. Wall time of the slowest process counts. What a step adds is the
-median over legs of the difference to the mean of the raw legs before and after; its quartiles are printed beside it.
+median over legs of the difference to the mean of the raw legs before and after, with its standard error (0.93 of the
+distance between the quartiles over the root of the number of legs: that of a median of normally spread values).
 Exits with 1 above a goal: 0.5 ms on one process, 2 % on two.
 """
 
@@ -53,7 +54,7 @@ SIZES: Mapping[str, dict[str, int]] = {
     "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "rows": 4, "sequence_length": 32},
     "small": {"hidden_size": 256, "num_hidden_layers": 4, "intermediate_size": 1024, "rows": 8, "sequence_length": 64},
 }  # fmt: skip
-"""Models and rows of a process: steps of some 5 ms, where a millisecond shows, and some 100 ms, as small runs have."""
+"""Models and rows of a process: steps of some 10 ms, where half of one shows, and some 200 ms, as small runs have."""
 
 
 class Turns(Clock):
@@ -130,7 +131,7 @@ def main() -> int:
         return work(json.loads(arguments.worker))
     status = 0
     for processes in arguments.processes:
-        for size in arguments.size:
+        for size in arguments.size or ["tiny" if processes == 1 else "small"]:
             with tempfile.TemporaryDirectory() as folder:
                 legs = race(processes, size, arguments.legs, Path(folder))
             status |= report(processes, size, *legs)
@@ -178,13 +179,13 @@ def report(processes: int, size: str, ours: Sequence[float], theirs: Sequence[fl
     pairs = list(zip(ours, beside, strict=True))[WARM_UP:]
     added = [1000 * (mine - raw) for mine, raw in pairs]
     shares = [mine / raw - 1 for mine, raw in pairs]
-    low, middle, high = statistics.quantiles(added, n=4)
-    share = statistics.median(shares)
+    middle, share = statistics.median(added), statistics.median(shares)
+    error, share_error = _median_error(added), _median_error(shares)
     raw_ms = 1000 * statistics.median(raw for _, raw in pairs)
     goal = f"goal {ALONE_MS} ms" if processes == 1 else f"goal {100 * TOGETHER:.0f} %"
     print(
         f"{processes} process{'es' if processes > 1 else ''}, {size}: raw loop {raw_ms:.3f} ms a step, ours "
-        f"{middle:+.3f} ms ({100 * share:+.2f} %), half of {len(added)} legs within {low:+.3f} to {high:+.3f} ({goal})",
+        f"{middle:+.3f} ± {error:.3f} ms ({100 * share:+.2f} ± {100 * share_error:.2f} %), {len(added)} legs ({goal})",
         flush=True,
     )
     return int(middle > ALONE_MS if processes == 1 else share > TOGETHER)
@@ -202,6 +203,11 @@ def parameters(store: TokenStore, shape: Mapping[str, int], processes: int) -> d
     }
 
 
+def _median_error(values: Sequence[float]) -> float:
+    low, _, high = statistics.quantiles(values, n=4)
+    return 0.93 * (high - low) / len(values) ** 0.5
+
+
 def together() -> None:
     """Returns when every process has called it."""
     if dist.is_initialized():
@@ -211,7 +217,7 @@ def together() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--size", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--size", nargs="+", choices=SIZES, help="tiny for one process, small for more, if not given")
     parser.add_argument("--legs", type=int, default=40, help=f"timed legs of {LEG} steps")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()

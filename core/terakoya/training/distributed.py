@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -53,11 +53,21 @@ class Connection:
 
     def sum_counts(self, counts: Sequence[int]) -> list[int]:
         """The element-wise sums over ranks of `counts`, each below 2**63."""
+        return self.begin_sum(counts)()
+
+    def begin_sum(self, counts: Sequence[int]) -> Callable[[], list[int]]:
+        """Begins `sum_counts` and returns at once: what comes back waits for the sums and returns them."""
         if self.control is None:
-            return list(counts)
+            return lambda: list(counts)
         summed = torch.tensor(counts, dtype=torch.int64)
-        dist.all_reduce(summed, group=self.control)
-        return summed.tolist()
+        work = dist.all_reduce(summed, group=self.control, async_op=True)
+        assert work is not None
+
+        def sums() -> list[int]:
+            work.wait()
+            return summed.tolist()
+
+        return sums
 
     def sum_on_device(self, values: Tensor) -> Tensor:
         """The element-wise sum over ranks of `values`, a tensor on the device; reduced in place."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,23 @@ class TrainResult:
     stopped_by: str | None
 
 
+@dataclass(frozen=True)
+class Proposal:
+    """A step that ranks are about to agree on.
+
+    Attributes:
+        batches: this rank's.
+        wish: why this rank wants to stop instead, if it does.
+        saving: the step of the last save that had begun when this was asked.
+        sums: waits for the sums over ranks of what each has told.
+    """
+
+    batches: StepBatches
+    wish: str | None
+    saving: int
+    sums: Callable[[], list[int]]
+
+
 class Trainer:
     """Everything one rank needs to take optimizer steps; set up by `setup.prepare_run`."""
 
@@ -81,6 +98,7 @@ class Trainer:
         self.saver = Saver(run, engine, tokenizer_folder)
         self.paused = 0.0
         self.event_error: PluginError | None = None
+        self.upcoming: Proposal | None = None
         self.started = self.mark = time.perf_counter()
         self.tokens_since_mark = self.rows_at_mark = 0
 
@@ -98,18 +116,22 @@ class Trainer:
             self._validate()
         with self.saver:
             with StopRequest() as stop, Prefetcher(self.batches, run.step) as prefetcher:
+
+                def propose() -> Proposal:
+                    return self._propose(next(prefetcher), stop.signal or self._out_of_time())
+
                 self.mark, self.rows_at_mark = time.perf_counter(), run.consumed_rows
                 while not run.finished:
-                    wish = stop.signal or self._out_of_time()
-                    batches = next(prefetcher)
                     if parameters.data.skips(run.step):
+                        next(prefetcher)
                         self._skip()
                         continue
-                    counts, stopping = self._agree(batches, wish)
+                    proposal, self.upcoming = self.upcoming or propose(), None
+                    counts, stopping = self._agree(proposal)
                     if stopping:
-                        asked = wish or "another process"
+                        asked = proposal.wish or "another process"
                         break
-                    report = self._step(batches, counts)
+                    report = self._step(proposal.batches, counts, propose)
                     self._event("step_finished", run, report)
                     if parameters.evaluation and self.validation and self._due(parameters.evaluation.steps):
                         self._validate()
@@ -128,28 +150,38 @@ class Trainer:
 
     def one_step(self) -> StepReport:
         """The next step alone, as a trial."""
-        batches = self.batches(self.run.step)
-        counts, _ = self._agree(batches, None)
-        return self._step(batches, counts)
+        proposal = self._propose(self.batches(self.run.step), None)
+        counts, _ = self._agree(proposal)
+        return self._step(proposal.batches, counts)
 
-    def _agree(self, batches: StepBatches, wish: str | None) -> tuple[dict[str, int], bool]:
-        """Counts first: one reduction tells every rank the step's global counts and whether anybody wants to stop.
+    def _propose(self, batches: StepBatches, wish: str | None) -> Proposal:
+        """Counts first: one reduction tells every rank the step's global counts and whether anybody wants to stop."""
+        counted = batches.real if self.connection.leads else []  # others of a replica have the same rows
+        local = total_counts(counted, self.count_names)
+        flags = [int(wish is not None), int(self.event_error is not None), int(self.saver.ended())]
+        return Proposal(batches, wish, self.saver.step, self.connection.begin_sum(local + flags))
+
+    def _agree(self, proposal: Proposal) -> tuple[dict[str, int], bool]:
+        """The global counts of the proposed step, and whether anybody wants to stop.
 
         Raises:
             UserError: on all ranks, if an event failed on any, or a save behind the steps before.
         """
-        counted = batches.real if self.connection.leads else []  # others of a replica have the same rows
-        local = total_counts(counted, self.count_names)
-        flags = [int(wish is not None), int(self.event_error is not None), int(self.saver.ended())]
-        *summed, wishes, failures, ended = self.connection.sum_counts(local + flags)
+        *summed, wishes, failures, ended = proposal.sums()
         if failures:
             self.connection.together("an event plugin", self.event_error)
-        if ended == self.connection.world_size:
+        if ended == self.connection.world_size and proposal.saving == self.saver.step:
             self._saved(self.saver.finish())
         return dict(zip(self.count_names, summed, strict=True)), bool(wishes)
 
-    def _step(self, batches: StepBatches, counts: Mapping[str, int]) -> StepReport:
-        """One optimizer step on this rank's `batches`, normalised by the global `counts`."""
+    def _step(
+        self, batches: StepBatches, counts: Mapping[str, int], propose: Callable[[], Proposal] | None = None
+    ) -> StepReport:
+        """One optimizer step on this rank's `batches`, normalised by the global `counts`.
+
+        Where there are several processes the next step is proposed as soon as this one's gradients are there: ranks
+        have just met to add them up, and what they tell each other travels while weights are updated.
+        """
         run, parameters = self.run, self.parameters
         empty = self.share.micro_steps - len(batches.real)  # they come first: the last may bring the sums of all
         for micro in range(-empty, len(batches.real)):
@@ -161,6 +193,8 @@ class Trainer:
             sums = self.engine.micro_step(tensors, weigh, last=micro == len(batches.real) - 1)
             if micro >= 0:
                 self.meter.add_sums(sums)
+        if propose is not None and self._another_step(counts["tokens"]):
+            self.upcoming = propose()
         self.meter.add_counts(counts)
         learning_rate = parameters.optimizer.learning_rate * parameters.schedule.factor(run.progress())
         self.norms.add(self.engine.step(learning_rate))
@@ -168,6 +202,12 @@ class Trainer:
         run.step += 1
         run.consumed_tokens += counts["tokens"]
         return self._report(counts["tokens"], learning_rate)
+
+    def _another_step(self, tokens: int) -> bool:
+        """Whether other processes are to hear of a step after this one, which takes `tokens`."""
+        run = self.run
+        last = run.length.reached(step=run.step + 1, tokens=run.consumed_tokens + tokens)
+        return self.connection.world_size > 1 and not last and not self.parameters.data.skips(run.step + 1)
 
     def _skip(self) -> None:
         """Passes over the rows of the next step; it counts, but changes nothing."""

@@ -118,7 +118,7 @@ def test_a_disk_that_is_full_on_one_rank_ends_all_and_harms_nothing(
 
 
 def test_asked_to_stop_it_waits_for_what_it_saves(store: Path, straight: Path, tmp_path: Path) -> None:
-    environment = {"FAULT": "term:3", "FAULT_RANK": "1"}
+    environment = {"FAULT": "term:2", "FAULT_RANK": "1"}  # told to rank 0 in step 3
     toy.train(
         settings(store, behind=True), tmp_path / "run", nodes=TWO, plugins=FAULTS, environment=environment, code=75
     )

@@ -105,7 +105,7 @@ def test_asked_to_stop_it_saves_leaves_and_goes_on(store: Path, tmp_path: Path) 
     toy.train(settings, tmp_path / "straight", nodes=(1, 1))
     file = tmp_path / "cut.json"
     file.write_text(json.dumps(settings))
-    environment = {"FAULT": "term:7", "FAULT_RANK": "1"}
+    environment = {"FAULT": "term:6", "FAULT_RANK": "1"}  # told to rank 0 in step 7
     toy.finish(toy.start(file, tmp_path / "cut", plugins=FAULTS, nodes=(1, 1), environment=environment), code=75)
     assert (tmp_path / "cut/checkpoints/step-00000007/manifest.json").is_file()
     toy.train(settings, tmp_path / "cut", plugins=FAULTS, nodes=(1, 1))
