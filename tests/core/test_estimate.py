@@ -180,3 +180,7 @@ def test_what_fits_is_said(tmp_path: Path) -> None:
     assert "memory of each of 4 ranks (ddp)" in said("--processes", "4", "--set", 'batch_size={"-1": 8}')
     parallel = 'parallel={"engine": "deepspeed", "zero_stage": 2}'
     assert "ranks (ZeRO stage 2)" in said("--processes", "4", "--set", parallel)
+    assert "pipeline stages: one; each rank runs all layers" in said()
+    stages = ("--set", "parallel.pp_size=2", "--set", "parallel.pp_stages_per_process=2")
+    two = said(*stages, "--set", 'batch_size={"a": 4, "b": 4, "c": 4}')
+    assert "memory of each of 6 ranks (ddp)" in two and "pipeline stages: 4" in two  # three hosts, pairs

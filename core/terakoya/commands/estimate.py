@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 def command(
     parameters: Annotated[Path, typer.Argument(help="The parameter JSON.", metavar="PARAMETERS.json")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY.PATH=VALUE, over the file's.")] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="All processes of the run, one a device.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="All processes, one a device. Default: the fewest it can run in.")
+    ] = None,
     gpus: Annotated[
         int | None, typer.Option(min=1, help="The same, and the fastest layouts over as many GPUs that fit.")
     ] = None,
@@ -60,7 +62,7 @@ def command(
             )
             device = layouts.cluster.gpu.name
         found = estimate(
-            parameters, processes=gpus or processes or 1, device=device, vocab_size=vocab_size, mfu=mfu, tflops=tflops,
+            parameters, processes=gpus or processes, device=device, vocab_size=vocab_size, mfu=mfu, tflops=tflops,
             overrides=overrides,
         )  # fmt: skip
     if as_json:
@@ -131,7 +133,8 @@ def _rest(found: Estimate) -> list[str]:
         lines.append(f"time: {_duration(found.hours)} on {of}, with {speed}")
     elif found.flops is not None:
         lines.append(f"time: not known for {of}; say what it does: --tflops 0.05, or another --device")
-    lines.append("pipeline stages: one; each rank runs all layers")
+    stages = found.pipeline_stages
+    lines.append(f"pipeline stages: {stages if stages > 1 else 'one; each rank runs all layers'}")
     return lines + [f"note: {note}" for note in found.notes]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -64,6 +65,7 @@ class Estimate:
     processes: int
     engine: str
     zero_stage: int | None
+    pipeline_stages: int
     share: Share
     tokens_per_step: float
     flops_per_step: float
@@ -85,7 +87,7 @@ class Estimate:
 def estimate(
     parameters: Path | Parameters,
     *,
-    processes: int = 1,
+    processes: int | None = None,
     device: str | None = None,
     vocab_size: int | None = None,
     mfu: float | None = None,
@@ -93,6 +95,7 @@ def estimate(
     overrides: tuple[str, ...] = (),
 ) -> Estimate:
     """What the run of `parameters` takes in `processes` processes, each with one `device` (default: this machine's).
+    Where their number is not said they are the fewest that it can run in.
 
     Memory is measured on tensors without data, in one step of the run's own module, engine and micro-batch; see
     `simulation`. Models of more than four layers are measured with two and with four, what follows being linear.
@@ -109,6 +112,8 @@ def estimate(
     loaded = Parameters.load(parameters, overrides) if isinstance(parameters, Path) else parameters
     target = devices.device(device) if device else devices.here()
     text = text_of(loaded, vocab_size)
+    if processes is None:
+        processes = math.lcm(len(batch_table.hosts(loaded.batch_size)), loaded.parallel.replica_size)
     share = share_of(loaded, processes)
     held = sizes(loaded, text.vocabulary, context=text.context)
     memory, optimizer_bytes, notes = measure(loaded, text.vocabulary, share, held, processes=processes, gpu=target.gpu)
@@ -120,7 +125,8 @@ def estimate(
     kept = loaded.checkpoint.keep + 1
     checkpoint = {"state": held.saved_bytes + optimizer_bytes, "model": held.model_bytes}
     return Estimate(
-        held, memory, processes, loaded.parallel.engine, loaded.parallel.zero_stage, share, tokens,
+        held, memory, processes, loaded.parallel.engine, loaded.parallel.zero_stage,
+        loaded.parallel.pp_size * loaded.parallel.pp_stages_per_process, share, tokens,
         flops_per_step=held.flops_per_token * tokens, steps=steps, flops=flops,
         checkpoint=checkpoint, disk=sum(checkpoint.values()) * kept,
         device=target, mfu=used, hours=hours, notes=(*_assumed(text, steps), *notes),

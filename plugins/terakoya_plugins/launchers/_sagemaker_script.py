@@ -54,9 +54,10 @@ asked=no
 python -m torch.distributed.run --nnodes "$$nodes" --node-rank "$$rank" --nproc-per-node "$$processes" \
   --master-addr "$$master" --master-port $port -m terakoya $command --node-rank "$$rank" & child=$$!
 trap 'asked=yes; kill -TERM $$child 2> /dev/null || true' TERM
+wait $$child || true
+while kill -0 $$child 2> /dev/null; do wait $$child || true; done  # a signal ends a wait early
 code=0
 wait $$child || code=$$?
-while kill -0 $$child 2> /dev/null; do code=0; wait $$child || code=$$?; done  # a signal ends a wait early
 if [ "$$rank" -eq 0 ]; then
   sleep 2  # the last numbers
   kill $$teller 2> /dev/null || true

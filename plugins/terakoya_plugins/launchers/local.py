@@ -21,9 +21,10 @@ while true; do
   $command & child=$$!
   trap 'kill -TERM $$child 2> /dev/null || true' TERM
   trap : INT  # a terminal sends it to the processes as well
+  wait $$child || true
+  while kill -0 $$child 2> /dev/null; do wait $$child || true; done  # a signal ends a wait early
   code=0
-  wait $$child || code=$$?
-  while kill -0 $$child 2> /dev/null; do code=0; wait $$child || code=$$?; done  # a signal ends a wait early
+  wait $$child || code=$$?  # its own code, though it may have ended between those two
   case $$code in
     $settled) exit $$code ;;
   esac

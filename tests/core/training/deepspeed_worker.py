@@ -1,35 +1,25 @@
-"""One process of a world that runs several jobs one after another, so that DeepSpeed is imported once.
+"""One process of a world that runs several jobs of `worlds` one after another, so that DeepSpeed is imported once.
 
-Called as `deepspeed_worker.py JOBS.json`, each job an object:
-
-    out         the run's folder
-    settings    the parameter JSON
-    start_from  a checkpoint to go on from, or null
-    poison      take one step whose gradient is not a number, then one that is, and write what became of the weights
-    watch       write what each process gathered and wrote for its checkpoints
+Called as `deepspeed_worker.py JOBS.json`. A job with `poison` takes one step whose gradient is not a number, then one
+whose is, and writes what became of the weights; one with `watch` writes what each process gathered and wrote for its
+checkpoints.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
+import worlds
 
-from terakoya.parameters import Parameters
-from terakoya.plugins import registry
-from terakoya.training import checkpoint_state, distributed_deepspeed_config, setup
+from terakoya.training import checkpoint_state, distributed_deepspeed_config
 from terakoya.training.batches import to_device
 from terakoya.training.distributed import Connection, connect
 from terakoya.training.pieces import KINDS
-from terakoya.training.record import Record
-from terakoya.training.resuming import newest_checkpoint, resume
-from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
 from terakoya.training.world import Launched
 
@@ -37,29 +27,17 @@ from terakoya.training.world import Launched
 def run(job: dict[str, Any], connection: Connection) -> None:
     """Trains one job to its end."""
     out = Path(job["out"])
-    parameters = Parameters.from_dict(job["settings"], source=out.name)
-    if connection.is_main:
-        (out / "checkpoints").mkdir(parents=True)
-        if job.get("start_from"):
-            source = Path(job["start_from"])
-            shutil.copytree(source, out / "checkpoints" / source.name)
-    connection.barrier()
-    record = Record(out, [], parameters.dump(), active=connection.is_main)
-    trainer = setup.build(parameters, out, Stores.open(parameters), connection, record, registry())
-    trainer.run.facts["start"] = time.perf_counter()
-    if connection.is_main and parameters.parallel.engine == "deepspeed":  # what it says itself that it does
+    trainer = worlds.trainer(job, connection)
+    if connection.is_main and trainer.parameters.parallel.engine == "deepspeed":  # what it says itself that it does
         told = trainer.engine.wrapped._config.zero_config  # type: ignore[attr-defined]
         (out / "zero.json").write_text(told.model_dump_json(by_alias=True))
-    folder = newest_checkpoint(out, connection, record)
-    if folder is not None:
-        resume(trainer, folder, frozenset({"parallel"}))
     if job.get("poison"):
         poison(trainer, out)
     elif job.get("watch"):
         watch(trainer, out)
     else:
         trainer.train()
-    record.close()
+    trainer.record.close()
 
 
 def watch(trainer: Trainer, out: Path) -> None:

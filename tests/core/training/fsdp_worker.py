@@ -1,41 +1,24 @@
-"""Worlds of several processes that run jobs one after another under `fully_shard`, forked so that nothing is imported
-twice. A job is an object:
-
-    out         the run's folder
-    settings    the parameter JSON
-    start_from  a checkpoint to go on from, or null
-    poison      take steps whose gradient is not a number, then one whose is, and write what became of the weights
-    gradients   take one step and write, beside its gradients, what each process held
-"""
+"""Jobs of `worlds` under `fully_shard`. One with `poison` takes steps whose gradient is not a number, then one whose
+is, and writes what became of the weights; one with `gradients` takes one step and writes, beside its gradients, what
+each process held."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import socket
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import toy
+import worlds
 from deepspeed_worker import poison
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
+from worlds import Job
 
-from terakoya.parameters import Parameters
-from terakoya.plugins import PLUGINS_VARIABLE, registry
-from terakoya.training import setup
-from terakoya.training.distributed import Connection, connect
+from terakoya.training.distributed import Connection
 from terakoya.training.engine import Weigh
-from terakoya.training.record import Record
-from terakoya.training.resuming import newest_checkpoint, resume
-from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
-from terakoya.training.world import Launched
 
 
 def fixed_sample(odds: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
@@ -44,64 +27,15 @@ def fixed_sample(odds: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     return drawn.where(drawn % 3 != 0, batch["masked_labels"].clamp(min=0))
 
 
-def start(
-    jobs: Sequence[dict[str, Any]], folder: Path, processes: int, *, plugins: Sequence[Path] = ()
-) -> list[toy.Process]:
-    """Starts a world of `processes` that runs `jobs`, `plugins` loaded; each prints into `folder`."""
-    folder.mkdir(exist_ok=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = []
-    for rank in range(processes):
-        output = folder / f"{processes}.{rank}.txt"
-        launched = {
-            "RANK": rank, "LOCAL_RANK": 0, "GROUP_RANK": rank, "WORLD_SIZE": processes,
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-            PLUGINS_VARIABLE: os.pathsep.join(map(str, plugins)),
-        }  # fmt: skip
-        process = toy.FORKSERVER.Process(target=work, args=(jobs, launched, output))
-        process.start()
-        started.append(toy.Process(process, output))
-    return started
-
-
-def work(jobs: Sequence[dict[str, Any]], launched: Mapping[str, Any], output: Path) -> None:
-    """One process of a world: runs `jobs` and prints into `output`."""
-    os.environ.update({name: str(value) for name, value in launched.items()})
-    handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
-    connection = connect(Launched.read(), timeout_seconds=60)
+def run(jobs: Sequence[Job], connection: Connection) -> None:
+    """Runs `jobs` one after another."""
     for job in jobs:
         (gradients if job.get("gradients") else train)(job, connection)
-    connection.close(failed=False)
 
 
-def build(job: Mapping[str, Any], connection: Connection) -> Trainer:
-    """The trainer of a job, where its run is to go on from."""
-    out = Path(job["out"])
-    parameters = Parameters.from_dict(job["settings"], source=out.name)
-    if connection.is_main:
-        (out / "checkpoints").mkdir(parents=True)
-        if job.get("start_from"):
-            source = Path(job["start_from"])
-            shutil.copytree(source, out / "checkpoints" / source.name)
-    connection.barrier()
-    record = Record(out, [], parameters.dump(), active=connection.is_main)
-    folder = newest_checkpoint(out, connection, record)
-    stores = Stores.open(parameters)
-    trainer = setup.build(parameters, out, stores, connection, record, registry(), fresh=folder is None)
-    trainer.run.facts["start"] = time.perf_counter()
-    if folder is not None:
-        resume(trainer, folder, frozenset())
-    return trainer
-
-
-def train(job: Mapping[str, Any], connection: Connection) -> None:
+def train(job: Job, connection: Connection) -> None:
     """Trains a job to its end, or poisons it."""
-    trainer = build(job, connection)
+    trainer = worlds.trainer(job, connection)
     if job.get("poison"):
         poison(trainer, Path(job["out"]))
     else:
@@ -109,10 +43,10 @@ def train(job: Mapping[str, Any], connection: Connection) -> None:
     trainer.record.close()
 
 
-def gradients(job: Mapping[str, Any], connection: Connection) -> None:
+def gradients(job: Job, connection: Connection) -> None:
     """Writes of the first step `gradients.safetensors`, by name and whole, and `held.json`: the loss, the norm, and by
     rank how many numbers of weights it held and whether it had reduced anything before the last micro-step."""
-    out, trainer = Path(job["out"]), build(job, connection)
+    out, trainer = Path(job["out"]), worlds.trainer(job, connection)
     engine: Any = trainer.engine
     if hasattr(engine.module, "sample"):
         engine.module.sample = fixed_sample

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,25 +13,16 @@ from safetensors.torch import save_file
 from terakoya.parameters import Parameters
 from terakoya.plugins import registry
 from terakoya.training import setup
-from terakoya.training.distributed import Connection, connect
+from terakoya.training.distributed import Connection
 from terakoya.training.evaluate import evaluate
 from terakoya.training.record import Record
 from terakoya.training.stores import Stores
-from terakoya.training.world import Launched
 
 
-def work(jobs: Mapping[str, Any], folder: Path, replica_size: int, environment: Mapping[str, str], said: Path) -> None:
-    """Runs `jobs`, name -> parameter JSON, one after another; `said` takes what is printed."""
-    os.environ.update(environment)
-    handle = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
-    torch.set_num_threads(1)
-    connection = connect(Launched.read(), replica_size=replica_size, timeout_seconds=60)
+def work(jobs: Mapping[str, Any], folder: Path, connection: Connection) -> None:
+    """Runs `jobs`, name -> parameter JSON, one after another."""
     for name, settings in jobs.items():
         first_step(settings, folder, name, connection)
-    connection.close(failed=False)
 
 
 def first_step(settings: Mapping[str, Any], folder: Path, name: str, connection: Connection) -> None:

@@ -1,97 +1,45 @@
-"""One process of a world that trains several runs one after another, in replicas of several processes."""
+"""Jobs of `worlds` in replicas of several processes that share layers. One with `poison` takes steps whose gradient is
+not a number, and writes what became of the weights."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import socket
-import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
-import toy
+import worlds
+from worlds import Job
 
 from terakoya.parameters import Parameters
-from terakoya.plugins import registry
 from terakoya.training import setup
-from terakoya.training.distributed import Connection, _groups, connect
+from terakoya.training.distributed import Connection, _groups
 from terakoya.training.distributed_tensor import TensorParallelEngine
-from terakoya.training.record import Record
-from terakoya.training.resuming import newest_checkpoint, resume
-from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
-from terakoya.training.world import Launched
-
-Job = Mapping[str, Any]
-"""A run: `out`, its folder; `settings`, the parameter JSON; `start_from`, a checkpoint to go on from, or None;
-`poison`, whether to take steps whose gradient is not a number, and to write what became of the weights."""
 
 
-def world(jobs: Sequence[Job], folder: Path, processes: int) -> None:
-    """Runs `jobs` in `processes` processes, two on each node, and waits for them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = []
-    for rank in range(processes):
-        environment = {
-            "RANK": str(rank), "LOCAL_RANK": str(rank % 2), "GROUP_RANK": str(rank // 2),
-            "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        }  # fmt: skip
-        output = folder / f"world{processes}.{rank}.txt"
-        process = toy.FORKSERVER.Process(target=work, args=(list(jobs), environment, output))
-        process.start()
-        started.append(toy.Process(process, output))
-    toy.finish(started, seconds=400.0)
-
-
-def work(jobs: Sequence[Job], environment: Mapping[str, str], output: Path) -> None:
-    """Runs `jobs`, printing into the file `output`."""
-    os.environ.update(environment)
-    handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
-    torch.set_num_threads(1)
-    connection = connect(Launched.read(), timeout_seconds=60)
+def work(jobs: Sequence[Job], connection: Connection) -> None:
+    """Runs `jobs` one after another."""
     for job in jobs:
         run(job, connection)
-    connection.close(failed=False)
 
 
 def run(job: Job, connection: Connection) -> None:
     """Trains one job to its end; writes `alike.json`, how many different values each weight has over the processes."""
     out = Path(job["out"])
-    parameters = Parameters.from_dict(job["settings"], source=out.name)
-    connection = replace(
-        connection, topology=replace(connection.topology, replica_size=parameters.parallel.replica_size)
-    )
+    size = Parameters.from_dict(job["settings"], source=out.name).parallel.replica_size
+    connection = replace(connection, topology=replace(connection.topology, replica_size=size))
     connection.within, connection.across = _groups(connection.topology, connection.rank, timedelta(seconds=60))
-    if connection.is_main:
-        (out / "checkpoints").mkdir(parents=True)
-        if job.get("start_from"):
-            source = Path(job["start_from"])
-            shutil.copytree(source, out / "checkpoints" / source.name)
-    connection.barrier()
-    record = Record(out, [], parameters.dump(), active=connection.is_main)
-    trainer = setup.build(parameters, out, Stores.open(parameters), connection, record, registry())
-    trainer.run.facts["start"] = time.perf_counter()
-    folder = newest_checkpoint(out, connection, record)
-    if folder is not None:
-        resume(trainer, folder, frozenset({"parallel", "batch_size"}))
+    trainer = worlds.trainer(job, connection)
     if job.get("poison"):
         poison(trainer, out)
     else:
         trainer.train()
         write_alike(trainer, out)
-    record.close()
+    trainer.record.close()
 
 
 def write_alike(trainer: Trainer, out: Path) -> None:

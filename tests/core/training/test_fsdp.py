@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import fsdp_worker
 import pytest
 import torch
 import toy
+import worlds
 from safetensors.torch import load_file
 from test_deepspeed import HALF, LAST, LION, MIDDLE, assert_close, assert_same_losses, checkpoint, here, settings, state
 from test_frozen import is_low
@@ -116,7 +118,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
     job("three_resumed", processes=3, start_from_checkpoint="three")
     job("two_to_three", processes=3, start_from_checkpoint="bert")
     for processes, each in jobs.items():
-        toy.finish(fsdp_worker.start(each, base / "said", processes))
+        toy.finish(worlds.start(partial(fsdp_worker.run, each), (1,) * processes, base / "said"))
     one = family("bert", store, validation_store, ONE)
     here(base / "to_plain", one, checkpoint(base / "bert", MIDDLE))
     here(base / "to_one", {**one, **FSDP}, checkpoint(base / "three", MIDDLE))

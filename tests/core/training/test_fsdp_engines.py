@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import fsdp_worker
 import pytest
 import toy
+import worlds
 from test_deepspeed import LAST, MIDDLE, assert_close, assert_same_losses, checkpoint, here, settings, start, state
 from test_invariants import FAULTS, same_weights
 
@@ -47,11 +49,12 @@ def test_runs_pass_between_zero_and_fsdp(store: Path, validation_store: Path, tm
         return {"out": str(tmp_path / name), "settings": raw, "start_from": begin}
 
     here(tmp_path / "plain", settings(store, validation_store, None, {"-1": 7}))
-    toy.finish(fsdp_worker.start([job("fsdp", fsdp)], tmp_path / "said", 2))
+    toy.finish(worlds.start(partial(fsdp_worker.run, [job("fsdp", fsdp)]), (1, 1), tmp_path / "said"))
     started = start([job("zero", zero), job("from_fsdp", zero, "fsdp")], tmp_path / "jobs", 2)
     said = [process.communicate(timeout=240)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], "\n---\n".join(said)
-    toy.finish(fsdp_worker.start([job("from_zero", fsdp, "zero")], tmp_path / "said again", 2))
+    back = partial(fsdp_worker.run, [job("from_zero", fsdp, "zero")])
+    toy.finish(worlds.start(back, (1, 1), tmp_path / "said"))
     for name in ("from_zero", "from_fsdp"):
         assert set(toy.losses(tmp_path / name)) == set(range(MIDDLE + 1, LAST + 1))
         assert_same_losses(tmp_path / "plain", tmp_path / name, 1e-5)

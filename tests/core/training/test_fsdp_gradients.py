@@ -7,6 +7,7 @@ of 16 rows leaves 6, 6 and 4 to three processes, one of 2 rows leaves the last w
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import fsdp_worker
 import pytest
 import torch
 import toy
+import worlds
 from safetensors.torch import load_file
 from test_activation_checkpointing import DROPOUTS
 from test_start import trainer
@@ -81,7 +83,9 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         ]  # fmt: skip
         changes = {"optimizer": ADAGRAD, "schedule": {"type": "constant"}, "max_grad_norm": 0.0, "parallel": parallel}
         jobs.append({"out": str(base / f"adagrad{processes}"), "settings": settings(store, "bert", rows, **changes)})
-        toy.finish(fsdp_worker.start(jobs, base / "said", processes, plugins=[Path(adagrad.__file__)]), seconds=240)
+        work = partial(fsdp_worker.run, jobs)
+        started = worlds.start(work, (1,) * processes, base / "said", plugins=[Path(adagrad.__file__)])
+        toy.finish(started, seconds=240)
     return base
 
 

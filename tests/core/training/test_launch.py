@@ -113,6 +113,21 @@ def test_sigterm_reaches_a_local_run_which_saves(store: Path, tmp_path: Path) ->
     assert toy.records(tmp_path / "run", "stopped")
 
 
+def test_a_run_that_leaves_as_soon_as_it_is_asked_is_told_by_its_own_code(store: Path, tmp_path: Path) -> None:
+    """The signal ends the script's wait; before it looks again, the run has left."""
+    script = planned("local", store, tmp_path / "run", {"max_restarts": 3}).folder / "run.sh"
+    command = next(line for line in script.read_text().splitlines() if line.endswith("& child=$!"))
+    leaves = "(trap 'exit 75' TERM; touch $PWD/ready; while true; do sleep 0.05; done) & child=$!"
+    slow = script.read_text().replace(command, leaves).replace("|| true' TERM", "|| true; sleep 1' TERM")
+    started = subprocess.Popen(["bash", "-c", slow.replace("$PWD", str(tmp_path))])
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "ready").exists():
+        assert started.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    started.send_signal(signal.SIGTERM)
+    assert started.wait(timeout=60) == 75
+
+
 # ------------------------------------------------------------------------------------------------------------ hosts
 
 

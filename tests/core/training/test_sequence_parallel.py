@@ -1,8 +1,8 @@
 """Processes that share the positions of their rows train what plain Transformers says, document by document."""
 
 import json
-import socket
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import sequence_worker
 import torch
 import torch.nn.functional as F
 import toy
+import worlds
 from safetensors.torch import load_file
 
 from terakoya import attention
@@ -71,24 +72,8 @@ def settings(store: Path, processes: int, **changes: Any) -> dict[str, Any]:
 
 def start(jobs: Mapping[str, Any], folder: Path, processes: int) -> list[toy.Process]:
     """A world of `processes`, of which pairs are a replica, that runs `jobs` into `folder`."""
-    folder.mkdir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = []
-    for rank in range(processes):
-        environment = {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port), "GROUP_RANK": "0",
-        }  # fmt: skip
-        said = folder / f"said.{rank}.txt"
-        process = toy.FORKSERVER.Process(
-            target=sequence_worker.work,
-            args=(jobs, folder, min(processes, 2), environment if processes > 1 else {}, said),
-        )
-        process.start()
-        started.append(toy.Process(process, said))
-    return started
+    work = partial(sequence_worker.work, jobs, folder)
+    return worlds.start(work, (processes,), folder, replica_size=min(processes, 2))
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ in micro-steps of 2, or one replica of four.
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import tensor_worker
 import torch
 import toy
+import worlds
 from test_deepspeed import assert_close, assert_same_losses, here
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
@@ -112,8 +114,8 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
     for kind in (None, "full", "selective"):
         add(pair, f"dropout_{kind}", "gpt2", **DROPOUT, **PAIR, activation_checkpointing=kind)
     add(four, "poison", "gpt2", **REPLICAS, start_from=from_step("replicas_gpt2"), poison=True)
-    tensor_worker.world(pair, base, 2)
-    tensor_worker.world(four, base, 4)
+    for jobs, nodes in ((pair, (2,)), (four, (2, 2))):
+        toy.finish(worlds.start(partial(tensor_worker.work, jobs), nodes, base / "said"), seconds=400.0)
     for name in ARCHITECTURES:
         here(base / f"to_plain_{name}", settings(store, validation_store, name), Path(from_step(f"pair_{name}")))
     return base

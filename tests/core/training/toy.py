@@ -97,23 +97,39 @@ def start(
     plugins: Sequence[Path] = (),
 ) -> list[Process]:
     """Starts `terakoya train FILE --out OUT ARGUMENTS` with `nodes[i]` processes on pretended node i."""
+    options = [text for plugin in plugins for text in ("--plugin", str(plugin))]
+    command = [*options, "train", str(file), "--out", str(out), *arguments]
+    started = []
+    for rank, variables in enumerate(launched(nodes)):
+        output = file.parent / f"{out.name}.{rank}.{os.urandom(4).hex()}.txt"
+        process = FORKSERVER.Process(target=_command_line, args=(command, {**(environment or {}), **variables}, output))
+        process.start()
+        started.append(Process(process, output))
+    return started
+
+
+def launched(nodes: Sequence[int]) -> list[dict[str, str]]:
+    """The variables of a launcher for `nodes[i]` processes on pretended node i, by rank; none for one that is alone."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     places = [(node, local) for node, count in enumerate(nodes) for local in range(count)]
-    common = dict(environment or {})
-    if len(places) > 1:
-        common |= {"WORLD_SIZE": str(len(places)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    options = [text for plugin in plugins for text in ("--plugin", str(plugin))]
-    command = [*options, "train", str(file), "--out", str(out), *arguments]
-    started = []
-    for rank, (node, local) in enumerate(places):
-        mine = {"RANK": str(rank), "LOCAL_RANK": str(local), "GROUP_RANK": str(node)} if len(places) > 1 else {}
-        output = file.parent / f"{out.name}.{rank}.{port}.txt"
-        process = FORKSERVER.Process(target=_command_line, args=(command, {**common, **mine}, output))
-        process.start()
-        started.append(Process(process, output))
-    return started
+    if len(places) == 1:
+        return [{}]
+    common = {"WORLD_SIZE": str(len(places)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [
+        {**common, "RANK": str(rank), "LOCAL_RANK": str(local), "GROUP_RANK": str(node)}
+        for rank, (node, local) in enumerate(places)
+    ]
+
+
+def become(variables: Mapping[str, str], output: Path) -> None:
+    """Makes this process one that was started with `variables` set and prints into `output`."""
+    os.environ.update(variables)
+    handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
 
 
 FORKSERVER = multiprocessing.get_context("forkserver")
@@ -126,11 +142,7 @@ def _command_line(arguments: Sequence[str], environment: Mapping[str, str], outp
     """The command line in a forked process: a process of its own, without the seconds that its imports take."""
     from terakoya.commands.main import main
 
-    os.environ.update(environment)
-    handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+    become(environment, output)
     main(arguments)
 
 

@@ -1,0 +1,85 @@
+"""Worlds of forked processes that run several jobs one after another, so that nothing is imported twice.
+
+A job is an object:
+
+    out         the run's folder
+    settings    the parameter JSON
+    start_from  a checkpoint to go on from, or missing
+
+and what else the function that runs it looks for.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import toy
+
+from terakoya.parameters import Parameters
+from terakoya.plugins import PLUGINS_VARIABLE, registry
+from terakoya.training import setup
+from terakoya.training.distributed import Connection, connect
+from terakoya.training.record import Record
+from terakoya.training.resuming import newest_checkpoint, resume
+from terakoya.training.stores import Stores
+from terakoya.training.trainer import Trainer
+from terakoya.training.world import Launched
+
+Job = Mapping[str, Any]
+
+
+def start(
+    work: Callable[[Connection], None],
+    nodes: Sequence[int],
+    folder: Path,
+    *,
+    replica_size: int = 1,
+    plugins: Sequence[Path] = (),
+) -> list[toy.Process]:
+    """Starts a world with `nodes[i]` processes on pretended node i, `plugins` loaded: each calls `work` with its
+    connection and prints into `folder`."""
+    folder.mkdir(exist_ok=True)
+    variables = toy.launched(nodes)
+    loaded = {PLUGINS_VARIABLE: os.pathsep.join(map(str, plugins))} if plugins else {}
+    started = []
+    for rank, mine in enumerate(variables):
+        output = folder / f"world.{len(variables)}.{rank}.{os.urandom(4).hex()}.txt"
+        process = toy.FORKSERVER.Process(target=_process, args=(work, {**mine, **loaded}, replica_size, output))
+        process.start()
+        started.append(toy.Process(process, output))
+    return started
+
+
+def _process(work: Callable[[Connection], None], variables: Mapping[str, str], replica_size: int, output: Path) -> None:
+    """One process of a world."""
+    toy.become(variables, output)
+    torch.set_num_threads(1)
+    connection = connect(Launched.read(), replica_size=replica_size, timeout_seconds=60)
+    work(connection)
+    connection.close(failed=False)
+
+
+def trainer(job: Job, connection: Connection) -> Trainer:
+    """The trainer of a job, where its run is to go on from."""
+    out = Path(job["out"])
+    parameters = Parameters.from_dict(dict(job["settings"]), source=out.name)
+    if connection.is_main:
+        (out / "checkpoints").mkdir(parents=True)
+        if job.get("start_from"):
+            source = Path(job["start_from"])
+            shutil.copytree(source, out / "checkpoints" / source.name)
+    connection.barrier()
+    record = Record(out, [], parameters.dump(), active=connection.is_main)
+    folder = newest_checkpoint(out, connection, record)
+    stores = Stores.open(parameters)
+    built = setup.build(parameters, out, stores, connection, record, registry(), fresh=folder is None)
+    built.run.facts["start"] = time.perf_counter()
+    if folder is not None:
+        resume(built, folder, frozenset())
+    return built
