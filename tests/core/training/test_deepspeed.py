@@ -8,7 +8,6 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -61,17 +60,11 @@ def start(jobs: Sequence[dict[str, Any]], folder: Path, processes: int) -> list[
     folder.mkdir(exist_ok=True)
     file = folder / f"jobs{processes}.json"
     file.write_text(json.dumps(jobs))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    found = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # helpers as they lie here
+    command = [sys.executable, str(WORKER), str(file)]
     started = []
-    for rank in range(processes):
-        launched = {
-            "RANK": str(rank), "LOCAL_RANK": "0", "GROUP_RANK": str(rank), "WORLD_SIZE": str(processes),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        }  # fmt: skip
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **(launched if processes > 1 else {})}
-        command = [sys.executable, str(WORKER), str(file)]
+    for variables in toy.launched((1,) * processes):
+        environment = {**os.environ, **found, **variables}
         started.append(
             subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         )
