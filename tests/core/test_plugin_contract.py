@@ -50,6 +50,9 @@ BROKEN = {
         r'warmup_steps has no default; .*trial: ClassVar = \{"warmup_steps"',
     ),
     "a method that is missing": ("schedule", "def factor", "def factors", "factor missing; see terakoya.components.Sch"),
+    "jobs that go on and cannot be found again": (
+        "launcher", "    def plan", "    jobs_go_on: ClassVar[bool] = True\n\n    def plan", "submitted missing; see terak",
+    ),
     "a factor that is no number": ("schedule", "return self.floor +", "return float('nan') +", "factor is nan"),
     "a schedule with a memory": (
         "schedule", "        done = min", "        done = __import__('random').random() or min", "another factor",

@@ -87,7 +87,8 @@ def plain(subject: Subject) -> None:
 def complete(subject: Subject) -> None:
     """Every method that its kind needs is there."""
     base = KINDS[subject.kind]
-    needed = NEEDED[subject.kind]
+    goes_on = getattr(subject.component, "jobs_go_on", False)
+    needed = (*NEEDED[subject.kind], *(("submitted",) if goes_on else ()))
     missing = [name for name in needed if getattr(subject.component, name).__qualname__ == f"{base.__name__}.{name}"]
     if missing:
         raise Wrong(f"{', '.join(missing)} missing; see terakoya.components.{base.__name__} for what to return")
