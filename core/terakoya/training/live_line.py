@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from terakoya.training.run import Run
 
 
-def live_line(run: Run, values: Mapping[str, float], *, seconds: float) -> str:
-    """How far `run` is, what its last logged `values` were, how long it will take, when it saves; `seconds` are those
-    since the logged step before."""
+def live_line(run: Run, values: Mapping[str, float], *, rows: int) -> str:
+    """How far `run` is, what its last logged `values` were, how long it will take, when it saves; a step is of `rows`
+    rows."""
     save = run.parameters.checkpoint.save_steps
     next_save = (run.step // save + 1) * save
     if run.length.unit == "tokens":
@@ -17,8 +17,8 @@ def live_line(run: Run, values: Mapping[str, float], *, seconds: float) -> str:
         left = max(0, run.length.tokens - run.consumed_tokens) / max(1e-9, values["tokens_per_second"])
     else:
         done = f"step {run.step:,}/{run.max_steps:,}"
-        per_step = seconds / max(1, min(run.parameters.logging_steps, run.step))
-        left, next_save = (run.max_steps - run.step) * per_step, min(run.max_steps, next_save)
+        left = (run.max_steps - run.step) * rows / max(1e-9, values["samples_per_second"])
+        next_save = min(run.max_steps, next_save)
     return (
         f"{done}  loss {values['loss']:.4f}  "
         f"{values['tokens_per_second']:,.0f} tokens/s  learning rate {values['learning_rate']:.2e}  "

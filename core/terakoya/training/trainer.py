@@ -243,7 +243,7 @@ class Trainer:
             tracked["consumed_tokens"] = run.consumed_tokens
             self.record.track(run.step, {f"train/{name}": value for name, value in tracked.items()})
             self._look_at_norms()
-            line = live_line(run, values, seconds=time.perf_counter() - self.mark)
+            line = live_line(run, values, rows=self.share.global_rows)
             self.record.progress(line, last=run.finished)
             self.mark, self.tokens_since_mark, self.rows_at_mark = time.perf_counter(), 0, run.consumed_rows
         return StepReport(run.step, tokens, learning_rate, seconds, values)
