@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
 from terakoya.errors import UserError
 from terakoya.estimation.cluster import Cluster, Gpu, Layout, Program, gpu
+from terakoya.estimation.layouts import engine_program
 from terakoya.estimation.rank_memory import activations, in_flight, rank_memory
 from terakoya.estimation.step_time import efficiency, rank_weights, ring_seconds, step_time
 from terakoya.estimation.transformer import Transformer, decoder
@@ -158,6 +160,36 @@ def test_activations_are_those_of_korthikanti() -> None:
     assert last["logits"] == pytest.approx((4 * H + 14 * V) * 2 * S)
 
 
+def test_engines_of_this_program_keep_more() -> None:
+    weights, layer, ends = model().parameters, model().layer_weights, (V + S) * H
+
+    def found(parallel: dict[str, object], **axes: int) -> Mapping[str, float]:
+        return rank_memory(model(), Layout(**axes), engine_program(parallel, model(), 8.0))  # type: ignore[arg-type]
+
+    ddp = {"engine": "ddp"}
+    assert found(ddp)["communication"] == 0
+    for axis in ("data", "sequence"):
+        assert found(ddp, **{axis: 2})["communication"] == 4 * weights, "buckets twice"
+
+    axes = {"pipeline": 4, "virtual": 2, "micro_steps": 8, "micro_batch_size": 3}
+    hidden = 4 * H * 3 * S
+    for replicas in (1, 2):  # DDP has no part in a pipeline's sums
+        assert found(ddp, data=replicas, **axes)["communication"] == 8 * 3 * hidden, "one piece receives nothing"
+    plain = rank_memory(replace(model(), head_activations=0.0), Layout(**axes), PLAIN)
+    sent = rank_memory(replace(model(), head_activations=0.0, backward=7.0), Layout(**axes), replace(PLAIN, travels=4))
+    assert sent["activations"] - plain["activations"] == pytest.approx(5.5 * 2 * hidden + 7 * 3 * S)
+
+    shared = found(ddp, tensor=2)
+    assert shared["weights"] == 4 * (L * layer / 2 + ends)
+    assert shared["logits"] == found(ddp)["logits"]
+    one, two = (step_time(model(), Layout(tensor=t), EASY, replace(PLAIN, ends_shared=False)) for t in (1, 2))
+    head = 6 * V * H * S / 5e14
+    assert two.parts["products"] - head == pytest.approx((one.parts["products"] - head) / 2)
+
+    cut = found({"engine": "fsdp"}, data=64, zero_stage=3)
+    assert cut["gathered"] == 4 * (ends + 2 * layer) and cut["communication"] == 4 * (ends + layer)
+
+
 def test_micro_batches_in_flight() -> None:
     assert in_flight(Layout(pipeline=4, micro_steps=9)) == 4
     assert in_flight(Layout(pipeline=4, micro_steps=3)) == 3
@@ -166,12 +198,12 @@ def test_micro_batches_in_flight() -> None:
 
 def test_stages_have_their_layers_and_an_end() -> None:
     layers = L * model().layer_weights
-    assert rank_weights(model(), Layout()) == model().parameters
-    assert rank_weights(model(), Layout(pipeline=4)) == layers / 4 + (V + S) * H
+    assert rank_weights(model(), Layout(), PLAIN) == model().parameters
+    assert rank_weights(model(), Layout(pipeline=4), PLAIN) == layers / 4 + (V + S) * H
     untied = model(tied=False, positions=False)
-    assert rank_weights(untied, Layout(pipeline=4, tensor=2)) == (layers / 4 + V * H) / 2
+    assert rank_weights(untied, Layout(pipeline=4, tensor=2), PLAIN) == (layers / 4 + V * H) / 2
     small = replace(model(), embedding_weights=0)  # the tied head lies on the last stage all the same
-    assert rank_weights(small, Layout(pipeline=4)) == layers / 4 + V * H
+    assert rank_weights(small, Layout(pipeline=4), PLAIN) == layers / 4 + V * H
 
 
 def test_all_wait_for_the_slowest_node() -> None:

@@ -162,6 +162,10 @@ class Program:
         partition: kept beside whole weights by each device for its own share of them, in stages 1 and 2.
         gathered, reduced: of a weight that is sent to those who share it, and of a gradient.
         bucket: bytes through which gradients are sent.
+        reordered: of a gradient that lies there once more while DDP puts its buckets in order, in the second step.
+        travels: of a number of the hidden states that stages of a pipeline send; for each micro-batch of a step they
+            keep a place for what they receive, either way. 0 counts none of it.
+        ends_shared: whether tensor-parallel devices share embeddings and logits too.
         live: elements that stage 3 holds whole at once, at most; None is two layers.
         fused: pointwise operations are compiled into few kernels, which moves half.
         flash: attention keeps no scores.
@@ -177,6 +181,9 @@ class Program:
     gathered: float = 4
     reduced: float = 4
     bucket: float = 0
+    reordered: float = 0
+    travels: float = 0
+    ends_shared: bool = True
     live: float | None = None
     fused: bool = False
     flash: bool = True

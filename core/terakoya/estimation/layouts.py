@@ -147,8 +147,13 @@ def engine_program(parallel: Mapping[str, Any], model: Transformer, state: float
     if parallel["engine"] == "deepspeed":
         bucket = min(BUCKET, model.parameters) if parallel["zero_stage"] else 0
         ahead = min(AHEAD, model.parameters) if parallel["zero_stage"] == 3 else 0
-        return Program(optimizer=state, partition=FLOAT32, bucket=FLOAT32 * (bucket + ahead), live=LIVE)
-    return Program(optimizer=state)
+        size = FLOAT32 * (bucket + ahead)
+        return Program(optimizer=state, partition=FLOAT32, bucket=size, live=LIVE, ends_shared=False)
+    if parallel["engine"] == "fsdp":  # what is in no block stays whole, and so do its gradients, to the backward's end
+        ends = model.embedding_weights + model.head_weights
+        size = FLOAT32 * (ends + model.layer_weights)
+        return Program(optimizer=state, bucket=size, live=ends + 2 * model.layer_weights, ends_shared=False)
+    return Program(optimizer=state, reordered=FLOAT32, travels=FLOAT32, ends_shared=False)
 
 
 def refused(parameters: Parameters, parallel: Mapping[str, Any], layout: Layout) -> str | None:

@@ -90,23 +90,29 @@ def _measured(bare: Transformer, parameters: Parameters, vocabulary: Vocabulary)
     """`bare` with what a step keeps for a token, and bytes of optimizer state for a weight."""
     length = parameters.data.sequence_length
     activations: dict[Recomputation | None, float] = {}
-    head = copies = state = 0.0
+    head = copies = state = backward = 0.0
     for recomputation in (*get_args(Recomputation), None):
         changed = parameters.model_copy(update={"activation_checkpointing": recomputation})
         live: dict[tuple[int, int], int] = {}
+        late: dict[int, int] = {}
         for layers in LAYERS:
             smaller = simulation.at_depth(changed, layers)
             assert smaller is not None, "checked before"
             for rows in ROWS:
                 found = simulation.simulate(smaller, vocabulary, rows=rows, gradients_stay=False, gpu=True)
-                moments = (found.windows[simulation.FORWARD], found.windows[simulation.BACKWARD])
-                live[layers, rows] = max(
-                    sum(size for part, size in parts.items() if part not in NO_OTHERS) for parts in moments
-                )
+                live[layers, rows] = max(_others(found, simulation.FORWARD), _others(found, simulation.BACKWARD))
+                late[rows] = _others(found, simulation.LATE_BACKWARD)  # of two layers: the first one's, begun
         of_row = live[2, 2] - live[2, 1] - live[1, 2] + live[1, 1]
         activations[recomputation] = max(0.0, of_row / length)
         if recomputation is None:
             copies = max(0.0, (live[2, 1] - live[1, 1] - of_row) / bare.layer_weights)
             head = max(0.0, (live[1, 2] - live[1, 1] - of_row) / length)
+            backward = max(0.0, (late[2] - late[1] - of_row) / length)
             state = found.optimizer_bytes / (2 * bare.layer_weights + bare.embedding_weights + bare.head_weights)
-    return replace(bare, activations=activations, head_activations=head, weight_copies=copies), state
+    measured = replace(bare, activations=activations, head_activations=head, weight_copies=copies, backward=backward)
+    return measured, state
+
+
+def _others(found: simulation.Simulation, window: str) -> int:
+    """Bytes that were live in `window` beside weights, gradients and the optimizer's state."""
+    return sum(size for part, size in found.windows[window].items() if part not in NO_OTHERS)

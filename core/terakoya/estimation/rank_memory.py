@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from terakoya.estimation.cluster import Layout, Program
-from terakoya.estimation.step_time import rank_weights
+from terakoya.estimation.step_time import rank_weights, sharing_ends
 from terakoya.estimation.transformer import Transformer
 
 
@@ -15,7 +15,7 @@ def rank_memory(model: Transformer, layout: Layout, program: Program) -> Mapping
 
     With a pipeline that is the first stage, which has most micro-batches in flight, or the last, which has logits.
     """
-    weights = rank_weights(model, layout)
+    weights = rank_weights(model, layout, program)
     shared = layout.data * layout.sequence
     stage = layout.zero_stage
     whole = 1.0 if stage < 3 else 1 / shared
@@ -30,18 +30,22 @@ def rank_memory(model: Transformer, layout: Layout, program: Program) -> Mapping
         layer = model.layer_weights / layout.tensor
         live = 2 * layer if program.live is None else program.live
         parts["gathered"] = program.gathered * min(live, weights)
-    parts["communication"] = program.bucket if stage or layout.data > 1 else 0.0
-    first, last = in_flight(layout), 1.0
     tokens = layout.micro_batch_size * model.sequence_length / layout.sequence
-    of_layer = activations(model, layout) * tokens * model.layers / layout.pipeline
+    hidden = program.travels * model.hidden_size * tokens if layout.pipeline > 1 else 0.0
+    parts["communication"] = program.bucket if stage or shared > 1 else 0.0
+    if not stage and shared > 1 and layout.pipeline == 1:
+        parts["communication"] += program.reordered * weights
+    parts["communication"] += hidden * layout.micro_steps * (2 * layout.virtual - 1)
+    first, last = in_flight(layout), 1.0
+    of_layer = activations(model, layout) * tokens * model.layers / layout.pipeline + hidden * layout.virtual
     working = 0.0
     if layout.recomputation == "full":  # one layer is whole again while its gradient is computed
         working = activations(model, layout.changed(recomputation=None)) * tokens
-    logits = model.head_activations * tokens / layout.tensor
-    if layout.pipeline == 1 or last * of_layer + logits > first * of_layer:
+    logits, backward = model.head_activations * tokens / sharing_ends(layout, program), model.backward * tokens
+    if layout.pipeline == 1 or last * of_layer + logits > first * of_layer + backward:
         parts |= {"activations": last * of_layer + working, "logits": logits}
     else:
-        parts["activations"] = first * of_layer + working
+        parts["activations"] = first * of_layer + backward + working
     return parts
 
 

@@ -83,14 +83,14 @@ def step_time(model: Transformer, layout: Layout, cluster: Cluster, program: Pro
     compute = sum(stage.values()) + sum(head.values())
     parts["data"] = _data(model, layout, cluster, program, compute)
     shared = layout.data * layout.sequence if layout.zero_stage else 1
-    parts["optimizer"] = OPTIMIZER_TRAFFIC * rank_weights(model, layout) / shared / cluster.gpu.bandwidth
+    parts["optimizer"] = OPTIMIZER_TRAFFIC * rank_weights(model, layout, program) / shared / cluster.gpu.bandwidth
     nodes = max(1.0, layout.devices / cluster.per_node)
     parts["waiting"] = cluster.waiting * math.log2(nodes) * sum(parts.values())
     tokens = layout.rows * model.sequence_length
     return StepTime(parts, tokens, model.flops, layout.devices, cluster.gpu.peak)
 
 
-def rank_weights(model: Transformer, layout: Layout) -> float:
+def rank_weights(model: Transformer, layout: Layout, program: Program) -> float:
     """Elements of the largest stage, one device's part of it: embeddings lie with the first layers, the head with the
     last, a tied one on both ends."""
     layers = model.layers / layout.pipeline * model.layer_weights
@@ -98,7 +98,12 @@ def rank_weights(model: Transformer, layout: Layout) -> float:
     if layout.pipeline > 1:
         tied = model.head_weights or model.vocabulary_size * model.hidden_size
         ends = max(model.embedding_weights, tied)
-    return (layers + ends) / layout.tensor
+    return layers / layout.tensor + ends / sharing_ends(layout, program)
+
+
+def sharing_ends(layout: Layout, program: Program) -> int:
+    """How many devices share embeddings and logits."""
+    return layout.tensor if program.ends_shared else 1
 
 
 def efficiency(rows: float, inputs: float, outputs: float, half: float) -> float:
@@ -176,7 +181,7 @@ def _exchanges(model: Transformer, layout: Layout, cluster: Cluster) -> float:
 
 def _head(model: Transformer, layout: Layout, cluster: Cluster, program: Program) -> dict[str, float]:
     """Seconds of logits and loss for one micro-batch, forward and backward."""
-    tokens, outputs = _tokens(model, layout), model.vocabulary_size / layout.tensor
+    tokens, outputs = _tokens(model, layout), model.vocabulary_size / sharing_ends(layout, program)
     products = product_seconds(tokens, model.hidden_size, outputs, cluster) * (1 + BACKWARD)
     passed = cluster.passes * (0.5 if program.fused else 1.0) / cluster.gpu.bandwidth
     traffic = LOGITS_TRAFFIC * tokens * outputs * passed
@@ -206,7 +211,7 @@ def _data(model: Transformer, layout: Layout, cluster: Cluster, program: Program
     members = layout.data * layout.sequence
     if members == 1:
         return 0.0
-    weights = rank_weights(model, layout)
+    weights = rank_weights(model, layout, program)
 
     def once(element: float) -> float:
         stride = layout.tensor * (layout.pipeline if layout.stages_near else 1)

@@ -42,7 +42,7 @@ class Transformer:
         activations_spread: of these the share that tensor parallelism spreads.
         weight_copies: bytes that a step keeps for each weight beside the weight itself, as autocast does.
         head_activations: bytes of a token kept by all that is not in a layer: logits, loss.
-        trained: the share of the weights that are.
+        backward: bytes of a token that a layer's backward has on its way, beside what was kept.
     """
 
     layers: int
@@ -63,6 +63,7 @@ class Transformer:
     head_activations: float
     activations_spread: float = 24 / 34
     weight_copies: float = 0.0
+    backward: float = 0.0
 
     @property
     def layer_weights(self) -> int:

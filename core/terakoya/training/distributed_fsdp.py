@@ -92,9 +92,8 @@ class FSDPEngine(DDPEngine):
     # ------------------------------------------------------------------------------------------------- the loop
 
     def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
-        """See `Engine`. Until the `last` one each process keeps whole gradients, its own."""
-        for group in self.groups:
-            group.set_requires_gradient_sync(last, recurse=False)
+        """See `Engine`. Gradients are added up in every micro-step: whole ones of its own, kept until the last, would
+        take as much memory on each process as `fully_shard` spares."""
         sums = super().micro_step(batch, weigh, last=last)
         if last:
             for value, shard in zip(self.cut.values(), self.trainable, strict=True):

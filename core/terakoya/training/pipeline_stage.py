@@ -103,9 +103,11 @@ class Stage(nn.Module):
             return self._nothing(hidden)
         self._seed(work.seed)
         rows, _ = work.shape
-        made = self.run(work.tensors, None if hidden is None else hidden[:rows])
+        # a slice's gradient would be a copy
+        made = self.run(work.tensors, hidden if hidden is None or rows == self.rows else hidden[:rows])
         if isinstance(made, Tensor):
-            return F.pad(made, (0, 0, 0, 0, 0, self.rows - rows))
+            missing = self.rows - rows
+            return F.pad(made, (0, 0, 0, 0, 0, missing)) if missing else made  # padding with nothing copies
         work.sums = {name: value.detach() for name, value in made.items()}
         loss = work.weigh(made)
         return loss if self.scale is None else loss * self.scale

@@ -45,27 +45,27 @@ def train(job: Job, connection: Connection) -> None:
 
 def gradients(job: Job, connection: Connection) -> None:
     """Writes of the first step `gradients.safetensors`, by name and whole, and `held.json`: the loss, the norm, and by
-    rank how many numbers of weights it held and whether it had reduced anything before the last micro-step."""
+    rank how many numbers of weights it held and after each micro-step how many of summed gradients."""
     out, trainer = Path(job["out"]), worlds.trainer(job, connection)
     engine: Any = trainer.engine
     if hasattr(engine.module, "sample"):
         engine.module.sample = fixed_sample
-    whole, early = watch(trainer)
+    whole, reduced = watch(trainer)
     values = trainer.one_step().values
     assert values is not None
-    held = connection.gather([sum(shard.numel() for shard in engine.shards.values()), any(early)])
+    held = connection.gather([sum(shard.numel() for shard in engine.shards.values()), reduced])
     if connection.is_main:
         save_file(whole, out / "gradients.safetensors")
         facts = {"loss": values["loss"], "grad_norm": values["grad_norm"], "groups": len(engine.groups), "held": held}
         (out / "held.json").write_text(json.dumps(facts))
 
 
-def watch(trainer: Trainer) -> tuple[dict[str, Tensor], list[bool]]:
-    """Two that fill as `trainer` takes a step: its gradients before they are clipped, and after each micro-step but the
-    last whether anything was reduced."""
+def watch(trainer: Trainer) -> tuple[dict[str, Tensor], list[int]]:
+    """Two that fill as `trainer` takes a step: its gradients before they are clipped, and after each micro-step how
+    many numbers this process has of gradients that were added up."""
     engine: Any = trainer.engine
     whole: dict[str, Tensor] = {}
-    early: list[bool] = []
+    reduced: list[int] = []
     clip, micro_step = engine.clip, engine.micro_step
 
     def gathered() -> Tensor:
@@ -79,9 +79,10 @@ def watch(trainer: Trainer) -> tuple[dict[str, Tensor], list[bool]]:
 
     def watched(batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
         sums: Mapping[str, Tensor] = micro_step(batch, weigh, last=last)
-        values = [*engine.shards.values(), *engine.module.parameters()]
-        early.append(not last and any(value.grad is not None for value in values))
+        values = engine.shards.values() if last else engine.cut.values()
+        gradients = [value.grad for value in values if value.grad is not None]
+        reduced.append(sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in gradients))
         return sums
 
     engine.clip, engine.micro_step = gathered, watched
-    return whole, early
+    return whole, reduced

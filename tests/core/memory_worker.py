@@ -1,29 +1,32 @@
-"""One of two processes that weighs what DeepSpeed's stages hold. Called as `zero_memory.py JOBS.json`, each job an
-object: `settings`, the parameter JSON; `out`, a folder, which gets `RANK.json`:
+"""One of two processes that weighs what an engine holds. Each job is an object: `settings`, the parameter JSON; `out`,
+a folder, which gets `RANK.json`:
 
     peak    the most bytes that torch's allocator had given out at once, in two optimizer steps after the engine stood
     rest    bytes by part of what lies there between steps: weights, optimizer, and all tensors together
+
+DeepSpeed's are run by this file as a script, `memory_worker.py JOBS.json`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from torch.distributed import Work
+from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 from terakoya.parameters import Parameters
 from terakoya.plugins import registry
 from terakoya.training import setup
 from terakoya.training.distributed import Connection, connect
-from terakoya.training.distributed_deepspeed import DeepSpeedEngine
 from terakoya.training.record import Record
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
@@ -49,11 +52,10 @@ def weigh(job: dict[str, Any], connection: Connection) -> dict[str, Any]:
         live += event.nbytes()
         most = max(most, live)
     gc.collect()
-    engine = trainer.engine
-    assert isinstance(engine, DeepSpeedEngine)
-    states = [value for state in engine.optimizer.state.values() for value in state.values()]
+    optimizer: Any = trainer.engine.optimizer  # type: ignore[attr-defined] # every engine of ours has one
+    states = [value for state in optimizer.state.values() for value in state.values()]
     rest = {
-        "weights": size(storages(weights(engine)), without=before),
+        "weights": size(storages(weights(trainer.engine)), without=before),
         "optimizer": size(storages(each for each in states if isinstance(each, Tensor)), without=before),
         "all": size(storages(all_tensors()), without=before),
     }
@@ -79,21 +81,21 @@ def let_go() -> None:
 
     def wait_and_let_go(*arguments: Any, **named: Any) -> Any:
         done = wait(*arguments, **named)
-        time.sleep(0.02)
+        time.sleep(0.01)
         return done
 
     Work.wait = wait_and_let_go  # type: ignore[method-assign]
 
 
-def weights(engine: DeepSpeedEngine) -> Iterable[Tensor]:
+def weights(engine: Any) -> Iterable[Tensor]:
     """All tensors that hold weights: the module's, or their parts, and the ones that are updated."""
     for parameter in engine.module.parameters():
-        yield parameter.data
+        yield parameter.to_local() if isinstance(parameter, DTensor) else parameter.data
         if hasattr(parameter, "ds_tensor"):
             yield parameter.ds_tensor
     yield from engine.module.buffers()
     for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"):
-        yield from getattr(engine.zero, name, ())
+        yield from getattr(getattr(engine, "zero", None), name, ())
 
 
 def all_tensors() -> Iterable[Tensor]:
@@ -103,8 +105,13 @@ def all_tensors() -> Iterable[Tensor]:
 
 def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
     """Address -> bytes of what the tensors lie in, each counted once."""
-    found = (each.untyped_storage() for each in tensors)
-    return {each.data_ptr(): each.nbytes() for each in found if each.nbytes()}
+    found = {}
+    for each in tensors:
+        with contextlib.suppress(RuntimeError):  # one whose storage is gone already, or a wrapper that has none
+            storage = each.untyped_storage()
+            if storage.nbytes():
+                found[storage.data_ptr()] = storage.nbytes()
+    return found
 
 
 def size(found: dict[int, int], *, without: dict[int, int]) -> int:
@@ -112,15 +119,22 @@ def size(found: dict[int, int], *, without: dict[int, int]) -> int:
     return sum(each for address, each in found.items() if address not in without)
 
 
-def main() -> None:
-    """Runs the jobs of the file named on the command line."""
+def run(jobs: Sequence[dict[str, Any]], connection: Connection) -> None:
+    """Weighs the engine of each job."""
     let_go()
-    connection = connect(Launched.read(), deepspeed=True, timeout_seconds=60)
-    for job in json.loads(Path(sys.argv[1]).read_text()):
+    gc.freeze()  # what is there by now is no job's, and need not be looked through each time
+    for job in jobs:
         out = Path(job["out"])
         out.mkdir(parents=True, exist_ok=True)
         (out / f"{connection.rank}.json").write_text(json.dumps(weigh(job, connection)))
-        connection.accelerator.deepspeed_engine_wrapped = None  # it wonders at more than one engine
+        if job["settings"]["parallel"]["engine"] == "deepspeed":
+            connection.accelerator.deepspeed_engine_wrapped = None  # it wonders at more than one engine
+
+
+def main() -> None:
+    """Runs DeepSpeed's jobs, those of the file named on the command line."""
+    connection = connect(Launched.read(), deepspeed=True, timeout_seconds=60)
+    run(json.loads(Path(sys.argv[1]).read_text()), connection)
     connection.close(failed=False)
 
 

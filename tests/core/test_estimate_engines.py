@@ -1,0 +1,179 @@
+"""What `estimate` says each process holds under every engine, beside what two real ones do: of a run as it is, and of
+layouts that it suggests."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import memory_worker
+import pytest
+import toy
+import worlds
+
+from terakoya.data.store import TokenStore
+from terakoya.estimation import simulation
+from terakoya.estimation.cluster import Layout
+from terakoya.estimation.estimate import estimate, share_of
+from terakoya.estimation.layouts import engine_program
+from terakoya.estimation.measured_model import transformer_of
+from terakoya.estimation.rank_memory import rank_memory
+from terakoya.estimation.sharing import World, shared
+from terakoya.parameters import Parameters
+
+PRESETS = Path(__file__).parents[2] / "parameters"
+STAGES = (0, 1, 2, 3)
+SIZES: dict[str, dict[str, Any]] = {
+    "toy": {"num_hidden_layers": 3, "hidden_size": 96, "num_attention_heads": 4, "max_position_embeddings": 64},
+    "tiny_gpt2": {},
+}
+MICRO_BATCHES = {"toy": 8, "tiny_gpt2": 4}
+"""Rows of 8 on each process: the first in one micro-step, the second in two."""
+LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
+    "ddp": ({"engine": "ddp"}, {"data": 2}),
+    "fsdp": ({"engine": "fsdp"}, {"data": 2, "zero_stage": 3}),
+    "tp": ({"engine": "ddp", "tp_size": 2}, {"tensor": 2}),
+    "pp": ({"engine": "ddp", "pp_size": 2}, {"pipeline": 2}),
+    "interleaved": ({"engine": "ddp", "pp_size": 2, "pp_stages_per_process": 2}, {"pipeline": 2, "virtual": 2}),
+    "sp": ({"engine": "ddp", "sp_size": 2}, {"sequence": 2}),
+}
+"""What is written as `parallel`, and the layout that it is."""
+ROWS, MICRO_BATCH = 16, 4
+"""Of a step of the layouts', all processes."""
+SHAPES = [
+    pytest.param(("tiny_gpt2", 64), id="gpt2"),
+    *(
+        pytest.param((preset, length), id=f"{preset}, {length}", marks=pytest.mark.nightly)
+        for preset, length in (("tiny_gpt2", 256), ("tiny_llama", 64), ("tiny_llama", 256))
+    ),
+]
+"""Preset and positions of a row."""
+
+
+def settings(name: str, stage: int, store: Path) -> dict[str, Any]:
+    """The parameter JSON of a run under that stage of DeepSpeed's, of that size."""
+    made = of_preset("tiny_gpt2", 64, {"engine": "deepspeed", "zero_stage": stage}, store)
+    architecture = {**made["architecture"], **SIZES[name]}
+    return {**made, "architecture": architecture, "micro_batch_size": MICRO_BATCHES[name]}
+
+
+def of_preset(preset: str, length: int, parallel: Mapping[str, Any], store: Path) -> dict[str, Any]:
+    """The parameter JSON of two steps of a preset, with rows of `length` positions."""
+    raw = json.loads((PRESETS / f"{preset}.json").read_text())
+    return {
+        **raw, "data": {"train": [str(store)], "sequence_length": length}, "evaluation": None, "trackers": [],
+        "max_steps": 2, "batch_size": {"-1": ROWS}, "micro_batch_size": MICRO_BATCH, "parallel": dict(parallel),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy store."""
+    return toy.make_store(tmp_path_factory.mktemp("memory") / "train", documents=60, seed=1)
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """By stage what each of two processes held, of a run of the size `name`."""
+
+    name: str
+    held: dict[int, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module", params=["toy", pytest.param("tiny_gpt2", marks=pytest.mark.nightly)])
+def weighed(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Weighed:
+    """What a run of each size held."""
+    base = tmp_path_factory.mktemp("weighed")
+    jobs = [{"settings": settings(request.param, stage, store), "out": str(base / str(stage))} for stage in STAGES]
+    (base / "jobs.json").write_text(json.dumps(jobs))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, memory_worker.__file__, str(base / "jobs.json")],
+            env={**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [each.communicate(timeout=1200)[0] for each in started]
+    assert all(each.returncode == 0 for each in started), "\n".join(said)
+    held = {
+        stage: [json.loads((base / str(stage) / f"{rank}.json").read_text()) for rank in range(2)] for stage in STAGES
+    }
+    return Weighed(request.param, held)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
+@pytest.mark.parametrize("stage", STAGES)
+def test_each_rank_holds_what_was_said_of_a_stage(stage: int, store: Path, weighed: Weighed) -> None:
+    parameters = Parameters.from_dict(settings(weighed.name, stage, store), source="test")
+    found = estimate(parameters, processes=2, device="cpu").memory
+    vocabulary = TokenStore.open(store).facts.vocabulary
+    share = share_of(parameters, 2)
+    world = World(2, stage, share.micro_steps)
+    one = simulation.simulate(
+        parameters, vocabulary, rows=share.micro_batch_size, gradients_stay=world.gradients_stay, gpu=False
+    )
+    between = shared(one.windows, world, simulation.sizes(parameters, vocabulary, context=64.0))[simulation.STEP]
+    for real in weighed.held[stage]:
+        assert found.peak == pytest.approx(real["peak"], rel=0.1), (found.moment, found.moments)
+        for part in ("weights", "optimizer"):
+            assert between[part] == pytest.approx(real["rest"][part], rel=0.1), part
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A preset with rows of `length` positions, and by layout the parameters and what each of two processes held."""
+
+    preset: str
+    length: int
+    parameters: dict[str, Parameters]
+    held: dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def shape(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Shape:
+    """What runs of each layout held."""
+    base = tmp_path_factory.mktemp("layouts")
+    preset, length = request.param
+    raw = {name: of_preset(preset, length, parallel, store) for name, (parallel, _) in LAYOUTS.items()}
+    parameters = {name: Parameters.from_dict(each, source=name) for name, each in raw.items()}
+    for replica_size in (1, 2):
+        mine = [name for name, each in parameters.items() if each.parallel.replica_size == replica_size]
+        jobs = [{"settings": raw[name], "out": str(base / name)} for name in mine]
+        work = partial(memory_worker.run, jobs)
+        toy.finish(worlds.start(work, (2,), base / "said", replica_size=replica_size), seconds=600)
+    held = {name: [json.loads((base / name / f"{rank}.json").read_text()) for rank in range(2)] for name in LAYOUTS}
+    return Shape(preset, length, parameters, held)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_each_rank_holds_what_was_said(name: str, shape: Shape) -> None:
+    found = estimate(shape.parameters[name], processes=2, device="cpu").memory
+    for real in shape.held[name]:
+        within = 0.01 if name == "ddp" else 0.1
+        assert found.peak == pytest.approx(real["peak"], rel=within), (found.moment, found.moments)
+
+
+def test_a_layout_holds_what_its_formula_says(shape: Shape, store: Path) -> None:
+    parameters = shape.parameters["ddp"]
+    model, state = transformer_of(parameters, TokenStore.open(store).facts.vocabulary, context=float(shape.length))
+    ratios = {}
+    for name, (parallel, axes) in LAYOUTS.items():
+        steps = ROWS // MICRO_BATCH // axes.get("data", 1)
+        layout = Layout(micro_batch_size=MICRO_BATCH, micro_steps=steps, **axes)
+        said = sum(rank_memory(model, layout, engine_program(parallel, model, state)).values())
+        ratios[name] = said / max(each["peak"] for each in shape.held[name])
+    assert all(0.9 < ratio < 1.1 for ratio in ratios.values()), ratios
