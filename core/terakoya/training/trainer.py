@@ -18,12 +18,13 @@ from terakoya.data.loader import Prefetcher
 from terakoya.data.rows import RowSource
 from terakoya.parameters import Parameters
 from terakoya.plugins import PluginError, Registry
+from terakoya.training.agreement import Agreement, Proposal
 from terakoya.training.batches import BatchMaker, StepBatches, to_device
 from terakoya.training.distributed import Connection
 from terakoya.training.engine import Engine
 from terakoya.training.evaluate import evaluate
 from terakoya.training.live_line import live_line
-from terakoya.training.loss import Meter, total_counts, weighted
+from terakoya.training.loss import Meter, weighted
 from terakoya.training.norms import Norms
 from terakoya.training.record import Record
 from terakoya.training.run import Run, StepReport
@@ -42,23 +43,6 @@ class TrainResult:
     step: int
     checkpoint: Path | None
     stopped_by: str | None
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """A step that ranks are about to agree on.
-
-    Attributes:
-        batches: this rank's.
-        wish: why this rank wants to stop instead, if it does.
-        saving: the step of the last save that had begun when this was asked.
-        sums: waits for the sums over ranks of what each has told.
-    """
-
-    batches: StepBatches
-    wish: str | None
-    saving: int
-    sums: Callable[[], list[int]]
 
 
 class Trainer:
@@ -92,12 +76,12 @@ class Trainer:
         self.share: Share = batches.share
         self.terms: Mapping[str, Term] = run.objective.terms()
         self.meter = Meter(self.terms, run.device, run.objective.derived)
-        self.count_names = sorted({"tokens", *(term.count for term in self.terms.values())})
         self.norms = Norms(engine.scaler)
         self.last_checkpoint: Path | None = None
         self.saver = Saver(run, engine, tokenizer_folder)
+        names = sorted({"tokens", *(term.count for term in self.terms.values())})
+        self.agreement = Agreement(self.connection, names, self.saver)
         self.paused = 0.0
-        self.event_error: PluginError | None = None
         self.upcoming: Proposal | None = None
         self.started = self.mark = time.perf_counter()
         self.tokens_since_mark = self.rows_at_mark = 0
@@ -118,7 +102,7 @@ class Trainer:
             with StopRequest() as stop, Prefetcher(self.batches, run.step) as prefetcher:
 
                 def propose() -> Proposal:
-                    return self._propose(next(prefetcher), stop.signal or self._out_of_time())
+                    return self.agreement.propose(next(prefetcher), stop.signal or self._out_of_time())
 
                 self.mark, self.rows_at_mark = time.perf_counter(), run.consumed_rows
                 while not run.finished:
@@ -127,11 +111,13 @@ class Trainer:
                         self._skip()
                         continue
                     proposal, self.upcoming = self.upcoming or propose(), None
-                    counts, stopping = self._agree(proposal)
-                    if stopping:
+                    agreed = self.agreement.agree(proposal)
+                    if agreed.saved:
+                        self._saved(self.saver.finish())
+                    if agreed.stop:
                         asked = proposal.wish or "another process"
                         break
-                    report = self._step(proposal.batches, counts, propose)
+                    report = self._step(proposal.batches, agreed.counts, propose)
                     self._event("step_finished", run, report)
                     if parameters.evaluation and self.validation and self._due(parameters.evaluation.steps):
                         self._validate()
@@ -142,7 +128,7 @@ class Trainer:
             self._saved(self.saver.finish())
         if not asked and self.validation and not (parameters.evaluation and self._due(parameters.evaluation.steps)):
             self._validate()
-        self.connection.together("an event plugin", self.event_error)
+        self.agreement.carry()
         self.record.write("finished" if not asked else "stopped", step=run.step, reason=asked)
         if asked:
             self.record.say(f"stopped by {asked} at step {run.step:,}, which is saved; the same command goes on")
@@ -150,29 +136,8 @@ class Trainer:
 
     def one_step(self) -> StepReport:
         """The next step alone, as a trial."""
-        proposal = self._propose(self.batches(self.run.step), None)
-        counts, _ = self._agree(proposal)
-        return self._step(proposal.batches, counts)
-
-    def _propose(self, batches: StepBatches, wish: str | None) -> Proposal:
-        """Counts first: one reduction tells every rank the step's global counts and whether anybody wants to stop."""
-        counted = batches.real if self.connection.leads else []  # others of a replica have the same rows
-        local = total_counts(counted, self.count_names)
-        flags = [int(wish is not None), int(self.event_error is not None), int(self.saver.ended())]
-        return Proposal(batches, wish, self.saver.step, self.connection.begin_sum(local + flags))
-
-    def _agree(self, proposal: Proposal) -> tuple[dict[str, int], bool]:
-        """The global counts of the proposed step, and whether anybody wants to stop.
-
-        Raises:
-            UserError: on all ranks, if an event failed on any, or a save behind the steps before.
-        """
-        *summed, wishes, failures, ended = proposal.sums()
-        if failures:
-            self.connection.together("an event plugin", self.event_error)
-        if ended == self.connection.world_size and proposal.saving == self.saver.step:
-            self._saved(self.saver.finish())
-        return dict(zip(self.count_names, summed, strict=True)), bool(wishes)
+        proposal = self.agreement.propose(self.batches(self.run.step), None)
+        return self._step(proposal.batches, self.agreement.agree(proposal).counts)
 
     def _step(
         self, batches: StepBatches, counts: Mapping[str, int], propose: Callable[[], Proposal] | None = None
@@ -335,7 +300,7 @@ class Trainer:
         try:
             return getattr(self.registry.hook, name)(*arguments)
         except PluginError as error:
-            self.event_error = error
+            self.agreement.error = error
             return None
 
 
