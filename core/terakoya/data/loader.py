@@ -21,6 +21,8 @@ from terakoya.data.rows import Rows, RowSource
 from terakoya.errors import UserError
 
 T = TypeVar("T")
+AHEAD = 8
+"""Items that lie ready at most."""
 
 
 @dataclass(frozen=True)
@@ -132,15 +134,19 @@ class Prefetcher(Generic[T]):
     """
 
     def __init__(
-        self, function: Callable[[int], T], first_step: int, *, last_step: int | None = None, ahead: int = 2
+        self, function: Callable[[int], T], first_step: int, *, last_step: int | None = None, ahead: int = AHEAD
     ) -> None:
-        """Keeps up to `ahead` items ready; ends before `last_step` where one is given."""
+        """Keeps up to `ahead` items ready, and from half of that on makes new ones; ends before `last_step` where one
+        is given."""
         self._function = function
         # Two simple queues cost a tenth of a bounded one: for each item that may be made a permit lies ready.
         self._items: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
         self._permits: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(max(1, ahead)):
             self._permits.put(None)
+        # Waking the thread takes the interpreter from the step that runs, longer than a short step's batch does.
+        self._together = max(1, ahead // 2)
+        self._taken = 0
         self._ended = False
         self._thread = threading.Thread(
             target=self._work, args=(first_step, last_step), name="terakoya-prefetch", daemon=True
@@ -154,7 +160,11 @@ class Prefetcher(Generic[T]):
         if self._ended:
             raise StopIteration
         item, error = self._items.get()
-        self._permits.put(None)
+        self._taken += 1
+        if self._taken == self._together:
+            self._taken = 0
+            for _ in range(self._together):
+                self._permits.put(None)
         if error is not None:
             self._ended = True
             raise error

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from terakoya import batch_table
+from terakoya.data import loader
 from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 from terakoya.estimation import devices
@@ -19,8 +20,8 @@ from terakoya.estimation.trial_rows import Text, text_of
 from terakoya.parameters import Parameters, resolve_length
 from terakoya.training.world import Place, Share, Topology, shares
 
-READ_AHEAD = 3
-"""Steps whose batches a process holds on the host beside the one it works on: two ready, one being made."""
+READ_AHEAD = loader.AHEAD + 1
+"""Steps whose batches a process holds on the host beside the one it works on: those that are ready, one being made."""
 
 
 @dataclass(frozen=True)

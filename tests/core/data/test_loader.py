@@ -145,6 +145,27 @@ def test_prefetcher_gives_items_in_order_and_reads_ahead() -> None:
         assert list(items) == []
 
 
+def test_prefetcher_wakes_its_thread_for_half_of_what_may_lie_ready() -> None:
+    calls: list[int] = []
+
+    def made(count: int) -> list[int]:
+        deadline = time.monotonic() + 5
+        while len(calls) < count and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        return calls
+
+    with Prefetcher(calls.append, 0, ahead=4) as items:
+        assert made(4) == [0, 1, 2, 3]
+        next(items)
+        assert made(4) == [0, 1, 2, 3]
+        next(items)
+        assert made(6) == [0, 1, 2, 3, 4, 5]
+        next(items)
+        next(items)
+        assert made(8) == [*range(8)]
+
+
 def test_prefetcher_carries_errors_to_their_step() -> None:
     def function(step: int) -> int:
         if step == 2:
