@@ -47,6 +47,7 @@ def launch(
     name: str | None = None,
     settings: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
+    allow_change: Sequence[str] = (),
     before: Sequence[str] = (),
 ) -> Planned:
     """Plans how `launcher` starts the run of `parameters` into `out`, and writes the plan's files.
@@ -56,6 +57,7 @@ def launch(
         name: the job's; the run's folder's name where not given.
         settings: the launcher's.
         overrides: `KEY.PATH=VALUE`, over the parameters.
+        allow_change: keys in which the parameters may differ from those of the checkpoint that the run goes on from.
         before: options of `terakoya` itself, such as `--plugin FILE`.
 
     Raises:
@@ -63,7 +65,7 @@ def launch(
             a job waits for hours.
     """
     place: Launcher = made("launchers", launcher, settings or {}, where=f"launch {launcher}")
-    job = make_job(parameters, out, name=name, overrides=overrides, before=before)
+    job = make_job(parameters, out, name=name, overrides=overrides, allow_change=allow_change, before=before)
     folder = (folder if folder is not None else plan_folder(out)).absolute()
     plan = place.plan(job, folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +75,13 @@ def launch(
 
 
 def make_job(
-    parameters: Path, out: Path, *, name: str | None = None, overrides: Sequence[str] = (), before: Sequence[str] = ()
+    parameters: Path,
+    out: Path,
+    *,
+    name: str | None = None,
+    overrides: Sequence[str] = (),
+    allow_change: Sequence[str] = (),
+    before: Sequence[str] = (),
 ) -> Job:
     """The job that trains `parameters` into `out`.
 
@@ -87,7 +95,8 @@ def make_job(
     elif not re.fullmatch(r"[A-Za-z0-9](-*[A-Za-z0-9]){0,62}", name):
         raise UserError(f'--name: expected up to 63 letters, digits and hyphens between them, got "{name}"')
     sets = [word for override in overrides for word in ("--set", override)]
-    words = (*before, "train", str(parameters.absolute()), "--out", str(run), *sets)
+    allowed = [word for key in allow_change for word in ("--allow-change", key)]
+    words = (*before, "train", str(parameters.absolute()), "--out", str(run), *sets, *allowed)
     data = loaded.data
     mixtures = (data.train, *(stage.train for stage in data.stages))
     stores = [each.store for mixture in mixtures for each in mixture]

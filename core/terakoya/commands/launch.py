@@ -41,6 +41,9 @@ def command(
     name: Annotated[str | None, typer.Option(help="The job's name. Default: that of the run's folder.")] = None,
     settings: Annotated[Path | None, typer.Option(help="A JSON or YAML file with the launcher's settings.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY.PATH=VALUE, over the parameters.")] = None,
+    allow_change: Annotated[
+        list[str] | None, typer.Option(help="A parameter that may differ from the checkpoint's, as of train.")
+    ] = None,
 ) -> None:
     """Print the exact files and commands that start a run on this machine, on hosts or a cluster; --submit runs them.
 
@@ -68,7 +71,7 @@ def command(
     ]
     planned = launch(
         kind, Path(rest[0]), out, folder=folder, name=name, settings=gather(file, (), flags), overrides=set_ or (),
-        before=before,
+        allow_change=allow_change or (), before=before,
     )  # fmt: skip
     _show(kind, planned, submitted=submit)
     if check:

@@ -69,11 +69,12 @@ def command_line(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def test_a_plan_is_printed_written_and_starts_nothing(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps(toy.parameters(store)))
-    done = command_line("launch", "local", file, "--out", tmp_path / "run", "--processes", "2", "--set", "max_steps=3")
+    changes = ["--set", "max_steps=3", "--allow-change", "seed"]
+    done = command_line("launch", "local", file, "--out", tmp_path / "run", "--processes", "2", *changes)
     assert done.returncode == 0, done.stderr
     script = (tmp_path / "run.launch/run.sh").read_text()
     assert script in done.stdout
-    assert f"train {file} --out {tmp_path}/run --set max_steps=3 --processes 2" in script
+    assert f"train {file} --out {tmp_path}/run --set max_steps=3 --allow-change seed --processes 2" in script
     assert f"bash {tmp_path}/run.launch/run.sh" in done.stdout
     assert not (tmp_path / "run").exists()
 
