@@ -33,10 +33,11 @@ def batch(**counts: int) -> Batch:
     return Batch({"input_ids": np.zeros((1, 1), dtype=np.int64)}, counts)
 
 
-def agreement(saving: Saving) -> Agreement:
-    place = Topology((Place(0, 0, 0, "here"),))
+def agreement(saving: Saving, *, rank: int = 0, replica_size: int = 1) -> Agreement:
+    places = tuple(Place(number, 0, number, "here") for number in range(replica_size))
+    connection = Connection(rank, replica_size, torch.device("cpu"), Topology(places, replica_size), None, None)
     saver: Any = saving
-    return Agreement(Connection(0, 1, torch.device("cpu"), place, None, None), ["masked", "tokens"], saver)
+    return Agreement(connection, ["masked", "tokens"], saver)
 
 
 def test_counts_of_all_micro_batches_are_added_up_and_a_dummy_counts_nothing() -> None:
@@ -45,6 +46,13 @@ def test_counts_of_all_micro_batches_are_added_up_and_a_dummy_counts_nothing() -
     agreed = asked.agree(asked.propose(step, None))
     assert agreed.counts == {"tokens": 12, "masked": 3}
     assert not agreed.stop and not agreed.saved
+
+
+@pytest.mark.parametrize(("rank", "tokens"), [(0, 5), (1, 0)])
+def test_the_rows_of_a_replica_are_counted_once(rank: int, tokens: int) -> None:
+    asked = agreement(Saving(), rank=rank, replica_size=2)
+    agreed = asked.agree(asked.propose(StepBatches([batch(tokens=5, masked=1)], None), None))
+    assert agreed.counts["tokens"] == tokens, "of this process alone: nothing connects it with the other"
 
 
 def test_a_wish_to_stop_is_heard() -> None:
