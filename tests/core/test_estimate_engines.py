@@ -167,6 +167,13 @@ def test_each_rank_holds_what_was_said(name: str, shape: Shape) -> None:
         assert found.peak == pytest.approx(real["peak"], rel=within), (found.moment, found.moments)
 
 
+@pytest.mark.parametrize("name", ["pp", "interleaved"])
+def test_between_steps_a_pipeline_holds_weights_and_state_alone(name: str, shape: Shape) -> None:
+    for real in shape.held[name]:
+        rest = real["rest"]
+        assert rest["all"] == pytest.approx(rest["weights"] + rest["optimizer"], rel=0.01)
+
+
 def test_a_layout_holds_what_its_formula_says(shape: Shape, store: Path) -> None:
     parameters = shape.parameters["ddp"]
     model, state = transformer_of(parameters, TokenStore.open(store).facts.vocabulary, context=float(shape.length))

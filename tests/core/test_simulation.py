@@ -174,7 +174,7 @@ def test_engines_of_this_program_keep_more() -> None:
     axes = {"pipeline": 4, "virtual": 2, "micro_steps": 8, "micro_batch_size": 3}
     hidden = 4 * H * 3 * S
     for replicas in (1, 2):  # DDP has no part in a pipeline's sums
-        assert found(ddp, data=replicas, **axes)["communication"] == 8 * 3 * hidden, "one piece receives nothing"
+        assert found(ddp, data=replicas, **axes)["communication"] == 2 * 3 * hidden, "one piece receives nothing"
     plain = rank_memory(replace(model(), head_activations=0.0), Layout(**axes), PLAIN)
     sent = rank_memory(replace(model(), head_activations=0.0, backward=7.0), Layout(**axes), replace(PLAIN, travels=4))
     assert sent["activations"] - plain["activations"] == pytest.approx(5.5 * 2 * hidden + 7 * 3 * S)

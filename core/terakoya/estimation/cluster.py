@@ -163,8 +163,8 @@ class Program:
         gathered, reduced: of a weight that is sent to those who share it, and of a gradient.
         bucket: bytes through which gradients are sent.
         reordered: of a gradient that lies there once more while DDP puts its buckets in order, in the second step.
-        travels: of a number of the hidden states that stages of a pipeline send; for each micro-batch of a step they
-            keep a place for what they receive, either way. 0 counts none of it.
+        travels: of a number of the hidden states that stages of a pipeline send, and of their gradients: what is on its
+            way, and the output of each micro-batch in flight. 0 counts none of it.
         ends_shared: whether tensor-parallel devices share embeddings and logits too.
         live: elements that stage 3 holds whole at once, at most; None is two layers.
         fused: pointwise operations are compiled into few kernels, which moves half.

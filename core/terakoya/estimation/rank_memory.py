@@ -35,7 +35,7 @@ def rank_memory(model: Transformer, layout: Layout, program: Program) -> Mapping
     parts["communication"] = program.bucket if stage or shared > 1 else 0.0
     if not stage and shared > 1 and layout.pipeline == 1:
         parts["communication"] += program.reordered * weights
-    parts["communication"] += hidden * layout.micro_steps * (2 * layout.virtual - 1)
+    parts["communication"] += 2 * hidden * (2 * layout.virtual - 1)  # received and sent by each piece, either way
     first, last = in_flight(layout), 1.0
     of_layer = activations(model, layout) * tokens * model.layers / layout.pipeline + hidden * layout.virtual
     working = 0.0

@@ -31,6 +31,7 @@ from terakoya.training.distributed_ddp import DDPEngine
 from terakoya.training.engine import Weigh, named_values
 from terakoya.training.loss_scaling import LossScaler
 from terakoya.training.pieces import Kind, Piece, dealt, whole
+from terakoya.training.pipeline_receiving import ReceivingStage
 from terakoya.training.pipeline_stage import KEY, MicroBatch, Stage, cut, generator
 
 log = logging.getLogger("terakoya")
@@ -175,7 +176,7 @@ class PipelineEngine(DDPEngine):
     def _pipeline_stage(self, stage: Stage, rows: int, length: int) -> PipelineStage:
         """`stage` as torch's schedules know it, with the shapes that go in and come out."""
         travels = torch.empty(rows, length, stage.hidden_size, device="meta", requires_grad=True)
-        return PipelineStage(
+        return ReceivingStage(
             stage,
             stage.index,
             self.count,
@@ -183,6 +184,7 @@ class PipelineEngine(DDPEngine):
             input_args=() if stage.first else (travels,),
             output_args=(torch.empty((), device="meta", requires_grad=True) if stage.last else travels,),
             group=self.within,
+            shape=(rows, length, stage.hidden_size),
         )
 
     def _reduce(self) -> None:
