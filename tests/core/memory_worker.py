@@ -3,6 +3,7 @@ a folder, which gets `RANK.json`:
 
     peak    the most bytes that torch's allocator had given out at once, in two optimizer steps after the engine stood
     rest    bytes by part of what lies there between steps: weights, optimizer, and all tensors together
+    places  of each stage of a pipeline, whenever it begins a forward: how many places for what it receives have memory
 
 DeepSpeed's are run by this file as a script, `memory_worker.py JOBS.json`.
 """
@@ -27,6 +28,7 @@ from terakoya.parameters import Parameters
 from terakoya.plugins import registry
 from terakoya.training import setup
 from terakoya.training.distributed import Connection, connect
+from terakoya.training.distributed_pipeline import PipelineEngine
 from terakoya.training.record import Record
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
@@ -41,6 +43,8 @@ def weigh(job: dict[str, Any], connection: Connection) -> dict[str, Any]:
     before = storages(all_tensors())
     trainer = setup.build(parameters, Path(job["out"]), Stores.open(parameters), connection, record, registry())
     collecting(trainer)
+    noted: list[int] = []
+    noting(trainer, noted)
     gc.collect()
     standing = size(storages(all_tensors()), without=before)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -59,7 +63,7 @@ def weigh(job: dict[str, Any], connection: Connection) -> dict[str, Any]:
         "optimizer": size(storages(each for each in states if isinstance(each, Tensor)), without=before),
         "all": size(storages(all_tensors()), without=before),
     }
-    return {"peak": standing + most, "rest": rest}
+    return {"peak": standing + most, "rest": rest, "places": noted}
 
 
 def collecting(trainer: Trainer) -> None:
@@ -72,6 +76,29 @@ def collecting(trainer: Trainer) -> None:
         return micro_step(*arguments, **named)
 
     trainer.engine.micro_step = after_collecting  # type: ignore[method-assign]
+
+
+def noting(trainer: Trainer, noted: list[int]) -> None:
+    """Has the stages of a pipeline add to `noted` how many places they have, as they begin a forward."""
+    engine: Any = trainer.engine
+    if not isinstance(engine, PipelineEngine):
+        return
+    make = engine._pipeline_stage
+
+    def making(*arguments: Any) -> Any:
+        stage: Any = make(*arguments)
+        forward = stage.forward_one_chunk
+
+        def counting(*inputs: Any, **named: Any) -> Any:
+            infos = [each for all_of in (stage.args_recv_info, stage.grad_recv_info) for each in all_of.values()]
+            buffers = [getattr(info, "buffer", None) for each in infos for info in each]
+            noted.append(sum(buffer is not None and not buffer.is_meta for buffer in buffers))
+            return forward(*inputs, **named)
+
+        stage.forward_one_chunk = counting
+        return stage
+
+    engine._pipeline_stage = making  # type: ignore[method-assign]
 
 
 def let_go() -> None:

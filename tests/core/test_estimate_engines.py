@@ -172,6 +172,8 @@ def test_between_steps_a_pipeline_holds_weights_and_state_alone(name: str, shape
     for real in shape.held[name]:
         rest = real["rest"]
         assert rest["all"] == pytest.approx(rest["weights"] + rest["optimizer"], rel=0.01)
+        assert real["places"][0] <= 1, "that of the first micro-batch, if it comes from another stage"
+        assert max(real["places"]) < 2 * ROWS // MICRO_BATCH, "those of all micro-batches, either way"
 
 
 def test_a_layout_holds_what_its_formula_says(shape: Shape, store: Path) -> None:

@@ -176,6 +176,10 @@ def test_engines_of_this_program_keep_more() -> None:
     for replicas in (1, 2):  # DDP has no part in a pipeline's sums
         assert found(ddp, data=replicas, **axes)["communication"] == 2 * 3 * hidden, "one piece receives nothing"
     plain = rank_memory(replace(model(), head_activations=0.0), Layout(**axes), PLAIN)
+    once, again = (
+        step_time(model(), Layout(**axes), replace(EASY, gpus=4), replace(PLAIN, travels=size)) for size in (0, 4)
+    )
+    assert again.parts["pipeline"] - once.parts["pipeline"] == pytest.approx(8 * 2 * 2 * (hidden / 2) / 4e11)
     sent = rank_memory(replace(model(), head_activations=0.0, backward=7.0), Layout(**axes), replace(PLAIN, travels=4))
     assert sent["activations"] - plain["activations"] == pytest.approx(5.5 * 2 * hidden + 7 * 3 * S)
 

@@ -73,7 +73,7 @@ def step_time(model: Transformer, layout: Layout, cluster: Cluster, program: Pro
         part: each * model.layers / layout.pipeline for part, each in _layer(model, layout, cluster, program).items()
     }
     head = _head(model, layout, cluster, program)
-    sends = _sends(model, layout, cluster)
+    sends = _sends(model, layout, cluster, program)
     m, others = layout.micro_steps, layout.pipeline - 1
     parts = {part: m * seconds for part, seconds in stage.items()}
     for part, seconds in head.items():
@@ -188,7 +188,7 @@ def _head(model: Transformer, layout: Layout, cluster: Cluster, program: Program
     return {"products": products, "memory traffic": traffic}
 
 
-def _sends(model: Transformer, layout: Layout, cluster: Cluster) -> float:
+def _sends(model: Transformer, layout: Layout, cluster: Cluster, program: Program) -> float:
     """Seconds in which a stage hands on a micro-batch and gets its gradient: whole hidden states, from each of its
     `virtual` pieces."""
     if layout.pipeline == 1:
@@ -198,7 +198,7 @@ def _sends(model: Transformer, layout: Layout, cluster: Cluster) -> float:
     else:
         inside = layout.tensor * layout.sequence * layout.data * 2 <= cluster.per_node
     speed, latency = cluster.group(2, 1 if inside else cluster.per_node)
-    size = LOWER * _tokens(model, layout) * model.hidden_size / layout.tensor
+    size = (program.travels or LOWER / layout.tensor) * _tokens(model, layout) * model.hidden_size
     return 2 * layout.virtual * (size / speed + latency)
 
 
