@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from memory_worker import most_at_once
 
 import terakoya
 from terakoya.estimation import simulation
@@ -41,12 +42,7 @@ def allocated(parameters: Parameters, out: Path) -> int:
         trainer = build(parameters, out, Stores.open(parameters), connection, record, registry())
         for _ in range(2):
             trainer.one_step()
-    events = [each for each in profiler.profiler.kineto_results.events() if each.name() == "[memory]"]
-    live = most = 0
-    for event in sorted(events, key=lambda each: each.start_ns()):
-        live += event.nbytes()
-        most = max(most, live)
-    return most
+    return most_at_once(profiler)
 
 
 @pytest.mark.parametrize(

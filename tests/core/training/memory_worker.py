@@ -50,11 +50,6 @@ def weigh(job: dict[str, Any], connection: Connection) -> dict[str, Any]:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         for _ in range(2):
             trainer.one_step()
-    events = [each for each in profiler.profiler.kineto_results.events() if each.name() == "[memory]"]
-    live = most = 0
-    for event in sorted(events, key=lambda each: each.start_ns()):
-        live += event.nbytes()
-        most = max(most, live)
     gc.collect()
     optimizer: Any = trainer.engine.optimizer  # type: ignore[attr-defined] # every engine of ours has one
     states = [value for state in optimizer.state.values() for value in state.values()]
@@ -63,7 +58,18 @@ def weigh(job: dict[str, Any], connection: Connection) -> dict[str, Any]:
         "optimizer": size(storages(each for each in states if isinstance(each, Tensor)), without=before),
         "all": size(storages(all_tensors()), without=before),
     }
-    return {"peak": standing + most, "rest": rest, "places": noted}
+    return {"peak": standing + most_at_once(profiler), "rest": rest, "places": noted}
+
+
+def most_at_once(profiler: profile) -> int:
+    """The most bytes that torch's allocator had given out at once since `profiler`, which profiles memory, began."""
+    assert profiler.profiler is not None
+    events = [each for each in profiler.profiler.kineto_results.events() if each.name() == "[memory]"]
+    live = most = 0
+    for event in sorted(events, key=lambda each: each.start_ns()):
+        live += event.nbytes()
+        most = max(most, live)
+    return most
 
 
 def collecting(trainer: Trainer) -> None:
