@@ -56,7 +56,8 @@ OTHER_NUMBERS = frozenset(
     }
 )
 """Keys of `zero_optimization` with which other numbers would be trained, or saved."""
-OFFLOADS = ("offload_optimizer", "offload_param")
+OFFLOAD_OPTIMIZER, OFFLOAD_PARAM = "offload_optimizer", "offload_param"
+OFFLOADS = (OFFLOAD_OPTIMIZER, OFFLOAD_PARAM)
 KEY = "parallel.deepspeed_config"
 
 
@@ -87,16 +88,21 @@ def _of_zero(section: Mapping[str, Any], zero_stage: int) -> Iterator[str]:
         if section[key] not in (None, False):
             yield f"{where}.{key}: trains other numbers than the other engines do; leave it out"
     for key in OFFLOADS:
-        device = (section.get(key) or {}).get("device", "none")
+        device = offload_device(section, key)
         if device == "nvme":
             yield f'{where}.{key}.device: "nvme" is not tried here; use "cpu"'
         elif device != "none":
             yield from offload_problems(key, zero_stage, f"{where}.{key}")
 
 
+def offload_device(section: Mapping[str, Any], name: str) -> str:
+    """Where `zero_optimization` puts what `name`, one of `OFFLOADS`, says; "none" is nowhere else."""
+    return str((section.get(name) or {}).get("device", "none"))
+
+
 def offload_problems(name: str, zero_stage: int | None, where: str) -> Iterator[str]:
     """Why `name`, one of `OFFLOADS`, does not go with the stage, if it does not."""
-    least = 1 if name == "offload_optimizer" else 3
+    least = 1 if name == OFFLOAD_OPTIMIZER else 3
     if zero_stage is None or zero_stage < least:
         got = "none" if zero_stage is None else str(zero_stage)
         yield f"{where}: needs zero_stage {'1, 2 or 3' if least == 1 else '3'}, got {got}"

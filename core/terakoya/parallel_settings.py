@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from terakoya.data_settings import Settings
-from terakoya.deepspeed_settings import offload_problems
+from terakoya.deepspeed_settings import OFFLOADS, offload_device, offload_problems
 from terakoya.errors import UserError
 from terakoya.parameter_files import read_json
 
@@ -55,6 +55,16 @@ class Parallel(Settings):
         """Processes that work on the same rows."""
         return self.tp_size * self.pp_size * self.sp_size * self.cp_size
 
+    @property
+    def offloaded(self) -> frozenset[str]:
+        """What ZeRO keeps on the host, of `OFFLOADS`, by a key here or in `deepspeed_config`."""
+        section = (self.deepspeed_config or {}).get("zero_optimization", {})
+        return frozenset(
+            name
+            for name in OFFLOADS
+            if getattr(self, f"{name}_device") is not None or offload_device(section, name) != "none"
+        )
+
     def describe(self) -> str:
         """For example `ddp, tp_size 2`."""
         return ", ".join([self.engine, *(f"{name} {getattr(self, name)}" for name in SIZES if getattr(self, name) > 1)])
@@ -91,7 +101,7 @@ class Parallel(Settings):
             yield 'engine "deepspeed" needs zero_stage: 0, 1, 2 or 3'
         if self.engine != "deepspeed" and self.zero_stage is not None:
             yield f'zero_stage {self.zero_stage} needs engine "deepspeed", got "{self.engine}"'
-        for key in ("offload_optimizer", "offload_param"):
+        for key in OFFLOADS:
             if getattr(self, f"{key}_device") is not None:
                 yield from offload_problems(key, self.zero_stage, f"{key}_device")
         if self.deepspeed_config is not None and self.engine != "deepspeed":

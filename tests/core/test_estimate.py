@@ -13,7 +13,7 @@ from terakoya.commands.main import app
 from terakoya.errors import UserError
 from terakoya.estimation.devices import GIB, device
 from terakoya.estimation.estimate import Estimate, estimate, share_of
-from terakoya.estimation.sharing import AHEAD, BUCKET, LIVE, World, shared
+from terakoya.estimation.sharing import AHEAD, BUCKET, LIVE, World, on_host, shared
 from terakoya.estimation.simulation import Sizes
 from terakoya.parameters import Parameters
 
@@ -76,7 +76,7 @@ def sizes(elements: int, **changes: int) -> Sizes:
     third = elements // 3
     facts = {
         "parameters": elements, "trained": elements, "embeddings": third, "blocks": 2 * third, "largest_block": third,
-        "small": elements // 10, "flops_per_token": 1, "saved_bytes": 0, "model_bytes": 0,
+        "largest": elements // 4, "small": elements // 10, "flops_per_token": 1, "saved_bytes": 0, "model_bytes": 0,
     }  # fmt: skip
     return Sizes(**{**facts, **changes})
 
@@ -107,6 +107,52 @@ def test_zero_shares_what_its_stage_says(
     assert forward.get("communication", 0) == communication  # the bucket, and in stage 3 what is gathered ahead
     assert forward["activations"] == 700
     assert (step["weights"] - 80, step["gradients"], step.get("communication", 0)) == at_rest
+
+
+@pytest.mark.parametrize(
+    ("stage", "micro_steps", "offloaded", "device", "host"),
+    [
+        (1, 1, {"offload_optimizer"}, (4000, 0, 4000 + 1000), (2000, 2000, 1000 + 1000)),  # with the largest weight
+        (2, 1, {"offload_optimizer"}, (4000, 0, 4000 + 1000), (2000, 2000, 1000 + 1000)),
+        (2, 2, {"offload_optimizer"}, (4000, 0, 4000 + 1000), (2000, 2000, 2000 + 1000)),
+        (3, 1, {"offload_optimizer"}, (1000 + 4000, 0, 8000), (1000, 2000, 2000)),
+        (3, 1, {"offload_param"}, (1000 + 4000, 1000, 8000), (1000, 0, 0)),
+        (3, 1, {"offload_optimizer", "offload_param"}, (4000, 0, 8000), (2000, 2000, 2000)),
+    ],
+)
+def test_what_is_offloaded_lies_on_the_host(
+    stage: int, micro_steps: int, offloaded: set[str], device: tuple[int, int, int], host: tuple[int, int, int]
+) -> None:
+    world = World(4, stage, micro_steps, offloaded=offloaded)
+    forward = shared(WINDOWS, world, sizes(1000))["forward"]
+    assert (forward["weights"] - 80, forward["gradients"], forward["communication"]) == device
+    assert forward["optimizer"] == (0 if "offload_optimizer" in offloaded else 2000)
+    found = on_host(WINDOWS, world, sizes(1000))
+    assert tuple(found.get(part, 0) for part in ("weights", "optimizer", "gradients")) == host
+
+
+def test_gradients_that_a_first_stage_adds_up_stay_on_the_device() -> None:
+    accumulated = {name: {**parts, "gradients": 4000} for name, parts in WINDOWS.items()}
+    found = shared(accumulated, World(4, 1, 2, offloaded={"offload_optimizer"}), sizes(1000))
+    assert (found["forward"]["gradients"], found["optimizer step"]["gradients"]) == (4000, 0)
+
+
+def test_what_is_offloaded_is_told_beside_what_a_device_holds() -> None:
+    raw = json.loads((PRESETS / "tiny_gpt2.json").read_text())
+    section = {"offload_optimizer": {"device": "cpu"}}
+
+    def found(**parallel: Any) -> Estimate:
+        engine = {"engine": "deepspeed", "zero_stage": 2, **parallel}
+        settings = Parameters.from_dict({**raw, "parallel": engine}, source="test")
+        return estimate(settings, processes=2, device="l4", vocab_size=8000)
+
+    asked, plain = found(offload_optimizer_device="cpu"), found()
+    written = found(deepspeed_config={"zero_optimization": section}).memory
+    assert (written.parts, written.offloaded) == (asked.memory.parts, asked.memory.offloaded)
+    assert set(asked.memory.offloaded) == {"weights", "optimizer", "gradients"} and not plain.memory.offloaded
+    assert asked.memory.peak < plain.memory.peak
+    assert any("powers of two" in note for note in asked.notes)
+    assert not any("powers of two" in note for note in plain.notes)
 
 
 def test_zero_moves_a_large_model_in_pieces() -> None:
@@ -180,6 +226,8 @@ def test_what_fits_is_said(tmp_path: Path) -> None:
     assert "memory of each of 4 ranks (ddp)" in said("--processes", "4", "--set", 'batch_size={"-1": 8}')
     parallel = 'parallel={"engine": "deepspeed", "zero_stage": 2}'
     assert "ranks (ZeRO stage 2)" in said("--processes", "4", "--set", parallel)
+    parallel = 'parallel={"engine": "deepspeed", "zero_stage": 1, "offload_optimizer_device": "cpu"}'
+    assert "beside them, on the host: weights" in said("--set", parallel) and "offloaded" not in said()
     assert "pipeline stages: one; each rank runs all layers" in said()
     stages = ("--set", "parallel.pp_size=2", "--set", "parallel.pp_stages_per_process=2")
     two = said(*stages, "--set", 'batch_size={"a": 4, "b": 4, "c": 4}')

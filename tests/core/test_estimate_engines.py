@@ -27,11 +27,16 @@ from terakoya.estimation.estimate import estimate, share_of
 from terakoya.estimation.layouts import engine_program
 from terakoya.estimation.measured_model import transformer_of
 from terakoya.estimation.rank_memory import rank_memory
-from terakoya.estimation.sharing import World, shared
+from terakoya.estimation.sharing import World, on_host, shared
 from terakoya.parameters import Parameters
 
 PRESETS = Path(__file__).parents[2] / "parameters"
-STAGES = (0, 1, 2, 3)
+STAGES: dict[str, dict[str, Any]] = {
+    **{str(stage): {"zero_stage": stage} for stage in range(4)},
+    **{f"{stage}, optimizer": {"zero_stage": stage, "offload_optimizer_device": "cpu"} for stage in (1, 2, 3)},
+    "3, both": {"zero_stage": 3, "offload_optimizer_device": "cpu", "offload_param_device": "cpu"},
+}
+"""DeepSpeed's, and what is offloaded."""
 SIZES: dict[str, dict[str, Any]] = {
     "toy": {"num_hidden_layers": 3, "hidden_size": 96, "num_attention_heads": 4, "max_position_embeddings": 64},
     "tiny_gpt2": {},
@@ -59,9 +64,9 @@ SHAPES = [
 """Preset and positions of a row."""
 
 
-def settings(name: str, stage: int, store: Path) -> dict[str, Any]:
+def settings(name: str, stage: str, store: Path) -> dict[str, Any]:
     """The parameter JSON of a run under that stage of DeepSpeed's, of that size."""
-    made = of_preset("tiny_gpt2", 64, {"engine": "deepspeed", "zero_stage": stage}, store)
+    made = of_preset("tiny_gpt2", 64, {"engine": "deepspeed", **STAGES[stage]}, store)
     architecture = {**made["architecture"], **SIZES[name]}
     return {**made, "architecture": architecture, "micro_batch_size": MICRO_BATCHES[name]}
 
@@ -86,14 +91,14 @@ class Weighed:
     """By stage what each of two processes held, of a run of the size `name`."""
 
     name: str
-    held: dict[int, list[dict[str, Any]]]
+    held: dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module", params=["toy", pytest.param("tiny_gpt2", marks=pytest.mark.nightly)])
 def weighed(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Weighed:
     """What a run of each size held."""
     base = tmp_path_factory.mktemp("weighed")
-    jobs = [{"settings": settings(request.param, stage, store), "out": str(base / str(stage))} for stage in STAGES]
+    jobs = [{"settings": settings(request.param, stage, store), "out": str(base / stage)} for stage in STAGES]
     (base / "jobs.json").write_text(json.dumps(jobs))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -109,28 +114,30 @@ def weighed(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pytes
     ]  # fmt: skip
     said = [each.communicate(timeout=1200)[0] for each in started]
     assert all(each.returncode == 0 for each in started), "\n".join(said)
-    held = {
-        stage: [json.loads((base / str(stage) / f"{rank}.json").read_text()) for rank in range(2)] for stage in STAGES
-    }
+    held = {stage: [json.loads((base / stage / f"{rank}.json").read_text()) for rank in range(2)] for stage in STAGES}
     return Weighed(request.param, held)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 @pytest.mark.parametrize("stage", STAGES)
-def test_each_rank_holds_what_was_said_of_a_stage(stage: int, store: Path, weighed: Weighed) -> None:
+def test_each_rank_holds_what_was_said_of_a_stage(stage: str, store: Path, weighed: Weighed) -> None:
     parameters = Parameters.from_dict(settings(weighed.name, stage, store), source="test")
     found = estimate(parameters, processes=2, device="cpu").memory
     vocabulary = TokenStore.open(store).facts.vocabulary
     share = share_of(parameters, 2)
-    world = World(2, stage, share.micro_steps)
+    parallel = parameters.parallel
+    world = World(2, parallel.zero_stage, share.micro_steps, offloaded=parallel.offloaded)
     one = simulation.simulate(
         parameters, vocabulary, rows=share.micro_batch_size, gradients_stay=world.gradients_stay, gpu=False
     )
-    between = shared(one.windows, world, simulation.sizes(parameters, vocabulary, context=64.0))[simulation.STEP]
-    for real in weighed.held[stage]:
-        assert found.peak == pytest.approx(real["peak"], rel=0.1), (found.moment, found.moments)
+    held = simulation.sizes(parameters, vocabulary, context=64.0)
+    between, host = shared(one.windows, world, held)[simulation.STEP], on_host(one.windows, world, held)
+    assert host == found.offloaded
+    for real in weighed.held[stage]:  # here both are the same memory
+        assert found.peak + sum(host.values()) == pytest.approx(real["peak"], rel=0.1), (found.moment, found.moments)
+        assert sum(host.values()) == pytest.approx(real["rest"]["offloaded"], rel=0.05)
         for part in ("weights", "optimizer"):
-            assert between[part] == pytest.approx(real["rest"][part], rel=0.1), part
+            assert between[part] + host.get(part, 0) == pytest.approx(real["rest"][part], rel=0.1), part
 
 
 @dataclass(frozen=True)

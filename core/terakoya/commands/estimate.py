@@ -112,10 +112,15 @@ def _memory(found: Estimate) -> Table:
     for part, size in memory.parts.items():
         table.add_row(part, gigabytes(size), f"{100 * size / memory.peak:.0f} %")
     fits = ""
+    offloaded = sum(memory.offloaded.values())
     if found.device.memory:
-        verdict = "fits into" if memory.peak < found.device.memory else "does NOT fit into"
+        there = memory.peak + (0 if found.device.gpu else offloaded)
+        verdict = "fits into" if there < found.device.memory else "does NOT fit into"
         fits = f"; {verdict} {found.device.name}'s {gigabytes(found.device.memory)}"
     table.add_row("all tensors", gigabytes(memory.peak), f"at the peak, in the {memory.moment}{fits}", style="bold")
+    if offloaded:
+        parts = ", ".join(f"{part} {gigabytes(size)}" for part, size in memory.offloaded.items())
+        table.add_row("offloaded", gigabytes(offloaded), f"beside them, on the host: {parts}")
     table.add_row("process", gigabytes(memory.interpreter), "beside them: interpreter and libraries, on the host")
     table.add_row("read ahead", gigabytes(memory.read_ahead), "beside them: batches that wait, on the host")
     return table

@@ -14,7 +14,7 @@ from terakoya.data.vocab import Vocabulary
 from terakoya.errors import UserError
 from terakoya.estimation import devices
 from terakoya.estimation.devices import Device
-from terakoya.estimation.sharing import World, shared
+from terakoya.estimation.sharing import World, on_host, shared
 from terakoya.estimation.simulation import Sizes, simulate, sizes
 from terakoya.estimation.trial_rows import Text, text_of
 from terakoya.parameters import Parameters, resolve_length
@@ -32,6 +32,7 @@ class Memory:
         parts: by part, at the moment when most are live.
         moment: the part of a step in which that is.
         moments: the most in each part of a step.
+        offloaded: beside them, by part what an engine keeps on the host.
         interpreter: beside them, memory of the process itself: interpreter and libraries, measured here.
         read_ahead: beside them, batches on the host that wait for their step.
     """
@@ -39,6 +40,7 @@ class Memory:
     parts: Mapping[str, int]
     moment: str
     moments: Mapping[str, int]
+    offloaded: Mapping[str, int]
     interpreter: int
     read_ahead: int
 
@@ -139,7 +141,10 @@ def measure(
 ) -> tuple[Memory, int, tuple[str, ...]]:
     """The memory of each rank, the bytes of the whole optimizer state, and what was assumed."""
     parallel = parameters.parallel
-    world = World(processes, parallel.zero_stage, share.micro_steps, cut=parallel.engine == "fsdp" and processes > 1)
+    world = World(
+        processes, parallel.zero_stage, share.micro_steps,
+        cut=parallel.engine == "fsdp" and processes > 1, offloaded=parallel.offloaded,
+    )  # fmt: skip
     interpreter = _resident()
     found = simulate(parameters, vocabulary, rows=share.micro_batch_size, gradients_stay=world.gradients_stay, gpu=gpu)
     windows = shared(found.windows, world, held)
@@ -152,11 +157,14 @@ def measure(
         notes.append(f"layers are alike: memory follows from models of {' and '.join(map(str, found.depths))} layers")
     if parallel.replica_size > 1:
         notes.append(f"memory is that of a whole replica; {parallel.replica_size} processes share it: see --gpus")
-    if parallel.offload_optimizer_device or parallel.offload_param_device:
-        notes.append("what is offloaded to the host is counted with the rest")
+    offloaded = on_host(found.windows, world, held)
+    if offloaded and gpu:
+        notes.append(
+            "pinned memory is given out in powers of two: what is offloaded takes up to twice as much of the host"
+        )
     if gpu:
         notes.append("a GPU's own context and what its allocator leaves unused between tensors come on top")
-    return Memory(parts, moment, moments, interpreter, ahead), found.optimizer_bytes, tuple(notes)
+    return Memory(parts, moment, moments, offloaded, interpreter, ahead), found.optimizer_bytes, tuple(notes)
 
 
 def share_of(parameters: Parameters, processes: int) -> Share:

@@ -5,13 +5,17 @@ ZeRO's numbers are those of DeepSpeed's own sources: all of it float32, gradient
 is allocated whole, weights of stage 1 and 2 in a flat copy beside the part that this process updates. In stage 3 a
 part lies there twice, small parameters are whole everywhere, and the others while they are needed; what is gathered
 ahead arrives in one flat buffer, from which it is copied.
+
+What is offloaded is counted by `on_host`: the part that this process updates, its state, and its gradients, which are
+sent there as they come, from the device's flat buffer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
+from terakoya.deepspeed_settings import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM
 from terakoya.estimation.live_bytes import GRADIENTS, OPTIMIZER, WEIGHTS
 from terakoya.estimation.simulation import LATE_BACKWARD, STEP, Sizes
 
@@ -37,12 +41,14 @@ class World:
         zero_stage: DeepSpeed's; None is another engine.
         micro_steps: of an optimizer step.
         cut: whether torch's `fully_shard` cuts the weights up; else it is DDP.
+        offloaded: what ZeRO keeps on the host, of DeepSpeed's names.
     """
 
     processes: int
     zero_stage: int | None
     micro_steps: int
     cut: bool = False
+    offloaded: Set[str] = frozenset()
 
     @property
     def gradients_stay(self) -> bool:
@@ -69,6 +75,7 @@ def shared(windows: Mapping[str, Mapping[str, int]], world: World, held: Sizes) 
                 parts[COMMUNICATION] = min(held.trained, BUCKET) * FLOAT32
         elif world.zero_stage is not None:
             _zero(parts, world, held, step=name == STEP)
+            _without_host(parts, world, held, step=name == STEP)
         elif world.processes > 1 and name != STEP:
             parts[COMMUNICATION] = _reordered(held, late=name == LATE_BACKWARD)
     whole = held.trained * FLOAT32
@@ -102,6 +109,40 @@ def _zero(parts: dict[str, int], world: World, held: Sizes, *, step: bool) -> No
     parts[WEIGHTS] = others + mine + _share(held.parameters, world) + whole * FLOAT32
     if not step:
         parts[COMMUNICATION] += min(held.parameters, AHEAD) * FLOAT32
+
+
+def _without_host(parts: dict[str, int], world: World, held: Sizes, *, step: bool) -> None:
+    """Takes away from `parts` what lies on the host: see `on_host`."""
+    if OFFLOAD_OPTIMIZER in world.offloaded:
+        parts[OPTIMIZER] = 0
+        parts[WEIGHTS] -= _share(held.trained, world)
+        if step or not (world.zero_stage == 1 and world.micro_steps > 1):
+            parts[GRADIENTS] = 0
+        if world.zero_stage != 3:  # those of earlier micro-steps come back through it
+            parts[COMMUNICATION] += held.largest * FLOAT32
+    if OFFLOAD_PARAM in world.offloaded:
+        parts[WEIGHTS] -= _share(held.parameters, world)
+
+
+def on_host(windows: Mapping[str, Mapping[str, int]], world: World, held: Sizes) -> dict[str, int]:
+    """Bytes by part of the host's memory in which each process of `world` keeps what DeepSpeed offloads.
+
+    Beside the part that this process updates: in stage 1 and 2 a buffer in which it goes back to the device and one of
+    the largest weight's size; gradients a second time in stage 3, and in stage 2 where micro-steps add them up.
+    """
+    mine = _share(held.trained, world)
+    found = dict.fromkeys((WEIGHTS, OPTIMIZER, GRADIENTS), 0)
+    if OFFLOAD_OPTIMIZER in world.offloaded:
+        added_up = world.zero_stage == 3 or (world.zero_stage == 2 and world.micro_steps > 1)
+        found[OPTIMIZER] = max(-(-parts.get(OPTIMIZER, 0) // world.processes) for parts in windows.values())
+        found[GRADIENTS] = 2 * mine if added_up else mine
+        found[WEIGHTS] = mine
+        if world.zero_stage != 3:
+            found[WEIGHTS] += mine
+            found[GRADIENTS] += held.largest * FLOAT32
+    if OFFLOAD_PARAM in world.offloaded:
+        found[WEIGHTS] += _share(held.parameters, world)
+    return {part: size for part, size in found.items() if size}
 
 
 def _cut(parts: dict[str, int], world: World, held: Sizes, *, step: bool) -> None:

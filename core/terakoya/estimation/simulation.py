@@ -52,6 +52,7 @@ class Sizes:
     Attributes:
         parameters, trained, embeddings: elements, each counted once.
         blocks, largest_block: elements of all blocks together, and of the largest; 0 where there are none.
+        largest: elements of the largest parameter that is trained.
         small: elements of those parameters that DeepSpeed's stage 3 keeps whole, being small.
         flops_per_token: forward and backward of one real token.
         saved_bytes: weights and buffers that a checkpoint's `state/` holds.
@@ -63,6 +64,7 @@ class Sizes:
     embeddings: int
     blocks: int
     largest_block: int
+    largest: int
     small: int
     flops_per_token: float
     saved_bytes: int
@@ -100,6 +102,7 @@ def sizes(parameters: Parameters, vocabulary: Vocabulary, *, context: float) -> 
             embeddings=sum(each.numel() for each in tables.values()),
             blocks=sum(blocks),
             largest_block=max(blocks, default=0),
+            largest=max((each.numel() for each in module.parameters() if each.requires_grad), default=0),
             small=sum(each.numel() for each in module.parameters() if each.numel() < PERSISTENCE_THRESHOLD),
             flops_per_token=parameters.objective.flops_per_token(module, parameters.architecture, context=context),
             saved_bytes=sum(value.numel() * value.element_size() for _, value in saved_values(module)),

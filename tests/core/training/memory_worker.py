@@ -2,7 +2,8 @@
 a folder, which gets `RANK.json`:
 
     peak    the most bytes that torch's allocator had given out at once, in two optimizer steps after the engine stood
-    rest    bytes by part of what lies there between steps: weights, optimizer, and all tensors together
+    rest    bytes by part of what lies there between steps: weights, optimizer, what DeepSpeed keeps on the host for the
+            next step if it is asked to, and all tensors together
     places  of each stage of a pipeline, whenever it begins a forward: how many places for what it receives have memory
 
 DeepSpeed's are run by this file as a script, `memory_worker.py JOBS.json`.
@@ -34,6 +35,9 @@ from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
 from terakoya.training.world import Launched
 
+UPDATED = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
+"""What DeepSpeed names the weights that it updates."""
+
 
 def weigh(job: dict[str, Any], connection: Connection) -> dict[str, Any]:
     """Trains two steps of one job and says what it held."""
@@ -56,6 +60,7 @@ def weigh(job: dict[str, Any], connection: Connection) -> dict[str, Any]:
     rest = {
         "weights": size(storages(weights(trainer.engine)), without=before),
         "optimizer": size(storages(each for each in states if isinstance(each, Tensor)), without=before),
+        "offloaded": size(storages(offloaded(trainer.engine)), without=before),
         "all": size(storages(all_tensors()), without=before),
     }
     return {"peak": standing + most_at_once(profiler), "rest": rest, "places": noted}
@@ -127,8 +132,25 @@ def weights(engine: Any) -> Iterable[Tensor]:
         if hasattr(parameter, "ds_tensor"):
             yield parameter.ds_tensor
     yield from engine.module.buffers()
-    for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"):
+    for name in (*UPDATED, "param_buffer_of_bit16_for_cpu_offload_groups"):
         yield from getattr(getattr(engine, "zero", None), name, ())
+
+
+def offloaded(engine: Any) -> Iterable[Tensor]:
+    """What DeepSpeed's own variables that are on the host with `offload_optimizer` and `offload_param` hold."""
+    zero: Any = getattr(engine, "zero", None)
+    if getattr(zero, "cpu_offload", False) or getattr(zero, "offload_optimizer", False):
+        updated = [each for name in UPDATED for each in getattr(zero, name, ())]
+        yield from updated
+        yield from (each.grad for each in updated if each.grad is not None)
+        yield from getattr(zero, "param_buffer_of_bit16_for_cpu_offload_groups", ())
+        yield from getattr(zero, "accumulated_grads_in_cpu", {}).values()
+        for name in ("temp_grad_buffer_for_cpu_offload", "grad_partitions_flat_buffer"):
+            yield from filter(None.__ne__, [getattr(zero, name, None)])
+        states = [value for state in engine.optimizer.state.values() for value in state.values()]
+        yield from (each for each in states if isinstance(each, Tensor))
+    if getattr(zero, "offload_param", False):
+        yield from (parameter.ds_tensor for parameter in engine.module.parameters())
 
 
 def all_tensors() -> Iterable[Tensor]:
