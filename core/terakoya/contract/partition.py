@@ -82,7 +82,7 @@ def check(architecture: Architecture, models: Sequence[nn.Module], batch: Mappin
         model = models[1 + index]
         try:
             with torch.enable_grad():
-                place = Thread(None, index, SIZE, meeting)  # type: ignore[arg-type]
+                place = Thread(index, SIZE, meeting)
                 blocks = architecture.blocks(model)
                 return _compute(architecture, model, batch, share(blocks, partition, place, dropout=None))
         except BaseException:

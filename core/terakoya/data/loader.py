@@ -140,7 +140,7 @@ class Prefetcher(Generic[T]):
         is given."""
         self._function = function
         # Two simple queues cost a tenth of a bounded one: for each item that may be made a permit lies ready.
-        self._items: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+        self._items: queue.SimpleQueue[tuple[T] | BaseException] = queue.SimpleQueue()
         self._permits: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(max(1, ahead)):
             self._permits.put(None)
@@ -159,16 +159,16 @@ class Prefetcher(Generic[T]):
     def __next__(self) -> T:
         if self._ended:
             raise StopIteration
-        item, error = self._items.get()
+        made = self._items.get()
         self._taken += 1
         if self._taken == self._together:
             self._taken = 0
             for _ in range(self._together):
                 self._permits.put(None)
-        if error is not None:
+        if isinstance(made, BaseException):
             self._ended = True
-            raise error
-        return item  # type: ignore[return-value]
+            raise made
+        return made[0]
 
     def close(self) -> None:
         """Stops the thread and waits until it has left; no items come after. May be called twice."""
@@ -190,9 +190,9 @@ class Prefetcher(Generic[T]):
             try:
                 if step == last_step:
                     raise StopIteration
-                self._items.put((self._function(step), None))
+                self._items.put((self._function(step),))
             except BaseException as error:  # noqa: BLE001 - raised again in the consumer
-                self._items.put((None, error))
+                self._items.put(error)
                 return
             step += 1
 

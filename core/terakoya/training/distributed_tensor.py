@@ -29,7 +29,7 @@ from terakoya.training.engine import Weigh
 from terakoya.training.frozen import architecture_of, models
 from terakoya.training.loss_scaling import LossScaler
 from terakoya.training.pieces import Kind, Piece, dealt, whole
-from terakoya.training.tensor_layers import Cut, Place, share
+from terakoya.training.tensor_layers import Cut, GroupPlace, share
 
 KEY = "parallel.tp_size"
 
@@ -52,7 +52,7 @@ class TensorParallelEngine(DDPEngine):
         """Cuts `module`, of which rank 0's weights count, and builds its optimizer."""
         assert connection.within is not None, "a replica of several processes"
         members = connection.topology.members(connection.replica)
-        place = Place(connection.within, members.index(connection.rank), len(members))
+        place = GroupPlace(members.index(connection.rank), len(members), connection.within)
         connection.spread(module)
         drawn = attention.dropout(module) > 0
         found: dict[nn.Parameter, Cut] = {}

@@ -10,6 +10,7 @@ Letters in shapes: B rows, T positions, H hidden size, P processes of a replica.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,22 +30,31 @@ LINEAR = (nn.Linear, Conv1D)
 
 
 @dataclass(frozen=True)
-class Place:
+class Place(ABC):
     """Where this process stands among those that share its blocks.
 
     Attributes:
-        group: they.
         index: its place among them.
         size: how many they are.
     """
 
-    group: dist.ProcessGroup
     index: int
     size: int
 
+    @abstractmethod
     def added(self, values: Tensor) -> Tensor:
         """The sum of all processes' `values`, the same bits on each, in memory of its own: whoever keeps `values`,
         selective activation checkpointing for one, finds them unchanged."""
+
+
+@dataclass(frozen=True)
+class GroupPlace(Place):
+    """A place among the processes of `group`."""
+
+    group: dist.ProcessGroup
+
+    def added(self, values: Tensor) -> Tensor:
+        """See `Place`."""
         total = values.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=self.group)
         return total

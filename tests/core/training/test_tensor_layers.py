@@ -11,9 +11,17 @@ from terakoya.components import TensorPartition
 from terakoya.training.tensor_layers import Cut, OwnDropout, Place, RowParallel, share
 
 
+class Alone(Place):
+    """A place whose process adds up nothing but its own."""
+
+    def added(self, values: Tensor) -> Tensor:
+        """A copy of `values`."""
+        return values.clone()
+
+
 def place(index: int, size: int = 2) -> Place:
     """A place whose processes are not asked for anything."""
-    return Place(None, index, size)  # type: ignore[arg-type]
+    return Alone(index, size)
 
 
 def test_a_fused_weight_is_cut_matrix_by_matrix() -> None:
@@ -96,14 +104,6 @@ def test_computed_again_a_part_draws_again_what_it_drew() -> None:
     assert found[0] == found[1]
 
 
-class Alone(Place):
-    """A place whose process adds up nothing but its own."""
-
-    def added(self, values: Tensor) -> Tensor:
-        """A copy of `values`."""
-        return values.clone()
-
-
 class Dropping(nn.Module):
     """Drops inside of a part, as attention does, and outside."""
 
@@ -125,7 +125,7 @@ def kept(index: int, *, training: bool) -> tuple[list[bool], list[bool]]:
     block = Dropping().train(training)
     nn.init.ones_(block.heads[0].weight)  # type: ignore[arg-type]
     nn.init.ones_(block.out.weight)
-    share([block], partition, Alone(None, index, 2), dropout=torch.device("cpu"))  # type: ignore[arg-type]
+    share([block], partition, place(index), dropout=torch.device("cpu"))
     torch.manual_seed(1)
     inside, outside = block(torch.ones(1, 8))
     return inside.flatten().tolist(), outside.tolist()
