@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -357,3 +358,31 @@ def test_hosts_are_reached_by_ssh(cluster: Cluster, store: Path, ssh_config: Pat
         cluster, settings_of(store), tmp_path / "run", "--check", ssh=ssh, at="desk", hosts=("a01", "a02", "a9")
     ).finish(code=2)  # fmt: skip
     assert "a9" in refused
+
+
+@pytest.mark.nightly
+def test_a_run_over_ssh_is_stopped_goes_on_and_loses_a_process(
+    cluster: Cluster, store: Path, undisturbed: Path, ssh_config: Path, slow: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+
+    def launched() -> Launched:
+        ssh = f"ssh -F {ssh_config}"
+        arguments = ("--max-restarts", "1", "--submit")
+        return Launched(cluster, settings_of(store), out, *arguments, ssh=ssh, at="desk", plugin=slow)
+
+    first = launched()
+    first.until_step(8)
+    first.process.send_signal(signal.SIGINT)
+    assert "asking all hosts to save and leave" in first.finish(code=75)
+    for host in HOSTS:
+        assert cluster.on(host, "pgrep -f terakoya").returncode == 1, f"something is left on {host}"
+    stopped = max(toy.records(out, "stopped"))
+
+    second = launched()
+    second.until_step(stopped + 8)
+    assert cluster.on("a03", f"kill -9 $(pgrep -P $(cat {out}.launch/node-2.pid))").returncode == 0
+    second.finish()
+    first_resume, second_resume = sorted(toy.records(out, "resume"))
+    assert first_resume == stopped < second_resume
+    assert toy.losses(out) == toy.losses(undisturbed)

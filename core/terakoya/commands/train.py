@@ -120,9 +120,10 @@ def command(
         return
     result = train(loaded, out, processes=processes, node_rank=node_rank, allow_change=allow_change or ())
     if result.stopped_by:
-        from terakoya.training.signals import stopped_code
+        from terakoya.training import signals
 
-        raise typer.Exit(stopped_code())
+        signals.leave()
+        raise typer.Exit(signals.stopped_code())
 
 
 def _visible_gpus() -> int:

@@ -35,6 +35,7 @@ from terakoya.training.record import Record
 from terakoya.training.restoring import without_base
 from terakoya.training.resuming import newest_checkpoint, resume
 from terakoya.training.run import Run
+from terakoya.training.signals import StopRequest
 from terakoya.training.start import Started, start_together
 from terakoya.training.stores import Stores
 from terakoya.training.throughput import measure
@@ -72,13 +73,14 @@ def train_here(
         timeout_seconds=parameters.parallel.timeout_seconds,
     )
     failed = True
-    try:
-        with run_folder.hold(out, connection):
-            result = _train(parameters, out, stores, connection, start, allow_change)
-        failed = False
-        return result
-    finally:
-        connection.close(failed=failed)
+    with StopRequest() as stop:
+        try:
+            with run_folder.hold(out, connection):
+                result = _train(parameters, out, stores, connection, start, allow_change, stop)
+            failed = False
+            return result
+        finally:
+            connection.close(failed=failed)
 
 
 def _train(
@@ -88,6 +90,7 @@ def _train(
     connection: Connection,
     start: float,
     allow_change: frozenset[str],
+    stop: StopRequest,
 ) -> TrainResult:
     plugins = registry()
     record = Record(out, parameters.trackers, parameters.dump(), active=connection.is_main)
@@ -103,7 +106,7 @@ def _train(
             if connection.is_main:
                 text = json.dumps(parameters.dump(), indent=2, ensure_ascii=False)
                 (out / "parameters.json").write_text(text + "\n")
-            return trainer.train()
+            return trainer.train(stop)
     except BaseException as raised:
         error = raised
         record.write("error", step=trainer.run.step if trainer else None, text=f"{type(raised).__name__}: {raised}")

@@ -88,8 +88,14 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------------- the loop
 
-    def train(self) -> TrainResult:
-        """Steps until the run's length, a wish to stop, or an error. Returns how it ended."""
+    def train(self, stop: StopRequest | None = None) -> TrainResult:
+        """Steps until the run's length, a wish to stop, or an error. Returns how it ended.
+
+        `stop` hears wishes; where they were followed it goes on listening, until the caller closes it.
+        """
+        if stop is None:
+            with StopRequest() as mine:
+                return self.train(mine)
         run, parameters = self.run, self.parameters
         asked: str | None = None
         self._write_start()
@@ -99,7 +105,8 @@ class Trainer:
         if run.step == 0 and self.validation:
             self._validate()
         with self.saver:
-            with StopRequest() as stop, Prefetcher(self.batches, run.step) as prefetcher:
+            stop.listen()
+            with Prefetcher(self.batches, run.step) as prefetcher:
 
                 def propose() -> Proposal:
                     return self.agreement.propose(next(prefetcher), stop.signal or self._out_of_time())
@@ -126,6 +133,8 @@ class Trainer:
             if self.saver.step != run.step:
                 self._save()
             self._saved(self.saver.finish())
+        if not asked:
+            stop.close()
         if not asked and self.validation and not (parameters.evaluation and self._due(parameters.evaluation.steps)):
             self._validate()
         self.agreement.carry()

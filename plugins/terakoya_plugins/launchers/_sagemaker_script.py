@@ -51,7 +51,7 @@ if [ "$$rank" -eq 0 ]; then
   metrics & teller=$$!
 fi
 asked=no
-python -m torch.distributed.run --nnodes "$$nodes" --node-rank "$$rank" --nproc-per-node "$$processes" \
+python -m terakoya.host_agent --nnodes "$$nodes" --node-rank "$$rank" --nproc-per-node "$$processes" \
   --master-addr "$$master" --master-port $port -m terakoya $command --node-rank "$$rank" & child=$$!
 trap 'asked=yes; kill -TERM $$child 2> /dev/null || true' TERM
 wait $$child || true
@@ -63,16 +63,21 @@ if [ "$$rank" -eq 0 ]; then
   kill $$teller 2> /dev/null || true
 fi
 
-if [ $$asked = yes ]; then
-  echo "asked to stop: saved in $run; submit again to go on"
-  exit 0
-elif written | tail -n +$$(( before + 1 )) | tail -n 1 | grep -q '"kind": "stopped"'; then
-  failure "stopped as the parameters ask for, and saved; submit again to go on"
-  exit 75
-elif [ $$code -ne 0 ]; then
-  failure "node $$rank ended with $$code; its log says why"
-  exit $$code
-fi
+case $$asked,$$code in
+  *,0) ;;
+  yes,75)
+    echo "asked to stop: saved in $run; submit again to go on"
+    exit 0 ;;
+  yes,143)
+    echo "asked to stop before there was anything to save; submit again"
+    exit 0 ;;
+  *,75)
+    failure "stopped as the parameters ask for, and saved; submit again to go on"
+    exit 75 ;;
+  *)
+    failure "node $$rank ended with $$code; its log says why"
+    exit $$code ;;
+esac
 $export
 """)
 

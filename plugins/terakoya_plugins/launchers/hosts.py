@@ -174,7 +174,7 @@ class Hosts(Launcher):
             where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first}:{self.port}", "--rdzv-id", job.name]
             where += ["--rdzv-conf", f"is_host={int(rank == 0)},join_timeout={meeting}"]
             where += ["--local-addr", hosts[rank].address, "--max-restarts", str(self._restarts(job))]
-        return ["python", "-m", "torch.distributed.run", "--nnodes", nodes, "--nproc-per-node", str(processes), *where]
+        return ["python", "-m", "terakoya.host_agent", "--nnodes", nodes, "--nproc-per-node", str(processes), *where]
 
 
 def _rows(job: Job, hosts: Sequence[Host]) -> list[int]:

@@ -23,6 +23,21 @@ def die(*_: Any, **__: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@hookimpl(specname="run_started")
+def arm_a_late_wish(run: Any) -> None:
+    """One process is asked to stop after step `WHERE`; the others hear of it from that one, and are asked themselves
+    while they save."""
+    if FAULT != "late" or here():
+        return
+    real = checkpoint_state.save_file
+
+    def asked(*arguments: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(*arguments, **options)
+
+    checkpoint_state.save_file = asked
+
+
 @hookimpl
 def run_started(run: Any) -> None:
     """Arms the faults that lie inside a save: where `WHERE`, `what@count`, is about to happen for the `count`-th time,
@@ -66,7 +81,7 @@ def step_finished(run: Any, report: Any) -> None:
         return
     if FAULT == "kill":
         die()
-    if FAULT == "term":
+    if FAULT in ("term", "late"):
         os.kill(os.getpid(), signal.SIGTERM)
     if FAULT == "raise":
         raise RuntimeError("the plugin gave up")

@@ -128,6 +128,15 @@ def test_asked_to_stop_it_waits_for_what_it_saves(store: Path, straight: Path, t
     assert sorted(stopped) == [1, 2, 3] and stopped.items() <= toy.losses(straight).items()
 
 
+def test_who_is_asked_to_stop_while_it_saves_because_another_was_goes_on_saving(store: Path, tmp_path: Path) -> None:
+    """As ssh has it, which asks one host after another."""
+    environment = {"FAULT": "late:3", "FAULT_RANK": "0"}
+    no_other_save = settings(store, behind=False, checkpoint={"save_steps": 100})
+    toy.train(no_other_save, tmp_path / "run", nodes=TWO, plugins=FAULTS, environment=environment, code=75)
+    (step,) = toy.records(tmp_path / "run", "stopped")
+    assert step in (3, 4) and (folder(tmp_path / "run", step) / "manifest.json").is_file()
+
+
 def test_two_processes_then_one_then_three(store: Path, tmp_path: Path) -> None:
     """A shard of each world that went before is read by the next."""
     base = settings(store, behind=True, schedule={"type": "constant"})

@@ -1,0 +1,142 @@
+"""torchrun as a host's script starts it: what becomes of a wish to stop, and which exit code comes out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PROCESS = """\
+import os, signal, sys, time
+from terakoya.training import signals
+
+def ready():
+    print("ready", flush=True)
+
+match sys.argv[1]:
+    case "heeds":
+        with signals.StopRequest() as stop:
+            stop.listen()
+            ready()
+            while stop.signal is None:
+                time.sleep(0.01)
+        signals.leave()
+        os.kill(os.getpid(), signal.SIGTERM)  # told once more
+        sys.exit(signals.stopped_code())
+    case "dies":
+        ready()
+        time.sleep(60)
+    case "is killed":
+        ready()
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+    case "is stopped to begin anew":
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            sys.exit(1 + signals.stopped_code())
+        with signals.StopRequest() as stop:
+            stop.listen()
+    case "fails":
+        sys.exit(3)
+"""
+ELASTIC = ("--max-restarts", "2", "--rdzv-backend", "c10d", "--rdzv-conf", "join_timeout=600")
+
+
+class Agent:
+    """One that is started over two processes that do `what`."""
+
+    def __init__(self, folder: Path, what: str, *more: str, nodes: int = 1) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        file = folder / "process.py"
+        file.write_text(PROCESS)
+        self.printed = folder / "printed"
+        where = ("--rdzv-endpoint", f"127.0.0.1:{port}") if more else ("--master-port", str(port))
+        arguments = ("--nnodes", str(nodes), "--nproc-per-node", "2", *more, *where, str(file), what)
+        with self.printed.open("wb") as printed:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "terakoya.host_agent", *arguments], stdout=printed, stderr=printed
+            )
+
+    def until_ready(self, times: int = 2) -> None:
+        """Waits until its processes have said so."""
+        deadline = time.monotonic() + 60
+        while self.said().count("ready") < times:
+            assert self.process.poll() is None and time.monotonic() < deadline, self.said()
+            time.sleep(0.02)
+
+    def said(self) -> str:
+        return self.printed.read_text()
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code, and what was printed."""
+        try:
+            return self.process.wait(timeout=60), self.said()
+        finally:
+            self.process.kill()
+
+
+@pytest.mark.parametrize("more", [(), ELASTIC], ids=["once", "with restarts"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_processes_that_were_asked_save_and_that_is_what_it_ends_with(
+    number: signal.Signals, more: tuple[str, ...], tmp_path: Path
+) -> None:
+    agent = Agent(tmp_path, "heeds", *more)
+    agent.until_ready()
+    agent.process.send_signal(number)
+    code, said = agent.end()
+    assert code == 75 and "Traceback" not in said and "exitcode" not in said, said
+
+
+def test_processes_that_did_not_heed_it_are_not_waited_for_when_started_anew(tmp_path: Path) -> None:
+    agent = Agent(tmp_path, "dies", *ELASTIC)
+    agent.until_ready()
+    agent.process.send_signal(signal.SIGTERM)
+    code, said = agent.end()
+    assert code == 143 and "ended with 143, the first here that failed" in said, said
+
+
+def test_what_waits_for_other_hosts_leaves_at_once(tmp_path: Path) -> None:
+    agent = Agent(tmp_path, "heeds", *ELASTIC, nodes=2)
+    deadline = time.monotonic() + 60
+    while not _heeds(agent.process.pid):
+        assert agent.process.poll() is None and time.monotonic() < deadline, agent.said()
+        time.sleep(0.05)
+    time.sleep(1.0)
+    agent.process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    assert agent.end()[0] == 143
+    assert time.monotonic() - began < 20
+
+
+def _heeds(process: int) -> bool:
+    """Whether the process catches SIGTERM by now."""
+    caught = next(
+        line for line in Path(f"/proc/{process}/status").read_text().splitlines() if line.startswith("SigCgt:")
+    )
+    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_a_stop_that_another_start_followed_is_forgotten(tmp_path: Path) -> None:
+    code, said = Agent(tmp_path, "is stopped to begin anew", *ELASTIC).end()
+    assert code == 0, said
+
+
+@pytest.mark.parametrize(("what", "code"), [("is killed", 137), ("fails", 3)])
+def test_a_failure_is_told_by_its_own_exit_code(what: str, code: int, tmp_path: Path) -> None:
+    ended, said = Agent(tmp_path, what).end()
+    assert ended == code and "Traceback" not in said, said
+    assert f"ended with {code}, the first here that failed" in said
+
+
+def test_a_run_that_is_finished_ends_with_nothing_to_say(tmp_path: Path) -> None:
+    code, said = Agent(tmp_path, "nothing").end()
+    assert (code, said) == (0, ""), said
+    assert "TERAKOYA_STOPPED_NOTE" not in os.environ
