@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from terakoya.commands.main import app
 from terakoya.errors import UserError
-from terakoya.estimation.devices import GIB, device
+from terakoya.estimation.devices import GIB, Device, device
 from terakoya.estimation.estimate import Estimate, estimate, share_of
 from terakoya.estimation.sharing import AHEAD, BUCKET, LIVE, World, on_host, shared
 from terakoya.estimation.simulation import Sizes
@@ -151,6 +152,14 @@ def test_what_is_offloaded_is_told_beside_what_a_device_holds() -> None:
     assert (written.parts, written.offloaded) == (asked.memory.parts, asked.memory.offloaded)
     assert set(asked.memory.offloaded) == {"weights", "optimizer", "gradients"} and not plain.memory.offloaded
     assert asked.memory.peak < plain.memory.peak
+    both = asked.memory.peak + sum(asked.memory.offloaded.values())
+    for name, memory, fits in (
+        ("l4", both - 1, True),
+        ("cpu", both - 1, False),
+        ("cpu", both + 1, True),
+        ("x", None, None),
+    ):
+        assert replace(asked, device=Device(name, memory, None)).fits is fits
     assert any("powers of two" in note for note in asked.notes)
     assert not any("powers of two" in note for note in plain.notes)
 

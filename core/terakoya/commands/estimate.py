@@ -114,8 +114,7 @@ def _memory(found: Estimate) -> Table:
     fits = ""
     offloaded = sum(memory.offloaded.values())
     if found.device.memory:
-        there = memory.peak + (0 if found.device.gpu else offloaded)
-        verdict = "fits into" if there < found.device.memory else "does NOT fit into"
+        verdict = "fits into" if found.fits else "does NOT fit into"
         fits = f"; {verdict} {found.device.name}'s {gigabytes(found.device.memory)}"
     table.add_row("all tensors", gigabytes(memory.peak), f"at the peak, in the {memory.moment}{fits}", style="bold")
     if offloaded:

@@ -81,6 +81,14 @@ class Estimate:
     hours: float | None
     notes: tuple[str, ...]
 
+    @property
+    def fits(self) -> bool | None:
+        """Whether the device's memory holds the tensors, a CPU's those that are offloaded too; None: not known."""
+        if self.device.memory is None:
+            return None
+        there = self.memory.peak + (0 if self.device.gpu else sum(self.memory.offloaded.values()))
+        return there < self.device.memory
+
     def as_json(self) -> dict[str, Any]:
         """All of it, as JSON has it."""
         memory = {**asdict(self.memory), "peak": self.memory.peak}
