@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from terakoya.training.signals import STOPPED
+
 logger = logging.getLogger("terakoya")
 
 GRACE_SECONDS = 60.0
@@ -87,7 +89,7 @@ def _wait(
                 failed.append(index)
                 if grace_seconds is not None:
                     patience_ends = min(patience_ends, time.monotonic() + grace_seconds)
-                elif not ended and not told:
+                elif not ended and not told and process.returncode != STOPPED:
                     logger.warning("%s has ended with %d; the others go on", remotes[index].host, process.returncode)
         if ended:
             break

@@ -15,7 +15,7 @@ from typing import Any
 
 from terakoya.data.corpora import joined
 from terakoya.data.store import PARTS, TokenStore
-from terakoya.errors import UserError
+from terakoya.errors import Stopped, UserError
 from terakoya.export_model import export, find_checkpoint
 from terakoya.parameter_files import read_json
 from terakoya.parameters import Parameters
@@ -31,7 +31,7 @@ def run_pipeline(pipeline: Pipeline, *, redo: bool = False) -> Iterator[StageRes
     """Runs the stages that are not done yet; yields each as it is done or found done.
 
     With `redo`, outputs made from other settings are moved aside and made again. Raises UserError where a stage does,
-    and when training was stopped before its end (the same call goes on with it).
+    and Stopped when training was stopped before its end (the same call goes on with it).
     """
     plan = _Plan(pipeline)
     plan.check()
@@ -155,13 +155,13 @@ class _Plan:
         if processes == 1:
             result = train_here(Parameters.from_dict(parameters, source="parameters"), pipeline.run)
             if result.stopped_by:
-                raise UserError(
-                    f"train: stopped at step {result.step} by {result.stopped_by}; the same command goes on"
-                )
+                raise Stopped(f"train: stopped at step {result.step} by {result.stopped_by}; the same command goes on")
             return {"step": result.step}
         file = pipeline.run.with_name(f".{pipeline.run.name}.parameters.json")
         file.write_text(json.dumps(parameters, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
         code = run_processes(["train", str(file), "--out", str(pipeline.run)], processes)
+        if code == Stopped.exit_code:
+            raise Stopped("train: stopped, and saved; the same command goes on")
         if code:
             raise UserError(
                 f"train: ended early with exit code {code}; the lines above say why, the same command goes on"

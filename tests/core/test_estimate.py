@@ -15,7 +15,7 @@ from terakoya.errors import UserError
 from terakoya.estimation.devices import GIB, Device, device
 from terakoya.estimation.estimate import Estimate, estimate, share_of
 from terakoya.estimation.sharing import AHEAD, BUCKET, LIVE, World, on_host, shared
-from terakoya.estimation.simulation import Sizes
+from terakoya.estimation.simulation import LATE_BACKWARD, Sizes
 from terakoya.parameters import Parameters
 
 PRESETS = Path(__file__).parents[2] / "parameters"
@@ -84,6 +84,7 @@ def sizes(elements: int, **changes: int) -> Sizes:
 
 WINDOWS = {
     "forward": {"weights": 4000 + 80, "optimizer": 8000, "activations": 700},  # with 80 bytes of buffers
+    LATE_BACKWARD: {"weights": 4000 + 80, "optimizer": 8000, "gradients": 3900, "activations": 100},
     "optimizer step": {"weights": 4000 + 80, "optimizer": 8000, "gradients": 4000},
 }
 
@@ -92,8 +93,8 @@ WINDOWS = {
     ("stage", "weights", "gradients", "communication", "at_rest"),
     [
         (0, 4000, 0, 0, (4000, 4000, 4000)),
-        (1, 5000, 1000, 4000, (5000, 2000, 0)),
-        (2, 5000, 1000, 4000, (5000, 2000, 0)),
+        (1, 5000, 0, 0, (5000, 2000, 0)),
+        (2, 5000, 0, 0, (5000, 2000, 0)),
         (3, 2000 + 4000, 1000, 8000, (2000 + 400, 1000, 4000)),  # a part twice, and all, or what is small
     ],
 )
@@ -101,6 +102,9 @@ def test_zero_shares_what_its_stage_says(
     stage: int, weights: int, gradients: int, communication: int, at_rest: tuple[int, int, int]
 ) -> None:
     found = shared(WINDOWS, World(4, stage, micro_steps=1), sizes(1000))
+    late = [found[LATE_BACKWARD].get(part, 0) for part in ("gradients", "communication")]
+    if stage in (1, 2):  # whole beside the bucket, or in it and in the copy that is sent
+        assert late == ([3900, 4000] if stage == 1 else [0, 8000])
     forward, step = found["forward"], found["optimizer step"]
     assert forward["weights"] == weights + 80
     assert forward.get("gradients", 0) == gradients
@@ -113,9 +117,9 @@ def test_zero_shares_what_its_stage_says(
 @pytest.mark.parametrize(
     ("stage", "micro_steps", "offloaded", "device", "host"),
     [
-        (1, 1, {"offload_optimizer"}, (4000, 0, 4000 + 1000), (2000, 2000, 1000 + 1000)),  # with the largest weight
-        (2, 1, {"offload_optimizer"}, (4000, 0, 4000 + 1000), (2000, 2000, 1000 + 1000)),
-        (2, 2, {"offload_optimizer"}, (4000, 0, 4000 + 1000), (2000, 2000, 2000 + 1000)),
+        (1, 1, {"offload_optimizer"}, (4000, 3900, 4000 + 1000), (2000, 2000, 1000 + 1000)),  # with the largest weight
+        (2, 1, {"offload_optimizer"}, (4000, 0, 8000 + 1000), (2000, 2000, 1000 + 1000)),
+        (2, 2, {"offload_optimizer"}, (4000, 0, 8000 + 1000), (2000, 2000, 2000 + 1000)),
         (3, 1, {"offload_optimizer"}, (1000 + 4000, 0, 8000), (1000, 2000, 2000)),
         (3, 1, {"offload_param"}, (1000 + 4000, 1000, 8000), (1000, 0, 0)),
         (3, 1, {"offload_optimizer", "offload_param"}, (4000, 0, 8000), (2000, 2000, 2000)),
@@ -125,9 +129,9 @@ def test_what_is_offloaded_lies_on_the_host(
     stage: int, micro_steps: int, offloaded: set[str], device: tuple[int, int, int], host: tuple[int, int, int]
 ) -> None:
     world = World(4, stage, micro_steps, offloaded=offloaded)
-    forward = shared(WINDOWS, world, sizes(1000))["forward"]
-    assert (forward["weights"] - 80, forward["gradients"], forward["communication"]) == device
-    assert forward["optimizer"] == (0 if "offload_optimizer" in offloaded else 2000)
+    late = shared(WINDOWS, world, sizes(1000))[LATE_BACKWARD]
+    assert (late["weights"] - 80, late["gradients"], late["communication"]) == device
+    assert late["optimizer"] == (0 if "offload_optimizer" in offloaded else 2000)
     found = on_host(WINDOWS, world, sizes(1000))
     assert tuple(found.get(part, 0) for part in ("weights", "optimizer", "gradients")) == host
 
@@ -166,9 +170,10 @@ def test_what_is_offloaded_is_told_beside_what_a_device_holds() -> None:
 
 def test_zero_moves_a_large_model_in_pieces() -> None:
     elements = 3 * 10**9
-    windows = {"forward": {"weights": 4 * elements, "optimizer": 8 * elements}}
+    windows = {name: {"weights": 4 * elements, "optimizer": 8 * elements} for name in ("forward", LATE_BACKWARD)}
     held = sizes(elements)
-    assert shared(windows, World(2, 2, 1), held)["forward"]["communication"] == 4 * BUCKET
+    late = shared(windows, World(2, 2, 1), held)[LATE_BACKWARD]
+    assert (late["communication"], late["gradients"]) == (2 * 4 * BUCKET, 2 * elements)
     third = shared(windows, World(2, 3, 1), held)["forward"]
     assert third["communication"] == 4 * (BUCKET + AHEAD)
     assert third["weights"] == 4 * (elements + LIVE)  # two halves, and what is gathered

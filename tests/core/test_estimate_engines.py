@@ -40,9 +40,11 @@ STAGES: dict[str, dict[str, Any]] = {
 SIZES: dict[str, dict[str, Any]] = {
     "toy": {"num_hidden_layers": 3, "hidden_size": 96, "num_attention_heads": 4, "max_position_embeddings": 64},
     "tiny_gpt2": {},
+    "short rows": {"num_hidden_layers": 2},
 }
-MICRO_BATCHES = {"toy": 8, "tiny_gpt2": 4}
-"""Rows of 8 on each process: the first in one micro-step, the second in two."""
+MICRO_BATCHES = {"toy": 8, "tiny_gpt2": 4, "short rows": 8}
+"""Rows of 8 on each process: in one micro-step, in two, in one whose activations are small beside the gradients."""
+LENGTHS = {"toy": 64, "tiny_gpt2": 64, "short rows": 8}
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "ddp": ({"engine": "ddp"}, {"data": 2}),
     "fsdp": ({"engine": "fsdp"}, {"data": 2, "zero_stage": 3}),
@@ -66,7 +68,7 @@ SHAPES = [
 
 def settings(name: str, stage: str, store: Path) -> dict[str, Any]:
     """The parameter JSON of a run under that stage of DeepSpeed's, of that size."""
-    made = of_preset("tiny_gpt2", 64, {"engine": "deepspeed", **STAGES[stage]}, store)
+    made = of_preset("tiny_gpt2", LENGTHS[name], {"engine": "deepspeed", **STAGES[stage]}, store)
     architecture = {**made["architecture"], **SIZES[name]}
     return {**made, "architecture": architecture, "micro_batch_size": MICRO_BATCHES[name]}
 
@@ -94,7 +96,10 @@ class Weighed:
     held: dict[str, list[dict[str, Any]]]
 
 
-@pytest.fixture(scope="module", params=["toy", pytest.param("tiny_gpt2", marks=pytest.mark.nightly)])
+@pytest.fixture(
+    scope="module",
+    params=["toy", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("tiny_gpt2", "short rows"))],
+)
 def weighed(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Weighed:
     """What a run of each size held."""
     base = tmp_path_factory.mktemp("weighed")

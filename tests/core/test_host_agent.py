@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 
 PROCESS = """\
 import os, signal, sys, time
+from pathlib import Path
 from terakoya.training import signals
 
 def ready():
@@ -28,7 +28,16 @@ match sys.argv[1]:
                 time.sleep(0.01)
         signals.leave()
         os.kill(os.getpid(), signal.SIGTERM)  # told once more
-        sys.exit(signals.stopped_code())
+        sys.exit(signals.exit_code(stopped=True))
+    case "hangs":
+        with signals.StopRequest() as stop:
+            stop.listen()
+            ready()
+            time.sleep(60)
+    case "finishes":
+        Path(os.environ[signals.ENDED_NOTE]).parent.rmdir()  # as who cleans up old folders
+        signals.leave()
+        sys.exit(signals.exit_code(stopped=False))
     case "dies":
         ready()
         time.sleep(60)
@@ -39,7 +48,7 @@ match sys.argv[1]:
         time.sleep(60)
     case "is stopped to begin anew":
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            sys.exit(1 + signals.stopped_code())
+            sys.exit(1 + signals.exit_code(stopped=True))
         with signals.StopRequest() as stop:
             stop.listen()
     case "fails":
@@ -51,16 +60,18 @@ ELASTIC = ("--max-restarts", "2", "--rdzv-backend", "c10d", "--rdzv-conf", "join
 class Agent:
     """One that is started over two processes that do `what`."""
 
-    def __init__(self, folder: Path, what: str, *more: str, nodes: int = 1) -> None:
+    def __init__(
+        self, folder: Path, what: str, *more: str, nodes: int = 1, processes: int = 2, port: str | None = None
+    ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+            port = port or str(probe.getsockname()[1])
         file = folder / "process.py"
         file.write_text(PROCESS)
         self.printed = folder / "printed"
         meeting = "--rdzv-backend" in more
-        where = ("--rdzv-endpoint", f"127.0.0.1:{port}") if meeting else ("--master-port", str(port))
-        arguments = ("--nnodes", str(nodes), "--nproc-per-node", "2", *more, *where, str(file), what)
+        where = ("--rdzv-endpoint", f"127.0.0.1:{port}") if meeting else ("--master-port", port)
+        arguments = ("--nnodes", str(nodes), "--nproc-per-node", str(processes), *more, *where, str(file), what)
         with self.printed.open("wb") as printed:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "terakoya.host_agent", *arguments], stdout=printed, stderr=printed
@@ -85,7 +96,7 @@ class Agent:
 
 
 @pytest.mark.parametrize("more", [(), ELASTIC], ids=["once", "with restarts"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_processes_that_were_asked_save_and_that_is_what_it_ends_with(
     number: signal.Signals, more: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -139,6 +150,35 @@ def test_a_failure_is_told_by_its_own_exit_code(what: str, code: int, tmp_path: 
 
 
 def test_a_run_that_is_finished_ends_with_nothing_to_say(tmp_path: Path) -> None:
-    code, said = Agent(tmp_path, "nothing").end()
-    assert (code, said) == (0, ""), said
-    assert "TERAKOYA_STOPPED_NOTE" not in os.environ
+    assert Agent(tmp_path, "finishes", processes=1).end() == (0, "")
+
+
+def test_who_has_finished_and_is_asked_while_others_have_not_waits_for_them(tmp_path: Path) -> None:
+    """Its agent waits for the other's, and has no process to ask."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    agents = []
+    for rank, what in enumerate(("finishes", "heeds")):
+        folder = tmp_path / what
+        folder.mkdir()
+        agents.append(Agent(folder, what, "--node-rank", str(rank), nodes=2, processes=1, port=port))
+    agents[1].until_ready(1)
+    time.sleep(2.0)  # the first agent's process has left
+    agents[0].process.send_signal(signal.SIGTERM)
+    time.sleep(6.5)
+    assert agents[0].process.poll() is None, agents[0].said()
+    agents[1].process.send_signal(signal.SIGTERM)
+    assert [each.end()[0] for each in agents] == [0, 75]
+
+
+def test_processes_that_hang_are_killed_when_their_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "2")
+    agent = Agent(tmp_path, "hangs")
+    agent.until_ready()
+    agent.process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    assert agent.end()[0] == 137
+    assert 2 < time.monotonic() - began < 10

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from terakoya.host_start import Remote, run_together
-from terakoya.training.signals import stopped_code
+from terakoya.training.signals import exit_code
 
 
 def remotes(folder: Path, **commands: str) -> list[Remote]:
@@ -45,6 +45,12 @@ def test_others_go_on_where_they_may(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert run_together(remotes(tmp_path, a01="exit 4", a02="sleep 0.2"), others_go_on=True) == 4
 
 
+def test_a_host_that_has_saved_is_not_told_of_as_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="terakoya"):
+        assert run_together(remotes(tmp_path, a01="sleep 0.5; exit 75", a02="exit 75"), others_go_on=True) == 75
+    assert caplog.text == ""
+
+
 def test_ctrl_c_asks_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -53,5 +59,7 @@ def test_ctrl_c_asks_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_run_that_was_asked_to_stop_is_not_started_again() -> None:
-    assert stopped_code({}) == stopped_code({"TORCHELASTIC_MAX_RESTARTS": "0"}) == 75
-    assert stopped_code({"TORCHELASTIC_MAX_RESTARTS": "3"}) == 0
+    for restarts, code in ((None, 75), ("0", 75), ("3", 0)):
+        environment = {} if restarts is None else {"TORCHELASTIC_MAX_RESTARTS": restarts}
+        assert exit_code(stopped=True, environment=environment) == code
+        assert exit_code(stopped=False, environment=environment) == 0

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from terakoya.commands.main import main
 from terakoya.data.corpus import Corpus, Document, Reject
 from terakoya.data.hold_out import hold_out
 from terakoya.errors import UserError
-from terakoya.pipeline import Pipeline, read_pipeline, run_pipeline
+from terakoya.pipeline import Pipeline, _Plan, read_pipeline, run_pipeline
 from terakoya.stages import Stage, StageResult, content_digest, differences, run_stages
 
 KEYS: dict[str, Any] = {
@@ -27,6 +28,9 @@ KEYS: dict[str, Any] = {
     "run": "out/run",
     "export": "out/model",
 }
+
+
+PRESETS = Path(__file__).parents[2] / "parameters"
 
 
 # ------------------------------------------------------------------------------------------------------- the keys
@@ -241,6 +245,23 @@ def test_what_a_resuming_stage_refuses_is_moved_aside_by_redo(tmp_path: Path) ->
         list(run_stages(stages))
     assert [result.skipped for result in run_stages(stages, redo=True)] == [False]
     assert (tmp_path / "out.old-1" / "content").read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("code", "ends", "said"), [(75, 75, "train: stopped, and saved"), (1, 2, "error: train: ended early")]
+)
+def test_training_that_was_asked_to_stop_is_no_error(
+    code: int, ends: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held_out = {"hold_out": 3, "validation_store": "out/val"}
+    parameters = str(PRESETS / "tiny_bert.json")
+    plan = _Plan(_read(tmp_path, parameters=parameters, run=str(tmp_path / "run"), training_processes=2, **held_out))
+    monkeypatch.setattr("terakoya.training.local.run_processes", lambda *_: code)
+    monkeypatch.setattr("terakoya.pipeline.run_pipeline", lambda *_, **__: plan._train())
+    with pytest.raises(SystemExit) as left:
+        main(["run", str(tmp_path / "pipeline.json")])
+    assert left.value.code == ends
+    assert capsys.readouterr().err.startswith(said)
 
 
 def test_differences_name_the_path() -> None:

@@ -32,7 +32,7 @@ from terakoya.commands import (
     upload,
 )
 from terakoya.commands.component_settings import FLAGS
-from terakoya.errors import UserError
+from terakoya.errors import Stopped, UserError
 
 DEBUG_VARIABLE = "TERAKOYA_DEBUG"
 
@@ -116,12 +116,14 @@ def options(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line and exits: 0, or 2 after an error that the user can mend, printed without a traceback."""
+    """Runs the command line and exits: 0, 75 after training that was asked to stop and saved, or 2 after an error that
+    the user can mend, printed without a traceback."""
     try:
         app(list(arguments) if arguments is not None else None, prog_name="terakoya")
     except UserError as error:
         if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0"):
             raise
-        log.error_console().print("[bold red]error:[/bold red]", end=" ")
+        if not isinstance(error, Stopped):
+            log.error_console().print("[bold red]error:[/bold red]", end=" ")
         log.error_console().print(str(error), markup=False, soft_wrap=True)
-        sys.exit(2)
+        sys.exit(error.exit_code)

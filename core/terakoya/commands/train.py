@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -119,11 +120,11 @@ def command(
         check(loaded, out, node_rank=node_rank, expected_processes=processes)
         return
     result = train(loaded, out, processes=processes, node_rank=node_rank, allow_change=allow_change or ())
-    if result.stopped_by:
-        from terakoya.training import signals
+    from terakoya.training import signals
 
+    if result.stopped_by or signals.ENDED_NOTE in os.environ:
         signals.leave()
-        raise typer.Exit(signals.stopped_code())
+    raise typer.Exit(signals.exit_code(stopped=result.stopped_by is not None))
 
 
 def _visible_gpus() -> int:

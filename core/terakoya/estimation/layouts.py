@@ -146,6 +146,8 @@ def engine_program(parallel: Mapping[str, Any], model: Transformer, state: float
     """What an engine of this program keeps and moves: all float32; `state` is the optimizer's, bytes a weight."""
     if parallel["engine"] == "deepspeed":
         bucket = min(BUCKET, model.parameters) if parallel["zero_stage"] else 0
+        if parallel["zero_stage"] == 2:  # and once more as it is sent
+            bucket *= 2
         ahead = min(AHEAD, model.parameters) if parallel["zero_stage"] == 3 else 0
         size = FLOAT32 * (bucket + ahead)
         return Program(optimizer=state, partition=FLOAT32, bucket=size, live=LIVE, ends_shared=False)

@@ -69,5 +69,5 @@ def in_flight(layout: Layout) -> float:
 
 
 def _gradients_shared(layout: Layout) -> bool:
-    """Whether a device keeps the gradients of its share alone: stage 1 needs all of them between two micro-steps."""
-    return layout.zero_stage >= 2 or (layout.zero_stage == 1 and layout.micro_steps == 1)
+    """Whether a device keeps the gradients of its share alone: stage 1 has all of them until they are reduced."""
+    return layout.zero_stage >= 2

@@ -2,9 +2,11 @@
 torch's `fully_shard`.
 
 ZeRO's numbers are those of DeepSpeed's own sources: all of it float32, gradients reduced through one flat buffer that
-is allocated whole, weights of stage 1 and 2 in a flat copy beside the part that this process updates. In stage 3 a
-part lies there twice, small parameters are whole everywhere, and the others while they are needed; what is gathered
-ahead arrives in one flat buffer, from which it is copied.
+is allocated whole, from the first gradient to the backward's end in stage 1 and 2, and copied once more to be sent.
+Weights of these stages lie in a flat copy beside the part that this process updates; gradients are whole until then in
+stage 1, and in the buffer as soon as they come in stage 2. In stage 3 a part lies there twice, small parameters are
+whole everywhere, and the others while they are needed; what is gathered ahead arrives in one flat buffer, from which it
+is copied.
 
 What is offloaded is counted by `on_host`: the part that this process updates, its state, and its gradients, which are
 sent there as they come, from the device's flat buffer.
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 
 from terakoya.deepspeed_settings import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM
 from terakoya.estimation.live_bytes import GRADIENTS, OPTIMIZER, WEIGHTS
-from terakoya.estimation.simulation import LATE_BACKWARD, STEP, Sizes
+from terakoya.estimation.simulation import FORWARD, LATE_BACKWARD, STEP, Sizes
 
 COMMUNICATION = "communication"
 BUCKET = 500_000_000
@@ -74,8 +76,8 @@ def shared(windows: Mapping[str, Mapping[str, int]], world: World, held: Sizes) 
             if world.processes > 1 and name == STEP:  # gradients are reduced after the backward
                 parts[COMMUNICATION] = min(held.trained, BUCKET) * FLOAT32
         elif world.zero_stage is not None:
-            _zero(parts, world, held, step=name == STEP)
-            _without_host(parts, world, held, step=name == STEP)
+            _zero(parts, world, held, window=name)
+            _without_host(parts, world, held, window=name)
         elif world.processes > 1 and name != STEP:
             parts[COMMUNICATION] = _reordered(held, late=name == LATE_BACKWARD)
     whole = held.trained * FLOAT32
@@ -90,20 +92,25 @@ def _reordered(held: Sizes, *, late: bool) -> int:
     return max(whole // 2, min(whole, DDP_BUCKET)) if late else whole
 
 
-def _zero(parts: dict[str, int], world: World, held: Sizes, *, step: bool) -> None:
-    """Changes `parts` to what a process holds in DeepSpeed's stage 1, 2 or 3, in an optimizer `step` or before it."""
-    stage = world.zero_stage
+def _zero(parts: dict[str, int], world: World, held: Sizes, *, window: str) -> None:
+    """Changes `parts` to what a process holds in DeepSpeed's stage 1, 2 or 3, in that `window` of a step."""
     mine = _share(held.trained, world)
     bucket = min(held.trained, BUCKET) * FLOAT32
-    parts[COMMUNICATION] = bucket if not step or stage == 3 else 0
+    step = window == STEP
     parts[OPTIMIZER] = -(-parts.get(OPTIMIZER, 0) // world.processes)
-    if not (stage == 1 and world.micro_steps > 1):
-        parts[GRADIENTS] = mine
-    if stage != 3:
+    if world.zero_stage != 3:
         parts[WEIGHTS] = parts.get(WEIGHTS, 0) + mine
-        if step:  # this process's gradients once more, flat
-            parts[GRADIENTS] = parts.get(GRADIENTS, 0) + mine
+        parts[COMMUNICATION] = 0 if step or window == FORWARD else bucket
+        if step:  # this process's gradients, and once more, flat
+            parts[GRADIENTS] = 2 * mine
+        elif world.zero_stage == 2:
+            # those of earlier micro-steps, or of earlier buckets
+            parts[GRADIENTS] = mine if world.micro_steps > 1 or held.trained > BUCKET else 0
+            if window == LATE_BACKWARD:
+                parts[COMMUNICATION] += bucket
         return
+    parts[COMMUNICATION] = bucket
+    parts[GRADIENTS] = mine
     others = max(0, parts.get(WEIGHTS, 0) - held.parameters * FLOAT32)  # buffers are not shared
     whole = held.small if step else min(held.parameters, max(LIVE, held.small))
     parts[WEIGHTS] = others + mine + _share(held.parameters, world) + whole * FLOAT32
@@ -111,12 +118,12 @@ def _zero(parts: dict[str, int], world: World, held: Sizes, *, step: bool) -> No
         parts[COMMUNICATION] += min(held.parameters, AHEAD) * FLOAT32
 
 
-def _without_host(parts: dict[str, int], world: World, held: Sizes, *, step: bool) -> None:
+def _without_host(parts: dict[str, int], world: World, held: Sizes, *, window: str) -> None:
     """Takes away from `parts` what lies on the host: see `on_host`."""
     if OFFLOAD_OPTIMIZER in world.offloaded:
         parts[OPTIMIZER] = 0
         parts[WEIGHTS] -= _share(held.trained, world)
-        if step or not (world.zero_stage == 1 and world.micro_steps > 1):
+        if window == STEP or world.zero_stage != 1:
             parts[GRADIENTS] = 0
         if world.zero_stage != 3:  # those of earlier micro-steps come back through it
             parts[COMMUNICATION] += held.largest * FLOAT32
@@ -128,18 +135,21 @@ def on_host(windows: Mapping[str, Mapping[str, int]], world: World, held: Sizes)
     """Bytes by part of the host's memory in which each process of `world` keeps what DeepSpeed offloads.
 
     Beside the part that this process updates: in stage 1 and 2 a buffer in which it goes back to the device and one of
-    the largest weight's size; gradients a second time in stage 3, and in stage 2 where micro-steps add them up.
+    the largest weight's size; gradients a second time in stage 3, and in stage 2 where micro-steps add them up, whole
+    for each weight of which this process updates some.
     """
     mine = _share(held.trained, world)
     found = dict.fromkeys((WEIGHTS, OPTIMIZER, GRADIENTS), 0)
     if OFFLOAD_OPTIMIZER in world.offloaded:
-        added_up = world.zero_stage == 3 or (world.zero_stage == 2 and world.micro_steps > 1)
         found[OPTIMIZER] = max(-(-parts.get(OPTIMIZER, 0) // world.processes) for parts in windows.values())
-        found[GRADIENTS] = 2 * mine if added_up else mine
-        found[WEIGHTS] = mine
-        if world.zero_stage != 3:
+        found[GRADIENTS] = found[WEIGHTS] = mine
+        if world.zero_stage == 3:
+            found[GRADIENTS] += mine
+        else:
             found[WEIGHTS] += mine
             found[GRADIENTS] += held.largest * FLOAT32
+        if world.zero_stage == 2 and world.micro_steps > 1:
+            found[GRADIENTS] += max(mine, held.largest * FLOAT32)
     if OFFLOAD_PARAM in world.offloaded:
         found[WEIGHTS] += _share(held.parameters, world)
     return {part: size for part, size in found.items() if size}

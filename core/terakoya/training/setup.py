@@ -79,6 +79,9 @@ def train_here(
                 result = _train(parameters, out, stores, connection, start, allow_change, stop)
             failed = False
             return result
+        except BaseException:
+            stop.close()  # what hangs from here on can be killed
+            raise
         finally:
             connection.close(failed=failed)
 

@@ -10,22 +10,27 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
-STOPPED = 75
+from terakoya.errors import Stopped
+
+STOPPED = Stopped.exit_code
 """Exit code of a run that was asked to stop, saved and left (EX_TEMPFAIL: start it again to go on)."""
 
+ENDED_NOTE = "TERAKOYA_ENDED_NOTE"
+"""The variable in which whoever starts processes through torchrun names a file, for them to write there which exit code
+they would have."""
 
-STOPPED_NOTE = "TERAKOYA_STOPPED_NOTE"
-"""The variable in which whoever starts processes through torchrun names a file, for them to say there that they were
-stopped."""
 
-
-def stopped_code(environment: Mapping[str, str] = os.environ) -> int:
-    """The exit code of such a run: `STOPPED`; 0 under a torchrun that would take any other for a crash and start it
-    again, and where the file of `STOPPED_NOTE` says it, which is made."""
-    if STOPPED_NOTE in environment:
-        Path(environment[STOPPED_NOTE]).touch()
+def exit_code(*, stopped: bool, environment: Mapping[str, str] = os.environ) -> int:
+    """The exit code of a run that has come to an end, or was asked to stop before: 0 or `STOPPED`. It is 0 under a
+    torchrun that would take any other for a crash and start the run again, and where `ENDED_NOTE` names a file, which
+    is written."""
+    code = STOPPED if stopped else 0
+    if ENDED_NOTE in environment:
+        note = Path(environment[ENDED_NOTE])
+        note.parent.mkdir(parents=True, exist_ok=True)  # nobody has used it for as long as the run took
+        note.write_text(str(code))
         return 0
-    return 0 if int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0 else STOPPED
+    return 0 if int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0 else code
 
 
 def leave() -> None:
@@ -52,9 +57,9 @@ class StopRequest:
 
     def listen(self) -> None:
         """From now on a signal is a wish; in the main thread, which alone can say so. What an earlier start has said in
-        the file of `STOPPED_NOTE` is taken back: torchrun stops all to begin anew with a host more."""
-        if STOPPED_NOTE in os.environ:
-            Path(os.environ[STOPPED_NOTE]).unlink(missing_ok=True)
+        the file of `ENDED_NOTE` is taken back: torchrun stops all to begin anew with a host more."""
+        if ENDED_NOTE in os.environ:
+            Path(os.environ[ENDED_NOTE]).unlink(missing_ok=True)
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._asked)
