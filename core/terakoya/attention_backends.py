@@ -5,7 +5,6 @@ Letters in shapes: B rows, T positions, N heads, D size of a head.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -141,11 +140,7 @@ def flash(
     else:
         flat_query = flat(query)
     groups = query.shape[1] // key.shape[1]
-    further: dict[str, Any] = {}
-    if groups > 1 and "enable_gqa" in inspect.signature(varlen_attn).parameters:
-        further["enable_gqa"] = True
-    elif groups > 1:  # torch 2.11
-        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    further: dict[str, Any] = {"enable_gqa": True} if groups > 1 else {}
     longest = max_document_length
     side = -1 if sliding_window is None else sliding_window - 1  # -1: no bound
     window = (side, 0 if causal else side)
