@@ -28,8 +28,9 @@ BEFORE = 128 + signal.SIGTERM
 """Exit code of a start that was asked to leave before there was anything to save."""
 PATIENCE = 5.0
 """Seconds without a process after which one that was asked waits no longer for other hosts to start with."""
-SAVING_SECONDS = 900.0
-"""How long processes that were asked may take, where `TORCH_ELASTIC_SHUTDOWN_TIMEOUT` does not say."""
+SAVING_SECONDS = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+"""The variable that says how long processes that were asked may take before they are killed; torchrun's own, where one
+has failed and the others save. Its default is 30, ours 900."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -37,6 +38,7 @@ def run(arguments: Sequence[str]) -> int:
     first of them that failed ended with, 128 and the signal's number if one killed it."""
     note = Path(tempfile.mkdtemp()) / "ended"
     os.environ[ENDED_NOTE] = str(note)
+    os.environ.setdefault(SAVING_SECONDS, "900")
     wishes = Wishes(note)
     wishes.start()
     from torch.distributed import run as torchrun
@@ -52,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
         return int(code)
     finally:
         wishes.over()
-        _kill(_children())  # one that was being started when there was nobody to ask
+        _send(signal.SIGKILL, _children())  # one that was being started when there was nobody to ask
         shutil.rmtree(note.parent, ignore_errors=True)
 
 
@@ -95,16 +97,14 @@ class Wishes:
         while True:
             if self._asked(None if not deadline else 0.2):
                 told.clear()
-                if not deadline:
-                    limit = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SAVING_SECONDS))
-                    deadline = time.monotonic() + limit
+                deadline = deadline or time.monotonic() + float(os.environ[SAVING_SECONDS])
             if not deadline:
                 continue
             there = _children()
-            _ask(there - told)
+            _send(signal.SIGTERM, there - told)
             told |= there
             if there and time.monotonic() > deadline:
-                _kill(there)
+                _send(signal.SIGKILL, there)
             elif there or self.note.exists():
                 seen = time.monotonic()
             elif time.monotonic() - seen > PATIENCE:
@@ -119,7 +119,7 @@ class Wishes:
         self._leaving = True
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(2.0)
-        _kill(_children())
+        _send(signal.SIGKILL, _children())
         os._exit(BEFORE)
 
 
@@ -130,16 +130,10 @@ def _children() -> set[int]:
         time.sleep(0.1)
 
 
-def _ask(processes: Iterable[int]) -> None:
+def _send(number: signal.Signals, processes: Iterable[int]) -> None:
     for process in processes:
         with contextlib.suppress(ProcessLookupError):  # it has just ended
-            os.kill(process, signal.SIGTERM)
-
-
-def _kill(processes: Iterable[int]) -> None:
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
+            os.kill(process, number)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ from terakoya.discovery import PluginError, describe
 from terakoya.errors import UserError
 
 
-class Wrong(Exception):  # noqa: N818  (it is a verdict)
+class Wrong(Exception):  # noqa: N818 - a verdict
     """The component does not keep its promise; the message says in plain words what is missing and what to do."""
 
 
-class NotLookedAt(Exception):  # noqa: N818
+class NotLookedAt(Exception):  # noqa: N818 - a verdict, too
     """There is nothing here to look at; the message says why."""
 
 

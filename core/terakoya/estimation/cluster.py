@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from terakoya.errors import UserError, nearest
 from terakoya.estimation.devices import GIB
@@ -148,9 +148,9 @@ class Layout:
         """Rows of an optimizer step."""
         return self.data * self.micro_batch_size * self.micro_steps
 
-    def changed(self, **changes: object) -> Layout:
+    def changed(self, **changes: Any) -> Layout:
         """This layout with `changes`."""
-        return replace(self, **changes)  # type: ignore[arg-type]
+        return replace(self, **changes)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from terakoya.components import JobState
-from terakoya.errors import UserError
+from terakoya.errors import Stopped, UserError
 
-SAVED = 75
-"""The exit code of a run that was asked to stop and saved."""
 ENDS = frozenset(
     {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED"}
 )
@@ -47,9 +45,9 @@ class SlurmJob:
         if facts.get("Restarts", "0") != "0":
             told.append(f"queued again {facts['Restarts']} times" if facts["Restarts"] != "1" else "queued again once")
         if word in ENDS and code:
-            told.append("asked to stop, and saved" if code == SAVED else f"exit code {code}")
+            told.append("asked to stop, and saved" if code == Stopped.exit_code else f"exit code {code}")
         over = word in ENDS
-        return JobState(word, "; ".join(told), over, over and word != "COMPLETED" and code != SAVED)
+        return JobState(word, "; ".join(told), over, over and word != "COMPLETED" and code != Stopped.exit_code)
 
     def _remembered(self) -> JobState:
         asked = [

@@ -27,8 +27,6 @@ echo $$$$ > $folder/node-$rank.pid
 exec $command
 """)
 
-SAVING_SECONDS = 900
-"""How long torchrun lets processes save before it kills them, once it was asked to stop; its own default is 30."""
 MEETING_SECONDS = 60
 """The least that agents wait for each other: they come as fast as hosts import torch."""
 RESTARTS = 3
@@ -150,10 +148,7 @@ class Hosts(Launcher):
 
     def _environment(self, job: Job, hosts: Sequence[Host], rank: int) -> str:
         """Lines of bash that set the variables of torchrun, and of NCCL and gloo."""
-        lines = [
-            f"export TERAKOYA_HOST={words(hosts[rank].address)}",  # the name that the table of rows may have
-            f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={SAVING_SECONDS}",
-        ]
+        lines = [f"export TERAKOYA_HOST={words(hosts[rank].address)}"]  # the name that the table of rows may have
         if self._restarts(job):
             lines.append("export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # torchrun's store keeps addresses of the dead")
         if len(hosts) > 1:
