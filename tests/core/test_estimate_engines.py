@@ -179,6 +179,16 @@ def test_each_rank_holds_what_was_said(name: str, shape: Shape) -> None:
         assert found.peak == pytest.approx(real["peak"], rel=within), (found.moment, found.moments)
 
 
+def test_the_first_step_of_a_run_that_goes_on_holds_no_more(store: Path, tmp_path: Path) -> None:
+    raw = of_preset("tiny_gpt2", 8, {"engine": "ddp"}, store)  # gradients, of two micro-steps, are most of it
+    work = partial(memory_worker.run, [{"settings": raw, "out": str(tmp_path)}])
+    toy.finish(worlds.start(work, (2,), tmp_path / "said"), seconds=120)
+    found = estimate(Parameters.from_dict(raw, source="test"), processes=2, device="cpu").memory
+    for rank in range(2):
+        real = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert real["first"] + real["rest"]["optimizer"] <= 1.01 * found.peak, "a run that goes on has this state, too"
+
+
 @pytest.mark.parametrize("name", ["pp", "interleaved"])
 def test_between_steps_a_pipeline_holds_weights_and_state_alone(name: str, shape: Shape) -> None:
     for real in shape.held[name]:

@@ -162,7 +162,6 @@ class Program:
         partition: kept beside whole weights by each device for its own share of them, in stages 1 and 2.
         gathered, reduced: of a weight that is sent to those who share it, and of a gradient.
         bucket: bytes through which gradients are sent.
-        reordered: of a gradient that lies there once more while DDP puts its buckets in order, in the second step.
         travels: of a number of the hidden states that stages of a pipeline send, and of their gradients: what is on its
             way, and the output of each micro-batch in flight. 0 counts none of it.
         ends_shared: whether tensor-parallel devices share embeddings and logits too.
@@ -181,7 +180,6 @@ class Program:
     gathered: float = 4
     reduced: float = 4
     bucket: float = 0
-    reordered: float = 0
     travels: float = 0
     ends_shared: bool = True
     live: float | None = None

@@ -155,7 +155,7 @@ def engine_program(parallel: Mapping[str, Any], model: Transformer, state: float
         ends = model.embedding_weights + model.head_weights
         size = FLOAT32 * (ends + model.layer_weights)
         return Program(optimizer=state, bucket=size, live=ends + 2 * model.layer_weights, ends_shared=False)
-    return Program(optimizer=state, reordered=FLOAT32, travels=FLOAT32, ends_shared=False)
+    return Program(optimizer=state, travels=FLOAT32, ends_shared=False)
 
 
 def refused(parameters: Parameters, parallel: Mapping[str, Any], layout: Layout) -> str | None:

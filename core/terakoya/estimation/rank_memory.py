@@ -33,8 +33,6 @@ def rank_memory(model: Transformer, layout: Layout, program: Program) -> Mapping
     tokens = layout.micro_batch_size * model.sequence_length / layout.sequence
     hidden = program.travels * model.hidden_size * tokens if layout.pipeline > 1 else 0.0
     parts["communication"] = program.bucket if stage or shared > 1 else 0.0
-    if not stage and shared > 1 and layout.pipeline == 1:
-        parts["communication"] += program.reordered * weights
     parts["communication"] += 2 * hidden * (2 * layout.virtual - 1)  # received and sent by each piece, either way
     first, last = in_flight(layout), 1.0
     of_layer = activations(model, layout) * tokens * model.layers / layout.pipeline + hidden * layout.virtual

@@ -25,8 +25,6 @@ COMMUNICATION = "communication"
 BUCKET = 500_000_000
 """Elements of DeepSpeed's buffer for gradients (`reduce_bucket_size`, and stage 0's `MEMORY_OPT_ALLREDUCE_SIZE`); one
 that holds all gradients is large enough."""
-DDP_BUCKET = 25 << 20
-"""Bytes of a bucket of DDP's."""
 LIVE = 1_000_000_000
 """Elements that stage 3 gathers at most before it lets some go (`stage3_max_live_parameters`)."""
 AHEAD = 50_000_000
@@ -66,7 +64,7 @@ class World:
 def shared(windows: Mapping[str, Mapping[str, int]], world: World, held: Sizes) -> dict[str, dict[str, int]]:
     """Bytes by part in each of `windows` (of a process that holds everything) in each process of `world`.
 
-    `held` is what the model holds. DDP's buckets are the gradients' own memory; see also `_reordered`.
+    `held` is what the model holds. DDP's buckets are the gradients' own memory.
     """
     result = {name: dict(parts) for name, parts in windows.items()}
     for name, parts in result.items():
@@ -78,18 +76,9 @@ def shared(windows: Mapping[str, Mapping[str, int]], world: World, held: Sizes) 
         elif world.zero_stage is not None:
             _zero(parts, world, held, window=name)
             _without_host(parts, world, held, window=name)
-        elif world.processes > 1 and name != STEP:
-            parts[COMMUNICATION] = _reordered(held, late=name == LATE_BACKWARD)
     whole = held.trained * FLOAT32
     assert all(parts.get(GRADIENTS, 0) <= 2 * whole for parts in result.values())
     return result
-
-
-def _reordered(held: Sizes, *, late: bool) -> int:
-    """Bytes of DDP's buckets that lie there twice in the second step: it makes new ones, in the order in which
-    gradients came in the first, and an old one goes when the last of its gradients has come again."""
-    whole = held.trained * FLOAT32
-    return max(whole // 2, min(whole, DDP_BUCKET)) if late else whole
 
 
 def _zero(parts: dict[str, int], world: World, held: Sizes, *, window: str) -> None:

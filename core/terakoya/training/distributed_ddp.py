@@ -55,6 +55,7 @@ class DDPEngine:
         precision: str,
         max_grad_norm: float,
         scaler: LossScaler | None = None,
+        micro_steps: int = 1,
     ) -> None:
         self.module = module.to(connection.device)
         self.scaler = scaler
@@ -62,6 +63,7 @@ class DDPEngine:
         self.connection = connection
         self.max_grad_norm = max_grad_norm
         self.dropout_rank = connection.rank
+        self.micro_steps = micro_steps
         self.trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
         autocast_forward(self.module, connection.device, precision)
         self.wrapped: nn.Module = self.module
@@ -114,10 +116,19 @@ class DDPEngine:
             # fused kernels look at `found_inf` on the device, so the host need not wait to skip a step
             self.optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
             self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=self.wrapped is self.module)
+        self.clear_gradients()
         if self.scaler is not None:
             self.scaler.update(norm)
         return norm
+
+    def clear_gradients(self) -> None:
+        """Makes ready for a step's first micro-step.
+
+        Gradients of micro-steps that DDP takes no part in go into its buckets only if they lie there already: without,
+        they would take as much memory again. With one micro-step DDP puts them there, and zeros would be one more pass.
+        """
+        stay = self.wrapped is not self.module and self.micro_steps > 1
+        self.optimizer.zero_grad(set_to_none=not stay)
 
     def owned_pieces(self, kind: Kind) -> Iterator[Piece]:
         """See `Engine`. Every process has whole values, its own or gathered: they are dealt."""

@@ -42,6 +42,7 @@ class SequenceParallelEngine(DDPEngine):
         vocabulary: Vocabulary,
         *,
         scaler: LossScaler | None = None,
+        micro_steps: int,
     ) -> None:
         assert connection.within is not None, "a replica of one process has nothing to share"
         module.to(connection.device)
@@ -49,6 +50,7 @@ class SequenceParallelEngine(DDPEngine):
         super().__init__(
             connection, module, optimizer,
             precision=parameters.precision, max_grad_norm=parameters.max_grad_norm, scaler=scaler,
+            micro_steps=micro_steps,
         )  # fmt: skip
         self.exchange = PositionsForHeads(connection.within)
         self.place = dist.get_rank(connection.within)

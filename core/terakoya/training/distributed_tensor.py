@@ -48,6 +48,7 @@ class TensorParallelEngine(DDPEngine):
         vocabulary: Vocabulary,
         *,
         scaler: LossScaler | None = None,
+        micro_steps: int,
     ) -> None:
         """Cuts `module`, of which rank 0's weights count, and builds its optimizer."""
         assert connection.within is not None, "a replica of several processes"
@@ -75,6 +76,7 @@ class TensorParallelEngine(DDPEngine):
             precision=parameters.precision,
             max_grad_norm=parameters.max_grad_norm,
             scaler=scaler,
+            micro_steps=micro_steps,
         )
         self.dropout_rank = connection.replica
         self.parted = [value for value in self.trainable if value in found]

@@ -47,7 +47,7 @@ def build(
     if parallel.tp_size > 1:
         from terakoya.training.distributed_tensor import TensorParallelEngine
 
-        return TensorParallelEngine(connection, module, parameters, vocabulary, scaler=scaler)
+        return TensorParallelEngine(connection, module, parameters, vocabulary, scaler=scaler, micro_steps=micro_steps)
     if parallel.pp_size > 1:
         from terakoya.training.distributed_pipeline import PipelineEngine
 
@@ -55,7 +55,9 @@ def build(
     if parallel.sp_size > 1:
         from terakoya.training.distributed_sequence import SequenceParallelEngine
 
-        return SequenceParallelEngine(connection, module, parameters, vocabulary, scaler=scaler)
+        return SequenceParallelEngine(
+            connection, module, parameters, vocabulary, scaler=scaler, micro_steps=micro_steps
+        )
     module.to(connection.device)
     if parameters.precision == "fp8":
         distributed_fp8.convert(module)
@@ -63,4 +65,5 @@ def build(
     return DDPEngine(
         connection, module, optimizer,
         precision=parameters.precision, max_grad_norm=parameters.max_grad_norm, scaler=scaler,
+        micro_steps=micro_steps,
     )  # fmt: skip

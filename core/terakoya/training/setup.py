@@ -237,21 +237,21 @@ def build_trained(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
 
 
 def _warm_up(engine: Engine, batches: BatchMaker, connection: Connection, *, flash: bool) -> None:
-    """One synchronised backward whose gradient is zero, before anything counts.
+    """Two synchronised backwards whose gradients are zero, before anything counts.
 
     DDP lays its buckets out anew after its first backward, which changes the rounding of sums over three and more
-    ranks: with this every start, fresh or resumed, adds in the same order.
+    ranks: with this every start, fresh or resumed, adds in the same order. The second fills the new ones, so that the
+    first step that counts finds gradients where they stay.
     """
     if connection.world_size == 1 or not isinstance(engine, DDPEngine):
         return
     terms = batches.objective.terms()
     nothing = dict.fromkeys({term.count for term in terms.values()}, 0)
-    engine.micro_step(
-        to_device(batches.dummy(), connection.device, flash=flash),
-        partial(weighted, terms=terms, counts=nothing),
-        last=True,
-    )
-    engine.optimizer.zero_grad()
+    batch = to_device(batches.dummy(), connection.device, flash=flash)
+    for _ in range(2):
+        engine.optimizer.zero_grad()  # lets go of the buckets that they lay in
+        engine.micro_step(batch, partial(weighted, terms=terms, counts=nothing), last=True)
+    engine.clear_gradients()
 
 
 def _facts(

@@ -2,6 +2,7 @@
 a folder, which gets `RANK.json`:
 
     peak    the most bytes that torch's allocator had given out at once, in two optimizer steps after the engine stood
+    first   the same of the first of them until it updates weights, and before there is optimizer state
     rest    bytes by part of what lies there between steps: weights, optimizer, what DeepSpeed keeps on the host for the
             next step if it is asked to, and all tensors together
     places  of each stage of a pipeline, whenever it begins a forward: how many places for what it receives have memory
@@ -20,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed import Work
 from torch.distributed.tensor import DTensor
@@ -35,6 +37,8 @@ from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
 from terakoya.training.world import Launched
 
+MARK = 7_919
+"""Bytes that are given out to mark a moment, and never else."""
 UPDATED = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
 """What DeepSpeed names the weights that it updates."""
 
@@ -43,15 +47,15 @@ def weigh(job: dict[str, Any], connection: Connection) -> dict[str, Any]:
     """Trains two steps of one job and says what it held."""
     parameters = Parameters.from_dict(job["settings"], source="job")
     record = Record(Path(job["out"]), [], parameters.dump(), active=False)
+    noted: list[int] = []
     gc.collect()
     before = storages(all_tensors())
-    trainer = setup.build(parameters, Path(job["out"]), Stores.open(parameters), connection, record, registry())
-    collecting(trainer)
-    noted: list[int] = []
-    noting(trainer, noted)
-    gc.collect()
-    standing = size(storages(all_tensors()), without=before)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:  # it must see what it sees go
+        trainer = setup.build(parameters, Path(job["out"]), Stores.open(parameters), connection, record, registry())
+        collecting(trainer)
+        noting(trainer, noted)
+        gc.collect()
+        marking(trainer)
         for _ in range(2):
             trainer.one_step()
     gc.collect()
@@ -63,17 +67,21 @@ def weigh(job: dict[str, Any], connection: Connection) -> dict[str, Any]:
         "offloaded": size(storages(offloaded(trainer.engine)), without=before),
         "all": size(storages(all_tensors()), without=before),
     }
-    return {"peak": standing + most_at_once(profiler), "rest": rest, "places": noted}
+    _, first, *later = most_at_once(profiler)
+    return {"peak": max(first, *later), "first": first, "rest": rest, "places": noted}
 
 
-def most_at_once(profiler: profile) -> int:
-    """The most bytes that torch's allocator had given out at once since `profiler`, which profiles memory, began."""
+def most_at_once(profiler: profile) -> list[int]:
+    """The most bytes that torch's allocator had given out at once, before, between and after the times when it gave out
+    `MARK`. `profiler` profiles memory, and began before all that counts: it does not see the end of older things."""
     assert profiler.profiler is not None
     events = [each for each in profiler.profiler.kineto_results.events() if each.name() == "[memory]"]
-    live = most = 0
+    live, most = 0, [0]
     for event in sorted(events, key=lambda each: each.start_ns()):
+        if event.nbytes() == MARK:
+            most.append(live)
         live += event.nbytes()
-        most = max(most, live)
+        most[-1] = max(most[-1], live)
     return most
 
 
@@ -87,6 +95,21 @@ def collecting(trainer: Trainer) -> None:
         return micro_step(*arguments, **named)
 
     trainer.engine.micro_step = after_collecting  # type: ignore[method-assign]
+
+
+def marking(trainer: Trainer) -> None:
+    """Marks this moment, and those in which weights begin to be updated."""
+    step = trainer.engine.step
+
+    def mark() -> None:
+        torch.empty(MARK, dtype=torch.uint8)
+
+    def marked(learning_rate: float) -> Tensor:
+        mark()
+        return step(learning_rate)
+
+    trainer.engine.step = marked  # type: ignore[method-assign]
+    mark()
 
 
 def noting(trainer: Trainer, noted: list[int]) -> None:
@@ -123,6 +146,8 @@ def let_go() -> None:
         return done
 
     Work.wait = wait_and_let_go  # type: ignore[method-assign]
+    # DDP waits in C++ when it sends rank 0's weights around; here all have them
+    torch.nn.parallel.distributed._sync_module_states = lambda **_: None
 
 
 def weights(engine: Any) -> Iterable[Tensor]:

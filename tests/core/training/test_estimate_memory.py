@@ -42,7 +42,8 @@ def allocated(parameters: Parameters, out: Path) -> int:
         trainer = build(parameters, out, Stores.open(parameters), connection, record, registry())
         for _ in range(2):
             trainer.one_step()
-    return most_at_once(profiler)
+    (most,) = most_at_once(profiler)
+    return most
 
 
 @pytest.mark.parametrize(
