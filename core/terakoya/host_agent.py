@@ -28,7 +28,7 @@ BEFORE = 128 + signal.SIGTERM
 """Exit code of a start that was asked to leave before there was anything to save."""
 PATIENCE = 5.0
 """Seconds without a process after which one that was asked waits no longer for other hosts to start with."""
-SAVING_SECONDS = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+SAVING_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """The variable that says how long processes that were asked may take before they are killed; torchrun's own, where one
 has failed and the others save. Its default is 30, ours 900."""
 
@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
     first of them that failed ended with, 128 and the signal's number if one killed it."""
     note = Path(tempfile.mkdtemp()) / "ended"
     os.environ[ENDED_NOTE] = str(note)
-    os.environ.setdefault(SAVING_SECONDS, "900")
+    os.environ.setdefault(SAVING_VARIABLE, "900")
     wishes = Wishes(note)
     wishes.start()
     from torch.distributed import run as torchrun
@@ -97,7 +97,7 @@ class Wishes:
         while True:
             if self._asked(None if not deadline else 0.2):
                 told.clear()
-                deadline = deadline or time.monotonic() + float(os.environ[SAVING_SECONDS])
+                deadline = deadline or time.monotonic() + float(os.environ[SAVING_VARIABLE])
             if not deadline:
                 continue
             there = _children()

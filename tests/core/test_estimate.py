@@ -198,6 +198,7 @@ def test_fsdp_holds_a_share_and_what_runs() -> None:
     assert (step["weights"], step["gradients"], step["optimizer"]) == (480 + 900, 900, 2000)
     alone = shared(WINDOWS, World(1, None, micro_steps=1), sizes(1000))
     assert alone == WINDOWS
+    assert shared(WINDOWS, World(2, None, micro_steps=1), sizes(1000)) == WINDOWS, "DDP's buckets are the gradients"
 
 
 def test_a_run_is_estimated_with_the_engine_it_names() -> None:

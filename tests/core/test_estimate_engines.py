@@ -179,14 +179,19 @@ def test_each_rank_holds_what_was_said(name: str, shape: Shape) -> None:
         assert found.peak == pytest.approx(real["peak"], rel=within), (found.moment, found.moments)
 
 
-def test_the_first_step_of_a_run_that_goes_on_holds_no_more(store: Path, tmp_path: Path) -> None:
-    raw = of_preset("tiny_gpt2", 8, {"engine": "ddp"}, store)  # gradients, of two micro-steps, are most of it
-    work = partial(memory_worker.run, [{"settings": raw, "out": str(tmp_path)}])
-    toy.finish(worlds.start(work, (2,), tmp_path / "said"), seconds=120)
-    found = estimate(Parameters.from_dict(raw, source="test"), processes=2, device="cpu").memory
-    for rank in range(2):
-        real = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert real["first"] + real["rest"]["optimizer"] <= 1.01 * found.peak, "a run that goes on has this state, too"
+def test_ddp_holds_gradients_in_its_buckets_alone(store: Path, tmp_path: Path) -> None:
+    raw = of_preset("tiny_gpt2", 8, {"engine": "ddp"}, store)  # short rows, so that gradients are most of it
+    settings = {steps: {**raw, "micro_batch_size": ROWS // 2 // steps} for steps in (1, 2)}
+    jobs = [{"settings": each, "out": str(tmp_path / str(steps))} for steps, each in settings.items()]
+    toy.finish(worlds.start(partial(memory_worker.run, jobs), (2,), tmp_path / "said"), seconds=120)
+    for steps, each in settings.items():
+        found = estimate(Parameters.from_dict(each, source="test"), processes=2, device="cpu").memory
+        for rank in range(2):
+            real = json.loads((tmp_path / f"{steps}/{rank}.json").read_text())
+            rest = real["rest"]
+            assert real["peak"] == pytest.approx(found.peak, rel=0.01)
+            assert real["first"] + rest["optimizer"] <= 1.01 * found.peak, "a run that goes on has this state, too"
+            assert (rest["gradients"] > 0.9 * rest["weights"]) if steps > 1 else rest["gradients"] == 0
 
 
 @pytest.mark.parametrize("name", ["pp", "interleaved"])

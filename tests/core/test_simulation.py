@@ -168,6 +168,7 @@ def test_engines_of_this_program_keep_more() -> None:
 
     ddp = {"engine": "ddp"}
     assert found(ddp) == found(ddp, data=2), "buckets are where gradients lie"
+    assert found(ddp, sequence=2)["communication"] == 0
 
     axes = {"pipeline": 4, "virtual": 2, "micro_steps": 8, "micro_batch_size": 3}
     hidden = 4 * H * 3 * S

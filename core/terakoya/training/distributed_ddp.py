@@ -41,7 +41,8 @@ def sum_gradients(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.fu
 class DDPEngine:
     """torch DistributedDataParallel, or the bare module where there is one process.
 
-    What replicas of several processes need differs in `reducing` (who adds gradients up) and `clip`.
+    What replicas of several processes need differs in `reducing` (who adds gradients up) and `clip`. Where DDP does,
+    `micro_steps` is how many micro-steps an optimizer step has.
     """
 
     full_module = True
@@ -124,8 +125,8 @@ class DDPEngine:
     def clear_gradients(self) -> None:
         """Makes ready for a step's first micro-step.
 
-        Gradients of micro-steps that DDP takes no part in go into its buckets only if they lie there already: without,
-        they would take as much memory again. With one micro-step DDP puts them there, and zeros would be one more pass.
+        Gradients of micro-steps that DDP takes no part in are added up where they lie: in its buckets, if they stay
+        there as zeros, else in as much memory again. With one micro-step DDP puts them there; zeros would cost a pass.
         """
         stay = self.wrapped is not self.module and self.micro_steps > 1
         self.optimizer.zero_grad(set_to_none=not stay)

@@ -237,7 +237,7 @@ def build_trained(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
 
 
 def _warm_up(engine: Engine, batches: BatchMaker, connection: Connection, *, flash: bool) -> None:
-    """Two synchronised backwards whose gradients are zero, before anything counts.
+    """A synchronised backward whose gradients are zero, two with DDP, before anything counts.
 
     DDP lays its buckets out anew after its first backward, which changes the rounding of sums over three and more
     ranks: with this every start, fresh or resumed, adds in the same order. The second fills the new ones, so that the
@@ -248,8 +248,8 @@ def _warm_up(engine: Engine, batches: BatchMaker, connection: Connection, *, fla
     terms = batches.objective.terms()
     nothing = dict.fromkeys({term.count for term in terms.values()}, 0)
     batch = to_device(batches.dummy(), connection.device, flash=flash)
-    for _ in range(2):
-        engine.optimizer.zero_grad()  # lets go of the buckets that they lay in
+    for _ in range(1 if engine.wrapped is engine.module else 2):
+        engine.optimizer.zero_grad()  # those of the first would keep its buckets
         engine.micro_step(batch, partial(weighted, terms=terms, counts=nothing), last=True)
     engine.clear_gradients()
 

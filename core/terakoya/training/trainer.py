@@ -46,7 +46,7 @@ class TrainResult:
 
 
 class Trainer:
-    """Everything one rank needs to take optimizer steps; set up by `setup.prepare_run`."""
+    """Everything one rank needs to take optimizer steps; set up by `setup.build`."""
 
     def __init__(
         self,

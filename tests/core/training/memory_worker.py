@@ -3,8 +3,8 @@ a folder, which gets `RANK.json`:
 
     peak    the most bytes that torch's allocator had given out at once, in two optimizer steps after the engine stood
     first   the same of the first of them until it updates weights, and before there is optimizer state
-    rest    bytes by part of what lies there between steps: weights, optimizer, what DeepSpeed keeps on the host for the
-            next step if it is asked to, and all tensors together
+    rest    bytes by part of what lies there between steps: weights, gradients, optimizer, what DeepSpeed keeps on the
+            host for the next step if it is asked to, and all tensors together
     places  of each stage of a pipeline, whenever it begins a forward: how many places for what it receives have memory
 
 DeepSpeed's are run by this file as a script, `memory_worker.py JOBS.json`.
@@ -63,12 +63,13 @@ def weigh(job: dict[str, Any], connection: Connection) -> dict[str, Any]:
     states = [value for state in optimizer.state.values() for value in state.values()]
     rest = {
         "weights": size(storages(weights(trainer.engine)), without=before),
+        "gradients": size(storages(gradients(trainer.engine)), without=before),
         "optimizer": size(storages(each for each in states if isinstance(each, Tensor)), without=before),
         "offloaded": size(storages(offloaded(trainer.engine)), without=before),
         "all": size(storages(all_tensors()), without=before),
     }
-    _, first, *later = most_at_once(profiler)
-    return {"peak": max(first, *later), "first": first, "rest": rest, "places": noted}
+    _, first, second, last = most_at_once(profiler)
+    return {"peak": max(first, second, last), "first": first, "rest": rest, "places": noted}
 
 
 def most_at_once(profiler: profile) -> list[int]:
@@ -136,8 +137,9 @@ def noting(trainer: Trainer, noted: list[int]) -> None:
 
 
 def let_go() -> None:
-    """Has each collective that was waited for return once gloo's own thread has let go of its tensors. The profiler
-    sees what this thread gives back alone: what that thread is the last to hold would count to the end of the run."""
+    """Has each collective that was waited for return once gloo's own thread has let go of its tensors, and DDP, which
+    waits in C++, send no weights around: here all have them. The profiler sees what this thread gives back alone: what
+    that thread is the last to hold would count to the end of the run."""
     wait = Work.wait
 
     def wait_and_let_go(*arguments: Any, **named: Any) -> Any:
@@ -146,7 +148,7 @@ def let_go() -> None:
         return done
 
     Work.wait = wait_and_let_go  # type: ignore[method-assign]
-    # DDP waits in C++ when it sends rank 0's weights around; here all have them
+    assert hasattr(torch.nn.parallel.distributed, "_sync_module_states")
     torch.nn.parallel.distributed._sync_module_states = lambda **_: None
 
 
@@ -159,6 +161,11 @@ def weights(engine: Any) -> Iterable[Tensor]:
     yield from engine.module.buffers()
     for name in (*UPDATED, "param_buffer_of_bit16_for_cpu_offload_groups"):
         yield from getattr(getattr(engine, "zero", None), name, ())
+
+
+def gradients(engine: Any) -> Iterable[Tensor]:
+    """All gradients that weights have."""
+    yield from (each.grad for each in engine.module.parameters() if each.grad is not None)
 
 
 def offloaded(engine: Any) -> Iterable[Tensor]:
