@@ -36,4 +36,4 @@ def command(
     except OSError as error:
         raise UserError(f"--out {out}: {error.strerror}") from None
     of = f"{len(found)} runs" if len(found) > 1 else found[0].label
-    console().print(f"wrote {out}: {of}, {len(text.encode()) / 1e6:.1f} MB", markup=False, soft_wrap=True)
+    console().print(f"wrote {out}: {of}, {len(text.encode()) / 1e3:,.0f} kB", markup=False, soft_wrap=True)
