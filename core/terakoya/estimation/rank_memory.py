@@ -32,8 +32,9 @@ def rank_memory(model: Transformer, layout: Layout, program: Program) -> Mapping
         parts["gathered"] = program.gathered * min(live, weights)
     tokens = layout.micro_batch_size * model.sequence_length / layout.sequence
     hidden = program.travels * model.hidden_size * tokens if layout.pipeline > 1 else 0.0
-    parts["communication"] = program.bucket if stage or shared > 1 else 0.0
-    parts["communication"] += 2 * hidden * (2 * layout.virtual - 1)  # received and sent by each piece, either way
+    parts["communication"] = 2 * hidden * (2 * layout.virtual - 1)  # received and sent by each piece, either way
+    if stage or shared > 1:
+        parts["communication"] += program.bucket
     first, last = in_flight(layout), 1.0
     of_layer = activations(model, layout) * tokens * model.layers / layout.pipeline + hidden * layout.virtual
     working = 0.0

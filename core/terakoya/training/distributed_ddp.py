@@ -81,6 +81,11 @@ class DDPEngine:
             self.wrapped.register_comm_hook(None, lambda _, bucket: sum_gradients(group, bucket))
         self.fused = bool(optimizer.defaults.get("fused"))  # all of it; an optimizer made of several may be in part
 
+    @property
+    def through_ddp(self) -> bool:
+        """Whether DDP adds gradients up, in buckets of its own."""
+        return self.wrapped is not self.module
+
     def reducing(self) -> dist.ProcessGroup | None:
         """The processes whose gradients are added up; None where this one has nobody to add to."""
         return self.connection.across
@@ -91,8 +96,8 @@ class DDPEngine:
 
     def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
         """See `Engine`."""
-        alone = self.wrapped is self.module
-        with contextlib.nullcontext() if last or alone else self.wrapped.no_sync():  # type: ignore[operator]
+        at_once = last or not self.through_ddp
+        with contextlib.nullcontext() if at_once else self.wrapped.no_sync():  # type: ignore[operator]
             sums = self.wrapped(batch)
             loss = weigh(sums)
             (loss if self.scaler is None else loss * self.scaler.scale).backward()
@@ -128,8 +133,7 @@ class DDPEngine:
         Gradients of micro-steps that DDP takes no part in are added up where they lie: in its buckets, if they stay
         there as zeros, else in as much memory again. With one micro-step DDP puts them there; zeros would cost a pass.
         """
-        stay = self.wrapped is not self.module and self.micro_steps > 1
-        self.optimizer.zero_grad(set_to_none=not stay)
+        self.optimizer.zero_grad(set_to_none=not (self.through_ddp and self.micro_steps > 1))
 
     def owned_pieces(self, kind: Kind) -> Iterator[Piece]:
         """See `Engine`. Every process has whole values, its own or gathered: they are dealt."""

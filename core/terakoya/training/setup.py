@@ -248,7 +248,7 @@ def _warm_up(engine: Engine, batches: BatchMaker, connection: Connection, *, fla
     terms = batches.objective.terms()
     nothing = dict.fromkeys({term.count for term in terms.values()}, 0)
     batch = to_device(batches.dummy(), connection.device, flash=flash)
-    for _ in range(1 if engine.wrapped is engine.module else 2):
+    for _ in range(2 if engine.through_ddp else 1):
         engine.optimizer.zero_grad()  # those of the first would keep its buckets
         engine.micro_step(batch, partial(weighted, terms=terms, counts=nothing), last=True)
     engine.clear_gradients()

@@ -177,10 +177,9 @@ def offloaded(engine: Any) -> Iterable[Tensor]:
         yield from (each.grad for each in updated if each.grad is not None)
         yield from getattr(zero, "param_buffer_of_bit16_for_cpu_offload_groups", ())
         yield from getattr(zero, "accumulated_grads_in_cpu", {}).values()
-        buffers = [
-            getattr(zero, name, None) for name in ("temp_grad_buffer_for_cpu_offload", "grad_partitions_flat_buffer")
-        ]
-        yield from (each for each in buffers if each is not None)
+        for name in ("temp_grad_buffer_for_cpu_offload", "grad_partitions_flat_buffer"):
+            if (buffer := getattr(zero, name, None)) is not None:
+                yield buffer
         states = [value for state in engine.optimizer.state.values() for value in state.values()]
         yield from (each for each in states if isinstance(each, Tensor))
     if getattr(zero, "offload_param", False):
