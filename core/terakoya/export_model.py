@@ -173,7 +173,7 @@ def _build(
     from terakoya.training.restoring import restored
 
     plugins = registry()
-    lacking = plugins.check_record(manifest["plugins"]).missing
+    lacking = plugins.check_record(manifest["plugins"], manifest["parameters"], events=False).missing
     if lacking:
         raise UserError(f"{folder}: " + "; ".join(lacking))
     parameters = Parameters.from_dict(manifest["parameters"], source=str(folder / "manifest.json"))

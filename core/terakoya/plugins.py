@@ -108,39 +108,76 @@ class Registry:
         kinds = list(KINDS)
         return sorted(self.offers.values(), key=lambda offer: (kinds.index(offer.kind), offer.name))
 
-    def record(self) -> list[dict[str, Any]]:
-        """What a run writes down of its plugins; `check_record` reads it."""
-        offered: dict[str, list[str]] = {}
-        for offer in self.components():
-            offered.setdefault(offer.module, []).append(f"{offer.kind}/{offer.name}")
-        return [
-            {
-                "name": plugin.name,
-                "distribution": plugin.source.distribution,
-                "version": plugin.source.version,
-                "sha256": plugin.sha256(),
-                "components": offered.get(plugin.name, []),
-            }
-            for plugin in self.plugins
-        ]
+    def record(self, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Facts about the plugins that a run with these `parameters` (their JSON) uses, for its checkpoints.
 
-    def check_record(self, record: Iterable[Mapping[str, Any]]) -> RecordCheck:
-        """Which plugins of `record` are missing here, and which are other code than they were."""
-        here = {each["name"]: each for each in self.record()}
-        check = RecordCheck([], [])
+        A run uses the plugins that offer its components and those that listen to events. `check_record` reads this.
+        """
+        names, record = _types(parameters), []
+        for plugin in self.plugins:
+            components = [
+                f"{offer.kind}/{offer.name}"
+                for offer in self.components()
+                if offer.module == plugin.name and offer.name in names
+            ]
+            events = [event for event, listeners in self.hook.listeners.items() if plugin.name in dict(listeners)]
+            if components or events:
+                source = plugin.source
+                record.append(
+                    {
+                        "name": plugin.name,
+                        "distribution": source.distribution,
+                        "version": source.version,
+                        "sha256": plugin.sha256(),
+                        "components": components,
+                        "events": events,
+                    }
+                )
+        return record
+
+    def check_record(
+        self, record: Iterable[Mapping[str, Any]], parameters: Mapping[str, Any], *, events: bool = True
+    ) -> RecordCheck:
+        """Which plugins of `record` are missing here, and which are other code than they were.
+
+        Only plugins that a run with these `parameters` (their JSON) uses count; with `events` false, only those that
+        offer its components. A component that another plugin offers now is not missing.
+        """
+        names, check = _types(parameters), RecordCheck([], [])
+        here = {plugin.name: plugin for plugin in self.plugins}
         for then in record:
+            used = [each for each in then["components"] if each.partition("/")[2] in names]
+            # records written before "events" existed name every installed plugin
+            listened = events and bool(then.get("events", not then["components"]))
+            if not (used or listened):
+                continue
             origin = f"{then['distribution']} {then['version']}" if then["distribution"] else "--plugin"
-            offered = ", ".join(then["components"]) or "events only"
+            which = f"plugin {then['name']} ({origin}: {', '.join(used) or 'events only'})"
             now = here.get(then["name"])
             if now is None:
-                reason = next((f"; {broken.error}" for broken in self.broken if broken.name == then["name"]), "")
-                check.missing.append(f"plugin {then['name']} ({origin}: {offered}) is missing{reason}")
-            elif now["sha256"] != then["sha256"]:
-                version = (
-                    f"{then['version']} -> {now['version']}" if now["version"] != then["version"] else "same version"
+                offers = [self.offers.get((kind, name)) for kind, _, name in (each.partition("/") for each in used)]
+                others = sorted({offer.module for offer in offers if offer is not None})
+                if None in offers or listened:
+                    reason = next((f"; {broken.error}" for broken in self.broken if broken.name == then["name"]), "")
+                    check.missing.append(f"{which} is missing{reason}")
+                else:
+                    check.changed.append(f"{which} is missing; what it offered comes from {', '.join(others)}")
+            elif now.sha256() != then["sha256"]:
+                before, after = then["version"], now.source.version
+                check.changed.append(
+                    f"{which} has changed ({f'{before} -> {after}' if after != before else 'same version'})"
                 )
-                check.changed.append(f"plugin {then['name']} ({origin}: {offered}) has changed ({version})")
         return check
+
+
+def _types(settings: Any) -> set[str]:
+    """The names of all components in the JSON `settings`: every "type", at any depth."""
+    if isinstance(settings, Mapping):
+        own = {settings["type"]} if isinstance(settings.get("type"), str) else set()
+        return own.union(*(_types(value) for value in settings.values()))
+    if isinstance(settings, Sequence) and not isinstance(settings, str):
+        return set().union(*(_types(value) for value in settings))
+    return set()
 
 
 _loaded: dict[tuple[tuple[str, ...], tuple[str, ...]], Registry] = {}

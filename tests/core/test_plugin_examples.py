@@ -134,7 +134,7 @@ def recorded(plugin: Path) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plugins, "_current", None)
         patch.setenv(plugins.PLUGINS_VARIABLE, "")
-        record = plugins.load([str(plugin)]).record()
+        record = plugins.load([str(plugin)]).record({"architecture": {"type": plugin.name}})
     return [each["sha256"] for each in record if each["name"] == plugin.name]
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -347,21 +347,66 @@ def test_tracing_logs_every_call(
 # -------------------------------------------------------------------------------------------------- records
 
 
-def test_a_record_names_missing_and_changed_plugins(write: Write) -> None:
-    mine, other = write("mine.py", schedule("mine")), write("other.py", EVENT + "run_started(run):\n    pass")
-    record = load([mine, other]).record()
-    entry = next(each for each in record if each["name"] == "mine")
-    assert entry["components"] == ["schedules/mine"] and len(entry["sha256"]) == 64
-    assert load().check_record(record) == ([], [])
+USES_MINE = {"schedule": {"type": "mine"}, "architecture": {"type": "bert", "hidden_size": 8}}
 
+
+def fresh(asked: Sequence[str]) -> plugins.Registry:
+    """The registry of a new process that loads `asked`."""
     os.environ[plugins.PLUGINS_VARIABLE] = ""
     plugins._loaded.clear()
+    return load(asked)
+
+
+def test_a_record_holds_what_the_run_uses_alone(write: Write) -> None:
+    files = [write("mine.py", schedule("mine")), write("unused.py", schedule("unused"))]
+    record = load([*files, write("other.py", EVENT + "run_started(run):\n    pass")]).record(USES_MINE)
+    assert [(each["name"], each["components"], each["events"]) for each in record] == [
+        ("terakoya_plugins.architectures.bert", ["architectures/bert"], []),
+        ("mine", ["schedules/mine"], []),
+        ("other", [], ["run_started"]),
+    ]
+    assert all(len(each["sha256"]) == 64 for each in record)
+
+
+def test_a_record_names_a_nested_component(write: Write) -> None:
+    record = load([write("mine.py", schedule("mine"))]).record({"objective": {"parts": [{"inner": {"type": "mine"}}]}})
+    assert [each["name"] for each in record] == ["mine"]
+
+
+def test_a_record_names_missing_and_changed_plugins(write: Write) -> None:
+    mine, other = write("mine.py", schedule("mine")), write("other.py", EVENT + "run_started(run):\n    pass")
+    record = load([mine, other]).record(USES_MINE)
+    entry = next(each for each in record if each["name"] == "mine")
+    assert load().check_record(record, USES_MINE) == ([], [])
+
     Path(mine).write_text(schedule("mine") + "# edited\n")
-    check = load([mine]).check_record(record)
+    check = fresh([mine]).check_record(record, USES_MINE)
     assert check.missing == ["plugin other (--plugin: events only) is missing"]
     assert check.changed == ["plugin mine (--plugin: schedules/mine) has changed (same version)"]
     older = [{**entry, "version": "1"}]
-    assert "(1 -> None)" in load().check_record(older).changed[0]
+    assert "(1 -> None)" in load().check_record(older, USES_MINE).changed[0]
+
+
+def test_plugins_that_a_run_no_longer_uses_may_go(write: Write) -> None:
+    mine, other = write("mine.py", schedule("mine")), write("other.py", EVENT + "run_started(run):\n    pass")
+    record = load([mine, other]).record(USES_MINE)
+    check = fresh([other]).check_record(record, {"schedule": {"type": "linear"}})
+    assert check == ([], [])
+    check = fresh([]).check_record(record, USES_MINE, events=False)
+    assert check == (["plugin mine (--plugin: schedules/mine) is missing"], [])
+
+
+def test_a_component_that_moved_to_another_plugin_is_not_missing(write: Write) -> None:
+    record = load([write("mine.py", schedule("mine"))]).record(USES_MINE)
+    check = fresh([write("renamed.py", schedule("mine"))]).check_record(record, USES_MINE)
+    assert check.missing == []
+    assert check.changed == ["plugin mine (--plugin: schedules/mine) is missing; what it offered comes from renamed"]
+
+
+def test_an_old_record_of_every_installed_plugin_counts_what_is_used_alone() -> None:
+    old = {"distribution": "other", "version": "1", "sha256": "0"}
+    record = [{"name": "gone", **old, "components": ["importers/gone"]}, {"name": "heard", **old, "components": []}]
+    assert load().check_record(record, USES_MINE).missing == ["plugin heard (other 1: events only) is missing"]
 
 
 # -------------------------------------------------------------------------------------------- hooks that go

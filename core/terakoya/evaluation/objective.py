@@ -33,7 +33,7 @@ class RunObjective:
         Raises:
             UserError: plugins are missing, or the checkpoint is of another model.
         """
-        lacking = registry().check_record(manifest["plugins"]).missing
+        lacking = registry().check_record(manifest["plugins"], manifest["parameters"], events=False).missing
         if lacking:
             raise UserError(f"{folder}: " + "; ".join(lacking))
         self.folder, self.manifest, self.device = folder, manifest, device

@@ -38,7 +38,7 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
     run, record = trainer.run, trainer.record
     manifest = checkpoint.read_manifest(folder)
     _refuse_changes(manifest, run.parameters, trainer.facts, record, allow_change)
-    lacking = trainer.registry.check_record(manifest["plugins"])
+    lacking = trainer.registry.check_record(manifest["plugins"], run.parameters.dump())
     if lacking.missing:
         raise UserError(f"{folder}: " + "; ".join(lacking.missing))
     for text in lacking.changed:

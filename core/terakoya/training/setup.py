@@ -266,7 +266,7 @@ def _facts(
         "parameter_count": count,
         "vocabulary": stores.vocabulary.model_dump(mode="json"),
         "stores": stores.fingerprints(),
-        "plugins": plugins.record(),
+        "plugins": plugins.record(parameters.dump(plugins)),
         "world": {
             "processes": connection.world_size,
             "nodes": connection.topology.processes(),
