@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 from terakoya import plugins
-from terakoya.parameters import COMPONENTS, Parameters
-from terakoya_plugins.importers._megatron_flags import FLAGS
+from terakoya.config.parameters import COMPONENTS, Parameters
+from terakoya_plugins.formats.megatron.script_flags import FLAGS
 from test_readme import ROOT, _check_command
 
 PAGE = ROOT / "parameters" / "FROM_OTHER_TRAINERS.md"

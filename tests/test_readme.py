@@ -15,9 +15,9 @@ import typer
 
 from terakoya import plugins
 from terakoya.commands.main import app
-from terakoya.machine import shared_memory
-from terakoya.parameters import Parameters
-from terakoya.pipeline import Pipeline
+from terakoya.config.parameters import Parameters
+from terakoya.doctor.checks import shared_memory
+from terakoya.pipeline.run import Pipeline
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.ja.md")}

@@ -19,9 +19,9 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from terakoya import metrics
 from terakoya.errors import UserError
-from terakoya.metrics import Curves
+from terakoya.runs import metrics
+from terakoya.runs.metrics import Curves
 
 Against = Literal["steps", "hours"]
 NUMBERS = ("loss", "masked_accuracy")

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from terakoya.commands.train import train as train
     from terakoya.commands.try_model import fill_mask as fill_mask
     from terakoya.commands.try_model import find_replaced as find_replaced
+    from terakoya.conversion.export import export as export
+    from terakoya.conversion.import_checkpoint import import_checkpoint as import_checkpoint
     from terakoya.estimation.estimate import estimate as estimate
-    from terakoya.evaluate_model import evaluate as evaluate
-    from terakoya.export_model import export as export
-    from terakoya.import_model import import_checkpoint as import_checkpoint
-    from terakoya.tokenizer import train_tokenizer as train_tokenizer
+    from terakoya.evaluation.evaluate import evaluate as evaluate
+    from terakoya.tokenization.train import train_tokenizer as train_tokenizer
 
 __version__ = "0.1.0"
 
@@ -29,13 +29,13 @@ hookimpl = pluggy.HookimplMarker("terakoya")
 """Marks a plugin's functions as hooks; every hook is described in `terakoya.hookspecs`."""
 
 _FUNCTIONS = {
-    "train_tokenizer": "terakoya.tokenizer",
+    "train_tokenizer": "terakoya.tokenization.train",
     "prepare": "terakoya.commands.prepare",
     "estimate": "terakoya.estimation.estimate",
     "train": "terakoya.commands.train",
-    "evaluate": "terakoya.evaluate_model",
-    "export": "terakoya.export_model",
-    "import_checkpoint": "terakoya.import_model",
+    "evaluate": "terakoya.evaluation.evaluate",
+    "export": "terakoya.conversion.export",
+    "import_checkpoint": "terakoya.conversion.import_checkpoint",
     "fill_mask": "terakoya.commands.try_model",
     "find_replaced": "terakoya.commands.try_model",
 }

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Self
 
 from terakoya import hookimpl
 from terakoya.components import Encoder, Tokenizer
-from terakoya.data.corpus import Corpus
-from terakoya.data.corpus_items import Document
+from terakoya.corpus.corpus import Corpus
+from terakoya.corpus.documents import Document
 
 UNKNOWN = "[UNK]"
 MARK = "characters.json"
@@ -51,7 +51,7 @@ class Characters(Tokenizer):
 
     def encoder(self, folder: Path) -> Encoder:
         """The fast path that works for any tokenizer of the library `tokenizers`."""
-        from terakoya.data.line_encoder import LineEncoder
+        from terakoya.toolkit.tokenizers.line_encoder import LineEncoder
 
         return LineEncoder(self.load(folder), parse=self.special_tokens_in_text != "split")
 

@@ -12,7 +12,7 @@ from pydantic import NonNegativeFloat, PositiveInt
 
 from terakoya import hookimpl
 from terakoya.components import Architecture, Head
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from pydantic import NonNegativeFloat, PositiveInt
 
 from terakoya import hookimpl
 from terakoya.components import Architecture, Head
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ class Luke(Architecture):
         """The last hidden states (B, T, H); a mask that is added to the scores keeps documents apart."""
         import torch
 
-        from terakoya import attention
+        from terakoya.toolkit.architectures import attention
 
         embedded = model.luke.embeddings(
             input_ids=batch["input_ids"],

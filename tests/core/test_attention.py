@@ -13,8 +13,8 @@ from transformers import (
     ModernBertModel,
 )
 
-from terakoya import attention
 from terakoya.errors import UserError
+from terakoya.toolkit.architectures import attention
 
 LENGTHS = [5, 9, 3]
 SIZES = dict(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)

@@ -8,11 +8,11 @@ import toy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terakoya import batch_table
-from terakoya.batch_table import proportional
+from terakoya.components import batch_table
+from terakoya.components.batch_table import proportional
+from terakoya.config.parameters import Parameters
+from terakoya.config.schema import json_schema
 from terakoya.errors import UserError
-from terakoya.parameter_schema import json_schema
-from terakoya.parameters import Parameters
 from terakoya.plugins import registry
 
 ORIGINAL = [{"0": 100, "1": 100, "2": 56}, {"0": 80, "1": 80, "2": 48, "3": 48}]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, GPT2Config, GPT2Model
 
-from terakoya import attention, document_attention
+from terakoya.toolkit.architectures import attention, document_attention
 
 DOCUMENTS = torch.tensor([[0] * 5 + [1] * 4 + [-1] * 3, [0] * 12])
 ROWS, LENGTH, HEADS, SIZE = 2, 12, 4, 8

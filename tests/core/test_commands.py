@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from terakoya import plugins
 from terakoya.commands.main import VERBS, main
+from terakoya.plugins import loading as plugins
 
 PRESET = str(Path(__file__).resolve().parents[2] / "parameters" / "tiny_bert.json")
 PLUGIN = """

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from terakoya import contract, plugins
+from terakoya import contract
 from terakoya.contract import training
+from terakoya.plugins import loading as plugins
 
 MT5 = '''from terakoya import hookimpl
 from terakoya.components import Architecture
@@ -40,7 +41,7 @@ class MT5(Architecture):
         return MT5ForConditionalGeneration(self.config(vocabulary))
 
     def hidden(self, model, batch):
-        from terakoya.attention import additive, causal_mask, document_mask
+        from terakoya.toolkit.architectures.attention import additive, causal_mask, document_mask
 
         source, target = batch["document_ids"], batch["decoder_document_ids"]
         encoded = model.encoder(input_ids=batch["input_ids"], attention_mask=additive(document_mask(source)))[0]

@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from terakoya.components import Architecture
+from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.parameters import Parameters
 
 BERT = {
     "type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,

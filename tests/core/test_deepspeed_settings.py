@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from terakoya import deepspeed_settings
+from terakoya.config import deepspeed as deepspeed_settings
+from terakoya.config.parallel import Parallel
 from terakoya.errors import UserError
-from terakoya.parallel_settings import Parallel
 
 OURS: dict[str, Any] = {
     "train_batch_size": 12,

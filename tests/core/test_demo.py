@@ -10,11 +10,11 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from terakoya.commands.demo import demo
 from terakoya.commands.run import run
-from terakoya.data.corpus import Corpus, Document
-from terakoya.demo.demo import SENTENCE, Demo, told
+from terakoya.corpus.corpus import Corpus, Document
 from terakoya.errors import UserError
-from terakoya.pipeline import read_pipeline, run_pipeline
-from terakoya.stages import StageResult
+from terakoya.pipeline.demo import SENTENCE, Demo, told
+from terakoya.pipeline.run import read_pipeline, run_pipeline
+from terakoya.pipeline.stages import StageResult
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from terakoya import doctor, machine
 from terakoya.commands.main import main
-from terakoya.machine import Finding
+from terakoya.doctor import checks as machine
+from terakoya.doctor import diagnose as doctor
+from terakoya.doctor.checks import Finding
 
 Usage = namedtuple("Usage", "total used free")
 

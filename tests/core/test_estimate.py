@@ -11,12 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from terakoya.commands.main import app
+from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.estimation.devices import GIB, Device, device
+from terakoya.estimation.engine_memory import AHEAD, BUCKET, LIVE, World, on_host, shared
 from terakoya.estimation.estimate import Estimate, estimate, share_of
-from terakoya.estimation.sharing import AHEAD, BUCKET, LIVE, World, on_host, shared
-from terakoya.estimation.simulation import LATE_BACKWARD, Sizes
-from terakoya.parameters import Parameters
+from terakoya.estimation.fake_step import LATE_BACKWARD, Sizes
 
 PRESETS = Path(__file__).parents[2] / "parameters"
 VOCABULARY, HIDDEN, LAYERS, LENGTH = 5000, 256, 4, 256

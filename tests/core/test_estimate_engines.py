@@ -20,15 +20,15 @@ import pytest
 import toy
 import worlds
 
-from terakoya.data.store import TokenStore
-from terakoya.estimation import simulation
-from terakoya.estimation.cluster import Layout
+from terakoya.config.parameters import Parameters
+from terakoya.estimation import fake_step as simulation
+from terakoya.estimation.engine_memory import World, on_host, shared
 from terakoya.estimation.estimate import estimate, share_of
-from terakoya.estimation.layouts import engine_program
-from terakoya.estimation.measured_model import transformer_of
-from terakoya.estimation.rank_memory import rank_memory
-from terakoya.estimation.sharing import World, on_host, shared
-from terakoya.parameters import Parameters
+from terakoya.estimation.layouts.cluster import Layout
+from terakoya.estimation.layouts.measured_model import transformer_of
+from terakoya.estimation.layouts.rank_memory import rank_memory
+from terakoya.estimation.layouts.suggest import engine_program
+from terakoya.store.token_store import TokenStore
 
 PRESETS = Path(__file__).parents[2] / "parameters"
 STAGES: dict[str, dict[str, Any]] = {

@@ -11,14 +11,14 @@ import pytest
 from typer.testing import CliRunner
 
 from terakoya.commands.main import app
+from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.estimation.cluster import Cluster, gpu
 from terakoya.estimation.devices import GIB
-from terakoya.estimation.layouts import USABLE, batch_size, candidates, suggest
-from terakoya.estimation.measured_model import transformer_of
-from terakoya.estimation.transformer import Transformer
-from terakoya.estimation.trial_rows import invented
-from terakoya.parameters import Parameters
+from terakoya.estimation.layouts.cluster import Cluster, gpu
+from terakoya.estimation.layouts.measured_model import transformer_of
+from terakoya.estimation.layouts.suggest import USABLE, batch_size, candidates, suggest
+from terakoya.estimation.layouts.transformer import Transformer
+from terakoya.estimation.synthetic_rows import invented
 
 PRESETS = Path(__file__).parents[2] / "parameters"
 

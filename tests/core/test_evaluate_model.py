@@ -38,12 +38,12 @@ from transformers import (
 
 from terakoya import evaluate, export, train
 from terakoya.commands.main import main
-from terakoya.data.corpus import Corpus
-from terakoya.data.prepare import prepare
-from terakoya.data.store import TokenStore
+from terakoya.config.parameters import Parameters
+from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
-from terakoya.parameters import Parameters
 from terakoya.plugins import registry
+from terakoya.preparation.local import prepare
+from terakoya.store.token_store import TokenStore
 
 LINES = ["kami ton", "kato kato nemi saru yohi", "hika " * 30, "mi"]
 

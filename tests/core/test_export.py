@@ -12,12 +12,13 @@ from transformers import (
     BertForMaskedLM,
 )
 
-from terakoya import attention
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.config.parameters import Parameters
+from terakoya.conversion.export import build_models, export, find_checkpoint
 from terakoya.errors import UserError
-from terakoya.export_model import build_models, export, find_checkpoint
-from terakoya.parameters import Parameters
-from terakoya.training import checkpoint, checkpoint_state
+from terakoya.toolkit.architectures import attention
+from terakoya.training.checkpoint import checkpoint
+from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.setup import train_here
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from terakoya.components import Progress
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.config.language_pretraining_json import read_field_parameters
+from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.field_parameters import read_field_parameters
-from terakoya.parameters import Parameters
 
 SHIPPED = Path(__file__).resolve().parents[2] / "parameters" / "parameter.json"
 
@@ -202,7 +202,7 @@ def test_an_electra_entry_trains_at_toy_size(name: str, tmp_path: Path) -> None:
     import toy
     import transformers
 
-    from terakoya.export_model import export
+    from terakoya.conversion.export import export
     from terakoya.training.setup import train_here
 
     entry = json.loads(SHIPPED.read_text())[name]

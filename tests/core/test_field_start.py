@@ -22,10 +22,10 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
+from terakoya.config.language_pretraining_json import read_field_parameters
+from terakoya.config.parameters import Parameters
+from terakoya.conversion.export import export
 from terakoya.errors import UserError
-from terakoya.export_model import export
-from terakoya.field_parameters import read_field_parameters
-from terakoya.parameters import Parameters
 from terakoya.training.setup import train_here
 
 RUN: dict[str, Any] = {

@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from terakoya.components import Architecture
-from terakoya.flops import mean_context, per_token
+from terakoya.components.flops import mean_context, per_token
 
 Blocks = Callable[[Any], Sequence[torch.nn.Module]]
 

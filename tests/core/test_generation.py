@@ -19,7 +19,7 @@ from transformers import (
 
 from terakoya.commands.main import main
 from terakoya.errors import UserError
-from terakoya.generation import Sampling, Writer
+from terakoya.inference.generation import Sampling, Writer
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"山川雪月花鳥風空海雨が降るに"]
 GREEDY = Sampling(max_new_tokens=6, temperature=0)

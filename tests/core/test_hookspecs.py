@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from terakoya import hookspecs, plugins
+from terakoya import hookspecs
 from terakoya.components import KINDS
+from terakoya.plugins import loading as plugins
 
 HOOKS = {
     name: function

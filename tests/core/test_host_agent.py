@@ -14,7 +14,7 @@ import pytest
 PROCESS = """\
 import os, signal, sys, time
 from pathlib import Path
-from terakoya.training import signals
+from terakoya.training.distributed import signals
 
 def ready():
     print("ready", flush=True)
@@ -74,7 +74,7 @@ class Agent:
         arguments = ("--nnodes", str(nodes), "--nproc-per-node", str(processes), *more, *where, str(file), what)
         with self.printed.open("wb") as printed:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "terakoya.host_agent", *arguments], stdout=printed, stderr=printed
+                [sys.executable, "-m", "terakoya.launch.torchrun_agent", *arguments], stdout=printed, stderr=printed
             )
 
     def until_ready(self, times: int = 2) -> None:

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from terakoya.errors import UserError
-from terakoya.host_checks import Answer, Asked, look, refuse, show
-from terakoya.host_facts import facts, interface_to
+from terakoya.launch.host_facts import facts, interface_to
+from terakoya_plugins.launchers.hosts.checks import Answer, Asked, look, refuse, show
 
 HOST = """\
 host=$1; shift

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from terakoya.errors import UserError
-from terakoya.host_list import Host, read_hosts
+from terakoya_plugins.launchers.hosts.hostfile import Host, read_hosts
 
 
 def test_files_of_deepspeed_mpi_and_names(tmp_path: Path) -> None:

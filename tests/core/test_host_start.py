@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from terakoya.host_start import Remote, run_together
-from terakoya.training.signals import exit_code
+from terakoya.training.distributed.signals import exit_code
+from terakoya_plugins.launchers.hosts.run_on_hosts import Remote, run_together
 
 
 def remotes(folder: Path, **commands: str) -> list[Remote]:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from terakoya.config.start_from import model_folder
 from terakoya.errors import UserError
-from terakoya.hub_cache import find_snapshot
-from terakoya.start_settings import model_folder
+from terakoya.toolkit.hub_cache import find_snapshot
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from terakoya import metrics
 from terakoya.errors import UserError
+from terakoya.runs import metrics
 
 
 def written(folder: Path, *records: dict[str, Any], end: str = "\n") -> Path:

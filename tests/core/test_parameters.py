@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from terakoya.components.progress import Length
+from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters, differences, resolve_length
+from terakoya.config.schema import json_schema
 from terakoya.errors import UserError
-from terakoya.parameter_files import origins, read_json, with_overrides
-from terakoya.parameter_schema import json_schema
-from terakoya.parameters import RESUME_MAY_CHANGE, Parameters, differences, resolve_length
+from terakoya.json_settings import origins, read_json, with_overrides
 from terakoya.plugins import registry
-from terakoya.progress import Length
 
 PRESETS = Path(__file__).resolve().parents[2] / "parameters"
 

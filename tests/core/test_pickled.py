@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from terakoya import pickled
 from terakoya.errors import UserError
+from terakoya.toolkit.formats import restricted_unpickler as pickled
 
 
 class Harmful:

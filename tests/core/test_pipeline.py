@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terakoya.commands.main import main
-from terakoya.data.corpus import Corpus, Document, Reject
-from terakoya.data.hold_out import hold_out
+from terakoya.corpus.corpus import Corpus, Document, Reject
+from terakoya.corpus.hold_out import hold_out
 from terakoya.errors import UserError
-from terakoya.pipeline import Pipeline, _Plan, read_pipeline, run_pipeline
-from terakoya.stages import Stage, StageResult, content_digest, differences, run_stages
+from terakoya.pipeline.run import Pipeline, _Plan, read_pipeline, run_pipeline
+from terakoya.pipeline.stages import Stage, StageResult, content_digest, differences, run_stages
 
 KEYS: dict[str, Any] = {
     "corpus": ["text.jsonl"],
@@ -256,8 +256,8 @@ def test_training_that_was_asked_to_stop_is_no_error(
     held_out = {"hold_out": 3, "validation_store": "out/val"}
     parameters = str(PRESETS / "tiny_bert.json")
     plan = _Plan(_read(tmp_path, parameters=parameters, run=str(tmp_path / "run"), training_processes=2, **held_out))
-    monkeypatch.setattr("terakoya.training.local.run_processes", lambda *_: code)
-    monkeypatch.setattr("terakoya.pipeline.run_pipeline", lambda *_, **__: plan._train())
+    monkeypatch.setattr("terakoya.launch.local.run_processes", lambda *_: code)
+    monkeypatch.setattr("terakoya.pipeline.run.run_pipeline", lambda *_, **__: plan._train())
     with pytest.raises(SystemExit) as left:
         main(["run", str(tmp_path / "pipeline.json")])
     assert left.value.code == ends

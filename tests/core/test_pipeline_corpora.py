@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from terakoya.data.store import TokenStore
+from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.parameters import Parameters
-from terakoya.pipeline import Pipeline, _Plan, read_pipeline, run_pipeline
-from terakoya.pipeline_settings import CorpusSettings
-from terakoya.stages import StageResult, run_stages
+from terakoya.pipeline.run import Pipeline, _Plan, read_pipeline, run_pipeline
+from terakoya.pipeline.settings import CorpusSettings
+from terakoya.pipeline.stages import StageResult, run_stages
+from terakoya.store.token_store import TokenStore
 
 PARAMETERS: dict[str, Any] = {
     "data": {"sequence_length": 32},

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from terakoya import contract, plugins
+from terakoya import contract
 from terakoya.commands.main import app
-from terakoya.commands.plugins_new import SINGULAR, TEMPLATES, new
+from terakoya.commands.plugins.new import SINGULAR, TEMPLATES, new
 from terakoya.errors import UserError
 from terakoya.hookspecs import INTERFACE
+from terakoya.plugins import loading as plugins
 
 
 @pytest.fixture(autouse=True)

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from terakoya import plugins
 from terakoya.commands.main import app
 from terakoya.commands.try_model import fill_mask
 from terakoya.errors import UserError
+from terakoya.plugins import loading as plugins
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "plugins" / "README.md"

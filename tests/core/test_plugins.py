@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from terakoya import hookspecs, plugins
+from terakoya import hookspecs
 from terakoya.contract import check_plugin
 from terakoya.errors import UserError
-from terakoya.events import call
 from terakoya.plugins import PluginError, load
+from terakoya.plugins import loading as plugins
+from terakoya.plugins.events import call
 
 SCHEDULE = """
 from terakoya import hookimpl

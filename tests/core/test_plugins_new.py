@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from terakoya.commands.main import app
-from terakoya.commands.plugins_new import SINGULAR, TEMPLATES, new
+from terakoya.commands.plugins.new import SINGULAR, TEMPLATES, new
 from terakoya.components import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,10 +13,10 @@ import pytest
 
 from terakoya.commands.main import main
 from terakoya.errors import UserError
-from terakoya.metrics import Point
-from terakoya.run_report import collect, differing
-from terakoya.run_report_charts import MOST_POINTS, Line, chart, thinned, ticks
-from terakoya.run_report_page import page
+from terakoya.runs.charts import MOST_POINTS, Line, chart, thinned, ticks
+from terakoya.runs.metrics import Point
+from terakoya.runs.report import collect, differing
+from terakoya.runs.report_page import page
 
 NOW = 1_800_000_000.0
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from terakoya import run_files, run_status
 from terakoya.errors import UserError
+from terakoya.runs import files as run_files
+from terakoya.runs import status as run_status
 from terakoya.training.run_folder import lock_run
 
 NOW = 1_800_000_000.0

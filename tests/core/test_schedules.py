@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from terakoya.components import Progress
 from terakoya.errors import UserError
 from terakoya.plugins import load
-from terakoya.schedules import Decaying, Warmed
+from terakoya.toolkit.schedules import Decaying, Warmed
 
 
 class Line(Decaying):

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from terakoya.errors import UserError
-from terakoya.estimation.cluster import Cluster, Gpu, Layout, Program, gpu
-from terakoya.estimation.layouts import engine_program
-from terakoya.estimation.rank_memory import activations, in_flight, rank_memory
-from terakoya.estimation.step_time import efficiency, rank_weights, ring_seconds, step_time
-from terakoya.estimation.transformer import Transformer, decoder
+from terakoya.estimation.layouts.cluster import Cluster, Gpu, Layout, Program, gpu
+from terakoya.estimation.layouts.rank_memory import activations, in_flight, rank_memory
+from terakoya.estimation.layouts.step_time import efficiency, rank_weights, ring_seconds, step_time
+from terakoya.estimation.layouts.suggest import engine_program
+from terakoya.estimation.layouts.transformer import Transformer, decoder
 
 H, L, V, S, A = 1024, 8, 32000, 2048, 16
 """Hidden size, layers, vocabulary, positions of a row, heads."""

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from terakoya.config.parameters import Parameters
+from terakoya.config.schema import json_schema
 from terakoya.errors import UserError
-from terakoya.parameter_schema import json_schema
-from terakoya.parameters import Parameters
 from terakoya.plugins import registry
 
 BASE: dict[str, Any] = {

@@ -12,13 +12,13 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from terakoya.commands.tokenizer_report import report
-from terakoya.data.corpus import Corpus
+from terakoya.commands.tokenizer.report import report
+from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
-from terakoya.tokenizer import train_tokenizer
-from terakoya.tokenizer_report import TokenizerReport, character_class
-from terakoya.tokenizer_report_page import COLOURS, figures, page
-from terakoya.tokenizer_report_pieces import read_pieces
+from terakoya.tokenization.report import TokenizerReport, character_class
+from terakoya.tokenization.report_page import COLOURS, figures, page
+from terakoya.tokenization.report_pieces import read_pieces
+from terakoya.tokenization.train import train_tokenizer
 
 TEXTS = [
     "朝の市場では、魚屋が大きな声で今日の鯵をすすめていた。\n値段は百円から。",

@@ -15,10 +15,10 @@ from huggingface_hub import ModelCard, constants
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from terakoya.commands.main import main
+from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.parameters import Parameters
+from terakoya.hub.upload import upload
 from terakoya.training.setup import train_here
-from terakoya.upload import upload
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own
 SECRET = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz012345"

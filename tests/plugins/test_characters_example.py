@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from terakoya import contract, plugins
+from terakoya import contract
 from terakoya.commands.main import main
-from terakoya.data.store import TokenStore
+from terakoya.plugins import loading as plugins
+from terakoya.store.token_store import TokenStore
 
 PLUGIN = Path(__file__).resolve().parents[2] / "plugins" / "examples" / "characters.py"
 PLAY = "ROSE:\nIs it the wind?\n\n  THORN:\nNo, it is the rain,\tmy friend.\n\n" * 30

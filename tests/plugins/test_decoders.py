@@ -13,16 +13,16 @@ import toy
 import transformers
 from pydantic import ValidationError
 
-from terakoya import attention
 from terakoya.components import Architecture, Objective
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.config.parameters import Parameters
 from terakoya.contract.toy import VOCABULARY
 from terakoya.contract.toy import make_store as contract_store
-from terakoya.data.loader import Loader
-from terakoya.data.rows import RowSource
-from terakoya.data.vocab import Vocabulary
-from terakoya.export_model import export
-from terakoya.parameters import Parameters
+from terakoya.conversion.export import export
 from terakoya.plugins import registry
+from terakoya.rows.loader import Loader
+from terakoya.rows.row_source import RowSource
+from terakoya.toolkit.architectures import attention
 from terakoya.training.setup import build_module, train_here
 
 PRESETS = Path(__file__).resolve().parents[2] / "parameters"

@@ -17,12 +17,15 @@ import pytest
 import torch
 import toy
 
-from terakoya import attention, contract, plugins
+from terakoya import contract
 from terakoya.commands.main import main
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.parameters import Parameters
-from terakoya.training import checkpoint, checkpoint_state
+from terakoya.plugins import loading as plugins
+from terakoya.toolkit.architectures import attention
+from terakoya.training.checkpoint import checkpoint
+from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.setup import build_module
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "plugins" / "examples"

@@ -15,17 +15,17 @@ import toy
 import transformers
 from transformers import PreTrainedModel
 
-from terakoya import attention
 from terakoya.components import Architecture, Objective
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.config.language_pretraining_json import read_field_parameters
+from terakoya.config.parameters import Parameters
 from terakoya.contract.toy import VOCABULARY
 from terakoya.contract.toy import make_store as contract_store
-from terakoya.data.rows import Layout, RowSource
-from terakoya.data.vocab import Vocabulary
-from terakoya.export_model import build_models, export
-from terakoya.field_parameters import read_field_parameters
-from terakoya.parameters import Parameters
+from terakoya.conversion.export import build_models, export
 from terakoya.plugins import registry
-from terakoya.training import checkpoint
+from terakoya.rows.row_source import Layout, RowSource
+from terakoya.toolkit.architectures import attention
+from terakoya.training.checkpoint import checkpoint
 from terakoya.training.setup import train_here
 
 PRESETS = Path(__file__).resolve().parents[2] / "parameters"

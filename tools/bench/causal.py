@@ -36,11 +36,11 @@ import transformers
 import turns
 from torch.nn.utils.rnn import pad_sequence
 
-from terakoya import attention
 from terakoya.commands.prepare import prepare
-from terakoya.data.rows import RowSource
-from terakoya.data.store import TokenStore
-from terakoya.parameters import Parameters
+from terakoya.config.parameters import Parameters
+from terakoya.rows.row_source import RowSource
+from terakoya.store.token_store import TokenStore
+from terakoya.toolkit.architectures import attention
 from terakoya.training.setup import build_module
 
 OURS = "terakoya"

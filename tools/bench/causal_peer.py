@@ -24,10 +24,10 @@ from transformers import (
 )
 from turns import Step, Turn
 
-from terakoya.data.loader import Loader
-from terakoya.data.rows import RowSource
-from terakoya.data.store import TokenStore
-from terakoya.parameters import Parameters
+from terakoya.config.parameters import Parameters
+from terakoya.rows.loader import Loader
+from terakoya.rows.row_source import RowSource
+from terakoya.store.token_store import TokenStore
 from terakoya.training.setup import build_module
 
 Collate = Callable[[list[Any]], Mapping[str, Tensor]]

@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from encode import read, tasks_of
 
-from terakoya.data import mecab
+from terakoya.toolkit.tokenizers import mecab
 from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece
 
 

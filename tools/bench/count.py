@@ -26,9 +26,9 @@ import numpy as np
 from prepare_turns import plain
 
 from terakoya.commands.prepare import prepare
-from terakoya.commands.store import Count, count
-from terakoya.data.corpus import Corpus, Document
-from terakoya.data.store import IDX_HEADER, IDX_MAGIC, TokenStore
+from terakoya.commands.store.app import Count, count
+from terakoya.corpus.corpus import Corpus, Document
+from terakoya.store.token_store import IDX_HEADER, IDX_MAGIC, TokenStore
 
 GOAL = 1e-3
 TIMES = 1000

@@ -35,11 +35,11 @@ from torch.nn.utils.rnn import pad_sequence
 from training import unpacked
 from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
-from terakoya import attention
-from terakoya.data.rows import RowSource
-from terakoya.data.store import TokenStore
-from terakoya.data.vocab import Vocabulary
-from terakoya.parameters import Parameters
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.config.parameters import Parameters
+from terakoya.rows.row_source import RowSource
+from terakoya.store.token_store import TokenStore
+from terakoya.toolkit.architectures import attention
 from terakoya.training.setup import build_module
 
 OURS = "terakoya, packed rows"

@@ -29,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from terakoya.components import Encoder
-from terakoya.data.corpus import Corpus, Document
+from terakoya.corpus.corpus import Corpus, Document
 from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece
 
 TASK_BYTES = 1_000_000

@@ -21,10 +21,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from terakoya import attention
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
 from terakoya.plugins import registry
-from terakoya.training.engine import autocast_forward
+from terakoya.toolkit.architectures import attention
+from terakoya.training.engines.engine import autocast_forward
 
 TOLERANCE = 1e-5
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
-from terakoya.data.store import TokenStore
-from terakoya.data.store_writer import write_store
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.store.token_store import TokenStore
+from terakoya.store.writer import write_store
 
 
 @dataclass(frozen=True)

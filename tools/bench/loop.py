@@ -39,10 +39,11 @@ from step_clock import Clock
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainingArguments
 
-from terakoya import attention, plugins
-from terakoya.data.rows import RowSource
-from terakoya.data.store import TokenStore
-from terakoya.parameters import Parameters
+from terakoya import plugins
+from terakoya.config.parameters import Parameters
+from terakoya.rows.row_source import RowSource
+from terakoya.store.token_store import TokenStore
+from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import BatchMaker, StepBatches
 from terakoya.training.setup import build_module
 

@@ -31,9 +31,9 @@ import transformers
 from transformers import DataCollatorForLanguageModeling
 
 from terakoya import plugins
-from terakoya.data.masking import Masked, mask
-from terakoya.data.rows import Layout, Rows, RowSource
-from terakoya.training import cpu_memory
+from terakoya.rows.row_source import Layout, Rows, RowSource
+from terakoya.toolkit.objectives.masking import Masked, mask
+from terakoya.training.distributed import cpu_allocator as cpu_memory
 
 GOAL = 100.0
 PEER = "DataCollatorForLanguageModeling"

@@ -30,8 +30,8 @@ OURS = """
 import json, resource, sys, time
 import numpy as np
 from pathlib import Path
-from terakoya.data.rows import Layout, RowSource
-from terakoya.data.store import TokenStore
+from terakoya.rows.row_source import Layout, RowSource
+from terakoya.store.token_store import TokenStore
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 began = time.perf_counter()
 source = RowSource(TokenStore.open(Path(sys.argv[1])), Layout(sys.argv[2]), sequence_length=int(sys.argv[3]), seed=0)
@@ -68,8 +68,8 @@ with tempfile.TemporaryDirectory() as cache:
 
 def main() -> int:
     """Prints a table. Returns the exit status."""
-    from terakoya.data.store_writer import write_store
-    from terakoya.data.vocab import Vocabulary
+    from terakoya.components.vocabulary import Vocabulary
+    from terakoya.store.writer import write_store
 
     arguments = _arguments()
     vocabulary = Vocabulary(size=32768, pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))

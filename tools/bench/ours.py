@@ -14,7 +14,7 @@ from step_clock import Clock
 from turns import Step, Turn
 
 from terakoya import plugins
-from terakoya.parameters import Parameters
+from terakoya.config.parameters import Parameters
 from terakoya.training.setup import train_here
 
 PLUGIN = Path(__file__).with_name("step_clock.py")

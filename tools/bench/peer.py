@@ -22,8 +22,8 @@ from transformers import (
 )
 from turns import Step, Turn
 
-from terakoya.data.vocab import Vocabulary
-from terakoya.parameters import Parameters
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.config.parameters import Parameters
 from terakoya.training.setup import build_module
 
 

@@ -26,7 +26,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import lines
 
-from terakoya.machine import cores
+from terakoya.doctor.checks import cores
 
 ENGINES: Mapping[str, dict[str, Any]] = {
     "ddp": {"engine": "ddp"},

@@ -39,11 +39,11 @@ from step_clock import Clock
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from terakoya import attention
-from terakoya.data.rows import RowSource
-from terakoya.data.store import TokenStore
-from terakoya.parameters import Parameters
-from terakoya.training.distributed_ddp import BUFFERS_OPTION
+from terakoya.config.parameters import Parameters
+from terakoya.rows.row_source import RowSource
+from terakoya.store.token_store import TokenStore
+from terakoya.toolkit.architectures import attention
+from terakoya.training.engines.ddp import BUFFERS_OPTION
 from terakoya.training.setup import build_module
 
 LEG, WARM_UP, READY = 10, 3, 32

@@ -26,9 +26,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import fugashi
 from tokenizers import BertWordPieceTokenizer
 
-from terakoya.commands.count_words import count_words
-from terakoya.data.corpus import Block, Corpus, Document
-from terakoya.data.mecab import dictionary_folder, dictionary_options
+from terakoya.commands.tokenizer.count import count_words
+from terakoya.corpus.corpus import Block, Corpus, Document
+from terakoya.toolkit.tokenizers.mecab import dictionary_folder, dictionary_options
 from terakoya_plugins.tokenizers.mecab_wordpiece import SPECIAL_TOKENS, MecabWordPiece
 
 GOALS = {"in common": 0.997, "from nothing": 1.5, "from the kept table": 5.0}

@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from terakoya import export_model
-from terakoya.training import checkpoint, checkpoint_state
-from terakoya.training.pieces import KINDS, Kind
+from terakoya.conversion import export as export_model
+from terakoya.training.checkpoint import checkpoint
+from terakoya.training.checkpoint import state as checkpoint_state
+from terakoya.training.engines.tensor_shards import KINDS, Kind
 
 FIRST_MOMENT = "/exp_avg"
 """What follows a parameter's name in the optimizer's state: after one step the gradient, times a constant."""

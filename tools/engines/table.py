@@ -34,9 +34,9 @@ import cases
 import measures
 import runs
 
+from terakoya.config.parameters import Parameters
 from terakoya.contract import toy
 from terakoya.errors import UserError
-from terakoya.parameters import Parameters
 
 CHECKS: Mapping[str, str] = {
     "gradients": "Gradients of one step against one process",

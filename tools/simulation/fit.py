@@ -1,5 +1,5 @@
-"""Fits the constants of `terakoya.estimation.cluster` that no maker states to some of the published runs, and prints
-them: what is written there came from here.
+"""Fits the constants of `terakoya.estimation.layouts.cluster` that no maker states to some of the published runs, and
+prints them: what is written there came from here.
 
     python tools/simulation/fit.py
 

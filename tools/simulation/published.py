@@ -21,11 +21,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from terakoya.estimation.cluster import Cluster, Gpu, Layout, Program, gpu
 from terakoya.estimation.devices import GIB
-from terakoya.estimation.rank_memory import rank_memory
-from terakoya.estimation.step_time import StepTime, step_time
-from terakoya.estimation.transformer import Transformer, decoder
+from terakoya.estimation.layouts.cluster import Cluster, Gpu, Layout, Program, gpu
+from terakoya.estimation.layouts.rank_memory import rank_memory
+from terakoya.estimation.layouts.step_time import StepTime, step_time
+from terakoya.estimation.layouts.transformer import Transformer, decoder
 
 FILE = Path(__file__).with_name("published.csv")
 FITTED_MODELS = ("mpt-1b", "mpt-7b")

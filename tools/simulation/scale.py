@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 
 from terakoya.commands.estimate_layouts import shown
+from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.estimation.cluster import Cluster, gpu
-from terakoya.estimation.layouts import Suggestion, suggest
-from terakoya.estimation.measured_model import transformer_of
-from terakoya.estimation.trial_rows import text_of
-from terakoya.parameters import Parameters
+from terakoya.estimation.layouts.cluster import Cluster, gpu
+from terakoya.estimation.layouts.measured_model import transformer_of
+from terakoya.estimation.layouts.suggest import Suggestion, suggest
+from terakoya.estimation.synthetic_rows import text_of
 
 PRESET = Path(__file__).parents[2] / "parameters" / "llama_8b.json"
 TOKENS = 1e12

@@ -12,8 +12,8 @@ import typer
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
-    from terakoya.data.cleaning import Step
-    from terakoya.data.corpus import Corpus
+    from terakoya.corpus.cleaning import Step
+    from terakoya.corpus.corpus import Corpus
 
 Clean = Path | Sequence[Mapping[str, Any]]
 """Cleaning steps, or a JSON file with a list of them."""
@@ -29,7 +29,7 @@ def read_clean(clean: Clean | None) -> tuple[Step, ...]:
 
     Raises UserError for a file that is not there and for wrong steps, each by its number.
     """
-    from terakoya.data.cleaning import read_steps
+    from terakoya.corpus.cleaning import read_steps
 
     if clean is None:
         return ()
@@ -52,8 +52,8 @@ def cleaned(
     Which documents are dropped is decided now, unless it is noted already in `folder`, by default `OUT.clean` beside
     `out`. Raises UserError for `held_out` without that step, and for a folder without steps.
     """
-    from terakoya.data import cleaning
-    from terakoya.data.cleaning_plan import make_plan
+    from terakoya.corpus import cleaning
+    from terakoya.corpus.cleaning_plan import make_plan
 
     if not steps:
         if held_out:

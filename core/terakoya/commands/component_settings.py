@@ -18,7 +18,7 @@ def read_settings(file: Path) -> dict[str, Any]:
 
     Raises UserError: no such file, not readable, a key given twice, no object at the top.
     """
-    from terakoya.parameter_files import read_json, shown
+    from terakoya.json_settings import read_json, shown
 
     if file.suffix.lower() not in (".yaml", ".yml"):
         return read_json(file)
@@ -61,7 +61,7 @@ def gather(
     `--set` takes the place of the file's value: that is what it is for. Raises UserError for a key that is given in any
     other way more than once.
     """
-    from terakoya.parameter_files import with_overrides
+    from terakoya.json_settings import with_overrides
 
     keys = [override.partition("=")[0] for override in overrides]
     for key in sorted({key for key in keys if keys.count(key) > 1}):

@@ -15,9 +15,9 @@ def demo(out: Path = Path("work/demo"), *, max_steps: int | None = None, fresh: 
 
     What a former demo finished there is not done again, unless `fresh`.
     """
-    from terakoya.demo.demo import MAX_STEPS, Demo, told
     from terakoya.log import console
-    from terakoya.pipeline import run_pipeline
+    from terakoya.pipeline.demo import MAX_STEPS, Demo, told
+    from terakoya.pipeline.run import run_pipeline
 
     files = Demo(out)
     if fresh:

@@ -15,7 +15,7 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON ins
 
     Versions, GPU, memory, disk, ports, build locks, text and more. Exits with 1 if anything is an error.
     """
-    from terakoya.doctor import diagnose
+    from terakoya.doctor.diagnose import diagnose
     from terakoya.log import console
 
     findings = diagnose(Path.cwd())

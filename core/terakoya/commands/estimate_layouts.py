@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from terakoya.estimation.cluster import Cluster
-    from terakoya.estimation.layouts import Suggestion
+    from terakoya.estimation.layouts.cluster import Cluster
+    from terakoya.estimation.layouts.suggest import Suggestion
 
 GUESSED = "h100"
 """The GPU that is taken where none is here and none is named."""
@@ -110,10 +110,12 @@ def find(
     Raises:
         UserError: parameters, stores, an unknown GPU, a model that cannot be reckoned with, or nothing fits.
     """
-    from terakoya.estimation import cluster, devices, layouts
-    from terakoya.estimation.measured_model import transformer_of
-    from terakoya.estimation.trial_rows import text_of
-    from terakoya.parameters import Parameters
+    from terakoya.config.parameters import Parameters
+    from terakoya.estimation import devices
+    from terakoya.estimation.layouts import cluster
+    from terakoya.estimation.layouts import suggest as layouts
+    from terakoya.estimation.layouts.measured_model import transformer_of
+    from terakoya.estimation.synthetic_rows import text_of
 
     loaded = Parameters.load(parameters, overrides)
     notes = []

@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from terakoya.evaluate_model import Evaluation
+    from terakoya.evaluation.evaluate import Evaluation
 
 COUNTS = ("documents", "lines", "pieces", "rows", "tokens", "masked", "targets", "bytes")
 """Numbers that are counts, shown last."""
@@ -71,9 +71,9 @@ def command(
     Causal models: loss and perplexity of documents, long ones in windows that overlap. Masked models:
     pseudo-perplexity, each token masked in its turn. A run or checkpoint on stores: its objective's own losses.
     """
-    from terakoya.data.corpus import Corpus
-    from terakoya.data.corpus_files import find_files
-    from terakoya.evaluate_model import evaluate
+    from terakoya.corpus.corpus import Corpus
+    from terakoya.corpus.files import find_files
+    from terakoya.evaluation.evaluate import evaluate
     from terakoya.log import console, error_console
 
     corpora = {each: Corpus(find_files([each]), field=field, documents=documents) for each in corpus or ()}

@@ -32,7 +32,7 @@ def command(
 
     Other formats have settings, such as --tp and --pp of megatron.
     """
-    from terakoya.export_model import export
+    from terakoya.conversion.export import export
     from terakoya.log import console
     from terakoya.plugins import registry
 

@@ -28,7 +28,7 @@ def command(
     ] = None,
 ) -> None:
     """Write another program's checkpoint as a folder that Transformers loads."""
-    from terakoya.import_model import import_checkpoint
+    from terakoya.conversion.import_checkpoint import import_checkpoint
     from terakoya.log import console
     from terakoya.plugins import registry
 

@@ -12,7 +12,7 @@ from terakoya.commands.component_settings import gather, read_settings, take_fla
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
-    from terakoya.launch import Planned
+    from terakoya.launch.plan import Planned
 
 
 def command(
@@ -49,7 +49,7 @@ def command(
 
     `terakoya plugins show LAUNCHER` lists its settings: launch slurm bert.json --out run --time 24:00:00
     """
-    from terakoya.launch import launch
+    from terakoya.launch.plan import launch
     from terakoya.plugins import registry
 
     kind = arguments[0]
@@ -104,7 +104,7 @@ def _show(kind: str, planned: Planned, *, submitted: bool) -> None:
 
 def _tell(kind: str, planned: Planned, *, every: float | None) -> None:
     """Says which job it became, for launchers whose jobs go on by themselves, and follows it where `every` is given."""
-    from terakoya.launched import Note
+    from terakoya.launch.jobs import Note
     from terakoya.log import console
 
     note = Note.read(planned.folder)

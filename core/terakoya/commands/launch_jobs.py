@@ -24,7 +24,7 @@ def ask(launcher: str, verb: str, arguments: Sequence[str], *, out: Path | None,
         UserError: no job or one that is not known, `out` or `every` where they do not belong.
         typer.Exit: with 1, when `status` says that the job has failed.
     """
-    from terakoya.launched import find
+    from terakoya.launch.jobs import find
     from terakoya.log import console
 
     where = f"launch {launcher} {verb}"
@@ -50,7 +50,7 @@ def ask(launcher: str, verb: str, arguments: Sequence[str], *, out: Path | None,
 
 
 def _states(job: SubmittedJob, every: float | None) -> Iterable[JobState]:
-    from terakoya.launched import states
+    from terakoya.launch.jobs import states
 
     return [job.state()] if every is None else states(job, every=every)
 
@@ -65,9 +65,9 @@ def _print_output(job: SubmittedJob, every: float | None) -> None:
 
 def _print_states(job: SubmittedJob, name: str, run: Path | None, every: float | None) -> None:
     """Prints what changes: the job's state where it is, and how far the run is as far as its folder is seen here."""
-    from terakoya import run_status
     from terakoya.commands import status
     from terakoya.log import console
+    from terakoya.runs import status as run_status
 
     shown: JobState | None = None
     step: tuple[str, int] | None = None

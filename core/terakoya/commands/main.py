@@ -20,18 +20,18 @@ from terakoya.commands import (
     import_checkpoint,
     launch,
     parameters,
-    plugins,
     prepare,
     report,
     run,
     status,
-    store,
-    tokenizer,
     train,
     try_model,
     upload,
 )
 from terakoya.commands.component_settings import FLAGS
+from terakoya.commands.plugins import app as plugins
+from terakoya.commands.store import app as store
+from terakoya.commands.tokenizer import app as tokenizer
 from terakoya.errors import Stopped, UserError
 
 DEBUG_VARIABLE = "TERAKOYA_DEBUG"

@@ -28,9 +28,9 @@ def show(
     """
     from rich.table import Table
 
+    from terakoya.config.parameters import Parameters
+    from terakoya.json_settings import leaves, origins, read_json
     from terakoya.log import console
-    from terakoya.parameter_files import leaves, origins, read_json
-    from terakoya.parameters import Parameters
 
     overrides = overrides or []
     complete = Parameters.load(file, overrides).dump()
@@ -51,7 +51,7 @@ def schema() -> None:
 
     Every installed component is one choice of its key, told by its `type`.
     """
-    from terakoya.parameter_schema import json_schema
+    from terakoya.config.schema import json_schema
     from terakoya.plugins import registry
 
     typer.echo(json.dumps(json_schema(registry()), indent=2, ensure_ascii=False))

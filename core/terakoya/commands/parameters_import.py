@@ -30,8 +30,8 @@ def command(
 
     What every option became is told; so is what has no place. Nothing of the script is run.
     """
-    from terakoya.making import made
     from terakoya.plugins import registry
+    from terakoya.plugins.create import made
 
     component = registry().component("importers", format)
     for each in define or ():
@@ -57,8 +57,8 @@ def _report(found: ForeignParameters, file: Path, out: Path | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from terakoya.config.parameters import Parameters
     from terakoya.log import error_console
-    from terakoya.parameters import Parameters
 
     console = error_console()
     parts: tuple[tuple[str, Mapping[str, str], str], ...] = (

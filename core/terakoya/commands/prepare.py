@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from terakoya.commands import conversations as conversation_options
 from terakoya.commands.cleaning import Clean, CleanFolderOption, CleanOption, cleaned, read_clean
+from terakoya.doctor.checks import cores
 from terakoya.errors import UserError
-from terakoya.machine import cores
+from terakoya.preparation import conversation_options
 
 if TYPE_CHECKING:
     from terakoya.components import Tokenizer
-    from terakoya.data.chat_template import ChatTemplate
-    from terakoya.data.corpus import Corpus
-    from terakoya.data.corpus_files import RemoteFile
-    from terakoya.data.store import StoreFacts
+    from terakoya.corpus.corpus import Corpus
+    from terakoya.corpus.files import RemoteFile
+    from terakoya.preparation.chat_template import ChatTemplate
+    from terakoya.store.token_store import StoreFacts
 
 Documents = Literal["blank", "line"]
 Unit = Literal["document", "line"]
@@ -86,16 +86,16 @@ def prepare(
     conversations, to be written as `template` says, which is `chat` (the tokenizer's own), `alpaca`, `alpaca_en` or a
     Jinja file; by default the tokenizer's own if it has one, else `alpaca`.
 
-    Raises UserError for anything the user can mend; see `terakoya.data.prepare.prepare`.
+    Raises UserError for anything the user can mend; see `terakoya.preparation.local.prepare`.
     """
-    from terakoya.data.workers import warm_up
+    from terakoya.process_pool import warm_up
 
     processes = processes or cores()
     if processes > 1:
-        warm_up(["terakoya.data.encoding"])
+        warm_up(["terakoya.preparation.encoding"])
 
-    from terakoya.data.prepare import prepare as prepare_corpus
-    from terakoya.data.sharding import Shard
+    from terakoya.preparation.local import prepare as prepare_corpus
+    from terakoya.preparation.sharding import Shard
 
     tokenizer = conversation_options.tokenizer_folder(tokenizer)
     corpus, component, found = opened(
@@ -149,8 +149,8 @@ def opened(
 ) -> tuple[Corpus, Tokenizer, ChatTemplate | None]:
     """The corpus, with the plan of its cleaning made, the tokenizer, and the template of conversations that the
     arguments of `prepare` mean."""
-    from terakoya.data.corpus import Corpus
-    from terakoya.data.corpus_files import find_files
+    from terakoya.corpus.corpus import Corpus
+    from terakoya.corpus.files import find_files
 
     if conversations:
         conversation_options.check(cleaning=clean is not None, held_out=held_out)

@@ -13,10 +13,10 @@ from terakoya.errors import UserError
 
 if TYPE_CHECKING:
     from terakoya.components import Tokenizer
-    from terakoya.data.chat_template import ChatTemplate
-    from terakoya.data.corpus import Corpus
-    from terakoya.data.executor_settings import Executor
-    from terakoya.data.store import StoreFacts, Unit
+    from terakoya.corpus.corpus import Corpus
+    from terakoya.preparation.chat_template import ChatTemplate
+    from terakoya.preparation.datatrove_settings import Executor
+    from terakoya.store.token_store import StoreFacts, Unit
 
 _OF_ONE_RUN = ("out", "processes", "slurm_array")
 
@@ -47,14 +47,14 @@ def run_datatrove(
     overrides: Sequence[str],
 ) -> None:
     """Prepares with `executor` and says what was made, or which jobs were submitted."""
-    from terakoya.data.executor_settings import executor_settings
-    from terakoya.data.preparation import Preparation
-    from terakoya.data.sharding import Shard
+    from terakoya.json_settings import read_json, with_overrides
     from terakoya.log import console
-    from terakoya.parameter_files import read_json, with_overrides
+    from terakoya.preparation.datatrove_settings import executor_settings
+    from terakoya.preparation.job import Preparation
+    from terakoya.preparation.sharding import Shard
 
     try:
-        from terakoya.data.prepare_datatrove import Submitted, prepare_datatrove
+        from terakoya.preparation.datatrove import Submitted, prepare_datatrove
     except ModuleNotFoundError as error:
         raise UserError(f'--engine datatrove: {error}; needs datatrove: pip install "terakoya[datatrove]"') from error
     settings = with_overrides(read_json(settings_file) if settings_file is not None else {}, overrides)
@@ -81,7 +81,7 @@ def run_datatrove(
 
 def print_script(context: typer.Context, *, shards: int) -> None:
     """Prints the script that does what was typed in `shards` Slurm jobs. UserError for options that contradict it."""
-    from terakoya.data.slurm_array import array_script
+    from terakoya.preparation.slurm_array import array_script
 
     for name in ("shard", "clean_folder", "force", "engine", "executor", "executor_settings", "set"):
         if _typed(context, name):

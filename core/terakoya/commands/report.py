@@ -25,8 +25,8 @@ def command(
     """
     from terakoya.errors import UserError
     from terakoya.log import console
-    from terakoya.run_report import collect
-    from terakoya.run_report_page import page
+    from terakoya.runs.report import collect
+    from terakoya.runs.report_page import page
 
     found = collect(runs, label)
     text = page(found, made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"), against=against)

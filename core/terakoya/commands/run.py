@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from terakoya.pipeline import Pipeline
-    from terakoya.stages import StageResult
+    from terakoya.pipeline.run import Pipeline
+    from terakoya.pipeline.stages import StageResult
 
 
 def run(pipeline: Pipeline, *, redo: bool = False) -> list[StageResult]:
     """Runs every stage of `pipeline` that is not done yet and says of each what became of it.
 
     Raises:
-        UserError: see `terakoya.pipeline.run_pipeline`.
+        UserError: see `terakoya.pipeline.run.run_pipeline`.
     """
     from terakoya.log import console
-    from terakoya.pipeline import run_pipeline
+    from terakoya.pipeline.run import run_pipeline
 
     results = []
     for result in run_pipeline(pipeline, redo=redo):
@@ -43,6 +43,6 @@ def command(
     ] = False,
 ) -> None:
     """From raw text to a model that Transformers loads; started again it goes on where it stopped."""
-    from terakoya.pipeline import read_pipeline
+    from terakoya.pipeline.run import read_pipeline
 
     run(read_pipeline(pipeline), redo=redo)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-    from terakoya.run_status import RunStatus
+    from terakoya.runs.status import RunStatus
 
 COLOURS = {"training": "green", "finished": "green", "starting": "cyan", "stopped": "yellow", "not started": "yellow"}
 """Of the states that are no failure."""
@@ -39,7 +39,7 @@ def command(
     """Say what runs are doing: step, loss, rate, time left, last validation and checkpoint, whether they live."""
     from terakoya.errors import UserError
     from terakoya.log import console
-    from terakoya.run_status import read
+    from terakoya.runs.status import read
 
     if as_json and watch:
         raise UserError("--json: prints one moment; leave out --watch")
@@ -84,7 +84,7 @@ def lines(status: RunStatus) -> Table:
     """A run, one fact a line."""
     from rich.table import Table
 
-    from terakoya.run_status import duration
+    from terakoya.runs.status import duration
 
     grid = Table(box=None, show_header=False, pad_edge=False)
     grid.add_column(style="dim", no_wrap=True)
@@ -128,7 +128,7 @@ def table(statuses: Sequence[RunStatus]) -> Table:
     """Several runs, one a row."""
     from rich.table import Table
 
-    from terakoya.run_status import duration
+    from terakoya.runs.status import duration
 
     names = ("run", "state", "step", "loss", "change", "tokens/s", "left", "validation loss", "checkpoint", "restarts")
     grid = Table(*names, box=None, header_style="bold", pad_edge=False)
@@ -169,7 +169,7 @@ def _loss(status: RunStatus) -> str | None:
 
 
 def _left(status: RunStatus) -> str | None:
-    from terakoya.run_status import duration
+    from terakoya.runs.status import duration
 
     limit = status.seconds_to_limit
     left = None if status.seconds_left is None else duration(status.seconds_left)

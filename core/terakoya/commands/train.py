@@ -12,7 +12,7 @@ import typer
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
-    from terakoya.parameters import Parameters
+    from terakoya.config.parameters import Parameters
     from terakoya.training.trainer import TrainResult
 
 
@@ -32,8 +32,8 @@ def read_parameters(
     Raises:
         UserError: see `Parameters.load` and `read_field_parameters`; options that belong to the other format.
     """
-    from terakoya.field_parameters import read_field_parameters
-    from terakoya.parameters import Parameters
+    from terakoya.config.language_pretraining_json import read_field_parameters
+    from terakoya.config.parameters import Parameters
 
     if model_type is None:
         if data or validation or whole_word_mask or fp16_type is not None:
@@ -63,7 +63,7 @@ def train(
     """Trains into the folder `out`, going on where it stands; for notebooks and other programs.
 
     Runs in this process, as one of those a launcher started if there was one. For several processes on this machine
-    use the command line or `terakoya.training.local.run_processes`.
+    use the command line or `terakoya.launch.local.run_processes`.
 
     Raises:
         UserError: anything the user can mend.
@@ -103,7 +103,7 @@ def command(
     ] = False,
 ) -> None:
     """Pre-train a model. Ctrl-C and SIGTERM save and leave; the same command goes on."""
-    from terakoya.training.world import Launched
+    from terakoya.training.distributed.topology import Launched
 
     loaded = read_parameters(
         parameters, overrides=set_ or (), model_type=model_type, data=data or (), validation=validation or (),
@@ -120,7 +120,7 @@ def command(
         check(loaded, out, node_rank=node_rank, expected_processes=processes)
         return
     result = train(loaded, out, processes=processes, node_rank=node_rank, allow_change=allow_change or ())
-    from terakoya.training import signals
+    from terakoya.training.distributed import signals
 
     if result.stopped_by or signals.ENDED_NOTE in os.environ:
         signals.leave()
@@ -139,7 +139,7 @@ def _start(processes: int, *, dry_run: bool) -> int:
 
     from rich.console import Console
 
-    from terakoya.training.local import run_processes
+    from terakoya.launch.local import run_processes
 
     Console(stderr=True, highlight=False).print(f"starting {processes} processes on this machine")
     return run_processes(sys.argv[1:], processes)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from terakoya.errors import UserError
-from terakoya.finished_model import DISCRIMINATOR, REPLACED, find_model, load, longest
+from terakoya.inference.loading import DISCRIMINATOR, REPLACED, find_model, load, longest
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from terakoya.generation import Sampling, Writer
+    from terakoya.inference.generation import Sampling, Writer
 NO_TEMPLATE = "; the tokenizer has no chat template: each line goes on from all that was written before"
 
 
@@ -145,7 +145,7 @@ def command(
     model, write on, several texts at once or in a chat; with an encoder-decoder, write what it makes of the text."""
     from rich.console import Console
 
-    from terakoya.generation import Sampling, Writer, is_causal
+    from terakoya.inference.generation import Sampling, Writer, is_causal
 
     console = Console(highlight=False)
     for text in texts or ():

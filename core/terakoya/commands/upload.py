@@ -34,7 +34,7 @@ def command(
     environment, or that of `hf auth login`; a stand-in of the Hub is named by HF_ENDPOINT."""
     from rich.console import Console
 
-    from terakoya.upload import upload
+    from terakoya.hub.upload import upload
 
     console = Console(highlight=False)
     done = upload(

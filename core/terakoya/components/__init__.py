@@ -13,10 +13,10 @@ from terakoya.components.base import Component
 from terakoya.components.formats import Exporter, ForeignParameters, Importer
 from terakoya.components.launcher import Job, JobState, Launcher, LaunchPlan, SubmittedJob
 from terakoya.components.objective import Batch, Objective, Term
+from terakoya.components.optimization import Optimizer, Schedule
+from terakoya.components.progress import Progress
 from terakoya.components.tokenizer import Encoded, Encoder, Tokenizer
 from terakoya.components.tracker import Tracker, TrackerRun
-from terakoya.components.training import Optimizer, Schedule
-from terakoya.progress import Progress
 
 __all__ = [
     "KINDS",

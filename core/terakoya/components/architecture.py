@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from terakoya.components.base import Component
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Architecture(Component):
             head_share: share of the positions at which the objective runs the head.
             causal: whether a position sees only what is before it; None asks the model's class.
         """
-        from terakoya import flops
+        from terakoya.components import flops
 
         try:
             blocks = self.blocks(model)

@@ -116,7 +116,7 @@ class Launcher(Component):
         As it stands, runs the plan's commands, one after another until one fails, in this terminal. One whose jobs go
         on by themselves returns once it is submitted, and leaves a `launched.Note` in `folder`.
         """
-        from terakoya.launch import run_commands
+        from terakoya.launch.plan import run_commands
 
         return run_commands(plan.commands)
 

@@ -10,13 +10,13 @@ import numpy as np
 
 from terakoya.components.architecture import Architecture
 from terakoya.components.base import Component
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from terakoya.data.rows import Layout, Rows
+    from terakoya.rows.row_source import Layout, Rows
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,6 @@ class Objective(Component):
         Raises:
             UserError: `models` do not go together. Nothing has changed then.
         """
-        from terakoya import adoption
+        from terakoya.components import copy_weights as adoption
 
         adoption.copy_weights(module, self.exports(module), models)

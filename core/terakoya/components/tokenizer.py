@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 import numpy as np
 
 from terakoya.components.base import Component
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from terakoya.data.corpus import Corpus
+    from terakoya.corpus.corpus import Corpus
 
 
 @dataclass(frozen=True)

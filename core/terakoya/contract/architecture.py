@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, get_args
 import torch
 from torch import Tensor, nn
 
-from terakoya import attention
 from terakoya.components import Architecture, Head
 from terakoya.contract import batches, partition, settings, stages
 from terakoya.contract.batches import difference
 from terakoya.contract.findings import Check, NotLookedAt, Wrong
 from terakoya.contract.toy import VOCABULARY
+from terakoya.toolkit.architectures import attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from terakoya import attention
 from terakoya.contract import architecture, objective, toy
 from terakoya.contract.batches import difference, row
 from terakoya.contract.findings import Check, NotLookedAt, Wrong
+from terakoya.toolkit.architectures import attention
 
 
 def sees_nothing_ahead(subject: architecture.Subject) -> None:

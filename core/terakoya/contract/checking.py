@@ -15,8 +15,8 @@ from terakoya import plugins
 from terakoya.components import KINDS
 from terakoya.contract import settings
 from terakoya.contract.findings import Check, Finding, NotLookedAt, Wrong, run
-from terakoya.discovery import PluginError
 from terakoya.errors import UserError
+from terakoya.plugins.discovery import PluginError
 
 HEAVY = ("torch", "transformers", "accelerate", "deepspeed")
 """What no plugin may import while it is loaded."""

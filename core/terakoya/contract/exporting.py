@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from terakoya import attention, model_folder
 from terakoya.components import Head
 from terakoya.contract import batches, toy
 from terakoya.contract.architecture import TOLERANCE, WITH_LOGITS, Subject
 from terakoya.contract.batches import difference
 from terakoya.contract.findings import Check, Wrong
+from terakoya.toolkit.architectures import attention
+from terakoya.toolkit.formats import model_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

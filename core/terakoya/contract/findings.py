@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from terakoya.discovery import PluginError, describe
 from terakoya.errors import UserError
+from terakoya.plugins.discovery import PluginError, describe
 
 
 class Wrong(Exception):  # noqa: N818 - a verdict

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from terakoya import attention
 from terakoya.components import Architecture, Batch, Objective
 from terakoya.contract import settings, toy
 from terakoya.contract.findings import Check, NotLookedAt, Wrong
-from terakoya.data.rows import Layout, Rows
 from terakoya.errors import UserError
 from terakoya.plugins import registry
+from terakoya.rows.row_source import Layout, Rows
+from terakoya.toolkit.architectures import attention
 
 TOLERANCE = 1e-4
 
@@ -105,7 +105,7 @@ def some(rows: Rows, where: slice) -> Rows:
 def layout(subject: Subject) -> None:
     """It says how rows are cut."""
     if not isinstance(subject.layout, Layout):
-        raise Wrong(f"row_layout returned {type(subject.layout).__name__}, expected terakoya.data.rows.Layout")
+        raise Wrong(f"row_layout returned {type(subject.layout).__name__}, expected terakoya.rows.row_source.Layout")
 
 
 def terms(subject: Subject) -> None:
@@ -144,8 +144,8 @@ def pure(subject: Subject) -> None:
     for name, array in one.arrays.items():
         if not np.array_equal(array, other.arrays[name]):
             raise Wrong(
-                f"two batches of the same rows differ in {name}; draw from terakoya.data.keys.draws(rows.keys, ...), "
-                "never from a generator"
+                f"two batches of the same rows differ in {name}; draw from "
+                "terakoya.toolkit.random_keys.draws(rows.keys, ...), never from a generator"
             )
     parts = [subject.collate(some(rows, slice(index, index + 1))) for index in range(len(rows))]
     inputs = np.concatenate([part.arrays["input_ids"] for part in parts])

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from terakoya.components import Architecture, TensorPartition
 from terakoya.contract.findings import NotLookedAt, Wrong
-from terakoya.training.tensor_layers import LINEAR, Cut, Place, share
+from terakoya.training.engines.tensor_layers import LINEAR, Cut, Place, share
 
 SIZE = 2
 """Processes that share a model."""

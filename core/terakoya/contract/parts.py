@@ -15,14 +15,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from terakoya import attention
 from terakoya.components import Exporter, Optimizer, Schedule
+from terakoya.components.progress import Progress, Unit
 from terakoya.contract import objective, toy
 from terakoya.contract.findings import Check, NotLookedAt, Wrong
 from terakoya.contract.settings import Subject
 from terakoya.errors import UserError
 from terakoya.plugins import registry
-from terakoya.progress import Progress, Unit
+from terakoya.toolkit.architectures import attention
 
 # ------------------------------------------------------------------------------------------------------ optimizers
 

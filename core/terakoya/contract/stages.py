@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from terakoya.components import Architecture
 from terakoya.contract.batches import difference
 from terakoya.contract.findings import NotLookedAt, Wrong
-from terakoya.training.world import split
+from terakoya.training.distributed.topology import split
 
 COUNT = 2
 """Stages that a model is cut into."""

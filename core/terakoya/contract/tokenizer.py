@@ -11,7 +11,7 @@ import numpy as np
 from terakoya.components import Encoded, Tokenizer
 from terakoya.contract import settings, toy
 from terakoya.contract.findings import Check, NotLookedAt, Wrong
-from terakoya.data.corpus import Corpus
+from terakoya.corpus.corpus import Corpus
 
 LINES = (
     "寺子屋では、子どもたちが読み書きを習った。",

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from terakoya.components import Component
-from terakoya.data.rows import Layout, Rows, RowSource
-from terakoya.data.store import TokenStore, Unit
-from terakoya.data.store_writer import write_store
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.rows.row_source import Layout, Rows, RowSource
+from terakoya.store.token_store import TokenStore, Unit
+from terakoya.store.writer import write_store
 
 SPECIAL = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", "[BOS]", "[EOS]", *(f"[unused{n}]" for n in range(8)))
 PAD = 3

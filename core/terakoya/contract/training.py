@@ -14,11 +14,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from terakoya.components import Architecture, Objective, Optimizer
+from terakoya.config.parameters import Parameters
 from terakoya.contract import settings, toy
 from terakoya.contract.findings import Check, NotLookedAt, Wrong
+from terakoya.conversion.export import export
 from terakoya.errors import UserError
-from terakoya.export_model import export
-from terakoya.parameters import Parameters
 from terakoya.plugins import registry
 from terakoya.training.setup import train_here
 

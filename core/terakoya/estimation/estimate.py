@@ -8,17 +8,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from terakoya import batch_table
-from terakoya.data import loader
-from terakoya.data.vocab import Vocabulary
+from terakoya.components import batch_table
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.config.parameters import Parameters, resolve_length
 from terakoya.errors import UserError
 from terakoya.estimation import devices
 from terakoya.estimation.devices import Device
-from terakoya.estimation.sharing import World, on_host, shared
-from terakoya.estimation.simulation import Sizes, simulate, sizes
-from terakoya.estimation.trial_rows import Text, text_of
-from terakoya.parameters import Parameters, resolve_length
-from terakoya.training.world import Place, Share, Topology, shares
+from terakoya.estimation.engine_memory import World, on_host, shared
+from terakoya.estimation.fake_step import Sizes, simulate, sizes
+from terakoya.estimation.synthetic_rows import Text, text_of
+from terakoya.rows import loader
+from terakoya.training.distributed.topology import Place, Share, Topology, shares
 
 READ_AHEAD = loader.AHEAD + 1
 """Steps whose batches a process holds on the host beside the one it works on: those that are ready, one being made."""

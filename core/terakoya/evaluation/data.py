@@ -11,9 +11,9 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from terakoya.data.corpus import Corpus, Document
-from terakoya.data.store import TokenStore
+from terakoya.corpus.corpus import Corpus, Document
 from terakoya.errors import UserError
+from terakoya.store.token_store import TokenStore
 
 Unit = Literal["document", "line"]
 

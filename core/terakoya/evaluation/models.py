@@ -18,8 +18,8 @@ from transformers import (
 from transformers.models.auto import modeling_auto
 
 from terakoya.errors import UserError
-from terakoya.finished_model import load, longest
-from terakoya.training.start_config import quiet
+from terakoya.inference.loading import load, longest
+from terakoya.training.model.start_config import quiet
 
 Kind = Literal["causal", "masked"]
 AUTO = {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM}
@@ -83,7 +83,7 @@ def from_checkpoint(folder: Path, manifest: dict[str, Any], *, device: torch.dev
     Raises:
         UserError: it is neither causal nor masked, or plugins are missing.
     """
-    from terakoya.export_model import build_models
+    from terakoya.conversion.export import build_models
 
     models = build_models(folder, manifest)
     model = models.get("", models.get("generator"))

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from terakoya import attention
-from terakoya.data.rows import RowSource
-from terakoya.data.store import TokenStore
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.parameters import Parameters
 from terakoya.plugins import registry
+from terakoya.rows.row_source import RowSource
+from terakoya.store.token_store import TokenStore
+from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
-from terakoya.training.engine import autocast_forward
+from terakoya.training.checkpoint.restoring import restored
+from terakoya.training.engines.engine import autocast_forward
 from terakoya.training.loss import Meter, total_counts
-from terakoya.training.restoring import restored
 
 
 class RunObjective:

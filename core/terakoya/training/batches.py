@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from terakoya.attention import boundaries
 from terakoya.components import Batch, Objective
-from terakoya.data.loader import Loader
-from terakoya.data.vocab import Vocabulary
-from terakoya.training.world import Share
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.rows.loader import Loader
+from terakoya.toolkit.architectures.attention import boundaries
+from terakoya.training.distributed.topology import Share
 
 
 @dataclass(frozen=True)

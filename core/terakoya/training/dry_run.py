@@ -9,18 +9,18 @@ from pathlib import Path
 
 from rich.console import Console
 
+from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.parameters import Parameters
+from terakoya.estimation import out_of_memory
 from terakoya.plugins import registry
-from terakoya.training import out_of_memory
-from terakoya.training.distributed import connect
-from terakoya.training.record import Record
+from terakoya.training.distributed.context import connect
+from terakoya.training.distributed.topology import Launched
 from terakoya.training.run import Run
 from terakoya.training.run_folder import free_bytes
+from terakoya.training.run_log import Record
 from terakoya.training.setup import build
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
-from terakoya.training.world import Launched
 
 
 def dry_run(

@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from terakoya import lora_settings
+from terakoya.config import lora as lora_settings
+from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters, differences
 from terakoya.errors import UserError
-from terakoya.parameter_files import leaves
-from terakoya.parameters import RESUME_MAY_CHANGE, Parameters, differences
-from terakoya.training import checkpoint, checkpoint_state, lora
-from terakoya.training.distributed import Connection
-from terakoya.training.record import Record
-from terakoya.training.restoring import check_base
+from terakoya.json_settings import leaves
+from terakoya.training.checkpoint import checkpoint
+from terakoya.training.checkpoint import state as checkpoint_state
+from terakoya.training.checkpoint.restoring import check_base
+from terakoya.training.distributed.context import Connection
+from terakoya.training.model import lora
+from terakoya.training.run_log import Record
 from terakoya.training.trainer import Trainer
 
 

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from terakoya.components import Architecture, Objective
-from terakoya.data.vocab import Vocabulary
-from terakoya.progress import Length, Progress
+from terakoya.components.progress import Length, Progress
+from terakoya.components.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from terakoya.parameters import Parameters
-    from terakoya.training.distributed import Connection
+    from terakoya.config.parameters import Parameters
+    from terakoya.training.distributed.context import Connection
 
 
 @dataclass(frozen=True)

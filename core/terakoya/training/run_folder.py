@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from terakoya.errors import UserError
-from terakoya.training.distributed import Connection
+from terakoya.training.distributed.context import Connection
 
 ATTEMPTS = 3
 """How often the lock is tried before the run is in use."""

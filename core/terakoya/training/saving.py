@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from terakoya.errors import UserError
-from terakoya.training import checkpoint
-from terakoya.training.engine import Engine
-from terakoya.training.restoring import write_models
+from terakoya.training.checkpoint import checkpoint
+from terakoya.training.checkpoint.restoring import write_models
+from terakoya.training.checkpoint.snapshot import Snapshot
+from terakoya.training.engines.engine import Engine
 from terakoya.training.run import Run
-from terakoya.training.snapshot import Snapshot
 
 SECONDS_TO_LEAVE = 10.0
 """How long a process that leaves waits for its thread, which may wait for processes that are gone."""

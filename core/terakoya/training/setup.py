@@ -14,33 +14,38 @@ from typing import Any
 import torch
 from torch import nn
 
-from terakoya import __version__, attention
+from terakoya import __version__
 from terakoya.components import Architecture, Objective
-from terakoya.data.keys import hash_u64
-from terakoya.data.loader import Loader
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.progress import Length
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.config.parameters import Parameters, resolve_length
 from terakoya.errors import UserError
-from terakoya.parameters import Parameters, resolve_length
+from terakoya.estimation import out_of_memory
 from terakoya.plugins import Registry, registry
-from terakoya.progress import Length
-from terakoya.training import distributed_fp8, engines, lora, out_of_memory, run_folder
-from terakoya.training.activation_checkpointing import recompute
+from terakoya.rows.loader import Loader
+from terakoya.toolkit.architectures import attention
+from terakoya.toolkit.random_keys import hash_u64
+from terakoya.training import run_folder
 from terakoya.training.batches import BatchMaker, to_device
-from terakoya.training.distributed import Connection, connect
-from terakoya.training.distributed_ddp import DDPEngine
-from terakoya.training.engine import Engine
-from terakoya.training.frozen import described, freeze
+from terakoya.training.checkpoint.restoring import without_base
+from terakoya.training.distributed.context import Connection, connect
+from terakoya.training.distributed.signals import StopRequest
+from terakoya.training.distributed.topology import Launched, lost_nodes, shares
+from terakoya.training.engines import build as engines
+from terakoya.training.engines import fp8 as distributed_fp8
+from terakoya.training.engines.ddp import DDPEngine
+from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import weighted
-from terakoya.training.record import Record
-from terakoya.training.restoring import without_base
+from terakoya.training.model import lora
+from terakoya.training.model.activation_checkpointing import recompute
+from terakoya.training.model.frozen_layers import described, freeze
+from terakoya.training.model.start_from import Started, start_together
 from terakoya.training.resuming import newest_checkpoint, resume
 from terakoya.training.run import Run
-from terakoya.training.signals import StopRequest
-from terakoya.training.start import Started, start_together
+from terakoya.training.run_log import Record
 from terakoya.training.stores import Stores
 from terakoya.training.throughput import measure
 from terakoya.training.trainer import Trainer, TrainResult
-from terakoya.training.world import Launched, lost_nodes, shares
 
 COUNTED_ROWS = 256
 """Rows whose tokens are counted to know what a row holds on average."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from terakoya.data.layouts import Layout
-from terakoya.data.loader import Loader, Stage
-from terakoya.data.preparation import TEMPLATE_INPUT
-from terakoya.data.rows import RowSource
-from terakoya.data.store import TokenStore
-from terakoya.data.store_part import document_ranges, part
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.rows import Layout
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.parameters import Parameters
+from terakoya.preparation.job import TEMPLATE_INPUT
+from terakoya.rows.loader import Loader, Stage
+from terakoya.rows.row_source import RowSource
+from terakoya.store.subset import document_ranges, part
+from terakoya.store.token_store import TokenStore
 
 IN_ORDER = ("stream", "lines", "megatron", "padded")
 """Layouts whose rows can be read in the order of the store; the others put documents together as they fit."""

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from terakoya.components import Architecture, Objective
-from terakoya.data.rows import RowSource
-from terakoya.flops import mean_context
-from terakoya.training.distributed import Connection
+from terakoya.components.flops import mean_context
+from terakoya.rows.row_source import RowSource
+from terakoya.training.distributed.context import Connection
 
 PEAK_TFLOPS: Sequence[tuple[frozenset[str], float]] = tuple(
     (frozenset(name.split()), peak)

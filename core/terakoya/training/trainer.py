@@ -13,25 +13,25 @@ from typing import Any
 import torch
 
 from terakoya.components import Term
-from terakoya.data.keys import hash_u64
-from terakoya.data.loader import Prefetcher
-from terakoya.data.rows import RowSource
-from terakoya.parameters import Parameters
+from terakoya.config.parameters import Parameters
 from terakoya.plugins import PluginError, Registry
-from terakoya.training.agreement import Agreement, Proposal
+from terakoya.rows.loader import Prefetcher
+from terakoya.rows.row_source import RowSource
+from terakoya.toolkit.random_keys import hash_u64
 from terakoya.training.batches import BatchMaker, StepBatches, to_device
-from terakoya.training.distributed import Connection
-from terakoya.training.engine import Engine
-from terakoya.training.evaluate import evaluate
-from terakoya.training.live_line import live_line
+from terakoya.training.distributed.context import Connection
+from terakoya.training.distributed.signals import StopRequest
+from terakoya.training.distributed.topology import Share
+from terakoya.training.engines.engine import Engine
+from terakoya.training.gradient_norms import Norms
 from terakoya.training.loss import Meter, weighted
-from terakoya.training.norms import Norms
-from terakoya.training.record import Record
+from terakoya.training.progress_line import live_line
 from terakoya.training.run import Run, StepReport
+from terakoya.training.run_log import Record
 from terakoya.training.saving import Saved, Saver
-from terakoya.training.signals import StopRequest
+from terakoya.training.step_sync import Agreement, Proposal
 from terakoya.training.throughput import Throughput, described
-from terakoya.training.world import Share
+from terakoya.training.validation import evaluate
 
 DROPOUT = "dropout"
 

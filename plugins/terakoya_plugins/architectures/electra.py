@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveInt
 
-from terakoya import encoder_models, hookimpl
+from terakoya import hookimpl
 from terakoya.components import Architecture, Head
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.toolkit.architectures import encoder_models
 
 if TYPE_CHECKING:
     import torch

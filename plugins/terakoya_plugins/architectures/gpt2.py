@@ -9,7 +9,7 @@ from pydantic import NonNegativeFloat, PositiveInt, model_validator
 
 from terakoya import hookimpl
 from terakoya.components import Architecture, Head, TensorPartition
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ class GPT2(Architecture):
         """The `GPT2Config`, its special ids and vocabulary size from `vocabulary`."""
         from transformers import GPT2Config
 
-        from terakoya.decoder_models import special_ids
+        from terakoya.toolkit.architectures.decoder_models import special_ids
 
         return GPT2Config(
             **self.model_dump(exclude={"scaled_init"}), vocab_size=vocabulary.size, **special_ids(vocabulary)
@@ -58,7 +58,7 @@ class GPT2(Architecture):
         """`GPT2LMHeadModel`."""
         from transformers import GPT2LMHeadModel
 
-        from terakoya.decoder_models import fuse_gelu, scale_output_layers
+        from terakoya.toolkit.architectures.decoder_models import fuse_gelu, scale_output_layers
 
         model = GPT2LMHeadModel(self.config(vocabulary))
         if not self.scaled_init:  # Transformers has scaled them already
@@ -68,7 +68,7 @@ class GPT2(Architecture):
 
     def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The last hidden states (B, T, H); a position sees its own document up to itself."""
-        from terakoya import decoder_models
+        from terakoya.toolkit.architectures import decoder_models
 
         return decoder_models.hidden(model, batch)
 
@@ -97,7 +97,7 @@ class GPT2(Architecture):
         """See `decoder_models.keep_blocks`."""
         from torch.nn import Identity
 
-        from terakoya import decoder_models
+        from terakoya.toolkit.architectures import decoder_models
 
         before = {"wpe": decoder_models.NoPositions(), "drop": Identity()}
         decoder_models.keep_blocks(model, kept, blocks="h", norm="ln_f", before=before)

@@ -12,7 +12,7 @@ from pydantic import NonNegativeFloat, PositiveInt, model_validator
 
 from terakoya import hookimpl
 from terakoya.components import Architecture, Head, TensorPartition
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ class GPTJ(Architecture):
         """The `GPTJConfig`, its special ids and vocabulary size from `vocabulary`."""
         from transformers import GPTJConfig
 
-        from terakoya.decoder_models import special_ids
+        from terakoya.toolkit.architectures.decoder_models import special_ids
 
         return GPTJConfig(
             **self.model_dump(exclude={"scaled_init"}), vocab_size=vocabulary.size, **special_ids(vocabulary)
@@ -69,7 +69,7 @@ class GPTJ(Architecture):
         """`GPTJForCausalLM`."""
         from transformers import GPTJForCausalLM
 
-        from terakoya.decoder_models import fuse_gelu, scale_output_layers
+        from terakoya.toolkit.architectures.decoder_models import fuse_gelu, scale_output_layers
 
         model = GPTJForCausalLM(self.config(vocabulary))
         if self.scaled_init:
@@ -79,7 +79,7 @@ class GPTJ(Architecture):
 
     def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The last hidden states (B, T, H); a position sees its own document up to itself."""
-        from terakoya import decoder_models
+        from terakoya.toolkit.architectures import decoder_models
 
         return decoder_models.hidden_by_mask(model, batch)
 
@@ -108,7 +108,7 @@ class GPTJ(Architecture):
         """See `decoder_models.keep_blocks`."""
         from torch.nn import Identity
 
-        from terakoya import decoder_models
+        from terakoya.toolkit.architectures import decoder_models
 
         decoder_models.keep_blocks(model, kept, blocks="h", norm="ln_f", before={"drop": Identity()})
 

@@ -10,7 +10,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validat
 
 from terakoya import hookimpl
 from terakoya.components import Architecture, Head, TensorPartition
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +56,7 @@ class Llama(Architecture):
         """The `LlamaConfig`, its special ids and vocabulary size from `vocabulary`."""
         from transformers import LlamaConfig
 
-        from terakoya.decoder_models import special_ids
+        from terakoya.toolkit.architectures.decoder_models import special_ids
 
         return LlamaConfig(
             **self.model_dump(exclude={"scaled_init", "rope_theta"}),
@@ -69,7 +69,7 @@ class Llama(Architecture):
         """`LlamaForCausalLM`."""
         from transformers import LlamaForCausalLM
 
-        from terakoya.decoder_models import scale_output_layers
+        from terakoya.toolkit.architectures.decoder_models import scale_output_layers
 
         model = LlamaForCausalLM(self.config(vocabulary))
         if self.scaled_init:
@@ -78,7 +78,7 @@ class Llama(Architecture):
 
     def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The last hidden states (B, T, H); a position sees its own document up to itself."""
-        from terakoya import decoder_models
+        from terakoya.toolkit.architectures import decoder_models
 
         return decoder_models.hidden(model, batch)
 
@@ -92,7 +92,7 @@ class Llama(Architecture):
 
     def tensor_partition(self) -> TensorPartition:
         """Heads, those of keys and values with the queries that share them, and the middle of the feed-forward."""
-        from terakoya import decoder_models
+        from terakoya.toolkit.architectures import decoder_models
 
         return decoder_models.gated_partition(
             self.num_attention_heads, self.num_key_value_heads, self.intermediate_size
@@ -100,7 +100,7 @@ class Llama(Architecture):
 
     def cut(self, model: PreTrainedModel, kept: range) -> None:
         """See `decoder_models.keep_blocks`."""
-        from terakoya import decoder_models
+        from terakoya.toolkit.architectures import decoder_models
 
         decoder_models.keep_blocks(model, kept, blocks="layers", norm="norm", before={})
 

@@ -12,7 +12,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from terakoya import hookimpl
 from terakoya.components import Architecture, Head
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,7 @@ class ModernBert(Architecture):
 
     def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The last hidden states (B, T, H); documents in one row never see each other."""
-        from terakoya import attention
+        from terakoya.toolkit.architectures import attention
 
         return model.base_model(
             input_ids=batch["input_ids"], position_ids=batch["position_ids"], **attention.arguments(model, batch)

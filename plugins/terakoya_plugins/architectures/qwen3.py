@@ -10,7 +10,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 
 from terakoya import hookimpl
 from terakoya.components import Architecture, Head, TensorPartition
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,7 @@ class Qwen3(Architecture):
         """The `Qwen3Config`, its special ids and vocabulary size from `vocabulary`."""
         from transformers import Qwen3Config
 
-        from terakoya.decoder_models import special_ids
+        from terakoya.toolkit.architectures.decoder_models import special_ids
 
         return Qwen3Config(
             **self.model_dump(exclude={"scaled_init", "rope_theta"}),
@@ -72,7 +72,7 @@ class Qwen3(Architecture):
         """`Qwen3ForCausalLM`."""
         from transformers import Qwen3ForCausalLM
 
-        from terakoya.decoder_models import scale_output_layers
+        from terakoya.toolkit.architectures.decoder_models import scale_output_layers
 
         model = Qwen3ForCausalLM(self.config(vocabulary))
         if self.scaled_init:
@@ -81,7 +81,7 @@ class Qwen3(Architecture):
 
     def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The last hidden states (B, T, H); a position sees its own document up to itself."""
-        from terakoya import decoder_models
+        from terakoya.toolkit.architectures import decoder_models
 
         return decoder_models.hidden(model, batch)
 
@@ -96,7 +96,7 @@ class Qwen3(Architecture):
     def tensor_partition(self) -> TensorPartition:
         """Heads, those of keys and values with the queries that share them, and the middle of the feed-forward. The
         norms of queries and keys are every head's."""
-        from terakoya import decoder_models
+        from terakoya.toolkit.architectures import decoder_models
 
         return decoder_models.gated_partition(
             self.num_attention_heads, self.num_key_value_heads, self.intermediate_size,
@@ -105,7 +105,7 @@ class Qwen3(Architecture):
 
     def cut(self, model: PreTrainedModel, kept: range) -> None:
         """See `decoder_models.keep_blocks`."""
-        from terakoya import decoder_models
+        from terakoya.toolkit.architectures import decoder_models
 
         decoder_models.keep_blocks(model, kept, blocks="layers", norm="norm", before={})
 

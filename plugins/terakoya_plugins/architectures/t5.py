@@ -12,7 +12,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from terakoya import hookimpl
 from terakoya.components import Architecture, Head
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +64,7 @@ class T5(Architecture):
         Beside `input_ids` and `document_ids` (B, T), `batch` holds `decoder_input_ids` and `decoder_document_ids`
         (B, S).
         """
-        from terakoya.attention import additive, document_mask
+        from terakoya.toolkit.architectures.attention import additive, document_mask
 
         source, target = batch["document_ids"], batch["decoder_document_ids"]
         encoded = model.encoder(

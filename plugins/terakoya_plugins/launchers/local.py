@@ -10,7 +10,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from terakoya import hookimpl
 from terakoya.components import Job, Launcher, LaunchPlan
 from terakoya.errors import UserError
-from terakoya.launch_scripts import SETTLED, head, threads, words
+from terakoya.toolkit.launchers.scripts import SETTLED, head, threads, words
 
 SCRIPT = Template("""\
 #!/bin/bash

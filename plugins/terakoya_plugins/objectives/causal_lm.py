@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import NonNegativeFloat, PositiveInt, model_validator
 
-from terakoya import causal_objective, hookimpl
+from terakoya import hookimpl
 from terakoya.components import Architecture, Batch, Objective, Term
-from terakoya.data.rows import Layout, Rows
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.rows.row_source import Layout, Rows
+from terakoya.toolkit.objectives import causal_objective
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveInt
 
-from terakoya import causal_objective, hookimpl
+from terakoya import hookimpl
 from terakoya.components import Architecture, Batch, Objective, Term
-from terakoya.data.rows import Conversations, Layout, Rows
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.rows.row_source import Conversations, Layout, Rows
+from terakoya.toolkit.objectives import causal_objective
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from terakoya import hookimpl
 from terakoya.components import Optimizer
-from terakoya.parameter_groups import decay_groups, trainable
+from terakoya.toolkit.parameter_groups import decay_groups, trainable
 
 if TYPE_CHECKING:
     import torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from terakoya import hookimpl
 from terakoya.components import Progress, Schedule
-from terakoya.schedules import Warmed
+from terakoya.toolkit.schedules import Warmed
 
 
 class Constant(Warmed):

@@ -6,7 +6,7 @@ import math
 
 from terakoya import hookimpl
 from terakoya.components import Progress, Schedule
-from terakoya.schedules import Decaying
+from terakoya.toolkit.schedules import Decaying
 
 
 class Cosine(Decaying):

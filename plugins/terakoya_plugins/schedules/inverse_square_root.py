@@ -9,8 +9,8 @@ from pydantic import NonNegativeFloat, PositiveInt, model_validator
 
 from terakoya import hookimpl
 from terakoya.components import Progress, Schedule
-from terakoya.progress import Unit
-from terakoya.schedules import Warmed, at_most_one, converted, position, refuse_high_floor
+from terakoya.components.progress import Unit
+from terakoya.toolkit.schedules import Warmed, at_most_one, converted, position, refuse_high_floor
 
 TIMESCALE = 10_000
 """Steps of constant learning rate at the beginning of T5's schedule; Transformers' default without warming up."""

@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from terakoya import hookimpl
 from terakoya.components import Progress, Schedule
-from terakoya.schedules import Decaying
+from terakoya.toolkit.schedules import Decaying
 
 
 class Linear(Decaying):

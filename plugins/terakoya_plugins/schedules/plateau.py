@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
 from terakoya import hookimpl
 from terakoya.components import Progress, Schedule
-from terakoya.schedules import Warmed, refuse_high_floor
+from terakoya.toolkit.schedules import Warmed, refuse_high_floor
 
 
 class Plateau(Warmed):

@@ -6,7 +6,7 @@ from pydantic import PositiveFloat
 
 from terakoya import hookimpl
 from terakoya.components import Progress, Schedule
-from terakoya.schedules import Decaying
+from terakoya.toolkit.schedules import Decaying
 
 
 class Polynomial(Decaying):

@@ -10,8 +10,8 @@ from pydantic import Field, NonNegativeInt, model_validator
 
 from terakoya import hookimpl
 from terakoya.components import Progress, Schedule
-from terakoya.progress import Unit
-from terakoya.schedules import Decaying, Span, at_most_one, converted, length
+from terakoya.components.progress import Unit
+from terakoya.toolkit.schedules import Decaying, Span, at_most_one, converted, length
 
 Shape = Literal["linear", "cosine", "1-sqrt"]
 

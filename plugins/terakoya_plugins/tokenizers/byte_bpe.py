@@ -15,13 +15,13 @@ from pydantic import Field
 
 from terakoya import hookimpl
 from terakoya.components import Tokenizer
-from terakoya.data import byte_pairs
-from terakoya.data.counts_file import Splitting, counted
 from terakoya.errors import UserError
+from terakoya.toolkit.tokenizers import byte_level_bpe as byte_pairs
+from terakoya.toolkit.tokenizers.word_counts_file import Splitting, counted
 
 if TYPE_CHECKING:
-    from terakoya.data.corpus import Corpus
-    from terakoya.data.line_encoder import LineEncoder
+    from terakoya.corpus.corpus import Corpus
+    from terakoya.toolkit.tokenizers.line_encoder import LineEncoder
 
 NAME = "byte_bpe"
 _NAMED = ("eos_token", "bos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
@@ -106,7 +106,7 @@ class ByteBpe(Tokenizer):
 
     def encoder(self, folder: Path) -> LineEncoder:
         """See `Tokenizer.encoder`. Words are not known: GPT-2's pattern cuts Japanese at punctuation only."""
-        from terakoya.data.line_encoder import LineEncoder
+        from terakoya.toolkit.tokenizers.line_encoder import LineEncoder
 
         return LineEncoder(self.load(folder), parse=self.special_tokens_in_text != "split")
 

@@ -18,8 +18,8 @@ from terakoya.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from terakoya.data.corpus import Corpus
-    from terakoya.data.line_encoder import LineEncoder
+    from terakoya.corpus.corpus import Corpus
+    from terakoya.toolkit.tokenizers.line_encoder import LineEncoder
 
 NAME = "huggingface"
 _CONFIG = "tokenizer_config.json"
@@ -80,7 +80,7 @@ class HuggingFace(Tokenizer):
 
     def encoder(self, folder: Path) -> LineEncoder:
         """See `Tokenizer.encoder`."""
-        from terakoya.data.line_encoder import LineEncoder
+        from terakoya.toolkit.tokenizers.line_encoder import LineEncoder
 
         return LineEncoder(self.load(folder), parse=self.special_tokens_in_text != "split")
 

@@ -19,14 +19,15 @@ from pydantic import Field
 
 from terakoya import hookimpl
 from terakoya.components import Tokenizer
-from terakoya.data import japanese_folder, word_splitters
-from terakoya.data.bert_folder import read_bert_folder, read_config, read_vocabulary
-from terakoya.data.corpus import Corpus
-from terakoya.data.counts_file import Splitting, counted
-from terakoya.data.japanese_folder import SPECIAL_TOKENS
-from terakoya.data.word_encoder import WordEncoder
-from terakoya.data.wordpiece import WordPiece, bert_words, train_wordpiece
+from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
+from terakoya.toolkit.tokenizers import bert_japanese_folder as japanese_folder
+from terakoya.toolkit.tokenizers import word_splitters
+from terakoya.toolkit.tokenizers.bert_folder import read_bert_folder, read_config, read_vocabulary
+from terakoya.toolkit.tokenizers.bert_japanese_folder import SPECIAL_TOKENS
+from terakoya.toolkit.tokenizers.word_counts_file import Splitting, counted
+from terakoya.toolkit.tokenizers.word_encoder import WordEncoder
+from terakoya.toolkit.tokenizers.wordpiece import WordPiece, bert_words, train_wordpiece
 
 NAME = "mecab_wordpiece"
 _TRANSFORMERS_NAMES = {"mecab": "mecab", "sudachi": "sudachi", "juman": "jumanpp", "basic": "basic"}

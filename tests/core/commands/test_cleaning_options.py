@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from terakoya.commands.count_words import count_words
-from terakoya.commands.tokenizer import train_tokenizer
-from terakoya.data.cleaning import HoldOut
+from terakoya.commands.tokenizer.app import train_tokenizer
+from terakoya.commands.tokenizer.count import count_words
+from terakoya.corpus.cleaning import HoldOut
 from terakoya.errors import UserError
 
 TEXTS = [f"w{n} w{n}" for n in range(200)]

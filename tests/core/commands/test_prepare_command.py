@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from terakoya.commands.prepare import parse_max_rejects
-from terakoya.commands.store import count, info, verify
+from terakoya.commands.store.app import count, info, verify
 from terakoya.errors import UserError
 
 DOUBLE = Path(__file__).parents[1] / "data"

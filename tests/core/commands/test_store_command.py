@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from terakoya.commands.main import app
-from terakoya.commands.store import info, verify
-from terakoya.commands.store_import import parse_eos
-from terakoya.commands.store_merge import parse_weights
+from terakoya.commands.store.app import info, verify
+from terakoya.commands.store.import_tokens import parse_eos
+from terakoya.commands.store.merge import parse_weights
 from terakoya.errors import UserError
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "寺子", "屋", "で", "読み", "##書き", "を", "学", "##ぶ"]

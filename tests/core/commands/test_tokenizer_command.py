@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from terakoya.commands.main import main
-from terakoya.commands.tokenizer import import_tokenizer, train_tokenizer
-from terakoya.data.corpus import Corpus
+from terakoya.commands.tokenizer.app import import_tokenizer, train_tokenizer
+from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece
 

@@ -21,7 +21,7 @@ from transformers import (
 
 from terakoya.commands.main import main
 from terakoya.commands.try_model import Judged, fill_mask, find_replaced, show
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.architectures.electra import Electra

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 FIRST = 10

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from terakoya.data.blending import PERIOD, Blend, integer_weights
 from terakoya.errors import UserError
+from terakoya.rows.blending import PERIOD, Blend, integer_weights
 
 WEIGHTS = st.lists(st.integers(0, 1000), min_size=1, max_size=6).filter(lambda weights: sum(weights) > 0)
 

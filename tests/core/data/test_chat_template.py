@@ -9,8 +9,8 @@ import pytest
 from chat_tokenizer import CHATML, MESSAGES, make_chat_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from terakoya.data.chat_template import ChatTemplate, TemplateError, find_template
 from terakoya.errors import UserError
+from terakoya.preparation.chat_template import ChatTemplate, TemplateError, find_template
 
 JAPANESE = """\
 次の指示を読み、求められていることに応答してください。

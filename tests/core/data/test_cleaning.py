@@ -21,11 +21,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terakoya.data import cleaning_duplicates, cleaning_plan
-from terakoya.data.cleaning import change, cleaned, read_steps
-from terakoya.data.cleaning_plan import make_plan
-from terakoya.data.corpus import Corpus, Document, Reject
-from terakoya.data.sentences import split_sentences
+from terakoya.corpus import cleaning_plan
+from terakoya.corpus import deduplication as cleaning_duplicates
+from terakoya.corpus.cleaning import change, cleaned, read_steps
+from terakoya.corpus.cleaning_plan import make_plan
+from terakoya.corpus.corpus import Corpus, Document, Reject
+from terakoya.corpus.sentences import split_sentences
 from terakoya.errors import UserError
 
 KANJI = "日月火水木金土山川田人口目耳手足力気天空雨花草虫犬竹糸貝車町村森林石音先生学校文字本名赤青白"
@@ -324,9 +325,9 @@ def test_near_duplicates_without_datasketch_name_the_extra(tmp_path: Path, monke
 KILLED = """
 import sys
 from pathlib import Path
-from terakoya.data.cleaning import cleaned, read_steps
-from terakoya.data.cleaning_plan import make_plan
-from terakoya.data.corpus import Corpus
+from terakoya.corpus.cleaning import cleaned, read_steps
+from terakoya.corpus.cleaning_plan import make_plan
+from terakoya.corpus.corpus import Corpus
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])

@@ -13,12 +13,12 @@ import pytest
 from word_tokenizer import line_ids, make_folder
 
 from terakoya.commands.prepare import prepare
-from terakoya.data.cleaning_plan import make_plan
-from terakoya.data.corpus import Corpus, Document
-from terakoya.data.store import TokenStore, read_facts
+from terakoya.corpus.cleaning_plan import make_plan
+from terakoya.corpus.corpus import Corpus, Document
 from terakoya.errors import UserError
-from terakoya.pipeline import Pipeline, run_pipeline
-from terakoya.pipeline_corpora import PipelineCorpus
+from terakoya.pipeline.corpora import PipelineCorpus
+from terakoya.pipeline.run import Pipeline, run_pipeline
+from terakoya.store.token_store import TokenStore, read_facts
 
 STEPS: list[dict[str, Any]] = [
     {"type": "length", "min_characters": 7},

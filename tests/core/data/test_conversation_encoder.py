@@ -12,10 +12,10 @@ import pytest
 from chat_tokenizer import CHATML, MESSAGES, TEXTS, make_chat_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from terakoya.data.chat_template import ChatTemplate, find_template
-from terakoya.data.conversation_encoder import UNLIKE_PROMPT, ConversationEncoder, EncodedConversations
-from terakoya.data.corpus import Corpus
-from terakoya.data.line_encoder import vocabulary_of
+from terakoya.corpus.corpus import Corpus
+from terakoya.preparation.chat_template import ChatTemplate, find_template
+from terakoya.preparation.conversation_encoder import UNLIKE_PROMPT, ConversationEncoder, EncodedConversations
+from terakoya.toolkit.tokenizers.line_encoder import vocabulary_of
 from terakoya_plugins.tokenizers.sentencepiece import SentencePiece
 
 SYSTEM = {"role": "system", "content": "丁寧に答えてください。"}

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from terakoya.data.causal_rows import IGNORED
-from terakoya.data.layouts import Conversations, Layout, Rows
-from terakoya.data.rows import RowSource
-from terakoya.data.store import TokenStore
-from terakoya.data.store_part import part
-from terakoya.data.store_writer import write_store
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.rows import Conversations, Layout, Rows
+from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
+from terakoya.rows.causal_rows import IGNORED
+from terakoya.rows.row_source import RowSource
+from terakoya.store.subset import part
+from terakoya.store.token_store import TokenStore
+from terakoya.store.writer import write_store
 
 LENGTH, PAD, FIRST = 16, 0, 5
 VOCABULARY = Vocabulary(size=5000, pad=PAD, bos=1, eos=2, special=(0, 1, 2))

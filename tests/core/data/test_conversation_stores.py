@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 
 from terakoya.commands.main import app, main
 from terakoya.commands.prepare import prepare
-from terakoya.data.conversation_encoder import UNLIKE_PROMPT
-from terakoya.data.merge import merge
-from terakoya.data.split import split
-from terakoya.data.store import StoreFacts, TokenStore
-from terakoya.data.store_verify import verify
-from terakoya.data.token_blocks import export_blocks
 from terakoya.errors import UserError
+from terakoya.preparation.conversation_encoder import UNLIKE_PROMPT
+from terakoya.store.merge import merge
+from terakoya.store.split import split
+from terakoya.store.token_blocks import export_blocks
+from terakoya.store.token_store import StoreFacts, TokenStore
+from terakoya.store.verify import verify
 
 FILES = ("tokens.bin", "tokens.idx", "tokens.answers", "store.json", "rejects.jsonl", "tokenizer/chat_template.jinja")
 
@@ -117,7 +117,7 @@ def test_stores_made_of_stores_keep_answers(store: TokenStore, tokenizer: Path, 
 def test_merged_shards_are_the_store_of_one_run(
     store: TokenStore, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("terakoya.data.preparation._MIN_BLOCK", 700)
+    monkeypatch.setattr("terakoya.preparation.job._MIN_BLOCK", 700)
     whole, file = tmp_path / "whole", tmp_path / "a.jsonl"
     shards = [tmp_path / f"shard{number}" for number in (1, 2)]
     make(file, tokenizer, whole)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from chat_tokenizer import MESSAGES, WITH_INPUT, write_lines
 
-from terakoya.data.conversations import UnfitError, messages, read_conversation
-from terakoya.data.corpus import Corpus, Document, Reject
-from terakoya.data.corpus_files import find_files
+from terakoya.corpus.conversations import UnfitError, messages, read_conversation
+from terakoya.corpus.corpus import Corpus, Document, Reject
+from terakoya.corpus.files import find_files
 from terakoya.errors import UserError
 
 USER, ANSWER = {"role": "user", "content": "問い"}, {"role": "assistant", "content": "答え"}

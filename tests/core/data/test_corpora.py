@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from terakoya.data.cleaning import cleaned, read_steps
-from terakoya.data.cleaning_plan import make_plan
-from terakoya.data.corpora import joined
-from terakoya.data.corpus import Corpus, Document
-from terakoya.data.word_counts import WordCounts, count_words
+from terakoya.corpus.cleaning import cleaned, read_steps
+from terakoya.corpus.cleaning_plan import make_plan
+from terakoya.corpus.corpus import Corpus, Document
+from terakoya.corpus.joined_corpora import joined
+from terakoya.toolkit.tokenizers.word_counts import WordCounts, count_words
 
 
 def _words(text: str) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from terakoya.data.corpus import Corpus, Document, Reject
+from terakoya.corpus.corpus import Corpus, Document, Reject
 from terakoya.errors import UserError
 
 DATA = Path(__file__).resolve().parents[3] / "../shared/data"

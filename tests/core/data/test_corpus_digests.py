@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from terakoya.commands import count_words as command
-from terakoya.data import corpus as corpus_module
-from terakoya.data.corpus import Corpus
-from terakoya.data.corpus_files import Source, content_hash
-from terakoya.data.counts_file import read_counts
+from terakoya.commands.tokenizer import count as command
+from terakoya.corpus import corpus as corpus_module
+from terakoya.corpus.corpus import Corpus
+from terakoya.corpus.files import Source, content_hash
 from terakoya.errors import UserError
-from terakoya.tokenizer import make_tokenizer
+from terakoya.tokenization.train import make_tokenizer
+from terakoya.toolkit.tokenizers.word_counts_file import read_counts
 
 TEXTS = [f"文書{n}は橋の話。" * (n % 7 + 1) for n in range(3000)]
 SETTINGS = {"type": "byte_bpe", "vocab_size": 300}
@@ -104,7 +104,7 @@ def test_a_counted_table_is_found_again(folder: Path, tmp_path: Path, hashed: li
 def test_no_table_is_kept_of_a_file_that_changes_meanwhile(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from terakoya.data import counts_file
+    from terakoya.toolkit.tokenizers import word_counts_file as counts_file
 
     real: Callable[..., Any] = counts_file.counted
 

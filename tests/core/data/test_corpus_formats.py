@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from terakoya.data.corpus import Corpus, Document, Reject
-from terakoya.data.hold_out import hold_out
+from terakoya.corpus.corpus import Corpus, Document, Reject
+from terakoya.corpus.hold_out import hold_out
 from terakoya.errors import UserError
 
 PACKERS = {

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from word_tokenizer import WordTokenizer, make_folder
 
-from terakoya.data.corpus import Corpus, Document, Reject
-from terakoya.data.corpus_files import RemoteFile, find_files
-from terakoya.data.prepare import prepare
+from terakoya.corpus.corpus import Corpus, Document, Reject
+from terakoya.corpus.files import RemoteFile, find_files
 from terakoya.errors import UserError
+from terakoya.preparation.local import prepare
 
 TEXTS = [f"document {number} of many words" for number in range(200)]
 

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from word_tokenizer import WordTokenizer, make_folder
 
-from terakoya.data import disk_need
-from terakoya.data.corpus import Corpus
-from terakoya.data.disk_need import check_disk, estimate
-from terakoya.data.prepare import prepare
-from terakoya.data.store import TokenStore
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
+from terakoya.preparation import disk_space as disk_need
+from terakoya.preparation.disk_space import check_disk, estimate
+from terakoya.preparation.local import prepare
+from terakoya.store.token_store import TokenStore
 
 TOKEN = re.compile(r"x+|[^x\n]")
 """A run of x is one token, however long, as unknown characters are to SentencePiece."""

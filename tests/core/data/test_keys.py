@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from terakoya.data.keys import below, chance, draws, hash_u64, permute, row_keys
+from terakoya.toolkit.random_keys import below, chance, draws, hash_u64, permute, row_keys
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "keys.json").read_text())
 U64 = st.integers(0, 2**64 - 1)

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_store import CLS, FIRST, MASK, PAD, SEP, vocabulary
 
-from terakoya.data.keys import draws, row_keys
-from terakoya.data.masking import IGNORED, Masked, mask
 from terakoya.errors import UserError
+from terakoya.toolkit.objectives.masking import IGNORED, Masked, mask
+from terakoya.toolkit.random_keys import draws, row_keys
 
 VOCABULARY = vocabulary(5000)
 

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from word_tokenizer import make_folder
 
-from terakoya.data.megatron import MegatronFiles
-from terakoya.data.megatron_import import import_megatron
-from terakoya.data.store import StoreFacts, TokenStore
-from terakoya.data.store_verify import verify
-from terakoya.data.store_writer import write_store
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
+from terakoya.store.megatron_files import MegatronFiles
+from terakoya.store.megatron_import import import_megatron
+from terakoya.store.token_store import StoreFacts, TokenStore
+from terakoya.store.verify import verify
+from terakoya.store.writer import write_store
 
 CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
 EOS = 5
@@ -99,9 +99,9 @@ def test_what_was_written_is_imported_in_chunks_of_any_size(
     documents: Documents, end: int | None, drift: bool, chunk: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("terakoya.data.megatron._DOCUMENTS", chunk)
-        patch.setattr("terakoya.data.megatron._SEQUENCES", chunk)
-        patch.setattr("terakoya.data.megatron_import.CHUNK", chunk)
+        patch.setattr("terakoya.store.megatron_files._DOCUMENTS", chunk)
+        patch.setattr("terakoya.store.megatron_files._SEQUENCES", chunk)
+        patch.setattr("terakoya.store.megatron_import.CHUNK", chunk)
         write_megatron(Path(folder) / "p", documents, end=end, drift=drift)
         out = Path(folder) / "store"
         facts = bring_in(Path(folder) / "p", out, repair=True, starts_word=np.arange(1000) % 2 == 0)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_store import small_store
 
-from terakoya.data.megatron_order import MegatronOrder
-from terakoya.data.rows import Layout, RowSource
 from terakoya.errors import UserError
+from terakoya.rows.megatron_order import MegatronOrder
+from terakoya.rows.row_source import Layout, RowSource
 
 EOS = 5
 

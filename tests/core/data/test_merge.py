@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from small_store import damage
 from word_tokenizer import WordTokenizer, make_folder
 
-from terakoya.data.corpus import Corpus
-from terakoya.data.merge import merge
-from terakoya.data.prepare import prepare
-from terakoya.data.store import TokenStore
-from terakoya.data.store_verify import verify
-from terakoya.data.store_writer import write_store
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
+from terakoya.preparation.local import prepare
+from terakoya.store.merge import merge
+from terakoya.store.token_store import TokenStore
+from terakoya.store.verify import verify
+from terakoya.store.writer import write_store
 
 DATA = ("tokens.bin", "tokens.idx", "tokens.words")
 
@@ -69,7 +69,7 @@ def test_bits_and_ids_join_at_any_length(
 ) -> None:
     folder, vocabulary = tmp_path_factory.mktemp("m"), Vocabulary(size=100)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("terakoya.data.merge._CHUNK", chunk)
+        patch.setattr("terakoya.store.merge._CHUNK", chunk)
         for number, lines in enumerate(stores):
             words = [[[each % 2 == 0 for each in line]] for line in lines]
             write_store(folder / str(number), [[line] for line in lines], vocabulary=vocabulary, word_starts=words)
@@ -144,7 +144,7 @@ def test_a_changed_file_is_refused_and_leaves_nothing(tmp_path: Path, name: str,
 
 
 def test_memory_does_not_grow_with_the_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("terakoya.data.merge._CHUNK", 1 << 12)
+    monkeypatch.setattr("terakoya.store.merge._CHUNK", 1 << 12)
     peaks = []
     for size in (500, 500, 5_000):  # the first one warms up
         documents = [[np.arange(100)]] * size

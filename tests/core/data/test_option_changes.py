@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from terakoya.commands.main import main
-from terakoya.data.resuming import changes
-from terakoya.data.sharding import SHARD_BLOCKS
+from terakoya.preparation.resuming import changes
+from terakoya.preparation.sharding import SHARD_BLOCKS
 
 WORDS = {"special_tokens_in_text": "parse", "vocab_size": 32768, "dictionary": "unidic_lite"}
 

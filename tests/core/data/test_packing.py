@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from terakoya.data import packing
-from terakoya.data.packing import Plan, cut, pack, packed_rows, single_rows, stored_plan
+from terakoya.rows import packing
+from terakoya.rows.packing import Plan, cut, pack, packed_rows, single_rows, stored_plan
 
 CORPUS = Path(__file__).parents[3] / "../shared/data/aozora-small.jsonl.gz"
 LENGTHS = st.lists(st.integers(0, 70), max_size=60)

@@ -11,7 +11,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.trainers import BpeTrainer
 
-from terakoya.data import pair_merging
+from terakoya.toolkit.tokenizers import bpe_merges as pair_merging
 
 # Counts no two of which are equal where it matters: the order of the first merges is theirs alone.
 TWICE = {"##ab": 100, "##a": 10, "x#a": 134, "xab": 70, "yab": 60}

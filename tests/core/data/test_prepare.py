@@ -19,12 +19,12 @@ import psutil
 import pytest
 from word_tokenizer import WordTokenizer, line_ids, make_folder
 
-from terakoya.data import disk_need
-from terakoya.data.corpus import Corpus
-from terakoya.data.prepare import prepare
-from terakoya.data.store import StoreFacts, TokenStore
-from terakoya.data.store_verify import verify
+from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
+from terakoya.preparation import disk_space as disk_need
+from terakoya.preparation.local import prepare
+from terakoya.store.token_store import StoreFacts, TokenStore
+from terakoya.store.verify import verify
 
 VOCABULARY = 1000
 
@@ -64,8 +64,8 @@ SCRIPT = """
 import logging, os, signal, sys
 from pathlib import Path
 from word_tokenizer import WordTokenizer
-from terakoya.data.corpus import Corpus
-from terakoya.data.prepare import prepare
+from terakoya.corpus.corpus import Corpus
+from terakoya.preparation.local import prepare
 
 def run(folder, out, processes, block_bytes=1500):
     corpus = Corpus([folder / "a.jsonl", folder / "b.jsonl.gz"], block_bytes=block_bytes)
@@ -236,7 +236,9 @@ def test_workers_end_with_their_parent_at_once(
 
 
 def test_a_dead_worker_is_explained(tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("terakoya.data.disk_need._pieces", lambda text, _: [text[:100]])  # not the deadly document
+    monkeypatch.setattr(
+        "terakoya.preparation.disk_space._pieces", lambda text, _: [text[:100]]
+    )  # not the deadly document
     file = tmp_path / "a.txt"
     file.write_text("\n\n".join(["good text"] * 400 + ["die!"] + ["good text"] * 10))
     corpus = Corpus([file], block_bytes=1000)

@@ -17,19 +17,19 @@ import pytest
 from fake_slurm import FakeSlurm
 from word_tokenizer import WordTokenizer, make_folder
 
-from terakoya.data.block_list import list_blocks
-from terakoya.data.corpus import Corpus
-from terakoya.data.executor_settings import executor_settings
-from terakoya.data.preparation import Preparation
-from terakoya.data.prepare import prepare
-from terakoya.data.sharding import Shard
-from terakoya.data.store import StoreFacts
+from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
+from terakoya.preparation.block_list import list_blocks
+from terakoya.preparation.datatrove_settings import executor_settings
+from terakoya.preparation.job import Preparation
+from terakoya.preparation.local import prepare
+from terakoya.preparation.sharding import Shard
+from terakoya.store.token_store import StoreFacts
 
 datatrove = pytest.importorskip("datatrove", reason="datatrove is not installed")
 
-from terakoya.data.datatrove_steps import EncodeBlocks, JoinParts  # noqa: E402
-from terakoya.data.prepare_datatrove import Submitted, prepare_datatrove  # noqa: E402
+from terakoya.preparation.datatrove import Submitted, prepare_datatrove  # noqa: E402
+from terakoya.preparation.datatrove_steps import EncodeBlocks, JoinParts  # noqa: E402
 
 SLURM = {"tasks": 3, "partition": "cpu", "time": "01:00:00"}
 
@@ -122,7 +122,7 @@ def test_a_killed_command_is_finished_by_either_engine(folder: Path) -> None:
     code = """
 from pathlib import Path
 from test_prepare_datatrove import preparation
-from terakoya.data.prepare_datatrove import prepare_datatrove
+from terakoya.preparation.datatrove import prepare_datatrove
 if __name__ == "__main__":
     prepare_datatrove(preparation("out"), processes=2)
 """
@@ -159,7 +159,7 @@ def test_what_the_own_engine_left_is_used(folder: Path, monkeypatch: pytest.Monk
     def notes(totals: object, *_: object, **__: object) -> None:
         seen.extend(file.stat().st_mtime_ns == at for file, at in kept.items())
 
-    monkeypatch.setattr("terakoya.data.preparation._judge", notes)
+    monkeypatch.setattr("terakoya.preparation.job._judge", notes)
     prepare_datatrove(given, processes=1)
     assert len(seen) > 15 and all(seen), "finished parts were made again"
     monkeypatch.undo()
@@ -184,7 +184,9 @@ def test_a_task_that_runs_again_makes_only_what_is_missing(folder: Path, slurm: 
 
 
 def test_a_dead_worker_is_explained(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("terakoya.data.disk_need._pieces", lambda text, _: [text[:100]])  # not the deadly document
+    monkeypatch.setattr(
+        "terakoya.preparation.disk_space._pieces", lambda text, _: [text[:100]]
+    )  # not the deadly document
     lines = rows(5, 900)
     (folder / "a.jsonl").write_text("\n".join([*lines, '{"text": "die!"}', *lines]))
     with pytest.raises(UserError, match=r"killed for want of memory; use fewer than --processes 2\. Finished parts"):
@@ -203,7 +205,7 @@ def test_a_failed_task_is_told_and_what_it_left_is_used(folder: Path, monkeypatc
     whole = one_process("whole")
     given = preparation("out")
     given.task.parts.mkdir(parents=True)
-    monkeypatch.setattr("terakoya.data.prepare_datatrove._run_local", lambda *_: None)
+    monkeypatch.setattr("terakoya.preparation.datatrove._run_local", lambda *_: None)
     with pytest.raises(UserError, match=r"(\d+) of \1 parts are missing, number 0 the first.*run the same command"):
         prepare_datatrove(given, processes=2)
     monkeypatch.undo()
@@ -234,7 +236,7 @@ def test_every_setting_is_an_argument_of_datatroves_executor() -> None:
 
     from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
 
-    from terakoya.data.executor_settings import LocalSettings, RaySettings, SlurmSettings
+    from terakoya.preparation.datatrove_settings import LocalSettings, RaySettings, SlurmSettings
 
     pairs = (
         (LocalSettings, LocalPipelineExecutor),

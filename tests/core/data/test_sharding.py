@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from word_tokenizer import WordTokenizer, make_folder
 
-from terakoya.data.corpus import Corpus
-from terakoya.data.merge import merge
-from terakoya.data.prepare import prepare
-from terakoya.data.sharding import Shard, ShardBlocks, check_joined
-from terakoya.data.store import StoreFacts
+from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
+from terakoya.preparation.local import prepare
+from terakoya.preparation.sharding import Shard, ShardBlocks, check_joined
+from terakoya.store.merge import merge
+from terakoya.store.token_store import StoreFacts
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def make(corpus: Corpus, tmp_path: Path, name: str, shard: str | None = None) ->
 def test_merged_shards_are_the_store_of_one_run(
     corpus: Corpus, tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("terakoya.data.preparation._MIN_BLOCK", 700)
+    monkeypatch.setattr("terakoya.preparation.job._MIN_BLOCK", 700)
     whole = make(corpus, tmp_path, "whole")
     names = [f"s{number}" for number in range(1, count + 1)]
     for number, name in enumerate(names, 1):

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import terakoya.data.store_writer as store_writer
-from terakoya.data.store import TokenStore, Unit
-from terakoya.data.store_verify import verify
-from terakoya.data.store_writer import locked, write_store
-from terakoya.data.vocab import Vocabulary
+import terakoya.store.writer as store_writer
+from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
+from terakoya.store.token_store import TokenStore, Unit
+from terakoya.store.verify import verify
+from terakoya.store.writer import locked, write_store
 
 DOCUMENTS = [[[7, 8], [9]], [[1, 2, 3, 4]]]
 WORDS = [[[True, False], [True]], [[True, True, False, True]]]

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import toy
 
-from terakoya.data.corpus import Corpus
-from terakoya.data.layouts import Layout
-from terakoya.data.prepare import prepare
-from terakoya.data.rows import RowSource
-from terakoya.data.store import TokenStore
-from terakoya.data.store_part import document_ranges, part
+from terakoya.components.rows import Layout
+from terakoya.corpus.corpus import Corpus
+from terakoya.preparation.local import prepare
+from terakoya.rows.row_source import RowSource
+from terakoya.store.subset import document_ranges, part
+from terakoya.store.token_store import TokenStore
 
 LAYOUTS = [
     Layout("packed"),

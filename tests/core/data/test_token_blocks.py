@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from small_store import damage
 from word_tokenizer import make_folder
 
-from terakoya.data.store import StoreFacts, TokenStore
-from terakoya.data.store_verify import verify
-from terakoya.data.store_writer import write_store
-from terakoya.data.token_blocks import Exported, export_blocks, import_blocks
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
+from terakoya.store.token_blocks import Exported, export_blocks, import_blocks
+from terakoya.store.token_store import StoreFacts, TokenStore
+from terakoya.store.verify import verify
+from terakoya.store.writer import write_store
 
 EOS = 5
 VOCABULARY = Vocabulary(size=1000, eos=EOS)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from terakoya.commands.prepare import prepare
-from terakoya.data.corpus import Corpus
-from terakoya.data.store import TokenStore
-from terakoya.tokenizer import train_tokenizer
+from terakoya.corpus.corpus import Corpus
+from terakoya.store.token_store import TokenStore
+from terakoya.tokenization.train import train_tokenizer
 
 TEXTS = [
     "一行目は短い。\n二行目も短い。\n\n段落が変わると、空の行がある。",

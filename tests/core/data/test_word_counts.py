@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from terakoya.data.corpus import Corpus
-from terakoya.data.word_counts import count_words
+from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
+from terakoya.toolkit.tokenizers.word_counts import count_words
 
 
 def by_spaces() -> Callable[[str], Iterable[str]]:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from terakoya.commands.count_words import count_words as command
-from terakoya.data import counts_file
-from terakoya.data.corpus import Corpus
-from terakoya.data.counts_file import Splitting, counted, read_counts, write_counts
-from terakoya.data.word_counts import Splitter
+from terakoya.commands.tokenizer.count import count_words as command
+from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
-from terakoya.tokenizer import train_tokenizer
+from terakoya.tokenization.train import train_tokenizer
+from terakoya.toolkit.tokenizers import word_counts_file as counts_file
+from terakoya.toolkit.tokenizers.word_counts import Splitter
+from terakoya.toolkit.tokenizers.word_counts_file import Splitting, counted, read_counts, write_counts
 
 TEXTS = ["橋を渡ると、古い茶屋がある。", "茶屋の主人は、橋の話をよくする。\n話は長い。", "bad \u2028 茶屋\0橋"] * 4
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from terakoya.components import Encoded, Tokenizer
-from terakoya.data.vocab import Vocabulary
-from terakoya.data.word_marks import word_start_table
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.toolkit.tokenizers.word_start_marks import word_start_table
 
 
 class Marked(Tokenizer):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import BertWordPieceTokenizer
 from transformers.models.bert_japanese.tokenization_bert_japanese import WordpieceTokenizer
 
-from terakoya.data.wordpiece import WordPiece, bert_words, train_wordpiece
 from terakoya.errors import UserError
+from terakoya.toolkit.tokenizers.wordpiece import WordPiece, bert_words, train_wordpiece
 
 PIECES = ["[UNK]", "a", "ab", "##a", "##b", "##ba", "東", "##京", "##", "abc", "##c"]
 VOCABULARY = {piece: id for id, piece in enumerate(PIECES)}

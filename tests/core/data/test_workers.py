@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from terakoya.data.workers import warm_up, workers
 from terakoya.errors import UserError
+from terakoya.process_pool import warm_up, workers
 
 _mark = ""
 
@@ -50,7 +50,7 @@ def test_a_worker_that_dies_is_explained() -> None:
 
 SLEEPERS = """
 import sys, time
-from terakoya.data.workers import workers
+from terakoya.process_pool import workers
 
 def nothing() -> None: ...
 

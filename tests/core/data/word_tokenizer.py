@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from terakoya.components import Encoded, Tokenizer
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
 
 SPECIAL = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "</s>": 5}
 FIRST_ORDINARY = 6

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 import worlds
 
-from terakoya.training import checkpoint_state, distributed_deepspeed_config
 from terakoya.training.batches import to_device
-from terakoya.training.distributed import Connection, connect
-from terakoya.training.pieces import KINDS
+from terakoya.training.checkpoint import state as checkpoint_state
+from terakoya.training.distributed import deepspeed_setup as distributed_deepspeed_config
+from terakoya.training.distributed.context import Connection, connect
+from terakoya.training.distributed.topology import Launched
+from terakoya.training.engines.tensor_shards import KINDS
 from terakoya.training.trainer import Trainer
-from terakoya.training.world import Launched
 
 
 def run(job: dict[str, Any], connection: Connection) -> None:

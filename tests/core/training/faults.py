@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from terakoya import hookimpl
-from terakoya.training import checkpoint, checkpoint_state
+from terakoya.training.checkpoint import checkpoint
+from terakoya.training.checkpoint import state as checkpoint_state
 
 FAULT, _, WHERE = os.environ.get("FAULT", ":").partition(":")
 RANK = int(os.environ.get("FAULT_RANK", "0"))

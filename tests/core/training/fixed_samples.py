@@ -9,7 +9,7 @@ import torch
 
 from terakoya import hookimpl
 from terakoya.components import Architecture, Objective
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
 from terakoya_plugins.objectives.replaced_token import ReplacedToken
 
 

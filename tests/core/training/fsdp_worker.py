@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from worlds import Job
 
-from terakoya.training.distributed import Connection
-from terakoya.training.engine import Weigh
+from terakoya.training.distributed.context import Connection
+from terakoya.training.engines.engine import Weigh
 from terakoya.training.trainer import Trainer
 
 

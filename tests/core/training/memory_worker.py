@@ -27,15 +27,15 @@ from torch.distributed import Work
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
-from terakoya.parameters import Parameters
+from terakoya.config.parameters import Parameters
 from terakoya.plugins import registry
 from terakoya.training import setup
-from terakoya.training.distributed import Connection, connect
-from terakoya.training.distributed_pipeline import PipelineEngine
-from terakoya.training.record import Record
+from terakoya.training.distributed.context import Connection, connect
+from terakoya.training.distributed.topology import Launched
+from terakoya.training.engines.pipeline_parallel import PipelineEngine
+from terakoya.training.run_log import Record
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
-from terakoya.training.world import Launched
 
 MARK = 7_919
 """Bytes that are given out to mark a moment, and never else."""

@@ -14,8 +14,8 @@ import worlds
 from safetensors.torch import load_file, save_file
 from worlds import Job
 
-from terakoya.training.distributed import Connection
-from terakoya.training.distributed_ddp import DDPEngine
+from terakoya.training.distributed.context import Connection
+from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.trainer import Trainer
 
 

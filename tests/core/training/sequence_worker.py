@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from terakoya.parameters import Parameters
+from terakoya.config.parameters import Parameters
 from terakoya.plugins import registry
 from terakoya.training import setup
-from terakoya.training.distributed import Connection
-from terakoya.training.evaluate import evaluate
-from terakoya.training.record import Record
+from terakoya.training.distributed.context import Connection
+from terakoya.training.run_log import Record
 from terakoya.training.stores import Stores
+from terakoya.training.validation import evaluate
 
 
 def work(jobs: Mapping[str, Any], folder: Path, connection: Connection) -> None:

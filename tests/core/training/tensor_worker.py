@@ -14,10 +14,10 @@ import torch
 import worlds
 from worlds import Job
 
-from terakoya.parameters import Parameters
+from terakoya.config.parameters import Parameters
 from terakoya.training import setup
-from terakoya.training.distributed import Connection, _groups
-from terakoya.training.distributed_tensor import TensorParallelEngine
+from terakoya.training.distributed.context import Connection, _groups
+from terakoya.training.engines.tensor_parallel import TensorParallelEngine
 from terakoya.training.trainer import Trainer
 
 

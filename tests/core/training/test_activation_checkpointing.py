@@ -14,14 +14,14 @@ from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from terakoya import attention
+from terakoya.config.parameters import Parameters
 from terakoya.contract.toy import VOCABULARY, make_rows, values
 from terakoya.contract.toy import make_store as contract_store
-from terakoya.data.store import TokenStore
-from terakoya.parameters import Parameters
 from terakoya.plugins import registry
-from terakoya.training.activation_checkpointing import is_dear, wrap
+from terakoya.store.token_store import TokenStore
+from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
+from terakoya.training.model.activation_checkpointing import is_dear, wrap
 from terakoya.training.setup import build_trained
 
 KINDS = ("full", "selective")

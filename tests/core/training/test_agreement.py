@@ -12,10 +12,10 @@ import torch
 from terakoya.components import Batch
 from terakoya.errors import UserError
 from terakoya.plugins import PluginError
-from terakoya.training.agreement import Agreement
 from terakoya.training.batches import StepBatches
-from terakoya.training.distributed import Connection
-from terakoya.training.world import Place, Topology
+from terakoya.training.distributed.context import Connection
+from terakoya.training.distributed.topology import Place, Topology
+from terakoya.training.step_sync import Agreement
 
 
 @dataclass

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from terakoya.errors import UserError
-from terakoya.training import checkpoint, checkpoint_state
-from terakoya.training.distributed import Connection
-from terakoya.training.distributed_ddp import DDPEngine
-from terakoya.training.world import Place, Topology
+from terakoya.training.checkpoint import checkpoint
+from terakoya.training.checkpoint import state as checkpoint_state
+from terakoya.training.distributed.context import Connection
+from terakoya.training.distributed.topology import Place, Topology
+from terakoya.training.engines.ddp import DDPEngine
 
 
 def alone() -> Connection:

@@ -15,11 +15,14 @@ from safetensors import SafetensorError
 from torch import nn
 
 from terakoya.errors import UserError
-from terakoya.training import checkpoint, checkpoint_state, pieces, waiting
-from terakoya.training.distributed import Connection
-from terakoya.training.pieces import Kind, Piece, dealt, whole
-from terakoya.training.waiting import Leaving, everyone
-from terakoya.training.world import Place, Topology
+from terakoya.training.checkpoint import checkpoint
+from terakoya.training.checkpoint import state as checkpoint_state
+from terakoya.training.distributed import waiting
+from terakoya.training.distributed.context import Connection
+from terakoya.training.distributed.topology import Place, Topology
+from terakoya.training.distributed.waiting import Leaving, everyone
+from terakoya.training.engines import tensor_shards as pieces
+from terakoya.training.engines.tensor_shards import Kind, Piece, dealt, whole
 
 RANKS = 3
 

@@ -14,9 +14,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from terakoya.errors import UserError
-from terakoya.training import checkpoint, checkpoint_state, pieces
-from terakoya.training.checkpoint_state import State
-from terakoya.training.pieces import Kind, Piece, dealt, whole
+from terakoya.training.checkpoint import checkpoint
+from terakoya.training.checkpoint import state as checkpoint_state
+from terakoya.training.checkpoint.state import State
+from terakoya.training.engines import tensor_shards as pieces
+from terakoya.training.engines.tensor_shards import Kind, Piece, dealt, whole
 
 
 class Owner:

@@ -10,7 +10,7 @@ import pytest
 SCRIPT = """
 import resource, sys
 import torch
-from terakoya.training import cpu_memory
+from terakoya.training.distributed import cpu_allocator as cpu_memory
 if sys.argv[1] == "keep":
     assert cpu_memory.keep()
 def step():

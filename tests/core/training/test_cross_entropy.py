@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from terakoya.training.cross_entropy import (
+from terakoya.toolkit.objectives.cross_entropy import (
     summed_cross_entropy_,
     summed_cross_entropy_and_odds_,
     summed_cross_entropy_and_z_,

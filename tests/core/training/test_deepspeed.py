@@ -18,8 +18,8 @@ import pytest
 import torch
 import toy
 
+from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.parameters import Parameters
 from terakoya.training.setup import train_here
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
@@ -284,8 +284,8 @@ def test_deepspeed_says_nothing_but_what_it_skipped(runs: tuple[Path, str]) -> N
 
 
 def test_deepspeed_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from terakoya.training.distributed_deepspeed_config import accelerator
-    from terakoya.training.world import Launched
+    from terakoya.training.distributed.deepspeed_setup import accelerator
+    from terakoya.training.distributed.topology import Launched
 
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     before = dict(os.environ)

@@ -9,7 +9,7 @@ import toy
 from safetensors.torch import load_file
 from test_deepspeed import LAST, assert_close, checkpoint, here, settings, start, state
 
-from terakoya.export_model import export
+from terakoya.conversion.export import export
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 STAGES = (2, 3)

@@ -11,7 +11,7 @@ from test_deepspeed import LAST, MIDDLE, assert_close, checkpoint, here, setting
 from test_start import spread
 from transformers import BertConfig, BertForMaskedLM
 
-from terakoya.export_model import export
+from terakoya.conversion.export import export
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed"),

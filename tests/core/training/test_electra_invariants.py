@@ -8,7 +8,7 @@ import pytest
 import toy
 from test_invariants import FAULTS, relative_error, same_weights, weights
 
-from terakoya.parameters import Parameters
+from terakoya.config.parameters import Parameters
 from terakoya.training.setup import train_here
 
 FIXED = [Path(__file__).with_name("fixed_samples.py")]

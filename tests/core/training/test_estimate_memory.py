@@ -11,16 +11,16 @@ import torch
 from memory_worker import most_at_once
 
 import terakoya
-from terakoya.estimation import simulation
+from terakoya.config.parameters import Parameters
+from terakoya.estimation import fake_step as simulation
 from terakoya.estimation.estimate import estimate
-from terakoya.estimation.trial_rows import invented
-from terakoya.parameters import Parameters
+from terakoya.estimation.synthetic_rows import invented
 from terakoya.plugins import registry
-from terakoya.training.distributed import connect
-from terakoya.training.record import Record
+from terakoya.training.distributed.context import connect
+from terakoya.training.distributed.topology import Launched
+from terakoya.training.run_log import Record
 from terakoya.training.setup import build
 from terakoya.training.stores import Stores
-from terakoya.training.world import Launched
 
 PRESETS = Path(__file__).parents[3] / "parameters"
 

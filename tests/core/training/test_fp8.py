@@ -10,12 +10,12 @@ import pytest
 import torch
 import toy
 
-from terakoya import attention
+from terakoya.config.parameters import Parameters
 from terakoya.contract.toy import VOCABULARY
 from terakoya.errors import UserError
-from terakoya.parameters import Parameters
 from terakoya.plugins import registry
-from terakoya.training import distributed_fp8
+from terakoya.toolkit.architectures import attention
+from terakoya.training.engines import fp8 as distributed_fp8
 from terakoya.training.setup import train_here
 
 GPU = torch.device("cuda", 0)

@@ -14,9 +14,9 @@ from test_invariants import same_weights, weights
 from test_start import electra, save_bert, save_electra, settings
 from torch import nn
 
+from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.parameters import Parameters
-from terakoya.training.frozen import freeze
+from terakoya.training.model.frozen_layers import freeze
 from terakoya.training.setup import build_module, train_here
 from terakoya.training.stores import Stores
 

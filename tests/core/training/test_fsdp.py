@@ -30,7 +30,7 @@ from transformers import (
     ElectraForPreTraining,
 )
 
-from terakoya.export_model import export
+from terakoya.conversion.export import export
 
 FSDP = {"parallel": {"engine": "fsdp"}}
 ONE, TWO, THREE = {"-1": 7}, {"0": 5, "1": 2}, {"0": 4, "1": 2, "2": 1}

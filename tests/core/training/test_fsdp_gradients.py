@@ -22,12 +22,12 @@ from test_activation_checkpointing import DROPOUTS
 from test_start import trainer
 from torch import nn
 
+from terakoya.config.parameters import Parameters
 from terakoya.contract.toy import VOCABULARY, make_store, values
 from terakoya.errors import UserError
-from terakoya.parameters import Parameters
 from terakoya.plugins import registry
 from terakoya.training.batches import to_device
-from terakoya.training.distributed_fsdp import blocks, shard
+from terakoya.training.engines.fsdp import blocks, shard
 from terakoya.training.setup import build_module
 
 TABLES = {2: {"0": 5, "1": 2}, 3: {"0": 4, "1": 2, "2": 1}}

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from terakoya.training import killed, local
-from terakoya.training.killed import CONTAINER, MACHINE, explained, memory_kills
+from terakoya.launch import local
+from terakoya.launch import oom_killer as killed
+from terakoya.launch.oom_killer import CONTAINER, MACHINE, explained, memory_kills
 
 NEW_GROUPS = {"proc/self/cgroup": "0::/jobs/one\n", "groups/jobs/one/memory.events": "low 0\noom 3\noom_kill 2\n"}
 OLD_GROUPS = {

@@ -13,7 +13,7 @@ import pytest
 import toy
 
 from terakoya.errors import UserError
-from terakoya.launch import Planned, launch
+from terakoya.launch.plan import Planned, launch
 
 CRASH = """\
 import os, pathlib

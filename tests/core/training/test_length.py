@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import toy
 
-from terakoya.data.loader import Loader
-from terakoya.data.rows import RowSource
-from terakoya.data.store import TokenStore
-from terakoya.parameters import Parameters
+from terakoya.config.parameters import Parameters
+from terakoya.rows.loader import Loader
+from terakoya.rows.row_source import RowSource
+from terakoya.store.token_store import TokenStore
 from terakoya.training.batches import BatchMaker
-from terakoya.training.world import Share
+from terakoya.training.distributed.topology import Share
 
 FAULTS = [Path(__file__).with_name("faults.py")]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import toy
 
-from terakoya.training.local import run_processes
+from terakoya.launch.local import run_processes
 
 
 def started(store: Path, out: Path, **changes: object) -> subprocess.Popen[str]:

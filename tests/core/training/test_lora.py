@@ -32,16 +32,17 @@ from transformers import (
     PreTrainedModel,
 )
 
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.config.parameters import Parameters
 from terakoya.contract import toy as small
-from terakoya.data.vocab import Vocabulary
+from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.evaluation.objective import RunObjective
-from terakoya.export_model import export
-from terakoya.parameters import Parameters
 from terakoya.plugins import registry
-from terakoya.training import checkpoint, lora
 from terakoya.training.batches import to_device
-from terakoya.training.restoring import restored
+from terakoya.training.checkpoint import checkpoint
+from terakoya.training.checkpoint.restoring import restored
+from terakoya.training.model import lora
 from terakoya.training.setup import build_module, train_here
 
 peft = pytest.importorskip("peft")

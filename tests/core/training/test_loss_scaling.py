@@ -14,11 +14,11 @@ import torch
 import toy
 from safetensors.torch import load_file
 
-from terakoya.data.store import TokenStore
+from terakoya.config.loss_scaling import LossScaling
+from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.loss_scaling_settings import LossScaling
-from terakoya.parameters import Parameters
-from terakoya.training.loss_scaling import PATIENCE, LossScaler
+from terakoya.store.token_store import TokenStore
+from terakoya.training.engines.loss_scaling import PATIENCE, LossScaler
 from terakoya.training.setup import build_module, train_here
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ import pytest
 import torch
 import toy
 
-from terakoya.training.out_of_memory import asked_for, is_out_of_memory
+from terakoya.estimation.out_of_memory import asked_for, is_out_of_memory
 
 PROGRAM = """
 import resource, sys

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from terakoya import attention
 from terakoya.components import Batch
+from terakoya.config.parameters import Parameters
 from terakoya.contract.toy import SEQUENCE_LENGTH, VOCABULARY, make_rows, make_store, values
-from terakoya.data.store import TokenStore
 from terakoya.errors import UserError
-from terakoya.parameters import Parameters
 from terakoya.plugins import registry
+from terakoya.store.token_store import TokenStore
+from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
-from terakoya.training.distributed_pipeline import fitting
-from terakoya.training.pipeline_stage import MicroBatch, Stage, cut
+from terakoya.training.engines.pipeline_parallel import fitting
+from terakoya.training.engines.pipeline_stage import MicroBatch, Stage, cut
 from terakoya.training.setup import build_trained
 
 FAMILIES = ("gpt2", "gptj", "llama", "qwen3")

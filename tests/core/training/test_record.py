@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from terakoya.components import Tracker
-from terakoya.training.record import Record
+from terakoya.training.run_log import Record
 
 RELEASE = threading.Event()
 
@@ -87,8 +87,8 @@ def test_trackers_that_hang_for_ever_end_no_run_and_keep_no_other_from_its_numbe
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two hang, one for ever in opening and one in closing; the record is closed after one wait, not one for each."""
-    monkeypatch.setattr("terakoya.training.record.SECONDS_TO_FINISH", 1.0)
-    monkeypatch.setattr("terakoya.training.record.QUEUE_LENGTH", 50)
+    monkeypatch.setattr("terakoya.training.run_log.SECONDS_TO_FINISH", 1.0)
+    monkeypatch.setattr("terakoya.training.run_log.QUEUE_LENGTH", 50)
     Kept.taken.clear()
     with caplog.at_level(logging.WARNING, logger="terakoya"):
         record = Record(tmp_path, [Opening(), Closing(), Quitting(), Kept()], {}, active=True)
@@ -116,7 +116,7 @@ def test_a_program_ends_though_a_tracker_hangs(tmp_path: Path) -> None:
 import threading
 from pathlib import Path
 from terakoya.components import Tracker
-from terakoya.training import record
+from terakoya.training import run_log as record
 class Hangs(Tracker):
     def open(self, run_folder, parameters):
         threading.Event().wait()

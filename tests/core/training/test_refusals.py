@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import toy
 
+from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.parameters import Parameters
 from terakoya.training.setup import train_here
 
 FAULTS = [Path(__file__).with_name("faults.py")]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from terakoya.data.keys import numbers, streams
-from terakoya.training.sampling import BLOCK, draw
+from terakoya.toolkit.objectives.sampling import BLOCK, draw
+from terakoya.toolkit.random_keys import numbers, streams
 
 
 def uniforms(count: int, key: int = 7) -> torch.Tensor:

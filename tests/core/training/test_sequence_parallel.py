@@ -15,10 +15,10 @@ import toy
 import worlds
 from safetensors.torch import load_file
 
-from terakoya import attention
 from terakoya.components import Batch
+from terakoya.config.parameters import Parameters
 from terakoya.contract import toy as small
-from terakoya.parameters import Parameters
+from terakoya.toolkit.architectures import attention
 from terakoya.training.setup import build_module
 from terakoya.training.stores import Stores
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, BertConfig, BertModel
 
-from terakoya import attention
+from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.parameters import Parameters
-from terakoya.training.distributed_sequence import positions_of
-from terakoya.training.sequence_attention import PositionsForHeads
+from terakoya.toolkit.architectures import attention
+from terakoya.training.engines.sequence_attention import PositionsForHeads
+from terakoya.training.engines.sequence_parallel import positions_of
 
 LLAMA = {
     "type": "llama", "hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 6, "intermediate_size": 32,

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 import toy
 
-from terakoya.data.store import TokenStore
-from terakoya.parameters import Parameters
+from terakoya.config.parameters import Parameters
+from terakoya.store.token_store import TokenStore
 from terakoya.training.setup import build_module, train_here
 
 

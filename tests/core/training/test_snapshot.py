@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 
-from terakoya.training import waiting
-from terakoya.training.distributed import Connection
-from terakoya.training.distributed_ddp import DDPEngine
-from terakoya.training.pieces import KINDS
-from terakoya.training.snapshot import Snapshot
-from terakoya.training.waiting import Leaving, everyone
-from terakoya.training.world import Place, Topology
+from terakoya.training.checkpoint.snapshot import Snapshot
+from terakoya.training.distributed import waiting
+from terakoya.training.distributed.context import Connection
+from terakoya.training.distributed.topology import Place, Topology
+from terakoya.training.distributed.waiting import Leaving, everyone
+from terakoya.training.engines.ddp import DDPEngine
+from terakoya.training.engines.tensor_shards import KINDS
 
 
 def engine() -> DDPEngine:

@@ -26,20 +26,20 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from terakoya import attention
 from terakoya.components import Objective
+from terakoya.config.parameters import Parameters
+from terakoya.conversion.export import export
 from terakoya.errors import UserError
-from terakoya.export_model import export
-from terakoya.parameters import Parameters
 from terakoya.plugins import registry
-from terakoya.training import checkpoint
-from terakoya.training.distributed import connect
-from terakoya.training.record import Record
+from terakoya.toolkit.architectures import attention
+from terakoya.training.checkpoint import checkpoint
+from terakoya.training.distributed.context import connect
+from terakoya.training.distributed.topology import Launched
+from terakoya.training.model.start_from import start
+from terakoya.training.run_log import Record
 from terakoya.training.setup import build, build_module, train_here
-from terakoya.training.start import start
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
-from terakoya.training.world import Launched
 
 BERT = {
     "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,

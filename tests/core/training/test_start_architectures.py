@@ -10,15 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from terakoya import model_folder
+from terakoya.config.parameters import Parameters
 from terakoya.contract import toy
-from terakoya.data.store import TokenStore
-from terakoya.parameters import Parameters
 from terakoya.plugins import registry
-from terakoya.training.frozen import freeze
+from terakoya.store.token_store import TokenStore
+from terakoya.toolkit.formats import model_folder
+from terakoya.training.model.frozen_layers import freeze
+from terakoya.training.model.start_config import compare_settings
+from terakoya.training.model.start_from import start
 from terakoya.training.setup import build_module
-from terakoya.training.start import start
-from terakoya.training.start_config import compare_settings
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "masked": {"type": "masked_lm"},

@@ -11,9 +11,9 @@ import pytest
 import toy
 from safetensors.numpy import load_file
 
-from terakoya.data.store import TokenStore
+from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.parameters import Parameters
+from terakoya.store.token_store import TokenStore
 from terakoya.training.setup import train_here
 from terakoya.training.stores import Stores
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from terakoya.components import TensorPartition
-from terakoya.training.tensor_layers import Cut, OwnDropout, Place, RowParallel, share
+from terakoya.training.engines.tensor_layers import Cut, OwnDropout, Place, RowParallel, share
 
 
 class Alone(Place):

@@ -11,8 +11,8 @@ import pytest
 import toy
 from test_invariants import FAULTS, same_weights
 
+from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.parameters import Parameters
 
 GPT2 = {"type": "gpt2", "num_attention_heads": 12, "hidden_size": 48, "n_inner": 120, "max_position_embeddings": 64}
 LLAMA = {

@@ -8,7 +8,7 @@ import pytest
 import toy
 
 from terakoya import train
-from terakoya.parameters import Parameters
+from terakoya.config.parameters import Parameters
 from terakoya.training.throughput import Throughput, peak_tflops
 
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terakoya.errors import UserError
-from terakoya.training.world import Launched, Place, Topology, shares, split
+from terakoya.training.distributed.topology import Launched, Place, Topology, shares, split
 
 
 def topology(*processes: int) -> Topology:

@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file
 from word_tokenizer import WordTokenizer, make_folder
 
-from terakoya.data.corpus import Corpus
-from terakoya.data.prepare import prepare
+from terakoya.corpus.corpus import Corpus
+from terakoya.preparation.local import prepare
 
 SYLLABLES = ["ka", "mi", "to", "ne", "ru", "sa", "yo", "hi"]
 

@@ -21,15 +21,15 @@ from typing import Any
 import torch
 import toy
 
-from terakoya.parameters import Parameters
+from terakoya.config.parameters import Parameters
 from terakoya.plugins import PLUGINS_VARIABLE, registry
 from terakoya.training import setup
-from terakoya.training.distributed import Connection, connect
-from terakoya.training.record import Record
+from terakoya.training.distributed.context import Connection, connect
+from terakoya.training.distributed.topology import Launched
 from terakoya.training.resuming import newest_checkpoint, resume
+from terakoya.training.run_log import Record
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
-from terakoya.training.world import Launched
 
 Job = Mapping[str, Any]
 

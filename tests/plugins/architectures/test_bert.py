@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, BertModel
 
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
 from terakoya_plugins.architectures.bert import Bert
 
 VOCABULARY = Vocabulary(size=30522, pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))

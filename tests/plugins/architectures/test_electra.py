@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining, ElectraModel
 
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya_plugins.architectures.electra import Electra
 

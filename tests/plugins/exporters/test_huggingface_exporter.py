@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BertJapaneseTokenizer, BertTokenizer, PreTrainedModel
 
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
 from terakoya.plugins import registry
-from terakoya_plugins.exporters.huggingface import HuggingFace
+from terakoya_plugins.formats.huggingface import HuggingFace
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ga", "##ra", "su"]
 VOCABULARY = Vocabulary(size=len(WORDS), pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from terakoya_plugins.importers.deepspeed import DeepSpeed, read_weights
+from terakoya_plugins.formats.deepspeed import DeepSpeed, read_weights
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from terakoya.errors import UserError
-from terakoya_plugins.importers.deepspeed import DeepSpeed, read_weights
+from terakoya_plugins.formats.deepspeed import DeepSpeed, read_weights
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from terakoya.errors import UserError
-from terakoya_plugins.importers.deepspeed import DeepSpeed, find_step, read_weights
+from terakoya_plugins.formats.deepspeed import DeepSpeed, find_step, read_weights
 
 OPTIMIZER = "bf16_zero_pp_rank_{}_mp_rank_00_optim_states.pt"
 MODEL = {2: "mp_rank_00_model_states.pt", 3: "zero_pp_rank_0_mp_rank_00_model_states.pt"}

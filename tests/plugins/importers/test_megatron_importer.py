@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from terakoya.errors import UserError
-from terakoya_plugins.importers.megatron import Megatron
+from terakoya_plugins.formats.megatron.importer import Megatron
 
 
 @pytest.mark.parametrize("name", layouts.MODELS)

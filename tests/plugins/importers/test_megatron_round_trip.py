@@ -10,10 +10,11 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM, LlamaForCausalLM
 
-from terakoya import export, pickled
+from terakoya import export
 from terakoya.errors import UserError
-from terakoya_plugins.exporters.megatron import Megatron as MegatronExporter
-from terakoya_plugins.importers.megatron import Megatron as MegatronImporter
+from terakoya.toolkit.formats import restricted_unpickler as pickled
+from terakoya_plugins.formats.megatron.exporter import Megatron as MegatronExporter
+from terakoya_plugins.formats.megatron.importer import Megatron as MegatronImporter
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from terakoya.errors import UserError
 
 pytest.importorskip("tree_sitter_bash")
 
-from terakoya_plugins.importers._shell_script import Script, shown, unknown
+from terakoya_plugins.formats.megatron.shell_script import Script, shown, unknown
 
 TRAINING = r"""#!/bin/bash
 # sizes of the model

@@ -17,8 +17,8 @@ import pytest
 import toy
 
 from terakoya.errors import UserError
-from terakoya.launch import Planned, launch
-from terakoya_plugins.launchers._sagemaker_request import METRICS
+from terakoya.launch.plan import Planned, launch
+from terakoya_plugins.launchers.sagemaker.request import METRICS
 
 pytest.importorskip("botocore", reason="requests are checked by its model of SageMaker")
 
@@ -76,7 +76,7 @@ def test_an_older_config_sample_is_read_as_it_is(tmp_path: Path) -> None:
 
 
 def test_the_settings_of_the_page_are_taken(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "plugins/terakoya_plugins/launchers/SAGEMAKER.md").read_text()
+    page = (Path(__file__).parents[3] / "plugins/terakoya_plugins/launchers/sagemaker/SAGEMAKER.md").read_text()
     (text,) = re.findall(r"<!-- settings -->\n```json\n(.*?)```", page, re.S)
     made = request(planned(tmp_path, json.loads(text), batch_size={"0": 128, "1": 128}))
     assert made["ResourceConfig"]["InstanceCount"] == 2 and made["StoppingCondition"]["MaxRuntimeInSeconds"] == 432_000

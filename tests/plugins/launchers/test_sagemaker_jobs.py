@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from terakoya.commands.main import app
 from terakoya.errors import UserError
-from terakoya.launch import Planned, launch
-from terakoya.launched import find, states
-from terakoya_plugins.launchers import _sagemaker_job
-from terakoya_plugins.launchers._sagemaker_job import LOGS, SageMakerJob
+from terakoya.launch.jobs import find, states
+from terakoya.launch.plan import Planned, launch
+from terakoya_plugins.launchers.sagemaker import job as _sagemaker_job
+from terakoya_plugins.launchers.sagemaker.job import LOGS, SageMakerJob
 
 boto3 = pytest.importorskip("boto3")
 moto_server = pytest.importorskip("moto.server")

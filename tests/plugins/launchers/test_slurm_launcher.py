@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from terakoya.commands.main import app
 from terakoya.components import JobState
 from terakoya.errors import UserError
-from terakoya.launch import Planned, launch
-from terakoya.launched import find
-from terakoya_plugins.launchers._slurm_job import SlurmJob
+from terakoya.launch.jobs import find
+from terakoya.launch.plan import Planned, launch
+from terakoya_plugins.launchers.slurm.job import SlurmJob
 
 
 def planned(folder: Path, settings: dict[str, Any], **changes: Any) -> Planned:

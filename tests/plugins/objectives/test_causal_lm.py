@@ -11,11 +11,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from terakoya import attention
 from terakoya.components import Batch
 from terakoya.contract.toy import VOCABULARY, make_store
-from terakoya.data.rows import Rows, RowSource
 from terakoya.errors import UserError
+from terakoya.rows.row_source import Rows, RowSource
+from terakoya.toolkit.architectures import attention
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.architectures.gpt2 import GPT2
 from terakoya_plugins.objectives.causal_lm import CausalLM

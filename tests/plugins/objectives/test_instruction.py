@@ -12,16 +12,16 @@ import torch
 import transformers
 from chat_tokenizer import MESSAGES, WITH_INPUT, make_chat_tokenizer, write_lines
 
-from terakoya import attention
 from terakoya.commands.main import main
 from terakoya.commands.prepare import prepare
 from terakoya.components import Architecture, Batch
+from terakoya.config.parameters import Parameters
 from terakoya.contract.toy import make_store as make_toy_store
-from terakoya.data.rows import RowSource
-from terakoya.data.store import TokenStore
 from terakoya.errors import UserError
-from terakoya.parameter_files import read_json
-from terakoya.parameters import Parameters
+from terakoya.json_settings import read_json
+from terakoya.rows.row_source import RowSource
+from terakoya.store.token_store import TokenStore
+from terakoya.toolkit.architectures import attention
 from terakoya.training.setup import train_here
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.architectures.gpt2 import GPT2

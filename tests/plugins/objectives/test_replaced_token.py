@@ -12,17 +12,17 @@ from torch import Tensor
 from torch.func import functional_call
 from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
-from terakoya import attention
 from terakoya.components import Batch
-from terakoya.data.keys import hash_u64, row_keys
-from terakoya.data.rows import Rows
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
+from terakoya.rows.row_source import Rows
+from terakoya.toolkit.architectures import attention
+from terakoya.toolkit.random_keys import hash_u64, row_keys
 from terakoya.training.loss import weighted
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.architectures.electra import Electra
-from terakoya_plugins.objectives._replaced_token_module import BINS, corrupt, histogram, measures
 from terakoya_plugins.objectives.replaced_token import ReplacedToken
+from terakoya_plugins.objectives.replaced_token.module import BINS, corrupt, histogram, measures
 
 VOCABULARY = Vocabulary(size=60, pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))
 ELECTRA = Electra(

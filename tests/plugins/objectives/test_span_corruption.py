@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import T5ForConditionalGeneration
 
-from terakoya import attention
 from terakoya.components import Batch
-from terakoya.data.rows import Rows
-from terakoya.data.vocab import Vocabulary
+from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
+from terakoya.rows.row_source import Rows
+from terakoya.toolkit.architectures import attention
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.architectures.t5 import T5
-from terakoya_plugins.objectives._span_corruption_rows import amounts
 from terakoya_plugins.objectives.span_corruption import SpanCorruption
+from terakoya_plugins.objectives.span_corruption.rows import amounts
 
 PAD, CLS, SEP = 0, 2, 3
 SENTINELS = tuple(range(5, 45))

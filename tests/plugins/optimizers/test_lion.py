@@ -49,6 +49,6 @@ def test_each_weight_is_on_its_own() -> None:
 
 def test_without_its_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lion_pytorch.foreach", None)
-    monkeypatch.delitem(sys.modules, "terakoya_plugins.optimizers._lion_by_groups", raising=False)
+    monkeypatch.delitem(sys.modules, "terakoya_plugins.optimizers.lion.by_groups", raising=False)
     with pytest.raises(UserError, match=r'optimizer lion: .*pip install "terakoya\[lion\]"'):
         Lion().build(nn.Linear(2, 2), fused=False)

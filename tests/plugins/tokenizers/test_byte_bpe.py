@@ -15,10 +15,10 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoTokenizer, GPT2Tokenizer
 
 from terakoya.commands.prepare import recognise_tokenizer
-from terakoya.data import pair_merging
-from terakoya.data.byte_pairs import splitter, train_byte_pairs
-from terakoya.data.corpus import Corpus
+from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
+from terakoya.toolkit.tokenizers import bpe_merges as pair_merging
+from terakoya.toolkit.tokenizers.byte_level_bpe import splitter, train_byte_pairs
 from terakoya_plugins.tokenizers.byte_bpe import ByteBpe
 
 TEXTS = [

@@ -14,7 +14,7 @@ from transformers import BertJapaneseTokenizer, BertTokenizerFast, PreTrainedTok
 
 from terakoya.commands.prepare import recognise_tokenizer
 from terakoya.components import Encoded
-from terakoya.data.corpus import Corpus
+from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya_plugins.tokenizers.huggingface import HuggingFace
 
@@ -86,7 +86,7 @@ def check(encoded: Encoded, tokenizer: Any, texts: Sequence[str], **options: Any
 def test_ids_are_those_of_the_loaded_tokenizer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = HuggingFace.from_folder(folder)
     assert tokenizer is not None
-    monkeypatch.setattr("terakoya.data.line_encoder.BATCH_LINES", 3)
+    monkeypatch.setattr("terakoya.toolkit.tokenizers.line_encoder.BATCH_LINES", 3)
     check(tokenizer.encoder(folder).encode(TEXTS), tokenizer.load(folder), TEXTS)
     nothing = tokenizer.encoder(folder).encode([])
     assert nothing.ids.size == 0 and nothing.document_lines.size == 0

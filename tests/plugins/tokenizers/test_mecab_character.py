@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from terakoya.commands.prepare import recognise_tokenizer
-from terakoya.data.corpus import Corpus
-from terakoya.tokenizer import train_tokenizer
+from terakoya.corpus.corpus import Corpus
+from terakoya.tokenization.train import train_tokenizer
 from terakoya_plugins.tokenizers.mecab_character import MecabCharacter
 
 TEXTS = [
@@ -125,7 +125,7 @@ def test_literal_special_tokens(mode: Any, trained: Path) -> None:
 
 
 def test_learns_from_the_table_counted_for_wordpiece(tmp_path: Path) -> None:
-    from terakoya.commands.count_words import count_words
+    from terakoya.commands.tokenizer.count import count_words
 
     straight = train(tmp_path / "straight")
     corpus = tmp_path / "straight.jsonl"

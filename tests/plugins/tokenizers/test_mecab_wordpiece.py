@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from terakoya.components import Encoded
-from terakoya.data.corpus import Corpus
-from terakoya.data.word_encoder import WordEncoder
+from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
+from terakoya.toolkit.tokenizers.word_encoder import WordEncoder
 from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece
 
 DATA = Path(__file__).resolve().parents[3] / "../shared/data"
@@ -283,7 +283,7 @@ def test_a_full_table_starts_anew_with_the_same_ids(trained: Path, monkeypatch: 
     encoder = MecabWordPiece().encoder(trained)
     expected = encoder.encode(TEXTS)
     monkeypatch.setattr(encoder._table, "_max_words", 20)
-    monkeypatch.setattr("terakoya.data.word_encoder.CHUNK_CHARACTERS", 50)
+    monkeypatch.setattr("terakoya.toolkit.tokenizers.word_encoder.CHUNK_CHARACTERS", 50)
     for _ in range(3):
         again = encoder.encode(TEXTS)
         assert again.ids.tolist() == expected.ids.tolist()

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from terakoya.commands.prepare import recognise_tokenizer
-from terakoya.data.corpus import Corpus
-from terakoya.data.word_encoder import WordEncoder
-from terakoya.data.word_splitters import identity, words_of
+from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
+from terakoya.toolkit.tokenizers.word_encoder import WordEncoder
+from terakoya.toolkit.tokenizers.word_splitters import identity, words_of
 from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece
 
 TEXTS = [

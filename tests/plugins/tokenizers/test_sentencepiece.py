@@ -22,12 +22,12 @@ from transformers import AutoTokenizer
 
 import terakoya
 from terakoya.commands.main import main
-from terakoya.data import mecab
-from terakoya.data.corpus import Corpus
-from terakoya.data.sentencepiece_folder import load_model
+from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
-from terakoya_plugins.tokenizers._sentencepiece_words import WordBounds
+from terakoya.toolkit.tokenizers import mecab
+from terakoya.toolkit.tokenizers.sentencepiece_folder import load_model
 from terakoya_plugins.tokenizers.sentencepiece import SentencePiece
+from terakoya_plugins.tokenizers.sentencepiece.words import WordBounds
 
 DATA = Path(__file__).resolve().parents[3] / "../shared/data"
 TEXT = Path(terakoya.__file__).parent / "demo" / "corpus.txt"
@@ -247,7 +247,7 @@ def test_same_corpus_same_bytes(tmp_path: Path, fields: dict[str, Any]) -> None:
 def test_lines_are_drawn_alike_in_every_process(tmp_path: Path) -> None:
     here = make(tmp_path / "here", num_threads=2, **DRAWN)
     program = (
-        "from pathlib import Path; from terakoya.data.corpus import Corpus\n"
+        "from pathlib import Path; from terakoya.corpus.corpus import Corpus\n"
         "from terakoya_plugins.tokenizers.sentencepiece import SentencePiece\n"
         f"kind = SentencePiece(num_threads=2, vocab_size=1500, **{DRAWN!r})\n"
         f"kind.train(Corpus([Path({str(here.with_suffix('.jsonl'))!r})]), Path({str(tmp_path / 'there')!r}))\n"

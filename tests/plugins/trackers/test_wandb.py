@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.parameters import Parameters
-from terakoya.training.record import Record
+from terakoya.training.run_log import Record
 from terakoya_plugins.trackers.wandb import WandB, run_id
 
 
@@ -90,7 +90,7 @@ def test_without_the_library_training_goes_on_and_the_extra_is_named(
 def test_a_server_that_does_not_answer_keeps_nobody(
     tmp_path: Path, runs: list[StandInRun], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("terakoya.training.record.SECONDS_TO_FINISH", 0.3)
+    monkeypatch.setattr("terakoya.training.run_log.SECONDS_TO_FINISH", 0.3)
     monkeypatch.setattr(StandInRun, "finish", lambda self: threading.Event().wait())
     record = Record(tmp_path, [WandB()], {}, active=True)
     record.track(1, {"train/loss": 2.5})
@@ -109,7 +109,7 @@ def test_the_library_itself_writes_offline(tmp_path: Path) -> None:
     """In a process of its own, as a run would: two starts, one id, a file each, and the process ends."""
     program = f"""
 from pathlib import Path
-from terakoya.training import record as records
+from terakoya.training import run_log as records
 from terakoya_plugins.trackers.wandb import WandB
 records.SECONDS_TO_FINISH = 120.0  # the library's own process may take its time to start
 for start in range(2):

@@ -1,0 +1,1 @@
+"""`terakoya plugins` and its verbs."""

@@ -1,0 +1,97 @@
+"""`terakoya plugins`: what is installed, where it came from, what does not load; and plugins of one's own."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import json
+import textwrap
+from typing import Annotated
+
+import typer
+
+from terakoya.commands.plugins import check as plugins_check
+from terakoya.commands.plugins import new as plugins_new
+from terakoya.errors import UserError
+
+app = typer.Typer(
+    help="What is installed and where it came from; a plugin of your own.", no_args_is_help=True, rich_markup_mode=None
+)
+app.command("new")(plugins_new.command)
+app.command("check")(plugins_check.command)
+
+
+@app.command("show")
+def show(name: Annotated[str, typer.Argument(help="A component's name, as in `terakoya plugins list`.")]) -> None:
+    """Show the settings of a component: name, default, meaning."""
+    from rich.table import Table
+
+    from terakoya.log import console
+    from terakoya.plugins import registry
+
+    loaded = registry()
+    found = [offer for offer in loaded.components() if offer.name == name]
+    if not found:
+        names = sorted({offer.name for offer in loaded.components()})
+        raise UserError(f'no component is called "{name}"; there are {", ".join(names)}')
+    for offer in found:
+        component = loaded.component(offer.kind, name)
+        summary = (component.__doc__ or "").strip().split("\n\n")[0]
+        console().print(f"{offer.kind.removesuffix('s')} {name}: {summary}", markup=False, soft_wrap=True)
+        settings = Table("setting", "default", "meaning", box=None, header_style="bold", pad_edge=False)
+        meanings = _meanings(component)
+        for setting, field in component.model_fields.items():
+            default = "(required)" if field.is_required() else json.dumps(field.get_default(), default=str)
+            settings.add_row(setting, default.replace("[", "\\["), meanings.get(setting, "").replace("[", "\\["))
+        console().print(settings)
+
+
+def _meanings(component: type) -> dict[str, str]:
+    """The texts that stand below the settings in the sources of `component` and the classes it is made from."""
+    found: dict[str, str] = {}
+    for base in reversed(component.__mro__):
+        if base.__module__.split(".")[0] in ("builtins", "pydantic"):
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(tree, ast.ClassDef)
+        for setting, text in itertools.pairwise(tree.body):
+            if isinstance(setting, ast.AnnAssign) and isinstance(setting.target, ast.Name):
+                match text:
+                    case ast.Expr(ast.Constant(str() as words)):
+                        found[setting.target.id] = " ".join(words.split())
+    return found
+
+
+@app.command("list")
+def list_plugins() -> None:
+    """List every component and its origin.
+
+    Below: who listens to events, what was left out, and plugins that do not load with their errors.
+    """
+    from rich.table import Table
+
+    from terakoya.log import console
+    from terakoya.plugins import registry
+
+    loaded = registry()
+    components = Table(
+        "kind", "name", "module", "distribution", "version", box=None, header_style="bold", pad_edge=False
+    )
+    for offer in loaded.components():
+        kind = offer.kind.removesuffix("s")
+        components.add_row(kind, offer.name, offer.module, offer.distribution, offer.version or "-")
+    console().print(components)
+
+    listening = [(event, plugin) for event, found in loaded.hook.listeners.items() for plugin, _ in found]
+    if listening:
+        events = Table("event", "plugin", box=None, header_style="bold", pad_edge=False)
+        for event, plugin in listening:
+            events.add_row(event, plugin)
+        console().print()
+        console().print(events)
+    for blocked in loaded.blocked:
+        console().print(f"left out: {blocked}", markup=False, soft_wrap=True)
+    for broken in loaded.broken:
+        console().print("[bold red]does not load:[/bold red]", end=" ")
+        console().print(str(broken), markup=False, soft_wrap=True)

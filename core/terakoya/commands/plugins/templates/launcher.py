@@ -1,0 +1,32 @@
+"""The launcher `example`: a shell script, run on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from terakoya import hookimpl
+from terakoya.components import Job, Launcher, LaunchPlan
+from terakoya.errors import UserError
+from terakoya.toolkit.launchers.scripts import head, words
+
+
+class Example(Launcher):
+    """Fields are settings of the place where jobs run."""
+
+    threads: int = 1
+    """OMP_NUM_THREADS of the command."""
+
+    def plan(self, job: Job, folder: Path) -> LaunchPlan:
+        """The exact files that would start `job`, to lie in `folder`, and the commands that start it. Starts nothing,
+        so that a user can read it first; `submit` runs the commands, unless it is written too."""
+        if len(job.batch_size) > 1:
+            raise UserError(f"launcher example: batch_size is for {len(job.batch_size)} nodes; here is one")
+        command = words("python", "-m", "terakoya", *job.arguments)
+        script = f"#!/bin/bash\n{head(job, ())}export OMP_NUM_THREADS={self.threads}\nexec {command}\n"
+        return LaunchPlan({"run.sh": script}, [words("bash", str(folder / "run.sh"))])
+
+
+@hookimpl
+def register_launchers() -> dict[str, type[Launcher]]:
+    """Offers `example`."""
+    return {"example": Example}

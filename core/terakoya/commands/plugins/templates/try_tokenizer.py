@@ -1,0 +1,20 @@
+"""The tokenizer `example` keeps its promises, and cuts text where it should."""
+
+from pathlib import Path
+
+from terakoya import contract, plugins
+from terakoya.corpus.corpus import Corpus
+
+PLUGIN = Path(__file__).with_name(Path(__file__).name.removeprefix("test_"))
+
+
+def test_it_keeps_what_a_tokenizer_promises() -> None:
+    assert contract.problems(PLUGIN) == []
+
+
+def test_it_cuts_text_into_characters(tmp_path: Path) -> None:
+    tokenizer = plugins.load([str(PLUGIN)]).component("tokenizers", "example")()
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("いろはにほへと ちりぬるを", encoding="utf-8")
+    tokenizer.train(Corpus([corpus]), tmp_path / "trained")
+    assert tokenizer.load(tmp_path / "trained").tokenize("いろは ん") == ["い", "ろ", "は", "[UNK]"]

@@ -1,0 +1,1 @@
+"""`terakoya store` and its verbs."""

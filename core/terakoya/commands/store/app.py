@@ -1,0 +1,145 @@
+"""`terakoya store`: what a token store holds, whether it is sound, and stores made of stores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from terakoya.commands.store import blocks as store_blocks
+from terakoya.commands.store import import_tokens as store_import
+from terakoya.commands.store import merge as store_merge
+from terakoya.commands.store import sample as store_sample
+
+if TYPE_CHECKING:
+    from terakoya.store.token_store import StoreFacts
+
+app = typer.Typer(no_args_is_help=True, help="Look into token stores, import, merge and split them.")
+
+Store = Annotated[Path, typer.Argument(help="The store's folder.", metavar="STORE")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class Count(NamedTuple):
+    """What a store's index header says."""
+
+    documents: int
+    sequences: int
+    tokens: int
+
+
+def info(folder: Path) -> StoreFacts:
+    """The facts of the store in `folder`. UserError if it is missing, unfinished, truncated or inconsistent."""
+    from terakoya.store.token_store import TokenStore
+
+    return TokenStore.open(folder).facts
+
+
+def count(folder: Path) -> Count:
+    """How much the store in `folder` holds, from headers and sizes of files alone; ids are not looked at. UserError as
+    `info`."""
+    from terakoya.store.token_store import TokenStore
+
+    facts = TokenStore.open(folder, look_at_ids=False).facts
+    return Count(facts.documents, facts.sequences, facts.tokens)
+
+
+def verify(folder: Path) -> list[str]:
+    """Every fault of the store in `folder`, found by reading all of it; none if it is sound. UserError as `info`."""
+    from terakoya.store.verify import verify
+
+    return verify(folder)
+
+
+@app.command("info")
+def info_command(store: Store, json: Json = False) -> None:
+    """Show what a store holds and what it was made from."""
+    from rich.table import Table
+
+    from terakoya.log import console
+
+    facts = info(store)
+    if json:
+        console().print(facts.model_dump_json(indent=2), markup=False, soft_wrap=True)
+        return
+    table = Table(show_header=False, box=None)
+    rows: dict[str, object] = {
+        "store": store,
+        "documents": f"{facts.documents:,}",
+        "sequences": f"{facts.sequences:,} (a {facts.unit} each)",
+        "tokens": f"{facts.tokens:,} {facts.dtype}",
+        "vocabulary": f"{facts.vocabulary.size:,}",
+        "end of document": "not stored" if facts.eos is None else f"id {facts.eos}",
+        "word starts": "stored" if facts.word_starts else "not known",
+        **_answers(store, facts),
+        "rejected": f"{facts.rejected:,}",
+        **{f"  {reason}": f"{number:,}" for reason, number in facts.rejected_by_reason.items()},
+        **{f"literal {token}": f"{number:,}" for token, number in facts.literals.items()},
+        **{f"option {name}": value for name, value in facts.options.items()},
+        **{f"made from {name}": value for name, value in facts.inputs.items()},
+        "fingerprint": facts.fingerprint,
+    }
+    for name, value in rows.items():
+        table.add_row(name.replace("[", "\\["), str(value).replace("[", "\\["))
+    console().print(table)
+
+
+def _answers(folder: Path, facts: StoreFacts) -> dict[str, str]:
+    """How many tokens of a store of conversations belong to answers, and what was counted while they were written."""
+    from terakoya.store.token_store import TokenStore
+
+    if not facts.answers:
+        return {}
+    count = TokenStore.open(folder, look_at_ids=False).answer_tokens
+    return {"tokens of answers": f"{count:,}", **{f"  {note}": f"{number:,}" for note, number in facts.notes.items()}}
+
+
+@app.command("count")
+def count_command(
+    stores: Annotated[list[Path], typer.Argument(metavar="STORE...", show_default=False)], json: Json = False
+) -> None:
+    """Count documents, sequences and tokens: reads headers, whatever the size. Several stores make a table."""
+    import orjson
+    from rich.table import Table
+
+    from terakoya.log import console
+
+    counted = [(str(store), count(store)._asdict()) for store in stores]
+    if json:
+        shown: object = dict(counted) if len(counted) > 1 else counted[0][1]
+        console().print(orjson.dumps(shown).decode(), markup=False, soft_wrap=True)
+        return
+    if len(counted) == 1:
+        for name, number in counted[0][1].items():
+            console().print(f"{name} {number}")
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("store")
+    for name in Count._fields:
+        table.add_column(name, justify="right")
+    for store, numbers in counted:
+        table.add_row(store.replace("[", "\\["), *(f"{number:,}" for number in numbers.values()))
+    console().print(table)
+
+
+@app.command("verify")
+def verify_command(store: Store) -> None:
+    """Read a whole store and check sizes, hashes, the index and the range of ids. Exits with 1 if it is not sound."""
+    from terakoya.log import console
+
+    faults = verify(store)
+    for fault in faults:
+        console().print(fault, markup=False, soft_wrap=True)
+    if faults:
+        raise typer.Exit(1)
+    counted = count(store)
+    console().print(f"{store}: sound; {counted.tokens:,} tokens checked", markup=False, soft_wrap=True)
+
+
+app.command("sample")(store_sample.command)
+app.command("import")(store_import.command)
+app.command("merge")(store_merge.merge_command)
+app.command("split")(store_merge.split_command)
+app.command("export-blocks")(store_blocks.export_command)
+app.command("import-blocks")(store_blocks.import_command)

@@ -1,0 +1,78 @@
+"""`terakoya store export-blocks` and `import-blocks`: fixed blocks of ids as JSON lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from terakoya.store.token_store import StoreFacts
+
+
+def import_blocks(
+    sources: Sequence[str],
+    *,
+    tokenizer: Path,
+    out: Path,
+    type: str | None = None,
+    word_starts: bool = True,
+) -> StoreFacts:
+    """Makes the store `out` of files of `{"input_ids", "attention_mask"}` lines, whose ids are those of the tokenizer
+    in the folder `tokenizer`. Raises UserError; see `terakoya.store.token_blocks.import_blocks`."""
+    from terakoya.commands.prepare import recognise_tokenizer
+    from terakoya.store.token_blocks import import_blocks as import_files
+    from terakoya.toolkit.tokenizers.word_start_marks import word_start_table
+
+    component = recognise_tokenizer(tokenizer, type=type)
+    return import_files(
+        sources,
+        out,
+        vocabulary=component.encoder(tokenizer).vocabulary,
+        tokenizer_folder=tokenizer,
+        fingerprints={f"tokenizer {name}": value for name, value in sorted(component.fingerprint(tokenizer).items())},
+        starts_word=word_start_table(component, tokenizer) if word_starts else None,
+    )
+
+
+def import_command(
+    files: Annotated[list[str], typer.Argument(help="Files of JSON lines (.gz, .zst ... too), or folders of them.")],
+    tokenizer: Annotated[Path, typer.Option(help="The folder of the tokenizer that the ids come from.")],
+    out: Annotated[Path, typer.Option(help="The new store's folder.")],
+    type: Annotated[
+        str | None, typer.Option(help="The tokenizer's kind. Default: recognised.", show_default=False)
+    ] = None,
+    word_starts: Annotated[
+        bool, typer.Option(help="Rebuild word starts where the tokenizer's pieces tell them.")
+    ] = True,
+) -> None:
+    """Make a store of blocks of ids: each becomes a document, its padding left out."""
+    from terakoya.log import console
+
+    facts = import_blocks(files, tokenizer=tokenizer, out=out, type=type, word_starts=word_starts)
+    console().print(
+        f"{out}: {facts.documents:,} blocks, {facts.tokens:,} tokens; word starts "
+        f"{'rebuilt from the pieces' if facts.word_starts else 'not known'}",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+def export_command(
+    store: Annotated[Path, typer.Argument(help="The store's folder.", metavar="STORE")],
+    out: Annotated[Path, typer.Option(help="The new file, such as train/blocks.jsonl or blocks.jsonl.gz.")],
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens of a block.")] = 2048,
+    keep_short: Annotated[bool, typer.Option("--keep-short", help="Keep the last, short block.")] = False,
+    shuffle_seed: Annotated[
+        int | None, typer.Option(help="Put blocks in another order. Default: in order.", show_default=False)
+    ] = None,
+) -> None:
+    """Write a store as blocks of ids, {"input_ids": [...], "attention_mask": [...]}."""
+    from terakoya.log import console
+    from terakoya.store.token_blocks import export_blocks
+
+    done = export_blocks(store, out, block_size=block_size, keep_short=keep_short, shuffle_seed=shuffle_seed)
+    rest = f"; the last {done.short:,} tokens were {'dropped' if done.dropped else 'kept'}" if done.short else ""
+    console().print(f"{out}: {done.blocks:,} blocks of {block_size:,} tokens{rest}", soft_wrap=True, markup=False)

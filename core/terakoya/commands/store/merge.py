@@ -1,0 +1,55 @@
+"""`terakoya store merge` and `terakoya store split`: stores made of stores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from terakoya.errors import UserError
+
+if TYPE_CHECKING:
+    from terakoya.store.token_store import StoreFacts
+
+
+def parse_weights(text: str) -> list[int]:
+    """Weights such as `998,1,1`. UserError for anything else."""
+    weights = [weight.strip() for weight in text.split(",")]
+    if not all(weight.isdecimal() for weight in weights):
+        raise UserError(f'--parts: expected weights such as 998,1,1, got "{text}"')
+    return [int(weight) for weight in weights]
+
+
+def merge_command(
+    stores: Annotated[list[Path], typer.Argument(help="The stores, in order.", metavar="STORE STORE...")],
+    out: Annotated[Path, typer.Option(help="The new store's folder.")],
+    word_starts: Annotated[bool, typer.Option(help="Keep word starts; every store must have them, or none.")] = True,
+) -> None:
+    """Join stores of one tokenizer; the shards of `prepare --shard` become the store of the whole corpus."""
+    from terakoya.store.merge import merge
+
+    _say(out, merge(stores, out, word_starts=word_starts))
+
+
+def split_command(
+    store: Annotated[Path, typer.Argument(help="The store's folder.", metavar="STORE")],
+    parts: Annotated[str, typer.Option(help="Weights of the parts, such as 998,1,1.")],
+    out: Annotated[list[Path], typer.Option(help="A new store's folder, once for each part.")],
+    seed: Annotated[int, typer.Option(help="Another seed is another split.")] = 0,
+) -> None:
+    """Share a store's documents among new stores; equal documents always go to the same one."""
+    from terakoya.store.split import split
+
+    for folder, facts in zip(out, split(store, out, weights=parse_weights(parts), seed=seed), strict=True):
+        _say(folder, facts)
+
+
+def _say(out: Path, facts: StoreFacts) -> None:
+    from terakoya.log import console
+
+    console().print(
+        f"{out}: {facts.documents:,} documents, {facts.sequences:,} sequences, {facts.tokens:,} tokens",
+        soft_wrap=True,
+        markup=False,
+    )

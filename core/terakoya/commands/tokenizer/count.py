@@ -1,0 +1,108 @@
+"""`terakoya tokenizer count`: count a corpus's words once, for every tokenizer that is trained on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from terakoya.commands.cleaning import Clean, CleanFolderOption, CleanOption, cleaned, read_clean
+from terakoya.doctor.checks import cores
+from terakoya.errors import UserError
+
+if TYPE_CHECKING:
+    from terakoya.toolkit.tokenizers.word_counts import WordCounts
+
+Documents = Literal["blank", "line"]
+
+
+def count_words(
+    sources: Sequence[Path | str],
+    out: Path,
+    *,
+    settings: Mapping[str, Any],
+    processes: int | None = None,
+    documents: Documents = "blank",
+    field: str = "text",
+    clean: Clean | None = None,
+    clean_folder: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> WordCounts:
+    """Counts the words of the files `sources` as the tokenizer that `settings` describe cuts them, into the file `out`.
+
+    The same words serve every kind and setting that cuts them alike: `counts` of its settings takes the file. `clean`,
+    `clean_folder`: as for `terakoya.commands.tokenizer.app.train_tokenizer`; the table then serves training after the
+    same steps. Raises UserError for wrong settings, a kind that does not learn from words, and a file that is there already.
+    """
+    from terakoya.process_pool import warm_up
+
+    processes = processes or cores()
+    if processes > 1:
+        warm_up(["terakoya.toolkit.tokenizers.word_counts"])
+
+    from terakoya.corpus.corpus import Corpus
+    from terakoya.corpus.files import find_files
+    from terakoya.tokenization.train import make_tokenizer
+    from terakoya.toolkit.tokenizers.word_counts_file import LearnsFromCounts, counted, write_counts
+
+    tokenizer = make_tokenizer(settings)
+    if not isinstance(tokenizer, LearnsFromCounts):
+        raise UserError(
+            f"tokenizer type {settings['type']}: expected a kind that learns from word counts, such as mecab_wordpiece "
+            "or byte_bpe; this one reads the corpus itself"
+        )
+    if out.exists():
+        raise UserError(f"{out}: expected a new file, got one that is there already; choose another --out")
+    corpus = Corpus(find_files(sources), field=field, documents=documents, digests={})
+    splitting = tokenizer.splitting()
+    corpus = cleaned(corpus, read_clean(clean), clean_folder, out=out, processes=processes)
+    before = corpus.sizes_and_times()
+    table = counted(corpus, splitting, processes=processes, progress=progress)
+    if corpus.sizes_and_times() != before:
+        raise UserError("corpus: a file was changed while it was read; leave the files alone and start again")
+    write_counts(out, corpus, splitting, table)
+    return table
+
+
+def command(
+    corpus: Annotated[list[str], typer.Argument(help="Files, folders and addresses, as for `train`.")],
+    out: Annotated[Path, typer.Option(help="The new file with the table.")],
+    type: Annotated[str, typer.Option(help="A kind of tokenizer that learns from words.")],
+    processes: Annotated[int | None, typer.Option(min=1, help="Default: one for each CPU.", show_default=False)] = None,
+    documents: Annotated[Documents, typer.Option(help="What separates documents in txt files.")] = "blank",
+    field: Annotated[str, typer.Option(help="The key or column that holds the text.")] = "text",
+    clean: CleanOption = None,
+    clean_folder: CleanFolderOption = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the kind; may be repeated.")
+    ] = None,
+) -> None:
+    """Count words once. `tokenizer train --set counts=TABLE` then starts at once, for kinds that cut them alike."""
+    from terakoya.json_settings import with_overrides
+    from terakoya.log import console, progress_bar
+
+    with progress_bar("count") as progress:
+        table = count_words(
+            corpus,
+            out,
+            settings={**with_overrides({}, set_ or ()), "type": type},
+            processes=processes,
+            documents=documents,
+            field=field,
+            clean=clean,
+            clean_folder=clean_folder,
+            progress=progress,
+        )
+    console().print(
+        f"{out}: {len(table.counts):,} distinct words of {table.words:,} in {table.documents:,} documents; "
+        f"{sum(table.rejected.values()):,} documents rejected",
+        soft_wrap=True,
+        markup=False,
+    )
+
+
+def register(app: typer.Typer) -> None:
+    """Adds `count` to the verbs of `terakoya tokenizer`."""
+    app.command("count")(command)

@@ -1,0 +1,88 @@
+"""`terakoya tokenizer report`: what tokenizers do to a text, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from terakoya.errors import UserError
+
+if TYPE_CHECKING:
+    from terakoya.tokenization.report import TokenizerReport
+
+Documents = Literal["blank", "line"]
+
+
+def report(
+    folders: Sequence[Path],
+    corpus: Sequence[Path],
+    *,
+    documents: Documents = "blank",
+    field: str = "text",
+    sample_bytes: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[TokenizerReport]:
+    """Measures the tokenizers in `folders` on the files `corpus`. Raises UserError for anything the user can mend."""
+    from terakoya.commands.prepare import recognise_tokenizer
+    from terakoya.corpus.corpus import Corpus
+    from terakoya.plugins import registry
+    from terakoya.tokenization.report import measure
+
+    text = Corpus([Path(each) for each in corpus], field=field, documents=documents)
+    names = {registry().component("tokenizers", name): name for name in registry().names("tokenizers")}
+    components = [recognise_tokenizer(Path(folder)) for folder in folders]
+    return [
+        measure(
+            component, Path(folder), text, kind=names[type(component)], sample_bytes=sample_bytes, progress=progress
+        )
+        for folder, component in zip(folders, components, strict=True)
+    ]
+
+
+def command(
+    folders: Annotated[list[Path], typer.Argument(help="One tokenizer's folder, or several.", metavar="TOKENIZER...")],
+    corpus: Annotated[list[Path], typer.Option(help="The text, as for `terakoya prepare`; may be repeated.")],
+    html: Annotated[Path | None, typer.Option(help="Also write one page with pictures.", show_default=False)] = None,
+    documents: Annotated[Documents, typer.Option(help="What separates documents in txt files.")] = "blank",
+    field: Annotated[str, typer.Option(help="The key of the text in jsonl files.")] = "text",
+    sample_bytes: Annotated[int, typer.Option(min=0, help="Read about so much of the text; 0 means all.")] = 20_000_000,
+) -> None:
+    """Show what tokenizers make of a text: characters per token, unknown and split words, coverage, unused pieces."""
+    from rich.table import Table
+
+    from terakoya.log import console, progress_bar
+    from terakoya.tokenization.report_page import figures, page
+
+    if html is not None and not html.parent.is_dir():
+        raise UserError(f"--html {html}: no such folder: {html.parent}")
+    with progress_bar("report") as progress:
+        reports = report(
+            folders,
+            corpus,
+            documents=documents,
+            field=field,
+            sample_bytes=sample_bytes or None,
+            progress=progress,
+        )
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for each in reports:
+        table.add_column(each.name.replace("[", "\\["), justify="right")
+    shown = [figures(each) for each in reports]
+    for name in shown[0]:
+        table.add_row(name, *(figure[name] for figure in shown))
+    for name in reports[0].coverage:
+        known = [each.coverage.get(name) for each in reports]
+        cells = ["" if each is None else f"{100 * each.known / each.characters:.2f} %" for each in known]
+        table.add_row(f"known {name}", *cells)
+    for number in range(5):
+        longest = [each.longest(5) for each in reports]
+        cells = [f"{pieces[number][0]} {pieces[number][1]:,}" if number < len(pieces) else "" for pieces in longest]
+        table.add_row("longest pieces" if number == 0 else "", *(cell.replace("[", "\\[") for cell in cells))
+    console().print(table)
+    if html is not None:
+        html.write_text(page(reports, corpus=", ".join(map(str, corpus))), encoding="utf-8")
+        console().print(f"{html}: written", markup=False, soft_wrap=True)

@@ -1,0 +1,1 @@
+"""The parameter JSON: its keys, their checks, its schema."""

@@ -1,0 +1,231 @@
+"""Settings of a run that exclude each other, whatever the data and the devices are: told before anything is built."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from terakoya import plugins
+from terakoya.components import Architecture
+from terakoya.config import deepspeed as deepspeed_settings
+
+if TYPE_CHECKING:
+    from terakoya.config.parameters import Parameters
+
+
+def check(parameters: Parameters) -> None:
+    """Raises ValueError with the first contradiction."""
+    for problem in contradictions(parameters):
+        raise ValueError(problem)
+
+
+def contradictions(parameters: Parameters) -> Iterator[str]:
+    """Each contradiction in `parameters`: where, what was expected, what was got, what to do."""
+    yield from _of_data(parameters)
+    yield from _of_numbers(parameters)
+    yield from _of_architecture(parameters)
+    yield from _of_processes(parameters)
+    if parameters.parallel.tp_size > 1:
+        yield from _of_shared_products(parameters)
+    if parameters.parallel.pp_size > 1:
+        yield from _of_shared_blocks(parameters)
+    if parameters.parallel.sp_size > 1:
+        yield from _of_shared_positions(parameters)
+
+
+def _of_data(parameters: Parameters) -> Iterator[str]:
+    bound, length = parameters.architecture.max_sequence_length(), parameters.data.sequence_length
+    if bound is not None and length > bound:
+        yield (f"data.sequence_length: expected at most {bound}, the longest that the architecture takes, got {length}")
+    if parameters.evaluation and not parameters.data.validates:
+        yield "evaluation: there is nothing to evaluate on; name a store in data.validation, or give data.split"
+    if parameters.data.stages and parameters.epochs is not None:
+        yield "epochs: with data.stages, how long an epoch is depends on the step; give max_steps"
+    if parameters.schedule.needs_validation and not parameters.evaluation:
+        yield (
+            f"schedule: {type(parameters.schedule).__name__} goes by validation losses; name a store in "
+            'data.validation and say how often to look: "evaluation": {"steps": 1000}'
+        )
+
+
+def _of_numbers(parameters: Parameters) -> Iterator[str]:
+    precision = parameters.precision
+    if parameters.loss_scaling is not None and precision != "fp16":
+        yield (
+            f'loss_scaling: is for precision "fp16", got precision "{precision}", whose numbers reach as far as '
+            "float32's; set it to null"
+        )
+    if parameters.attention == "flash" and precision == "fp32":
+        yield 'attention: flash needs precision "bf16" or "fp16", got "fp32"; use "attention": "sdpa"'
+    engine = parameters.parallel.engine
+    if precision == "fp8" and engine != "ddp":
+        yield f'precision: "fp8" is for parallel.engine "ddp", got "{engine}"; use one of them'
+
+
+def _of_architecture(parameters: Parameters) -> Iterator[str]:
+    architecture, layout = parameters.architecture, parameters.objective.row_layout().kind
+    name = type(architecture).__name__
+    if layout == "packed" and architecture.isolation == "none":
+        yield (f'architecture {name} cannot keep documents in one row apart; use objective.layout "stream" or "lines"')
+    if parameters.attention == "flash" and architecture.isolation != "interface":
+        yield (
+            f"attention: flash is for models that attend through Transformers' AttentionInterface, which {name} does "
+            'not; use "attention": "sdpa"'
+        )
+    asks = []
+    if parameters.activation_checkpointing is not None:
+        asks.append(("activation_checkpointing", "set it to null"))
+    if parameters.parallel.engine == "fsdp":
+        asks.append(('parallel.engine "fsdp"', 'use "engine": "ddp" or "deepspeed"'))
+    nested = [value for value in dict(parameters.objective).values() if isinstance(value, Architecture)]
+    for each in [architecture, *nested]:
+        if type(each).blocks is Architecture.blocks:
+            for key, remedy in asks:
+                yield (
+                    f"{key}: architecture {type(each).__name__} does not say which blocks it has (`blocks`); {remedy}"
+                )
+
+
+def _of_processes(parameters: Parameters) -> Iterator[str]:
+    stage, optimizer = parameters.parallel.zero_stage, parameters.optimizer
+    if parameters.parallel.deepspeed_config is not None and stage is not None:
+        yield from deepspeed_settings.problems(
+            parameters.parallel.deepspeed_config,
+            zero_stage=stage,
+            max_grad_norm=parameters.max_grad_norm,
+            precision=parameters.precision,
+        )
+    if parameters.parallel.engine == "fsdp" and not optimizer.elementwise:
+        yield (
+            f'parallel.engine "fsdp": optimizer {type(optimizer).__name__} looks at whole parameters, of which each '
+            'process keeps some rows; use engine "ddp" or another optimizer'
+        )
+    if stage and not optimizer.elementwise:
+        yield (
+            f"parallel.zero_stage {stage}: optimizer {type(optimizer).__name__} looks at whole parameters, which ZeRO "
+            'cuts into pieces; use zero_stage 0, engine "ddp" or another optimizer'
+        )
+    if stage == 3 and parameters.activation_checkpointing == "selective":
+        yield (
+            'activation_checkpointing: "selective" is for zero_stage 0 to 2: in stage 3 weights are gathered amid what '
+            'is to be repeated, each time otherwise; use "full"'
+        )
+
+
+def _of_shared_products(parameters: Parameters) -> Iterator[str]:
+    """What processes that share matrix products cannot do, with the nearest that they can."""
+    processes, optimizer = parameters.parallel.tp_size, parameters.optimizer
+    key = f"parallel.tp_size {processes}"
+    nested = [value for value in dict(parameters.objective).values() if isinstance(value, Architecture)]
+    for architecture in [parameters.architecture, *nested]:
+        name, partition = type(architecture).__name__, architecture.tensor_partition()
+        if partition is None:
+            can = sorted(
+                offer.name
+                for offer in plugins.registry().components()
+                if issubclass(offer.component, Architecture)
+                and offer.component.tensor_partition is not Architecture.tensor_partition
+            )
+            yield (
+                f"{key}: architecture {name} does not say how processes share its layers (`tensor_partition`); those "
+                f'that do: {", ".join(can)}. Set it to 1; "engine": "fsdp" splits the weights of any'
+            )
+            continue
+        sizes = partition.sizes
+        uneven = [f"{each} {size}" for each, size in sizes.items() if size % processes]
+        if uneven:
+            common = math.gcd(*sizes.values())
+            fitting = [str(size) for size in range(1, common + 1) if common % size == 0]
+            yield (
+                f"{key}: {' and '.join(uneven)} of architecture {name} cannot be shared evenly; use "
+                f"{'one of ' if len(fitting) > 1 else ''}{', '.join(fitting)}"
+            )
+    if not optimizer.elementwise:
+        yield (
+            f"{key}: optimizer {type(optimizer).__name__} looks at whole parameters, of which each process has a part; "
+            "use adamw or another that does not, or set it to 1"
+        )
+    if parameters.precision == "fp8":
+        yield f'precision: "fp8" scales what each process has by itself, which {key} cuts up; use "bf16"'
+    if parameters.lora is not None:
+        yield (
+            f"lora: adapters are put over whole layers, of which each process has a part with {key}; set it to 1, with "
+            '"engine": "deepspeed", "zero_stage": 3 where the weights are too many for one device'
+        )
+
+
+def _of_shared_blocks(parameters: Parameters) -> Iterator[str]:
+    """What processes that share the blocks of a model cannot do, with the nearest that they can."""
+    architecture, objective, parallel = parameters.architecture, parameters.objective, parameters.parallel
+    key, name = f"parallel.pp_size {parallel.pp_size}", type(architecture).__name__
+    otherwise = 'Set it to 1; "engine": "fsdp" splits the weights of any'
+    offers = plugins.registry().components()
+    if type(architecture).cut is Architecture.cut:
+        can = sorted(
+            offer.name
+            for offer in offers
+            if issubclass(offer.component, Architecture) and offer.component.cut is not Architecture.cut
+        )
+        yield (
+            f"{key}: architecture {name} does not say how it is cut into stages (`cut`); those that do: "
+            f"{', '.join(can)}. {otherwise}"
+        )
+    if not objective.hidden_once:
+        can = sorted(offer.name for offer in offers if getattr(offer.component, "hidden_once", False))
+        yield (
+            f"{key}: objective {type(objective).__name__} cannot be cut into stages, as it is more than one pass "
+            f"through one model; those that can: {', '.join(can)}. {otherwise}"
+        )
+    if parameters.lora is not None:
+        yield f"lora: adapters are trained by processes that have all blocks, got {key}; set it to 1"
+    if parameters.precision == "fp8":
+        yield f'precision: "fp8" is for processes that have all blocks, got {key}; use "bf16"'
+    stages = parallel.pp_size * parallel.pp_stages_per_process
+    blocks: int | None = getattr(architecture, "num_hidden_layers", None)
+    if blocks is None:
+        return
+    if blocks < stages:
+        fewer = blocks // parallel.pp_size
+        nearest = f"pp_stages_per_process {fewer}" if fewer else f"pp_size {blocks}"
+        asked = f"{key} with pp_stages_per_process {parallel.pp_stages_per_process}"
+        yield (
+            f"{key if parallel.pp_stages_per_process == 1 else asked}: {stages} stages need as many blocks, and "
+            f"architecture {name} has {blocks}; use {nearest}"
+        )
+    first = -(-blocks // stages)
+    if parameters.frozen_layers >= first:
+        yield (
+            f"frozen_layers: of {blocks} blocks the first of {stages} stages has {first}, and needs one to train: with "
+            f"{key} expected at most {first - 1}, got {parameters.frozen_layers}"
+        )
+
+
+def _of_shared_positions(parameters: Parameters) -> Iterator[str]:
+    """What processes that share the positions of rows cannot do, with the nearest that they can."""
+    architecture, objective, processes = parameters.architecture, parameters.objective, parameters.parallel.sp_size
+    key, name, length = f"parallel.sp_size {processes}", type(architecture).__name__, parameters.data.sequence_length
+    alone = 'set it to 1, with "activation_checkpointing": "full" if a row is too long for one process'
+    if architecture.isolation != "interface":
+        yield (
+            f"{key}: is for models that attend through Transformers' AttentionInterface, which {name} does not; {alone}"
+        )
+    if not objective.sums_by_position():
+        yield f"{key}: {type(objective).__name__} with these settings needs whole rows; {alone}"
+    if parameters.precision == "fp8":
+        yield f'precision: "fp8" scales what each process has by itself, which {key} cuts up; use "bf16"'
+    heads: int | None = getattr(architecture, "num_attention_heads", None)
+    if heads is not None and heads % processes:
+        fitting = [str(size) for size in range(2, heads + 1) if heads % size == 0 and length % size == 0]
+        yield (
+            f"{key}: the {heads} attention heads of {name} cannot be shared evenly; with rows of {length} tokens use "
+            + (f"one of {', '.join(fitting)}" if fitting else "1")
+        )
+    if length % processes:
+        bound = architecture.max_sequence_length()
+        around = (length // processes * processes, -(-length // processes) * processes)
+        nearest = [str(each) for each in around if each >= 8 and (bound is None or each <= bound)]
+        yield (
+            f"data.sequence_length: {key} shares its positions evenly: expected a multiple of {processes}, got "
+            f"{length}; the nearest: {' and '.join(nearest) or 'none'}"
+        )

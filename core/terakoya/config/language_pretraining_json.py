@@ -1,0 +1,177 @@
+"""The field's original parameter.json: named entries with hyphenated keys, read as they are.
+
+An entry becomes the JSON that `Parameters.from_dict` reads. What the original fixed in its code is written out:
+AdamW without bias correction, eps 1e-6, weight decay 0.01, clipping at 1.0, linear warm-up and decay, seed 42.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
+
+from terakoya.config.language_pretraining_start import SIZES, FieldStart, read_field_start
+from terakoya.errors import UserError, nearest
+from terakoya.json_settings import explain, read_json, shown
+
+
+def _hyphenated(name: str) -> str:
+    return name if name.startswith("pretrained_") else name.replace("_", "-")
+
+
+class FieldEntry(BaseModel):
+    """One entry of the file. Fields without a default are required."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=_hyphenated)
+
+    number_of_layers: PositiveInt
+    hidden_size: PositiveInt
+    sequence_length: PositiveInt
+    ffn_inner_hidden_size: PositiveInt
+    attention_heads: PositiveInt
+    warmup_steps: NonNegativeInt
+    learning_rate: PositiveFloat
+    batch_size: Annotated[dict[str, PositiveInt], Field(min_length=1)]
+    """Rows of one micro-step on each node, by node rank; "-1" is the only node."""
+    train_steps: PositiveInt
+
+    save_steps: PositiveInt = 50_000
+    logging_steps: PositiveInt = 5_000
+    accumulation_steps: PositiveInt = 1
+    fp16_type: Literal[0, 1, 2, 3] = 0
+    bf16: bool = False
+
+    embedding_size: PositiveInt | None = None
+    generator_size: str | None = None
+    mask_percent: Annotated[float, Field(gt=0, lt=100)] | None = None
+
+    pretrained_model_name_or_path: str | None = None
+    pretrained_generator_model_name_or_path: str | None = None
+    pretrained_discriminator_model_name_or_path: str | None = None
+    flozen_layers: Annotated[int, Field(ge=-1)] = -1
+    """Embeddings and so many of the lowest layers keep their weights; -1: all are trained."""
+
+
+RENAMED = {"debertav2": "deberta_v2"}
+"""Families that the file spells differently."""
+ELECTRA_KEYS = ("embedding-size", "generator-size", "mask-percent")
+
+
+def read_field_parameters(
+    path: Path,
+    model_type: str,
+    stores: Sequence[Path],
+    validation: Sequence[Path] = (),
+    *,
+    whole_word_mask: bool = False,
+    fp16_type: int | None = None,
+    processes_per_node: int = 1,
+) -> dict[str, Any]:
+    """The entry `model_type` of the file `path`, as the JSON that `Parameters.from_dict` reads.
+
+    The family is the name's first word: `bert-base-dist` is a `bert`, `debertav2-base` a `deberta_v2`.
+    `whole_word_mask` is the original's `--do_whole_word_mask`, `fp16_type` its `--fp16_type`. `processes_per_node`
+    matters with `accumulation-steps` above 1: what a process takes at once is then its share of the entry's
+    `batch-size`.
+
+    Raises:
+        UserError: no such entry; missing, unknown or wrong keys, all of them; what is not supported.
+    """
+    entries = read_json(path)
+    if model_type not in entries:
+        raise UserError(f"{path.name}: --model-type {model_type}: no such entry{nearest(model_type, entries)}")
+    raw = entries[model_type]
+    where = f"{path.name}: {model_type}"
+    if not isinstance(raw, Mapping):
+        raise UserError(f"{where}: expected an object, got {shown(raw)}")
+    family = model_type.partition("-")[0]
+    family = RENAMED.get(family, family)
+    start = read_field_start(raw, where, family)
+    try:
+        entry = FieldEntry.model_validate(dict(start.entry if start else raw))
+    except ValidationError as error:
+        raise UserError("\n".join(f"{path.name}: {line}" for line in explain(error, FieldEntry, model_type))) from None
+    _refuse_unsupported(raw, where, family, started=start is not None)
+
+    precision = _precision(entry, raw, where, fp16_type)
+    batch_size = {node: rows * entry.accumulation_steps for node, rows in entry.batch_size.items()}
+    micro = None
+    if entry.accumulation_steps > 1:
+        micro = -(-max(entry.batch_size.values()) // processes_per_node)
+    return {
+        "data": {
+            "train": [{"store": str(store), "weight": 1.0} for store in stores],
+            "validation": [str(store) for store in validation],
+            "sequence_length": entry.sequence_length,
+        },
+        "architecture": start.architecture if start else _architecture(entry, family),
+        "objective": _objective(entry, family, whole_word_mask, start),
+        "optimizer": {
+            "type": "adamw",
+            "learning_rate": entry.learning_rate,
+            "weight_decay": 0.01,
+            "betas": [0.9, 0.98 if family == "roberta" else 0.999],
+            "eps": 1e-6,
+            "bias_correction": False,
+        },
+        "schedule": {"type": "linear", "warmup_steps": entry.warmup_steps},
+        "batch_size": batch_size,
+        "micro_batch_size": micro,
+        "max_steps": entry.train_steps,
+        "max_grad_norm": 1.0,
+        "precision": precision,
+        "checkpoint": {"save_steps": entry.save_steps, "keep": 20},
+        "evaluation": {"steps": entry.save_steps} if validation else None,
+        "logging_steps": entry.logging_steps,
+        "trackers": [{"type": "tensorboard"}],
+        "seed": 42,
+        "start_from": start.start_from if start else None,
+        "frozen_layers": entry.flozen_layers,
+    }
+
+
+def _refuse_unsupported(raw: Mapping[str, Any], where: str, family: str, *, started: bool) -> None:
+    if family == "electra":
+        missing = [key for key in ELECTRA_KEYS if key not in raw and not started]
+        if missing:
+            raise UserError("\n".join(f"{where}.{key}: missing; electra entries need it" for key in missing))
+    else:
+        for key in ELECTRA_KEYS[:2]:
+            if key in raw:
+                raise UserError(f"{where}.{key}: belongs to electra entries and does nothing here; leave it out")
+
+
+def _precision(entry: FieldEntry, raw: Mapping[str, Any], where: str, fp16_type: int | None) -> str:
+    """`fp32`, `bf16` or, of fp16-type 1 to 3, `fp16`. The option wins over the entry; UserError for both at once."""
+    chosen = entry.fp16_type if fp16_type is None else fp16_type
+    key = "fp16-type" if fp16_type is None else "--fp16_type"
+    if chosen and entry.bf16:
+        raise UserError(f"{where}: bf16 true and {key} {chosen} exclude each other; leave one out")
+    if chosen:
+        return "fp16"
+    return "bf16" if entry.bf16 else "fp32"
+
+
+def _architecture(entry: FieldEntry, family: str) -> dict[str, Any]:
+    stated = entry.model_dump(by_alias=True, exclude_none=True)
+    sizes = {name: stated[key] for key, name in SIZES.items() if key in stated}
+    return {"type": family, **sizes, "max_position_embeddings": entry.sequence_length}
+
+
+def _objective(entry: FieldEntry, family: str, whole_word_mask: bool, start: FieldStart | None) -> dict[str, Any]:
+    """Masked tokens with next-sentence pairs for bert, replaced tokens for electra, else masked tokens alone."""
+    objective: dict[str, Any] = {
+        "type": "replaced_token" if family == "electra" else "masked_lm",
+        "mlm_probability": 0.15 if entry.mask_percent is None else entry.mask_percent / 100,
+        "whole_word_mask": whole_word_mask,
+    }
+    if family == "electra":
+        if start is not None and entry.generator_size is None:
+            objective["generator"] = start.generator
+        else:
+            objective["generator_size"] = entry.generator_size
+    if family == "bert":
+        objective |= {"layout": "pairs", "next_sentence": True}
+    return objective

@@ -1,0 +1,127 @@
+"""How processes work together: the key `parallel` of the parameter JSON, named as Accelerate's `ParallelismConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from terakoya.config.data import Settings
+from terakoya.config.deepspeed import OFFLOADS, offload_device, offload_problems
+from terakoya.errors import UserError
+from terakoya.json_settings import read_json
+
+SIZES = ("tp_size", "pp_size", "sp_size", "cp_size")
+"""The keys that let several processes work on the same rows."""
+
+
+class Parallel(Settings):
+    """How processes work together. They form replicas of the model; each takes rows of its own.
+
+    Attributes:
+        engine: what keeps replicas alike: torch's DistributedDataParallel, DeepSpeed's ZeRO, or torch's `fully_shard`
+            (FSDP2).
+        zero_stage: DeepSpeed's; what is split among processes.
+        offload_optimizer_device: where ZeRO keeps weights' masters and the optimizer's state, and updates them; null is
+            the device that computes.
+        offload_param_device: where ZeRO 3 keeps weights that are not needed at the moment.
+        deepspeed_config: DeepSpeed's own JSON, or a file of it, for what has no key here; `deepspeed_settings` says
+            what of it is taken over.
+        tp_size: processes that share each matrix product of a replica (tensor parallelism).
+        pp_size: processes that share the blocks of a replica, one after another (pipeline parallelism).
+        pp_stages_per_process: how many runs of neighbouring blocks a process has; above 1 the pipeline is interleaved.
+        sp_size: processes that share the positions of a replica's rows; they exchange heads for positions in attention
+            (Ulysses).
+        cp_size: processes that pass keys and values around a ring (context parallelism).
+        timeout_seconds: how long a process waits for the others before it gives them up.
+    """
+
+    engine: Literal["ddp", "deepspeed", "fsdp"] = "ddp"
+    zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
+    offload_optimizer_device: Literal["cpu"] | None = None
+    offload_param_device: Literal["cpu"] | None = None
+    deepspeed_config: dict[str, Any] | None = None
+    tp_size: PositiveInt = 1
+    pp_size: PositiveInt = 1
+    pp_stages_per_process: PositiveInt = 1
+    sp_size: PositiveInt = 1
+    cp_size: PositiveInt = 1
+    timeout_seconds: PositiveInt = 600
+
+    @property
+    def replica_size(self) -> int:
+        """Processes that work on the same rows."""
+        return self.tp_size * self.pp_size * self.sp_size * self.cp_size
+
+    @property
+    def offloaded(self) -> frozenset[str]:
+        """What ZeRO keeps on the host, of `OFFLOADS`, by a key here or in `deepspeed_config`."""
+        section = (self.deepspeed_config or {}).get("zero_optimization", {})
+        return frozenset(
+            name
+            for name in OFFLOADS
+            if getattr(self, f"{name}_device") is not None or offload_device(section, name) != "none"
+        )
+
+    def describe(self) -> str:
+        """For example `ddp, tp_size 2`."""
+        return ", ".join([self.engine, *(f"{name} {getattr(self, name)}" for name in SIZES if getattr(self, name) > 1)])
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_the_other(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and "sequence_parallel" in given:
+            raise ValueError(
+                "sequence_parallel, Megatron-LM's sharing of norms and dropout among the processes of tp_size, is not "
+                "offered: each of them computes these whole. Leave it out. sp_size is another thing: processes that "
+                "share the positions of rows, and exchange heads for positions in attention (Ulysses)"
+            )
+        return given
+
+    @field_validator("deepspeed_config", mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return read_json(Path(value))
+        except UserError as error:
+            raise ValueError(str(error)) from error
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        for problem in self._contradictions():
+            raise ValueError(problem)
+        return self
+
+    def _contradictions(self) -> Iterator[str]:
+        if self.engine == "deepspeed" and self.zero_stage is None:
+            yield 'engine "deepspeed" needs zero_stage: 0, 1, 2 or 3'
+        if self.engine != "deepspeed" and self.zero_stage is not None:
+            yield f'zero_stage {self.zero_stage} needs engine "deepspeed", got "{self.engine}"'
+        for key in OFFLOADS:
+            if getattr(self, f"{key}_device") is not None:
+                yield from offload_problems(key, self.zero_stage, f"{key}_device")
+        if self.deepspeed_config is not None and self.engine != "deepspeed":
+            yield f'deepspeed_config needs engine "deepspeed", got "{self.engine}"'
+        if self.cp_size > 1:
+            yield (
+                f"cp_size {self.cp_size}: torch's ring attention takes no documents that are kept apart; "
+                f'use "sp_size": {self.cp_size}'
+            )
+        shared = [name for name in SIZES if getattr(self, name) > 1]
+        if len(shared) > 1:
+            kept = max(shared, key=lambda name: int(getattr(self, name)))
+            yield (
+                f"{' and '.join(shared)} do not go together; keep one, for example "
+                f'"{kept}": {self.replica_size}, and set the others to 1'
+            )
+        if shared and self.engine != "ddp":
+            yield (
+                f'{shared[0]} {getattr(self, shared[0])} goes with engine "ddp", got "{self.engine}"; use '
+                f'"engine": "ddp", or set {shared[0]} to 1'
+            )
+        if self.pp_stages_per_process > 1 and self.pp_size == 1:
+            yield f"pp_stages_per_process {self.pp_stages_per_process} needs pp_size of at least 2, got 1"

@@ -1,0 +1,1 @@
+"""Checkpoints to finished models, and other programs' checkpoints to ours."""

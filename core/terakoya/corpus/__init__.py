@@ -1,0 +1,1 @@
+"""Raw text as documents: files, formats, cleaning; nothing in here needs torch."""

@@ -1,0 +1,156 @@
+"""Raw text as documents: jsonl, txt, csv, tsv and parquet, cut into blocks that any process can read.
+
+A block never splits a document and depends on the files alone, so results do not depend on how many processes share
+the blocks. Whatever is not a document comes out as a `Reject` with its file and line, never as an exception.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass
+from dataclasses import field as dataclass_field
+from functools import cached_property
+from typing import Any, Literal
+
+from terakoya.corpus import parquet as corpus_parquet
+from terakoya.corpus import text_formats as corpus_lines
+from terakoya.corpus.cleaning import Cleaning
+from terakoya.corpus.documents import EXCERPT_CHARACTERS, Block, Document, Reason, Reject
+from terakoya.corpus.files import Hashing, Source, content_hash, find_files, has_version, kind_of
+from terakoya.errors import UserError
+
+__all__ = ["EXCERPT_CHARACTERS", "Block", "Corpus", "Document", "Reason", "Reject"]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Files of documents, in the given order; a folder stands for its corpus files, sorted by path, a pattern for what
+    it matches, an address such as `s3://bucket/wiki` for what lies there.
+
+    `jsonl`: one object a line, the text under `field`. `csv`, `tsv`, `parquet`: a row is a document, its text the
+    column `field`. `txt`: with `documents="blank"` documents are separated by blank lines, with `"line"` every line is
+    one. Lines with nothing but white space hold no document. A byte order mark at a file's start and carriage returns
+    before line ends are dropped; NUL and other control characters are kept. All but parquet may be compressed (.gz,
+    .zst, .xz, .bz2). A document of more than `max_document_bytes` is rejected, in text formats without being read
+    into memory. With `cleaning` (see `terakoya.corpus.cleaning.cleaned`) documents come out changed, and fewer.
+    With `conversations` each line of jsonl is one, and documents are what `terakoya.corpus.conversations.messages`
+    reads. In a `digests` that is given, files are hashed while `blocks` reads them, for `fingerprint` to find.
+
+    Raises UserError for a missing file or an unknown file name ending, and for conversations that are not jsonl or are
+    to be cleaned.
+    """
+
+    sources: Sequence[Source]
+    _: KW_ONLY
+    field: str = "text"
+    documents: Literal["blank", "line"] = "blank"
+    max_document_bytes: int = 100_000_000
+    block_bytes: int = 4 << 20
+    cleaning: Cleaning | None = None
+    conversations: bool = False
+    digests: dict[Source, str] | None = dataclass_field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.documents not in ("blank", "line"):
+            raise UserError(f'documents: expected "blank" or "line", got "{self.documents}"')
+        if self.max_document_bytes < 1 or self.block_bytes < 1:
+            raise UserError("max_document_bytes and block_bytes: expected at least 1")
+        object.__setattr__(self, "sources", find_files(self.sources))
+        other = next((file for file in self.sources if kind_of(file) != "jsonl"), None)
+        if self.conversations and other is not None:
+            raise UserError(f"{other}: conversations: expected a jsonl file (.gz, .zst, .xz, .bz2 too), got another")
+        if self.conversations and self.cleaning is not None:
+            raise UserError("clean: cleaning steps look at plain text, conversations have turns; leave one of them out")
+
+    @cached_property
+    def total_bytes(self) -> int:
+        """Bytes of all files as they lie on disk."""
+        return sum(file.stat().st_size for file in self.sources)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the files' names, sizes and contents (read whole, once, where no object store keeps a hash of
+        them) and of the cleaning steps; where the files lie does not matter."""
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            hashes = list(pool.map(self._content_hash, self.sources))
+        facts: list[Any] = [
+            [file.name, file.stat().st_size, digest] for file, digest in zip(self.sources, hashes, strict=True)
+        ]
+        if self.cleaning is not None:
+            facts.append(self.cleaning.settings)
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    def sizes_and_times(self) -> list[tuple[int, object]]:
+        """Of each file what changes when it is written to."""
+        return [(stat.st_size, stat.st_mtime_ns) for stat in (file.stat() for file in self.sources)]
+
+    def _content_hash(self, file: Source) -> str:
+        if self.digests is None:
+            return content_hash(file)
+        if file not in self.digests:
+            self.digests[file] = content_hash(file)
+        return self.digests[file]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What decides which documents there are, as JSON values: the files' contents and every option, but not where
+        the files lie or how they are cut up."""
+        return {
+            "field": self.field,
+            "documents": self.documents,
+            "max_document_bytes": self.max_document_bytes,
+            "cleaning": None if self.cleaning is None else self.cleaning.settings,
+            "files": self.fingerprint,
+            **({"conversations": True} if self.conversations else {}),
+        }
+
+    def blocks(self, *, block_bytes: int | None = None) -> Iterator[Block]:
+        """Cuts the files into blocks of about `block_bytes` (after decompression) at document boundaries.
+
+        Reads every file once, in one pass and in bounded memory; of parquet only the footer. The bytes of compressed
+        and of remote files travel with their blocks, so that they are read once whatever the processes.
+
+        Raises UserError for a damaged file, for a column that is not there, and for a file that is not what `digests`
+        say of it.
+        """
+        size = block_bytes or self.block_bytes
+        for file in self.sources:
+            if kind_of(file) == "parquet":
+                yield from corpus_parquet.cut(file, size, field=self.field)
+                continue
+            hashing: list[Hashing] | None = None if self.digests is None or has_version(file) else []
+            yield from corpus_lines.cut(
+                file,
+                size,
+                by_paragraph=self._by_paragraph(file),
+                field=self.field,
+                max_document_bytes=self.max_document_bytes,
+                hashing=hashing,
+            )
+            if hashing and self.digests is not None and hashing[0].count == file.stat().st_size:
+                digest = hashing[0].digest()
+                if self.digests.setdefault(file, digest) != digest:
+                    raise UserError(f"{file}: was changed while it was read; leave the files alone and start again")
+
+    def read(self, block: Block) -> Iterator[Document | Reject]:
+        """The documents and rejects of `block`, in order."""
+        limit = self.max_document_bytes
+        if kind_of(block.file) == "parquet":
+            items = corpus_parquet.read(block, field=self.field, max_document_bytes=limit)
+        else:
+            by_paragraph = self._by_paragraph(block.file)
+            items = corpus_lines.read(
+                block,
+                by_paragraph=by_paragraph,
+                field=self.field,
+                max_document_bytes=limit,
+                conversations=self.conversations,
+            )
+        return items if self.cleaning is None else self.cleaning.apply(block, items)
+
+    def _by_paragraph(self, file: Source) -> bool:
+        return self.documents == "blank" and kind_of(file) == "txt"

@@ -1,0 +1,112 @@
+"""What a corpus is cut into: blocks, and in them documents and rejects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from terakoya.corpus.files import Source
+
+Reason = Literal[
+    "bad UTF-8",
+    "bad JSON",
+    "lone surrogate",
+    "bad CSV",
+    "wrong number of columns",
+    "not a JSON object",
+    "missing field",
+    "field is not a string",
+    "empty document",
+    "document too large",
+    "not a conversation",
+    "message is not a string",
+    "empty message",
+    "unknown role",
+    "no answer",
+    "answer without a question",
+    "two questions in a row",
+    "two answers in a row",
+    "system message not at the beginning",
+    "refused by the template",
+    "no answer in the template's text",
+    "no tokens",
+    "special token in text",
+]
+"""Why a document, or a conversation, was quarantined. The last four are found while encoding."""
+
+REMEDIES: Mapping[str, str] = {
+    "bad UTF-8": "convert the text to UTF-8, for example with `iconv -f SHIFT_JIS -t UTF-8` or `-f UTF-16`",
+    "lone surrogate": "write whole characters, not half of one as \\ud83d alone is",
+    "missing field": "read conversations with --conversations, choose the key that holds the text with --field",
+    "field is not a string": "choose the key that holds the text with --field",
+    "not a conversation": 'lines are {"messages": [{"role", "content"}, ...]}, {"instruction", "input", "output"} or '
+    '{"conversations": [{"from", "value"}, ...]}',
+    "unknown role": "roles are system, user and assistant (in conversations: system, human and gpt)",
+    "two questions in a row": "join them, or put an answer between them",
+    "two answers in a row": "join them, or put a question between them",
+    "refused by the template": "choose another --template",
+    "document too large": "allow longer ones with --max-document-bytes",
+    "special token in text": "choose what becomes of them with --special-tokens-in-text",
+}
+"""What a user can do about many rejects of one reason."""
+
+EXCERPT_CHARACTERS = 80
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document: its text, without the line ending, and the line (from 1) of `file` that it begins in; in parquet
+    the row (from 1)."""
+
+    text: str
+    file: Source
+    line: int
+
+
+@dataclass(frozen=True)
+class Reject:
+    """What could not be taken as a document, and where it stands."""
+
+    file: Source
+    line: int
+    reason: Reason
+    excerpt: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """Whole documents of one file, picklable.
+
+    Attributes:
+        start, stop: byte range in the file, after decompression; in parquet a range of rows, from 0.
+        line: the number of the first line or row, from 1.
+        disk_bytes: how many bytes of the file on disk this block stands for, for progress.
+        data: the bytes themselves for compressed and for remote files (a document over the limit is cut short, which
+            keeps it over the limit); None for plain files and parquet, which are read where the block is.
+        column, columns: in csv and tsv, which column (from 0) holds the text, and how many there are.
+        corpus: which of several corpora that are read as one it belongs to, from 0.
+    """
+
+    file: Source
+    start: int
+    stop: int
+    line: int
+    disk_bytes: int
+    data: bytes | None = None
+    column: int = 0
+    columns: int = 0
+    corpus: int = 0
+
+
+def reject_bytes(file: Source, line: int, reason: Reason, record: bytes) -> Reject:
+    """A reject that shows the beginning of `record`, whatever bytes it holds."""
+    excerpt = record[: 4 * EXCERPT_CHARACTERS].decode(errors="backslashreplace")[:EXCERPT_CHARACTERS]
+    return Reject(file, line, reason, excerpt)
+
+
+def text_document(file: Source, line: int, text: str) -> Document | Reject:
+    """The document `text`, or a reject if there is nothing in it but white space."""
+    if not text or text.isspace():
+        return Reject(file, line, "empty document", text[:EXCERPT_CHARACTERS])
+    return Document(text, file, line)

@@ -1,0 +1,113 @@
+"""Parquet files: row groups as blocks, large ones in ranges of rows, read where the block is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from terakoya.corpus.documents import Block, Document, Reject, reject_bytes, text_document
+from terakoya.corpus.files import Source, import_pyarrow
+from terakoya.errors import UserError, nearest
+
+_BATCH_BYTES = 4 << 20
+
+
+def cut(file: Source, block_bytes: int, *, field: str) -> Iterator[Block]:
+    """Cuts `file` into blocks of about `block_bytes` of text, from its footer alone.
+
+    Small row groups are taken together; the rows of a large one are shared evenly among several blocks, each of which
+    has to pass over the rows before its own.
+    """
+    with _opened(file, field) as (parquet, column):
+        row, start, pending = 0, 0, 0
+        spans: list[tuple[int, int]] = []
+        for number in range(parquet.metadata.num_row_groups):
+            group = parquet.metadata.row_group(number)
+            if not group.num_rows:
+                continue
+            size = group.column(column).total_uncompressed_size
+            if row > start and pending + size > block_bytes:
+                spans.append((start, row))
+                start, pending = row, 0
+            if size > block_bytes:
+                pieces = min(group.num_rows, -(-size // block_bytes))
+                ends = [row + group.num_rows * piece // pieces for piece in range(pieces + 1)]
+                spans += itertools.pairwise(ends)
+                start = row + group.num_rows
+            else:
+                pending += size
+            row += group.num_rows
+        if row > start:
+            spans.append((start, row))
+        disk, rows = file.stat().st_size, row
+    for first, stop in spans:
+        yield Block(file, first, stop, first + 1, disk * stop // rows - disk * first // rows)
+
+
+def read(block: Block, *, field: str, max_document_bytes: int) -> Iterator[Document | Reject]:
+    """The documents and rejects of a block; the line of each is its row's number, from 1."""
+    with _opened(block.file, field) as (parquet, column):
+        row = 0
+        for number in range(parquet.metadata.num_row_groups):
+            group = parquet.metadata.row_group(number)
+            first, row = row, row + group.num_rows
+            if row <= block.start or first >= block.stop or not group.num_rows:
+                continue
+            average = max(1, group.column(column).total_uncompressed_size // group.num_rows)
+            rows = max(1, min(4096, _BATCH_BYTES // average))
+            at = first
+            for batch in parquet.iter_batches(rows, row_groups=[number], columns=[field], use_threads=False):
+                values = batch.column(0)
+                skip = max(0, block.start - at)
+                for offset, value in enumerate(_bytes(values.slice(skip, max(0, block.stop - at - skip)))):
+                    yield _document(block.file, at + skip + offset + 1, value, max_document_bytes)
+                at += len(values)
+                if at >= block.stop:
+                    return
+
+
+def _document(file: Source, row: int, value: bytes | None, limit: int) -> Document | Reject:
+    if value is None:
+        return Reject(file, row, "field is not a string", "null")
+    if len(value) > limit:
+        return reject_bytes(file, row, "document too large", value)
+    try:
+        return text_document(file, row, value.decode())
+    except UnicodeDecodeError:
+        return reject_bytes(file, row, "bad UTF-8", value)
+
+
+def _bytes(values: Any) -> list[bytes | None]:
+    """The values of a column of strings, undecoded: one bad string must not spoil its neighbours."""
+    if hasattr(values, "dictionary"):
+        values = values.dictionary_decode()
+    kind = "large_binary" if str(values.type).startswith("large") else "binary"
+    return values.cast(kind).to_pylist()
+
+
+@contextmanager
+def _opened(file: Source, field: str) -> Iterator[tuple[Any, int]]:
+    """The open file, and which of its columns `field` is. UserError for a broken file or another column type."""
+    pa = import_pyarrow(file)
+    import pyarrow.parquet as pq
+
+    with file.open("rb") as stream:
+        try:
+            parquet = pq.ParquetFile(stream, pre_buffer=False)
+            names = parquet.schema_arrow.names
+            if field not in names:
+                raise UserError(
+                    f'{file}: expected a column "{field}", got none{nearest(field, names)}; choose with --field'
+                )
+            kind = parquet.schema_arrow.field(field).type
+            value = kind.value_type if pa.types.is_dictionary(kind) else kind
+            if not (pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value)):
+                raise UserError(f'{file}: column "{field}": expected strings, got {kind}; choose another with --field')
+            paths = [parquet.schema.column(index).path for index in range(len(parquet.schema))]
+            yield parquet, paths.index(field)
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(
+                f"{file}: expected a whole parquet file, got a broken one ({error}); get or make the file again"
+            ) from error

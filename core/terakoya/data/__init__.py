@@ -1,1 +1,0 @@
-"""From raw files to the rows a model reads; nothing in here needs torch."""

@@ -1,0 +1,1 @@
+"""What a machine and an installation offer to training."""

@@ -1,0 +1,264 @@
+"""One optimizer step of a run on tensors that have shapes and no data: what would be live, and when.
+
+The module, the engine and the micro-batch are those of training, so that whatever changes its memory (activation
+checkpointing, adapters, a head run in parts, a plugin's own model) changes this too. Operations are those of a
+processor; where `gpu` says so, attention with dropout keeps no scores, as a GPU's kernels do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from pydantic import ValidationError
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+
+from terakoya.components import Architecture
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.config.parameters import Parallel, Parameters
+from terakoya.estimation.live_bytes import BATCH, GRADIENTS, OPTIMIZER, WEIGHTS, LiveBytes
+from terakoya.estimation.synthetic_rows import trial_rows
+from terakoya.toolkit.architectures import attention
+from terakoya.training import setup
+from terakoya.training.batches import to_device
+from terakoya.training.distributed.context import Connection
+from terakoya.training.distributed.deepspeed_setup import PERSISTENCE_THRESHOLD
+from terakoya.training.distributed.topology import Place, Topology
+from terakoya.training.engines import build as engines
+from terakoya.training.engines.ddp import DDPEngine
+from terakoya.training.engines.engine import saved_values
+from terakoya.training.loss import weighted
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+DEPTHS = (2, 4)
+"""A deeper model is tried at these numbers of layers, and what all layers take follows: they are alike."""
+DEPTH_FIELDS = ("num_hidden_layers", "num_layers")
+"""Transformers' names for the number of layers."""
+FORWARD, BACKWARD, LATE_BACKWARD, STEP = "forward", "backward", "backward, second half", "optimizer step"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a module and its saved state hold.
+
+    Attributes:
+        parameters, trained, embeddings: elements, each counted once.
+        blocks, largest_block: elements of all blocks together, and of the largest; 0 where there are none.
+        largest: elements of the largest parameter that is trained.
+        small: elements of those parameters that DeepSpeed's stage 3 keeps whole, being small.
+        flops_per_token: forward and backward of one real token.
+        saved_bytes: weights and buffers that a checkpoint's `state/` holds.
+        model_bytes: the models that are exported, in `model/`.
+    """
+
+    parameters: int
+    trained: int
+    embeddings: int
+    blocks: int
+    largest_block: int
+    largest: int
+    small: int
+    flops_per_token: float
+    saved_bytes: int
+    model_bytes: int
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What a step takes in one process that holds all weights.
+
+    Attributes:
+        windows: for each part of a step, bytes by part of memory when most were live in it.
+        optimizer_bytes: the optimizer's state.
+        batch_bytes: one micro-batch on the host.
+        depths: the numbers of layers that were tried; empty where the model was tried as it is.
+    """
+
+    windows: Mapping[str, Mapping[str, int]]
+    optimizer_bytes: int
+    batch_bytes: int
+    depths: tuple[int, ...]
+
+
+def sizes(parameters: Parameters, vocabulary: Vocabulary, *, context: float) -> Sizes:
+    """What the module of `parameters` holds; none of its weights are allocated."""
+    with without_data(vocabulary):
+        module = _module(parameters, vocabulary)
+        tables = {id(each.weight): each.weight for each in module.modules() if isinstance(each, nn.Embedding)}
+        exported = parameters.objective.exports(module)
+        blocks = [_elements(block) for model in exported.values() for block in _blocks(parameters, model)]
+        models = [{id(each): each for each in model.parameters()}.values() for model in exported.values()]
+        return Sizes(
+            parameters=sum(each.numel() for each in module.parameters()),
+            trained=sum(each.numel() for each in module.parameters() if each.requires_grad),
+            embeddings=sum(each.numel() for each in tables.values()),
+            blocks=sum(blocks),
+            largest_block=max(blocks, default=0),
+            largest=max((each.numel() for each in module.parameters() if each.requires_grad), default=0),
+            small=sum(each.numel() for each in module.parameters() if each.numel() < PERSISTENCE_THRESHOLD),
+            flops_per_token=parameters.objective.flops_per_token(module, parameters.architecture, context=context),
+            saved_bytes=sum(value.numel() * value.element_size() for _, value in saved_values(module)),
+            model_bytes=sum(each.numel() * each.element_size() for model in models for each in model),
+        )
+
+
+def _blocks(parameters: Parameters, model: PreTrainedModel) -> Sequence[nn.Module]:
+    """The blocks of `model`, none where its architecture does not say."""
+    try:
+        return parameters.architecture.blocks(model)
+    except (NotImplementedError, AttributeError):  # a second model may be of another kind
+        return ()
+
+
+def _elements(module: nn.Module) -> int:
+    return sum(each.numel() for each in module.parameters())
+
+
+def simulate(
+    parameters: Parameters, vocabulary: Vocabulary, *, rows: int, gradients_stay: bool, gpu: bool = False
+) -> Simulation:
+    """One optimizer step of `rows` rows in a process that holds all weights.
+
+    `gradients_stay` says that gradients of earlier micro-steps, or the buckets they lie in, are there from the start.
+    """
+    run = partial(_simulate, vocabulary=vocabulary, rows=rows, gradients_stay=gradients_stay, gpu=gpu)
+    smaller = [at_depth(parameters, depth) for depth in DEPTHS]
+    if depth_of(parameters) <= DEPTHS[-1] or None in smaller:
+        return run(parameters)
+    less, more = (run(each) for each in smaller if each is not None)
+    factor = (depth_of(parameters) - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
+
+    def further(first: int, second: int) -> int:
+        return max(0, round(first + (second - first) * factor))
+
+    windows = {}
+    for name, parts in more.windows.items():
+        before = less.windows[name]
+        windows[name] = {part: further(before.get(part, 0), parts.get(part, 0)) for part in {**before, **parts}}
+    return Simulation(windows, further(less.optimizer_bytes, more.optimizer_bytes), less.batch_bytes, depths=DEPTHS)
+
+
+def depth_of(parameters: Parameters) -> int:
+    """The layers of the run's architecture; 0 where it does not say under a usual name."""
+    depths = [getattr(parameters.architecture, name, None) for name in DEPTH_FIELDS]
+    return next((depth for depth in depths if isinstance(depth, int)), 0)
+
+
+def at_depth(parameters: Parameters, depth: int) -> Parameters | None:
+    """`parameters` with `depth` layers; None where that is another run in more than depth."""
+    architecture = parameters.architecture
+    field = next((name for name in DEPTH_FIELDS if hasattr(architecture, name)), None)
+    if field is None or parameters.frozen_layers > 0 or getattr(architecture, "num_decoder_layers", None) is not None:
+        return None
+    try:
+        smaller: Architecture = type(architecture).model_validate({**architecture.model_dump(), field: depth})
+    except ValidationError:
+        return None
+    return parameters.model_copy(update={"architecture": smaller})
+
+
+def _module(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
+    """The module as it is trained, adapters included."""
+    from terakoya.training.model import lora
+
+    module = setup.build_trained(parameters, vocabulary)
+    lora.adapt(parameters, module)
+    module.to = lambda *_, **__: module  # type: ignore[method-assign] # it is where it should be; moving it needs data
+    return module
+
+
+def _simulate(
+    parameters: Parameters, *, vocabulary: Vocabulary, rows: int, gradients_stay: bool, gpu: bool
+) -> Simulation:
+    alone = parameters.model_copy(update={"parallel": Parallel()})
+    device = torch.device("cpu")
+    connection = Connection(0, 1, device, Topology((Place(0, 0, 0, ""),)), None, None)
+    length = parameters.data.sequence_length
+    layout = parameters.objective.row_layout()
+    batch = parameters.objective.collate(trial_rows(layout, vocabulary, rows=rows, sequence_length=length), vocabulary)
+    tensors = to_device(batch, device, flash=False)
+    if gpu and layout.framing == "causal":  # kernels for documents of any length keep what one long document would
+        tensors[attention.WHOLE_ROWS] = torch.empty(0, dtype=torch.int64)
+    with without_data(vocabulary) as (fake, tracker):
+        module = _module(alone, vocabulary)
+        attention.use(module, "eager" if parameters.attention == "eager" else "sdpa")
+        module.train()
+        tracker.belongs([*module.parameters(), *module.buffers()], WEIGHTS)
+        engine = engines.build(alone, module, vocabulary, connection, 1, rows)
+        assert isinstance(engine, DDPEngine), "what processes share is reckoned with afterwards"
+        trained = [each for each in module.parameters() if each.requires_grad]
+        tracker.enter(STEP, others=OPTIMIZER)
+        for each in trained:
+            each.grad = torch.zeros_like(each)
+            tracker.belongs([each.grad], GRADIENTS)
+        engine.step(parameters.optimizer.learning_rate)
+        state = [value for each in engine.optimizer.state.values() for value in each.values()]
+        held = [value for value in state if isinstance(value, torch.Tensor)]
+        tracker.belongs(held, OPTIMIZER)
+        for each in trained:
+            if gradients_stay:
+                each.grad = torch.zeros_like(each)
+                tracker.belongs([each.grad], GRADIENTS)
+        _watch_gradients(tracker, trained)
+        tracker.enter(FORWARD)
+        inputs = {name: fake.from_tensor(tensor) for name, tensor in tensors.items()}
+        tracker.belongs(inputs.values(), BATCH)
+        for name, tensor in inputs.items():
+            tracker.knows(tensor, tensors[name])
+        weigh = partial(weighted, terms=parameters.objective.terms(), counts=batch.counts)
+
+        def watched(sums: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            loss = weigh(sums)
+            tracker.enter(BACKWARD)
+            return loss
+
+        with _SmallScores() if gpu else nullcontext():
+            engine.micro_step(inputs, watched, last=True)
+        optimizer_bytes = sum(value.numel() * value.element_size() for value in held)
+    batch_bytes = sum(array.nbytes for array in batch.arrays.values())
+    del tracker.peaks[""]  # before the step
+    return Simulation(tracker.peaks, optimizer_bytes, batch_bytes, depths=())
+
+
+def _watch_gradients(tracker: LiveBytes, trained: list[nn.Parameter]) -> None:
+    """Hooks on all weights that say what gradients are, and begin the second half of the backward half-way."""
+    seen = 0
+
+    def arrived(parameter: torch.Tensor) -> None:
+        nonlocal seen
+        seen += 1
+        assert parameter.grad is not None, "it has just been added to"
+        tracker.belongs([parameter.grad], GRADIENTS)
+        if seen == len(trained) // 2:
+            tracker.enter(LATE_BACKWARD)
+
+    for each in trained:
+        each.register_post_accumulate_grad_hook(arrived)
+
+
+class _SmallScores(TorchFunctionMode):
+    """Takes dropout out of fused attention, which on a processor alone makes it keep all scores."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Calls `func`."""
+        if func is F.scaled_dot_product_attention and len(args) > 4:
+            args = (*args[:4], 0.0, *args[5:])
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def without_data(vocabulary: Vocabulary) -> Iterator[tuple[FakeTensorMode, LiveBytes]]:
+    """While open, new tensors have no data, and their bytes are followed. Leaves torch's generator as it was."""
+    with torch.random.fork_rng(devices=()), FakeTensorMode() as fake, LiveBytes(fake, vocabulary.size) as tracker:
+        yield fake, tracker

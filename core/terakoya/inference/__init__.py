@@ -1,0 +1,1 @@
+"""Finished models in use: loading, filling masks, generation."""

@@ -1,0 +1,1 @@
+"""Ways to start a run: here, in several processes, through a launcher."""

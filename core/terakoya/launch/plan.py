@@ -1,0 +1,132 @@
+"""`terakoya launch`: from parameters to the files and commands that start their run, and, if wanted, to the run."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from terakoya.components import Job, Launcher, LaunchPlan
+from terakoya.config.parameters import Parameters
+from terakoya.errors import UserError
+from terakoya.launch.jobs import plan_folder
+from terakoya.plugins.create import made
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and the folder its files were written to."""
+
+    launcher: Launcher
+    job: Job
+    plan: LaunchPlan
+    folder: Path
+
+    def check(self) -> None:
+        """Looks at the place where it is to run, and starts nothing; see `Launcher.check`."""
+        self.launcher.check(self.job, self.folder)
+
+    def submit(self) -> int:
+        """Starts it; returns the exit code."""
+        return self.launcher.submit(self.job, self.plan, self.folder)
+
+
+def launch(
+    launcher: str,
+    parameters: Path,
+    out: Path,
+    *,
+    folder: Path | None = None,
+    name: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    allow_change: Sequence[str] = (),
+    before: Sequence[str] = (),
+) -> Planned:
+    """Plans how `launcher` starts the run of `parameters` into `out`, and writes the plan's files.
+
+    Args:
+        folder: where the files go; `OUT.launch` where not given.
+        name: the job's; the run's folder's name where not given.
+        settings: the launcher's.
+        overrides: `KEY.PATH=VALUE`, over the parameters.
+        allow_change: keys in which the parameters may differ from those of the checkpoint that the run goes on from.
+        before: options of `terakoya` itself, such as `--plugin FILE`.
+
+    Raises:
+        UserError: no such launcher, settings it does not take, parameters that are wrong: all that can be known before
+            a job waits for hours.
+    """
+    place: Launcher = made("launchers", launcher, settings or {}, where=f"launch {launcher}")
+    job = make_job(parameters, out, name=name, overrides=overrides, allow_change=allow_change, before=before)
+    folder = (folder if folder is not None else plan_folder(out)).absolute()
+    plan = place.plan(job, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, text in plan.files.items():
+        (folder / file).write_text(text, encoding="utf-8")
+    return Planned(place, job, plan, folder)
+
+
+def make_job(
+    parameters: Path,
+    out: Path,
+    *,
+    name: str | None = None,
+    overrides: Sequence[str] = (),
+    allow_change: Sequence[str] = (),
+    before: Sequence[str] = (),
+) -> Job:
+    """The job that trains `parameters` into `out`.
+
+    Raises:
+        UserError: parameters that are wrong, or a name that is none.
+    """
+    loaded = Parameters.load(parameters, overrides)
+    run = out.absolute()
+    if name is None:
+        name = re.sub(r"[^A-Za-z0-9]+", "-", run.name).strip("-")[:63] or "terakoya"
+    elif not re.fullmatch(r"[A-Za-z0-9](-*[A-Za-z0-9]){0,62}", name):
+        raise UserError(f'--name: expected up to 63 letters, digits and hyphens between them, got "{name}"')
+    sets = [word for override in overrides for word in ("--set", override)]
+    allowed = [word for key in allow_change for word in ("--allow-change", key)]
+    words = (*before, "train", str(parameters.absolute()), "--out", str(run), *sets, *allowed)
+    data = loaded.data
+    mixtures = (data.train, *(stage.train for stage in data.stages))
+    stores = [each.store for mixture in mixtures for each in mixture]
+    return Job(
+        name, words, Path.cwd(), run, dict(loaded.batch_size), loaded.parallel.timeout_seconds, loaded.on_lost_node,
+        reads=tuple(dict.fromkeys(path.absolute() for path in (*stores, *data.validation))),
+    )  # fmt: skip
+
+
+def run_commands(commands: Sequence[str]) -> int:
+    """Runs lines for a shell one after another, in this terminal, until one fails; returns its exit code, else 0.
+
+    Ctrl-C and SIGTERM are left to what runs: it saves and ends, and says how.
+    """
+    for command in commands:
+        process = subprocess.Popen(["bash", "-c", command])
+        handlers = {
+            signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),  # the terminal sends it there too
+            signal.SIGTERM: signal.signal(signal.SIGTERM, partial(_pass_on, process)),
+        }
+        try:
+            code = process.wait()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        if code:
+            return code if code > 0 else 128 - code
+    return 0
+
+
+def _pass_on(process: subprocess.Popen[bytes], number: int, frame: FrameType | None) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)

@@ -1,0 +1,1 @@
+"""One JSON from raw text to a published model."""

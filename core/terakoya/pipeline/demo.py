@@ -1,0 +1,141 @@
+"""The demo: the whole pipeline on the bundled corpus, in a few minutes on two CPU cores.
+
+It runs what `terakoya run` runs, from a pipeline JSON that it writes first, so that everything it did can be done again
+by hand and changed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from terakoya.pipeline.run import Pipeline
+from terakoya.pipeline.stages import StageResult
+
+SENTENCE = "東京は日本の[MASK]です。"
+HELD_OUT = 20  # documents
+MAX_STEPS = 500
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The files that the demo leaves and reads."""
+
+    folder: Path
+
+    @property
+    def corpus(self) -> Path:
+        """The bundled corpus, copied."""
+        return self.folder / "corpus.txt"
+
+    @property
+    def pipeline_file(self) -> Path:
+        """The pipeline that was run."""
+        return self.folder / "pipeline.json"
+
+    @property
+    def model(self) -> Path:
+        """The finished model."""
+        return self.folder / "model"
+
+    def pipeline(self, *, max_steps: int = MAX_STEPS) -> dict[str, Any]:
+        """The pipeline's JSON: a vocabulary of 4,000 and a BERT of 2 layers of 128."""
+        return {
+            "corpus": [str(self.corpus)],
+            "hold_out": HELD_OUT,
+            "tokenizer": {
+                "type": "mecab_wordpiece",
+                "dictionary": "unidic_lite",
+                "vocab_size": 4000,
+                "limit_alphabet": 2000,
+            },
+            "tokenizer_folder": str(self.folder / "tokenizer"),
+            "store": str(self.folder / "store"),
+            "validation_store": str(self.folder / "store.validation"),
+            "parameters": {
+                "data": {"sequence_length": 128},
+                "architecture": {
+                    "type": "bert",
+                    "hidden_size": 128,
+                    "num_hidden_layers": 2,
+                    "num_attention_heads": 4,
+                    "intermediate_size": 512,
+                    "max_position_embeddings": 128,
+                },
+                "objective": {"type": "masked_lm", "layout": "packed", "whole_word_mask": True},
+                "optimizer": {"type": "adamw", "learning_rate": 2e-3},
+                "schedule": {"type": "linear", "warmup_steps": max(1, max_steps // 10)},
+                "batch_size": {"-1": 16},
+                "max_steps": max_steps,
+                "logging_steps": 50,
+                "precision": "fp32",
+                "checkpoint": {"save_steps": max(1, max_steps // 2)},
+                "evaluation": {"steps": max(1, max_steps // 4)},
+                "trackers": [{"type": "tensorboard"}],
+            },
+            "run": str(self.folder / "run"),
+            "export": str(self.model),
+            "training_processes": 1,
+        }
+
+    def write(self, *, max_steps: int = MAX_STEPS) -> Pipeline:
+        """Writes corpus and pipeline. What is there of a demo with other settings is removed first."""
+        text = json.dumps(self.pipeline(max_steps=max_steps), ensure_ascii=False, indent=2) + "\n"
+        corpus = (resources.files("terakoya.pipeline") / "demo_corpus.txt").read_bytes()
+        before = (self.pipeline_file, text.encode()), (self.corpus, corpus)
+        if self.pipeline_file.is_file() and any(not f.is_file() or f.read_bytes() != content for f, content in before):
+            self.remove()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.corpus.write_bytes(corpus)
+        self.pipeline_file.write_text(text, encoding="utf-8")
+        return Pipeline.model_validate_json(text)
+
+    def remove(self) -> None:
+        """Deletes what a demo made in the folder, and nothing else."""
+        for name in ("tokenizer", "store", "store.split", "store.validation", "run", "model"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+            (self.folder / f".{name}.stage.json").unlink(missing_ok=True)
+
+    def validations(self) -> list[dict[str, Any]]:
+        """The validation records of the run, in order."""
+        lines = (self.folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return [record for record in map(json.loads, lines) if record["kind"] == "validation"]
+
+
+def told(demo: Demo, results: list[StageResult]) -> Iterator[str]:
+    """What the demo did, in order, one line each: `results` in words, the losses, an example, where the model lies."""
+    from terakoya.commands.try_model import fill_mask
+
+    what = {
+        "tokenizer": "trained a MeCab + WordPiece tokenizer on the bundled corpus",
+        "prepare": "turned the corpus into token ids",
+        "prepare validation": f"and its last {HELD_OUT} documents, kept aside for validation",
+        "train": "trained a small BERT to guess masked words",
+        "export": "wrote the model as a Transformers folder",
+    }
+    for number, result in enumerate(results, start=1):
+        time = "was there already" if result.skipped else f"{result.seconds:.1f} s"
+        yield f"{number}. {what[result.name]} ({time}): {result.out}"
+    validations = demo.validations()
+    before, after = validations[0], validations[-1]
+    yield ""
+    yield (
+        f"Validation loss {before['loss']:.3f} -> {after['loss']:.3f}, words guessed right "
+        f"{before['masked_accuracy']:.1%} -> {after['masked_accuracy']:.1%}, "
+        f"before the first step and after step {after['step']:,}."
+    )
+    guesses = fill_mask(demo.model, SENTENCE, top=5)[0]
+    yield f"{SENTENCE}  " + "  ".join(f"{guess.word} {guess.probability:.1%}" for guess in guesses)
+    yield "(So little text teaches which particles are frequent, hardly more. A real corpus teaches the rest.)"
+    yield ""
+    yield f"The model lies in {demo.model}. In Transformers:"
+    yield "  from transformers import AutoModelForMaskedLM, AutoTokenizer"
+    yield f'  model = AutoModelForMaskedLM.from_pretrained("{demo.model}")'
+    yield f'  tokenizer = AutoTokenizer.from_pretrained("{demo.model}")'
+    yield ""
+    yield f"What was run is in {demo.pipeline_file}: change it and start `terakoya run {demo.pipeline_file}`."

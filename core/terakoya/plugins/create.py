@@ -1,0 +1,26 @@
+"""A component by its name, with settings that came from a command line or a program."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from terakoya.errors import UserError
+from terakoya.json_settings import explain
+from terakoya.plugins import registry
+
+
+def made(kind: str, name: str, settings: Mapping[str, Any], *, where: str) -> Any:
+    """The component `name` of `kind` (a key of `components.KINDS`) with `settings`; an instance of that kind's class.
+
+    Raises:
+        UserError: one that is not installed, or settings that it does not take; a line for each, behind `where`.
+    """
+    component = registry().component(kind, name)
+    try:
+        return component.model_validate_json(json.dumps(dict(settings), default=str))
+    except ValidationError as error:
+        raise UserError("\n".join(f"{where}: {line}" for line in explain(error, component))) from None

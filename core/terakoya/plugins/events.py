@@ -1,0 +1,68 @@
+"""The events of a run, typed: who listens to them is called, and named if it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from terakoya.errors import UserError
+from terakoya.plugins.discovery import PluginError, describe
+
+if TYPE_CHECKING:
+    from terakoya.training.run import Run, StepReport
+
+EVENTS = ("run_started", "step_finished", "evaluate", "checkpoint_saved", "run_finished")
+
+Listeners = tuple[tuple[str, Callable[..., Any]], ...]
+"""For each plugin that implements a hook its name and a caller of its implementation alone."""
+
+
+class Events:
+    """The events of `hookspecs`, typed. An exception in a listener becomes a PluginError that names the plugin."""
+
+    def __init__(self, listeners: Mapping[str, Listeners]) -> None:
+        self.listeners = listeners
+        self._step_finished = listeners["step_finished"]  # in the loop: no look-up
+
+    def run_started(self, run: Run) -> None:
+        """See `hookspecs.run_started`."""
+        call(self.listeners["run_started"], run=run)
+
+    def step_finished(self, run: Run, report: StepReport) -> None:
+        """See `hookspecs.step_finished`."""
+        if self._step_finished:
+            call(self._step_finished, run=run, report=report)
+
+    def evaluate(self, run: Run) -> dict[str, float]:
+        """The numbers of all listeners. UserError if two offer the same name; see `hookspecs.evaluate`."""
+        numbers: dict[str, float] = {}
+        owner: dict[str, str] = {}
+        for plugin, results in call(self.listeners["evaluate"], run=run):
+            for result in results:
+                if not isinstance(result, Mapping):
+                    raise PluginError(plugin, f"evaluate: expected a mapping of name to number, got {result!r}")
+            for name, number in (item for result in results for item in result.items()):
+                if name in owner:
+                    raise UserError(f'evaluate: "{name}" is offered twice, by {owner[name]} and by {plugin}')
+                numbers[name], owner[name] = number, plugin
+        return numbers
+
+    def checkpoint_saved(self, run: Run, folder: Path) -> None:
+        """See `hookspecs.checkpoint_saved`."""
+        call(self.listeners["checkpoint_saved"], run=run, folder=folder)
+
+    def run_finished(self, run: Run, error: BaseException | None) -> None:
+        """See `hookspecs.run_finished`."""
+        call(self.listeners["run_finished"], run=run, error=error)
+
+
+def call(listeners: Listeners, **arguments: Any) -> list[tuple[str, Any]]:
+    """Calls every listener; returns (plugin, its results)."""
+    results = []
+    for plugin, listener in listeners:
+        try:
+            results.append((plugin, listener(**arguments)))
+        except Exception as error:
+            raise PluginError(plugin, describe(error)) from error
+    return results

@@ -1,0 +1,179 @@
+"""Chat templates: how a conversation becomes the one text that a model reads.
+
+A template is one of Hugging Face's (https://huggingface.co/docs/transformers/chat_templating), in Jinja; what it puts
+between `{% generation %}` and `{% endgeneration %}` is what a model is to write. Whatever template a store is made with
+goes with it into checkpoints and exports, so that whoever uses the model writes as it was trained.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from terakoya.corpus.conversations import Message
+from terakoya.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+OWN = "chat"
+"""The name that stands for the tokenizer's own template."""
+BUILT_IN = ("alpaca", "alpaca_en")
+_FOLDER = Path(__file__).parent / "chat_templates"
+_MARKED = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+_NAME = "pp{}qq"
+
+logger = logging.getLogger("terakoya")
+
+Span = tuple[int, int]
+"""Characters [start, stop) of a text."""
+
+
+class TemplateError(Exception):
+    """The template does not take a conversation."""
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A template's `text`, and what it was asked for by: `chat`, one of `BUILT_IN`, or a file."""
+
+    name: str
+    text: str
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the text."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def renderer(self, tokenizer: PreTrainedTokenizerBase) -> Renderer:
+        """What renders with it as `tokenizer.apply_chat_template` does. Raises UserError if it cannot be used."""
+        return Renderer(self, tokenizer)
+
+
+def find_template(wanted: str | None, tokenizer: PreTrainedTokenizerBase, folder: Path) -> ChatTemplate:
+    """The template `wanted` for `tokenizer`, which lies in `folder`; None: the tokenizer's own if it has one, else
+    `alpaca`. Warns of one that a model learns less from than it could.
+
+    Raises:
+        UserError: the tokenizer has none of its own, there is no such file, it is broken or leaves out what is said, or
+            the tokenizer has no token that could end an answer.
+    """
+    template = _find(wanted, tokenizer, folder)
+    renderer = template.renderer(tokenizer)
+    if not renderer.ends:
+        logger.warning("template %s puts nothing behind an answer: the model will not learn to stop", template.name)
+    if not renderer.has_prompt:
+        logger.warning(
+            "template %s has no add_generation_prompt: what it puts before an answer is learnt as a part of it",
+            template.name,
+        )
+    return template
+
+
+def _find(wanted: str | None, tokenizer: PreTrainedTokenizerBase, folder: Path) -> ChatTemplate:
+    own = getattr(tokenizer, "chat_template", None)
+    if wanted == OWN or (wanted is None and own):
+        if not own:
+            raise UserError(
+                f"{folder}: --template {OWN}: expected a tokenizer with a chat template of its own, this one has none; "
+                f"choose another with --template {'|'.join(BUILT_IN)}, or a file of your own: --template FILE.jinja"
+            )
+        return ChatTemplate(OWN, tokenizer.get_chat_template())
+    if wanted is None or wanted in BUILT_IN:
+        return _built_in(wanted or BUILT_IN[0], tokenizer, folder)
+    file = Path(wanted)
+    if not file.is_file():
+        raise UserError(
+            f"--template: expected {OWN} (the tokenizer's own), {', '.join(BUILT_IN)} or a Jinja file, got {wanted}, "
+            "which is no file"
+        )
+    try:
+        return ChatTemplate(file.name, file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: expected a template in UTF-8, got something else: {error}") from None
+
+
+def _built_in(name: str, tokenizer: PreTrainedTokenizerBase, folder: Path) -> ChatTemplate:
+    """A text begins with the tokenizer's beginning-of-sequence token if it puts one there by itself."""
+    if tokenizer.eos_token is None and tokenizer.sep_token is None:
+        raise UserError(
+            f"{folder}: --template {name}: expected a tokenizer with an end-of-sequence token (or [SEP]) to end "
+            "answers with, this one has neither; name one in its tokenizer_config.json, or use a template of your own"
+        )
+    text = (_FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+    bos = tokenizer.bos_token_id
+    begins = bos is not None and list(tokenizer("a")["input_ids"])[:1] == [bos]
+    return ChatTemplate(name, "{{- bos_token -}}\n" + text if begins else text)
+
+
+class Renderer:
+    """Renders conversations with a template and the special tokens of a tokenizer."""
+
+    def __init__(self, template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Raises UserError for a template that is broken or leaves out what is said."""
+        self._template = template
+        self._marked = bool(_MARKED.search(template.text))
+        self._tokens: dict[str, Any] = dict(tokenizer.special_tokens_map)
+        user, answer, about = (_NAME.format(name) for name in ("user", "answer", "input"))
+        question: Message = {"role": "user", "content": user}
+        try:
+            text, spans = self.render([question, {"role": "assistant", "content": answer}])
+            with_input, _ = self.render([{**question, "input": about}])
+            prompt = self.prompt([question])
+        except TemplateError as error:
+            raise UserError(f"--template {template.name}: cannot be used: {error}") from error
+        self._takes_input = about in with_input
+        if user not in text or answer not in text:
+            raise UserError(
+                f"--template {template.name}: expected a template that writes every message, got this of a question "
+                f"and its answer: {text!r}"
+            )
+        self.has_prompt = prompt != self.render([question])[0]
+        self.ends = text[text.rindex(answer) + len(answer) :].strip() != ""
+        if spans is not None and not any(answer in text[start:stop] for start, stop in spans):
+            raise UserError(
+                f"--template {template.name}: expected the answer between its generation and endgeneration, got "
+                f"{[text[start:stop] for start, stop in spans]}"
+            )
+
+    def render(self, turns: Sequence[Message]) -> tuple[str, list[Span] | None]:
+        """The text of `turns`, and where the template marks answers in it; None where it has no marks.
+
+        Raises:
+            TemplateError: in the template's own words.
+        """
+        texts, spans = self._run(turns, add_generation_prompt=False, return_assistant_tokens_mask=self._marked)
+        return texts[0], [(int(start), int(stop)) for start, stop in spans[0]] if self._marked else None
+
+    def prompt(self, turns: Sequence[Message]) -> str:
+        """The text that asks a model for the answer to `turns`. Raises TemplateError."""
+        return str(self._run(turns, add_generation_prompt=True)[0][0])
+
+    def fitted(self, turns: Sequence[Message]) -> list[Message]:
+        """`turns`, each `input` joined to its `content` where the template does not look at it."""
+        if self._takes_input:
+            return list(turns)
+        return [
+            {"role": turn["role"], "content": "\n\n".join([turn["content"], turn["input"]])}
+            if "input" in turn
+            else turn
+            for turn in turns
+        ]
+
+    def _run(self, turns: Sequence[Message], **options: bool) -> Any:
+        from jinja2 import exceptions
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            return render_jinja_template(
+                conversations=[list(turns)], chat_template=self._template.text, **options, **self._tokens
+            )
+        except (exceptions.TemplateError, TypeError, ValueError) as error:
+            line = getattr(error, "lineno", None)
+            where = f"line {line}: " if line else ""
+            raise TemplateError(f"{where}{error}") from error

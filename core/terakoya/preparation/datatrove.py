@@ -1,0 +1,209 @@
+"""The blocks of a preparation under datatrove's executors: processes here, a Slurm array, a Ray cluster.
+
+A task encodes its share of the blocks that have no part yet, with the code and into the parts of
+`terakoya.preparation.local`, so either goes on with what the other left. The parts on disk are the truth: datatrove's
+own record of completed tasks is never asked. One more task joins them. See https://github.com/huggingface/datatrove.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dill
+from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
+from datatrove.utils.stats import PipelineStats
+
+from terakoya.errors import UserError
+from terakoya.preparation.block_list import list_blocks
+from terakoya.preparation.datatrove_settings import (
+    Executor,
+    ExecutorSettings,
+    RaySettings,
+    SlurmSettings,
+    executor_settings,
+)
+from terakoya.preparation.datatrove_steps import EncodeBlocks, JoinParts, join_parts
+from terakoya.preparation.encoding import BlockEncoder
+from terakoya.preparation.job import Preparation
+from terakoya.preparation.submitted_jobs import note_jobs
+from terakoya.process_pool import workers
+from terakoya.store.token_store import StoreFacts
+
+logger = logging.getLogger("terakoya")
+
+Given = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """What Slurm was asked to do: the numbers of the jobs that encode (None if every part is there) and join."""
+
+    encode: str | None
+    join: str
+
+
+def prepare_datatrove(
+    preparation: Preparation,
+    *,
+    executor: Executor = "local",
+    settings: Given | None = None,
+    processes: int = 1,
+    force: bool = False,
+) -> StoreFacts | Submitted:
+    """Encodes and joins what `preparation` says. With `slurm` the jobs are submitted and this returns at once.
+
+    `settings` are the executor's, see `executor_settings`; `processes` is how many work at once where they do not say.
+    `force` throws away what the folder holds of another store.
+
+    Raises UserError as `prepare` does, for settings that the executor does not have, when parts are missing after it
+    has returned, and where Slurm or Ray are not to be had.
+    """
+    chosen = executor_settings(executor, settings or {})
+    if executor == "slurm" and "SLURM_ARRAY_TASK_ID" in os.environ:
+        raise UserError("--executor slurm: expected to be started outside of Slurm's array jobs, this is a task of one")
+    with preparation.held():
+        if (facts := preparation.finished(force=force)) is not None:
+            return facts
+        encoder = BlockEncoder(preparation.task)
+        preparation.begin(encoder)
+        blocks = list_blocks(preparation)
+        numbers = blocks.missing(preparation.task.parts)
+        if len(numbers) < len(blocks.blocks):
+            logger.info("%d of %d parts were there already", len(blocks.blocks) - len(numbers), len(blocks.blocks))
+        logs = Path(chosen.logging_dir or preparation.out.with_name(f"{preparation.out.name}.datatrove")).absolute()
+        encode, join = EncodeBlocks(preparation, numbers), JoinParts(preparation)
+        if isinstance(chosen, SlurmSettings):
+            return _submit(encode, join, chosen, logs)
+        if numbers:
+            (_run_ray if isinstance(chosen, RaySettings) else _run_local)(encode, chosen, logs, processes)
+        return join_parts(preparation, encoder, logs=logs)
+
+
+# --------------------------------------------------------------------------------------------------------- executors
+
+
+def _given(settings: ExecutorSettings, *without: str) -> dict[str, Any]:
+    """What the user set; the rest is left to datatrove's own defaults."""
+    return {name: getattr(settings, name) for name in settings.model_fields_set if name not in without}
+
+
+def _run_local(step: EncodeBlocks, settings: ExecutorSettings, logs: Path, processes: int) -> None:
+    tasks = min(settings.tasks or processes, len(step.numbers))
+    wanted = processes if settings.workers is None else settings.workers
+    _Local(
+        pipeline=[step],
+        tasks=tasks,
+        workers=tasks if wanted == -1 else min(wanted, tasks),
+        logging_dir=str(logs),
+        skip_completed=False,
+        **_given(settings, "tasks", "workers", "logging_dir"),
+    ).run()
+
+
+class _Local(LocalPipelineExecutor):
+    def run(self) -> None:
+        """Runs all tasks in processes that end when this one does. UserError if one dies: datatrove's own pool would
+        wait for it for ever."""
+        self.save_executor_as_json()
+        pickled = dill.dumps(self)
+        if self.workers == 1:
+            stats = [_run_task(pickled, rank) for rank in range(self.tasks)]
+        else:
+            remedy = "Finished parts are kept: run the same command again and it finishes what is left"
+            with workers(self.workers, _keep, (pickled,), task="prepare", remedy=remedy) as submit:
+                running = [submit(_run_kept, rank) for rank in range(self.tasks)]
+                stats = [each.result() for each in running]
+        with self.logging_dir.open("stats.json", "wt") as file:
+            sum(stats, start=PipelineStats()).save_to_disk(file)
+
+
+_kept = b""
+
+
+def _keep(pickled: bytes) -> None:
+    global _kept
+    _kept = pickled
+
+
+def _run_kept(rank: int) -> PipelineStats:
+    return _run_task(_kept, rank)
+
+
+def _run_task(pickled: bytes, rank: int) -> PipelineStats:
+    # unpickled for each task, so that each has statistics of its own; only the first one talks on the console
+    return dill.loads(pickled)._run_for_rank(rank, local_rank=rank)
+
+
+def _run_ray(step: EncodeBlocks, settings: ExecutorSettings, logs: Path, processes: int) -> None:
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError('--executor ray: needs ray: pip install "terakoya[ray]"') from error
+    began = not ray.is_initialized()
+    if began:
+        ray.init(include_dashboard=False, log_to_driver=False)
+    try:
+        RayPipelineExecutor(
+            pipeline=[step],
+            tasks=min(settings.tasks or processes, len(step.numbers)),
+            workers=processes if settings.workers is None else settings.workers,
+            logging_dir=str(logs),
+            skip_completed=False,
+            **_given(settings, "tasks", "workers", "logging_dir"),
+        ).run()
+    finally:
+        if began:
+            ray.shutdown()
+
+
+class _Slurm(SlurmPipelineExecutor):
+    def launch_merge_stats(self) -> None:
+        """Nothing: that job would wait for ever where an array's task has failed."""
+
+
+def _submit(encode: EncodeBlocks, join: JoinParts, settings: SlurmSettings, logs: Path) -> Submitted:
+    common = _given(settings, "tasks", "tasks_per_job", "workers", "logging_dir", "max_array_size", "job_name")
+    if not (settings.env_command or settings.condaenv or settings.venv_path):
+        common["env_command"] = f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"'
+    array = None
+    if encode.numbers:
+        array = _Slurm(
+            pipeline=[encode],
+            tasks=min(settings.tasks, len(encode.numbers)),
+            tasks_per_job=settings.tasks_per_job,
+            workers=-1 if settings.workers is None else settings.workers,
+            max_array_size=settings.max_array_size,
+            job_name=settings.job_name,
+            logging_dir=str(logs / "encode"),
+            skip_completed=False,
+            **common,
+        )
+    joining = _Slurm(
+        pipeline=[join],
+        tasks=1,
+        job_name=f"{settings.job_name}-join",
+        logging_dir=str(logs / "join"),
+        skip_completed=False,
+        depends=array,
+        run_on_dependency_fail=True,  # it then says which parts are missing, instead of waiting for ever
+        **common,
+    )
+    try:
+        joining.run()
+    except FileNotFoundError as error:
+        raise UserError(f"--executor slurm: {error.filename}: not found; run this where jobs are submitted") from error
+    except subprocess.CalledProcessError as error:
+        raise UserError(f"--executor slurm: sbatch refused ({error}); its own message is above") from error
+    finally:
+        jobs = [str(job.job_id) for job in (array, joining) if job is not None and job.job_id is not None]
+        if jobs:
+            note_jobs(encode.preparation.task.parts, jobs)
+    return Submitted(str(array.job_id) if array is not None else None, str(joining.job_id))

@@ -1,0 +1,138 @@
+"""The two steps of a preparation under datatrove: encode a share of the blocks into parts, join the parts."""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import multiprocess
+import orjson
+from datatrove.pipeline.base import PipelineStep
+
+from terakoya import log, plugins
+from terakoya.errors import UserError
+from terakoya.preparation.block_list import read_blocks
+from terakoya.preparation.encoding import BlockEncoder, Task
+from terakoya.preparation.job import Preparation
+from terakoya.store.assembly import Totals
+from terakoya.store.token_store import StoreFacts
+
+
+class _Step(PipelineStep):
+    """A step that works where the command was started, with its plugins."""
+
+    type = "terakoya"
+
+    def __init__(self, preparation: Preparation) -> None:
+        super().__init__()
+        self.preparation = preparation
+        self.folder = str(Path.cwd())
+        self.plugins = {
+            name: os.environ[name]
+            for name in (plugins.PLUGINS_VARIABLE, plugins.WITHOUT_VARIABLE)
+            if name in os.environ
+        }
+
+    def _enter(self) -> None:
+        os.chdir(self.folder)  # paths in rejects.jsonl are as the user gave them
+        os.environ.update(self.plugins)
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        if self.plugins:
+            plugins.load()
+
+
+class EncodeBlocks(_Step):
+    """Task `rank` of `world_size` makes the parts of its share of the blocks `numbers` that are not there yet."""
+
+    name = "encode blocks"
+
+    def __init__(self, preparation: Preparation, numbers: tuple[int, ...]) -> None:
+        super().__init__(preparation)
+        self.numbers = numbers
+
+    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
+        """Takes no documents and hands none on. UserError if the parts are another preparation's by now."""
+        self._enter()
+        _leave_with_parent()
+        preparation = self.preparation
+        if (preparation.out / "store.json").exists():
+            return
+        _check_inputs(preparation)
+        blocks = read_blocks(preparation)
+        mine = blocks.share(self.numbers, rank, world_size)
+        parts, corpus = preparation.task.parts, preparation.task.corpus
+        left = [number for number in mine if blocks.part(parts, number) is None]
+        self.stat_update("parts that were there", value=len(mine) - len(left), unit="task")
+        for number, block in blocks.whole(corpus, left, block_bytes=preparation.block_bytes):
+            _check_inputs(preparation)
+            facts = _encoder(preparation.task).encode(number, block)
+            self.stat_update("documents", value=facts.documents, unit="part")
+            self.stat_update("tokens", value=facts.tokens, unit="part")
+            self.stat_update("rejected", value=sum(facts.rejected.values()), unit="part")
+
+
+class JoinParts(_Step):
+    """Makes the store when all parts are there; one task."""
+
+    name = "join parts"
+
+    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
+        """Takes no documents and hands none on. UserError if a part is missing, and as `Preparation.finish`."""
+        log.configure()
+        self._enter()
+        with self.preparation.held():
+            if not (self.preparation.out / "store.json").exists():
+                _check_inputs(self.preparation)
+                join_parts(self.preparation, BlockEncoder(self.preparation.task))
+
+
+def join_parts(preparation: Preparation, encoder: BlockEncoder, *, logs: Path | None = None) -> StoreFacts:
+    """Makes the store of parts that are all there. UserError if one is not, and as `Preparation.finish`."""
+    blocks, totals = read_blocks(preparation), Totals()
+    missing: list[int] = []
+    for number in range(len(blocks.blocks)):
+        facts = blocks.part(preparation.task.parts, number)
+        if facts is None:
+            missing.append(number)
+        else:
+            totals.add(facts)
+    if missing:
+        raise UserError(
+            f"{preparation.out}: {len(missing):,} of {len(blocks.blocks):,} parts are missing, number {missing[0]} the "
+            f"first: a task did not come to its end; {f'see {logs}' if logs else 'see its log'}, and run the same "
+            "command again: finished parts are kept"
+        )
+    return preparation.finish(totals, encoder, extent=blocks.extent)
+
+
+@lru_cache(maxsize=1)
+def _encoder(task: Task) -> BlockEncoder:
+    return BlockEncoder(task)
+
+
+def _check_inputs(preparation: Preparation) -> None:
+    """UserError unless the folder of parts is still this preparation's."""
+    record = preparation.task.parts / "inputs.json"
+    if not record.exists() or orjson.loads(record.read_bytes())["inputs"] != preparation.inputs:
+        raise UserError(f"{preparation.out}: was started over with other input; this task belongs to the one before")
+
+
+_watch: threading.Thread | None = None
+
+
+def _leave_with_parent() -> None:
+    """Ends this process, if it is one of a Ray actor's pool, as soon as the one that started it dies."""
+    global _watch
+    parent = multiprocess.parent_process()
+    if parent is None or (_watch is not None and _watch.is_alive()):
+        return
+
+    def leave() -> None:
+        parent.join()
+        os._exit(1)
+
+    _watch = threading.Thread(target=leave, daemon=True)
+    _watch.start()

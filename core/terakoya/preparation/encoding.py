@@ -1,0 +1,148 @@
+"""One task of `prepare`: a block of the corpus becomes a part, in whichever process has time for it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from terakoya.components import Encoded, Tokenizer
+from terakoya.corpus.corpus import EXCERPT_CHARACTERS, Block, Corpus, Document, Reason, Reject
+from terakoya.errors import UserError
+from terakoya.preparation.chat_template import ChatTemplate
+from terakoya.preparation.conversation_encoder import ConversationEncoder, EncodedConversations
+from terakoya.store.parts import PartBuilder, PartFacts
+from terakoya.store.token_store import Unit
+
+BATCH_CHARACTERS = 1 << 20
+BATCH_DOCUMENTS = 4096
+
+
+def source_name(block: Block) -> str:
+    """What a part says it was made from."""
+    return f"{block.file.name}:{block.start}-{block.stop}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every process needs to know to encode blocks.
+
+    Attributes:
+        tokenizer: the component, pickled, so that a process can load plugins before it is unpickled.
+        parts: the folder that parts are written to.
+        template: of conversations; None for plain text.
+    """
+
+    corpus: Corpus
+    tokenizer: bytes
+    tokenizer_folder: Path
+    parts: Path
+    unit: Unit
+    append_eos: bool
+    template: ChatTemplate | None = None
+
+
+class BlockEncoder:
+    """Encodes blocks into parts with one tokenizer; belongs to one process."""
+
+    def __init__(self, task: Task) -> None:
+        tokenizer: Tokenizer = pickle.loads(task.tokenizer)
+        self._task = task
+        self._quarantines_specials = tokenizer.special_tokens_in_text == "reject"
+        self.encoder = tokenizer.encoder(task.tokenizer_folder)
+        encode: Any = self.encoder.encode
+        whole = tokenizer.keeps_line_ends and task.unit == "document"
+        self._encode_text: Callable[[Sequence[str]], Encoded] = partial(encode, whole=True) if whole else encode
+        self._encode = self._encode_text
+        vocabulary = self.encoder.vocabulary
+        if task.template is not None:
+            loaded = tokenizer.load(task.tokenizer_folder)
+            self._encode = ConversationEncoder(loaded, task.template, vocabulary).encode
+        if task.append_eos and vocabulary.eos is None:
+            raise UserError(
+                f"{task.tokenizer_folder}: --append-eos: expected a tokenizer with an end-of-sequence token, this one "
+                "has none; leave the option out: rows separate documents by the index anyway"
+            )
+        self.eos = vocabulary.eos if task.append_eos else None
+
+    def encode(self, number: int, block: Block) -> PartFacts:
+        """Writes part `number` from `block`. Raises UserError for ids that the vocabulary does not have."""
+        builder = PartBuilder(self.encoder.vocabulary, self._task.unit, self.eos)
+        batch: list[Document] = []
+        characters = 0
+        for item in self._task.corpus.read(block):
+            if isinstance(item, Reject):
+                self._add(builder, batch)  # first, so that rejects stay in the order of the file
+                batch, characters = [], 0
+                builder.reject(item)
+                continue
+            batch.append(item)
+            characters += len(item.text)
+            if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
+                self._add(builder, batch)
+                batch, characters = [], 0
+        self._add(builder, batch)
+        return builder.write(self._task.parts, number, source_name(block))
+
+    def _add(self, builder: PartBuilder, batch: Sequence[Document]) -> None:
+        if not batch:
+            return
+        try:
+            encoded = self._encode([document.text for document in batch])
+        except Exception as error:
+            error.add_note(f"while encoding {_place(batch)}")
+            raise
+        if not (encoded.literals and self._quarantines_specials):
+            told = encoded if isinstance(encoded, EncodedConversations) else None
+            try:
+                kept = builder.add(encoded, answers=None if told is None else told.answers)
+            except UserError as error:
+                raise UserError(f"{_place(batch)}: {error}") from error
+            if told is not None:
+                builder.notes.update(told.notes)
+            for number, document in enumerate(batch):
+                if not kept[number]:
+                    reason: Reason = "no tokens" if told is None else told.refused.get(number, "no tokens")
+                    builder.reject(_reject(document, reason))
+        elif len(batch) == 1:
+            builder.reject(_reject(batch[0], "special token in text"))
+        else:  # one of them has a special token: halve until it is alone
+            self._add(builder, batch[: len(batch) // 2])
+            self._add(builder, batch[len(batch) // 2 :])
+
+    def sample(self, texts: Sequence[str]) -> Encoded:
+        """The ids of a few texts, for estimates; of conversations as they lie in the files, without their template."""
+        return self._encode_text(texts)
+
+
+def _reject(document: Document, reason: Reason) -> Reject:
+    return Reject(document.file, document.line, reason, document.text[:EXCERPT_CHARACTERS])
+
+
+def _place(batch: Sequence[Document]) -> str:
+    first, last = batch[0].line, batch[-1].line
+    return f"{batch[0].file}, " + (f"line {first}" if first == last else f"documents at lines {first} to {last}")
+
+
+_encoder: BlockEncoder | None = None
+
+
+def start_worker(task: Task) -> None:
+    """Makes this process one that `encode_block` works in."""
+    global _encoder
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if os.environ.get("TERAKOYA_PLUGINS"):
+        from terakoya import plugins
+
+        plugins.load()
+    _encoder = BlockEncoder(task)
+
+
+def encode_block(number: int, block: Block) -> PartFacts:
+    """`BlockEncoder.encode` in a worker."""
+    assert _encoder is not None, "start_worker was not called"
+    return _encoder.encode(number, block)

@@ -1,0 +1,249 @@
+"""What every way of preparing a store shares: its settings, how it begins, and how parts become the store."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import orjson
+
+from terakoya.components import Tokenizer
+from terakoya.corpus.corpus import Corpus
+from terakoya.corpus.documents import REMEDIES
+from terakoya.errors import UserError
+from terakoya.preparation.chat_template import ChatTemplate
+from terakoya.preparation.disk_space import check_disk
+from terakoya.preparation.encoding import BlockEncoder, Task
+from terakoya.preparation.resuming import begin, clear, finished_facts
+from terakoya.preparation.sharding import SHARD, SHARD_BLOCKS, Shard, ShardBlocks
+from terakoya.preparation.submitted_jobs import check_no_jobs
+from terakoya.store.assembly import CHAT_TEMPLATE, Totals, assemble, write_rejects
+from terakoya.store.token_store import PARTS, StoreFacts, TokenStore, Unit
+from terakoya.store.writer import Parts, locked
+
+logger = logging.getLogger("terakoya")
+
+TEMPLATE_INPUT = "tokenizer chat template"
+"""The input of a store of conversations that says which template it was made with."""
+
+_MIN_BLOCK, _MAX_BLOCK, _MAX_PARTS = 1 << 20, 32 << 20, 50_000
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """A store to be made, whoever encodes its blocks; picklable.
+
+    Attributes:
+        out: the store's folder.
+        inputs: hashes of what the store is made from; a store or parts with other ones are not this preparation's.
+        options: the settings in words, for the record and for messages.
+        files: size and time of change of each corpus file when this was made.
+    """
+
+    task: Task
+    out: Path
+    inputs: dict[str, str]
+    options: dict[str, str | int | bool | None]
+    block_bytes: int
+    max_rejects: int | float
+    shard: Shard | None
+    files: tuple[tuple[int, int | str], ...]
+
+    @classmethod
+    def of(
+        cls,
+        corpus: Corpus,
+        tokenizer: Tokenizer,
+        tokenizer_folder: Path,
+        out: Path,
+        *,
+        unit: Unit = "document",
+        append_eos: bool = False,
+        max_rejects: int | float = 0.01,
+        shard: Shard | None = None,
+        template: ChatTemplate | None = None,
+    ) -> Self:
+        """Reads the whole corpus once, for its fingerprint. A corpus of conversations needs a `template`.
+
+        Raises UserError for a unit that there is not, for a tokenizer that is not there, and for settings that
+        conversations do not have.
+        """
+        assert corpus.conversations == (template is not None), "a template goes with conversations"
+        out, tokenizer_folder = Path(out), Path(tokenizer_folder)
+        if unit not in ("document", "line"):
+            raise UserError(f'unit: expected "document" or "line", got "{unit}"')
+        if not tokenizer_folder.is_dir():
+            raise UserError(f"{tokenizer_folder}: expected a tokenizer's folder, found none")
+        if template is not None:
+            _check_conversations(tokenizer, unit=unit, append_eos=append_eos)
+        files = _sizes_and_times(corpus)
+        block_bytes = _block_bytes(corpus)
+        options: dict[str, str | int | bool | None] = {
+            "unit": unit,
+            "append_eos": append_eos,
+            "field": corpus.field,
+            "documents": corpus.documents,
+            "max_document_bytes": corpus.max_document_bytes,
+            "block_bytes": block_bytes,
+            "tokenizer": f"{type(tokenizer).__name__} {tokenizer.model_dump_json()}",
+        }
+        if corpus.cleaning is not None:
+            options.update(corpus.cleaning.facts)
+        if template is not None:
+            options["template"] = template.name
+        inputs = {
+            "corpus": corpus.fingerprint,
+            **{f"tokenizer {name}": value for name, value in sorted(tokenizer.fingerprint(tokenizer_folder).items())},
+            "options": hashlib.sha256(orjson.dumps(options)).hexdigest(),
+        }
+        if template is not None:
+            inputs[TEMPLATE_INPUT] = template.fingerprint
+        if shard is not None:
+            inputs[SHARD] = options[SHARD] = str(shard)
+        task = Task(corpus, pickle.dumps(tokenizer), tokenizer_folder, out / PARTS, unit, append_eos, template)
+        return cls(task, out, inputs, options, block_bytes, max_rejects, shard, files)
+
+    def blocks(self) -> ShardBlocks:
+        """The blocks to encode, in the order of their parts' numbers."""
+        return ShardBlocks(self.task.corpus, self.shard or Shard(), block_bytes=self.block_bytes)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Holds `out` for this process and says what a full disk or an interrupt means. UserError if it is in use."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        with locked(self.out), _ends_explained(self.out):
+            yield
+
+    def finished(self, *, force: bool = False) -> StoreFacts | None:
+        """The facts of this very store if it is there already. `force` first throws away what is there of another.
+
+        Raises UserError if `out` holds anything else, or if jobs that were submitted for it are still at work.
+        """
+        check_no_jobs(self.task.parts)
+        if force:
+            clear(self.out, self.inputs)
+        return finished_facts(self.out, self.inputs, self.options)
+
+    def begin(self, encoder: BlockEncoder) -> None:
+        """Makes the folder of parts. UserError if the disk is much too small or there are parts of something else."""
+        check_disk(self.out, self.task.corpus, encoder, self.blocks().disk_bytes, unit=self.task.unit)
+        begin(self.out, self.inputs, self.options)
+
+    def finish(self, totals: Totals, encoder: BlockEncoder, *, extent: str = "") -> StoreFacts:
+        """Joins the parts, whose sums are `totals`. `extent`: where the shard's blocks begin and end.
+
+        Raises UserError for a corpus that was changed since, for too many rejects, and where there is no document.
+        """
+        if _sizes_and_times(self.task.corpus) != self.files:
+            raise UserError("corpus: a file was changed while it was read; leave the files alone and start again")
+        _judge(self.out, totals, self.max_rejects, self.shard)
+        template = self.task.template
+        for note, count in totals.notes.items():
+            logger.warning("%s of %s: %s", note, f"{totals.documents:,}", f"{count:,}")
+        facts = assemble(
+            self.out,
+            Parts(self.out, totals),
+            vocabulary=encoder.encoder.vocabulary,
+            unit=self.task.unit,
+            eos=encoder.eos,
+            tokenizer_folder=self.task.tokenizer_folder,
+            inputs=self.inputs,
+            options=self.options if self.shard is None else {**self.options, SHARD_BLOCKS: extent},
+            chat_template=None if template is None else template.text,
+        )
+        if template is not None:
+            share = TokenStore.open(self.out, look_at_ids=False).answer_tokens / facts.tokens
+            written = self.out / "tokenizer" / CHAT_TEMPLATE
+            logger.info(
+                "%.1f %% of the tokens belong to answers; template %s is in %s", 100 * share, template.name, written
+            )
+        return facts
+
+
+def _check_conversations(tokenizer: Tokenizer, *, unit: Unit, append_eos: bool) -> None:
+    if unit != "document":
+        raise UserError(f"unit: a conversation is one sequence: expected document with --conversations, got {unit}")
+    if append_eos:
+        raise UserError("--append-eos: the template ends each answer; leave the option out with --conversations")
+    if tokenizer.special_tokens_in_text == "split":
+        raise UserError(
+            "--special-tokens-in-text split: a template's own special tokens stand in the same text; expected parse or "
+            "reject with --conversations"
+        )
+
+
+def _sizes_and_times(corpus: Corpus) -> tuple[tuple[int, int | str], ...]:
+    return tuple((file.stat().st_size, file.stat().st_mtime_ns) for file in corpus.sources)
+
+
+def _block_bytes(corpus: Corpus) -> int:
+    """Bytes of a block: small enough to share a small corpus evenly, large enough for few parts of a large one."""
+    wanted = min(corpus.block_bytes, max(_MIN_BLOCK, corpus.total_bytes // 64))
+    return max(wanted, min(_MAX_BLOCK, corpus.total_bytes // _MAX_PARTS))
+
+
+@contextmanager
+def _ends_explained(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(
+            f"{out}: the disk is full; make room and run the same command again: finished parts are kept"
+        ) from error
+    except KeyboardInterrupt:
+        logger.warning("interrupted; finished parts are kept: run the same command again and it finishes what is left")
+        raise
+
+
+# --------------------------------------------------------------------------------------------------------- rejects
+
+
+def limit(max_rejects: int | float, documents: int) -> float:
+    """How many of `documents` may be rejected."""
+    return max_rejects * documents if isinstance(max_rejects, float) else max_rejects
+
+
+def by_reason(totals: Totals) -> str:
+    """The rejects in words."""
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in totals.rejected.most_common())
+    return f"{totals.rejected.total():,} of {totals.documents + totals.rejected.total():,} documents ({reasons})"
+
+
+def _judge(out: Path, totals: Totals, max_rejects: int | float, shard: Shard | None) -> None:
+    """Says what was rejected and which special tokens were met. UserError for too many rejects or no document."""
+    if totals.literals:
+        logger.info(
+            "special tokens that stood in the text: %s",
+            ", ".join(f"{token} {count:,} times" for token, count in totals.literals.most_common()),
+        )
+    if not totals.rejected:
+        if not totals.tokens:
+            hint = "the corpus has none" if shard is None else f"shard {shard} has none; make fewer shards"
+            raise UserError(f"{out}: expected at least one document, {hint}")
+        return
+    write_rejects(out, Parts(out, totals))
+    allowed = limit(max_rejects, totals.documents + totals.rejected.total())
+    if totals.rejected.total() > allowed or not totals.tokens:
+        most = totals.rejected.most_common(1)[0][0]
+        with (out / "rejects.jsonl").open("rb") as stream:
+            first = next(reject for reject in map(orjson.loads, stream) if reject["reason"] == most)
+        expected = "at least one document that is not rejected"
+        remedies = [REMEDIES[most]] if most in REMEDIES else []
+        remedies.append("mend the corpus")
+        if totals.tokens:
+            expected = f"at most {int(allowed):,} rejected documents (--max-rejects {max_rejects})"
+            remedies.append("allow more; what is encoded is kept")
+        raise UserError(
+            f"{out}: expected {expected}, got {by_reason(totals)}, the first in {first['file']}, line "
+            f"{first['line']}: {first['excerpt'].strip()}\nAll are in {out / 'rejects.jsonl'}: {', or '.join(remedies)}"
+        )
+    logger.warning("rejected %s; listed in %s", by_reason(totals), out / "rejects.jsonl")

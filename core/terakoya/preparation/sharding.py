@@ -1,0 +1,89 @@
+"""Which blocks of a corpus are the 3rd of 16 shares, so that several machines prepare them without talking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from terakoya.corpus.corpus import Block, Corpus
+from terakoya.errors import UserError
+
+SHARD, SHARD_BLOCKS = "shard", "shard blocks"
+"""What a shard's store records: which one it is, and where its first block begins and its last one ends."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Share `number` (from 1) of `count`: the blocks that begin in its share of the corpus' bytes on disk."""
+
+    number: int = 1
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.count:
+            raise UserError(f"--shard: expected a number from 1 to {self.count}, got {self.number}")
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """`3/16`. UserError for anything else."""
+        number, slash, count = text.partition("/")
+        if not (slash and number.isdecimal() and count.isdecimal() and int(count)):
+            raise UserError(f'--shard: expected a number and a count such as 3/16, got "{text}"')
+        return cls(int(number), int(count))
+
+
+class ShardBlocks:
+    """The blocks of one shard, in order; files that lie in other shards are not opened.
+
+    After they were iterated, `extent` says where they begin and end. How far reading a compressed file has come on
+    disk may differ between versions of libraries, so `check_joined` compares the extents of neighbours.
+    """
+
+    def __init__(self, corpus: Corpus, shard: Shard, *, block_bytes: int) -> None:
+        self._corpus, self._block_bytes = corpus, block_bytes
+        self._low = corpus.total_bytes * (shard.number - 1) // shard.count
+        self._high = corpus.total_bytes * shard.number // shard.count
+        self.extent = ""
+
+    @property
+    def disk_bytes(self) -> int:
+        """About how many bytes on disk they are."""
+        return self._high - self._low
+
+    def __iter__(self) -> Iterator[Block]:
+        begin = end = ""
+        place = 0
+        for file in self._corpus.sources:
+            at, place = place, place + file.stat().st_size
+            if place <= self._low or at >= self._high:
+                continue
+            name = ""
+            for block in replace(self._corpus, sources=(file,)).blocks(block_bytes=self._block_bytes):
+                # reading ahead, a compressed file may be at its end long before its last block
+                start = min(at, place - 1)
+                if start >= self._high:
+                    break
+                if start >= self._low:
+                    name = f"{file.name}:"
+                    begin = begin or f"{name}{block.start}"
+                    end = f"{name}{block.stop}"
+                    yield block
+                at += block.disk_bytes
+            else:
+                end = f"{name}end" if name else end
+        self.extent = f"{begin} to {end}"
+
+
+def check_joined(extents: Sequence[str]) -> None:
+    """UserError unless each of these shards of one corpus begins where the one before it ends."""
+    for number, (one, other) in enumerate(pairwise(extents), start=1):
+        end, begin = one.split(" to ")[-1], other.split(" to ")[0]
+        if begin != end and not (end.endswith(":end") and begin.endswith(":0")):
+            raise UserError(
+                f"shards {number} and {number + 1}: expected the second to begin where the first ends ({end}), it "
+                f"begins at {begin}; they were prepared by different versions of Python: prepare them again with one"
+            )

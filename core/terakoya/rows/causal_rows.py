@@ -1,0 +1,284 @@
+"""Rows for causal models: each token's label is the token that follows it.
+
+A document is a run of places: its beginning token if the layout wants one, its tokens, and its end. The last place of
+a document, or of the stream of all documents, is a label only. So rows that are cut from one another overlap by that
+one token, and every place but the first of a document (of the stream) is a label exactly once.
+
+Letters: B rows, T tokens of a row, S segments of all rows, n any number of places or documents.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from terakoya.components.rows import Layout, Rows, ranges
+from terakoya.errors import UserError
+from terakoya.rows.conversation_rows import ConversationPlan, check_store, flags_at, last_runs
+from terakoya.rows.megatron_order import MegatronOrder
+from terakoya.rows.packing import Plan, stored_plan
+from terakoya.rows.row_assembly import Segments, frame
+from terakoya.store.spans import Spans
+
+if TYPE_CHECKING:
+    from terakoya.store.token_store import TokenStore
+
+IGNORED = -100
+"""The label of a place with nothing to predict."""
+
+logger = logging.getLogger("terakoya")
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Adjacent places of documents, in row order; every array (S,) int64.
+
+    `document` is its number in the store, `first` its own first place, [begin, stop) the places taken of it; `ordinal`
+    counts documents that are kept apart within their row.
+    """
+
+    row: np.ndarray
+    document: np.ndarray
+    first: np.ndarray
+    begin: np.ndarray
+    stop: np.ndarray
+    ordinal: np.ndarray
+
+
+class CausalRows:
+    """Cuts the rows of one store in the layout `packed`, `padded`, `stream` or `megatron`; see `Layout`."""
+
+    def __init__(self, store: TokenStore, layout: Layout, *, sequence_length: int, seed: int, shuffle: bool) -> None:
+        """Opens the packing plan, building it first where there is none. Without `shuffle` rows of `megatron` are those
+        of `stream`. Raises UserError where the store does not fit the layout."""
+        vocabulary, stored_end = store.facts.vocabulary, store.facts.eos
+        self._end = (vocabulary.end if layout.append_eos else None) if stored_end is None else stored_end
+        self._bos = vocabulary.bos if layout.bos else None
+        _check(store, layout, self._end)
+        self._layout, self._length = layout, sequence_length
+        self._adds_end = int(stored_end is None and self._end is not None)
+        self._tokens = np.asarray(store.tokens)
+        self._spans = Spans(store, places=int(layout.bos) + self._adds_end)
+        fills = (vocabulary.pad, self._end, 0)
+        self._pad = next(each for each in fills if each is not None)
+        self._plan: Plan | None = None
+        self._order: MegatronOrder | None = None
+        self._answer_bits: tuple[np.ndarray, int] | None = None
+        if layout.conversations is not None:
+            assert not layout.bos and not self._adds_end, "the template has put everything there"
+            plan = ConversationPlan(store, layout.conversations, sequence_length, self._inputs)
+            self._plan = plan.packed() if layout.kind == "packed" else plan.padded()
+            if layout.conversations.loss_on != "all":
+                self._answer_bits = store.answer_bits
+        elif layout.kind == "packed":
+            self._plan = stored_plan(
+                store.folder,
+                store.fingerprint,
+                kind=f"causal{'-bos' * layout.bos}{'-open' * (self._end is None)}",
+                sequence_length=sequence_length,
+                framing=0,
+                count=store.facts.documents,
+                spans=self._inputs,
+            )
+        elif layout.kind == "megatron" and shuffle:
+            bounds = self._spans.stream_start(np.arange(store.facts.documents + 1))
+            self._order = MegatronOrder(
+                np.diff(bounds), sequence_length=sequence_length, samples=layout.samples, seed=seed
+            )
+
+    def count(self, epoch: int) -> int:
+        """Rows of every epoch."""
+        if self._plan is not None:
+            return len(self._plan)
+        if self._order is not None:
+            return len(self._order)
+        return -(-(self._spans.stream_length - 1) // self._length)
+
+    def cut(self, epoch: int, rows: np.ndarray, keys: np.ndarray) -> Rows:
+        """The rows numbered `rows` (B,) of `epoch`, with their keys (B,)."""
+        if self._plan is not None:
+            return self._packed(self._plan, rows, keys)
+        return self._joined(epoch, rows, keys)
+
+    def blank(self) -> Rows:
+        """One row of one token, which predicts nothing."""
+        shape = (1, self._length)
+        document_ids = np.full(shape, -1, np.int32)
+        document_ids[0, 0] = 0
+        return Rows(
+            np.full(shape, self._pad, np.int32),
+            document_ids,
+            np.zeros(shape, np.int32),
+            None,
+            np.zeros(1, np.uint64),
+            labels=np.full(shape, IGNORED, np.int32),
+        )
+
+    def document_starts(self, epoch: int, rows: np.ndarray) -> np.ndarray:
+        """Whether a document begins at each place of the rows numbered `rows` (B,) of `epoch`: (B, T) bool. Of one
+        that was cut only its first part counts."""
+        runs = self._packed_runs(self._plan, rows) if self._plan is not None else self._joined_runs(epoch, rows)[1]
+        length = runs.stop - runs.begin
+        column = _last(runs.row, length) + 1 - length
+        starts = np.zeros((len(rows), self._length), bool)
+        at = runs.begin == runs.first
+        starts[runs.row[at], column[at]] = True
+        return starts
+
+    def _packed(self, plan: Plan, rows: np.ndarray, keys: np.ndarray) -> Rows:
+        """Rows of pieces, each a document of its own."""
+        runs = self._packed_runs(plan, rows)
+        following = self._token(runs.document, runs.stop - runs.first)
+        last = runs.row * self._length + _last(runs.row, runs.stop - runs.begin)
+        found = self._assemble(self._segments(runs), last, following, keys, restart=True)
+        return found if self._answer_bits is None else self._answers_only(found, runs, last)
+
+    def _answers_only(self, rows: Rows, runs: _Runs, last: np.ndarray) -> Rows:
+        """`rows` with labels where they belong to answers; runs end at the flat indices `last` (S,)."""
+        settings, labels = self._layout.conversations, rows.labels
+        assert settings is not None and labels is not None and self._answer_bits is not None
+        start = self._spans.document_start(runs.document) - runs.first
+        place = np.zeros(labels.size, np.int64)  # of each label in the store's tokens
+        length = runs.stop - runs.begin
+        owner, ordinal = ranges(length)
+        place[last[owner] - length[owner] + 1 + ordinal] = (start + runs.begin)[owner] + 1 + ordinal
+        learnt = flags_at(self._answer_bits, place).reshape(labels.shape) & (labels != IGNORED)
+        if settings.loss_on == "last_answer":
+            learnt = last_runs(learnt, rows.document_ids)
+        return replace(rows, labels=np.where(learnt, labels, np.int32(IGNORED)))
+
+    def _packed_runs(self, plan: Plan, rows: np.ndarray) -> _Runs:
+        first = plan.rows[rows]
+        row, ordinal = ranges(plan.rows[rows + 1] - first)
+        pieces = first[row] + ordinal
+        start, length = plan.starts[pieces], plan.lengths[pieces].astype(np.int64)
+        document = self._spans.document_at(start)
+        return _Runs(row, document, self._spans.stream_start(document), start, start + length, ordinal)
+
+    def _joined(self, epoch: int, rows: np.ndarray, keys: np.ndarray) -> Rows:
+        """Rows of documents joined by their ends, in the store's order or in Megatron-LM's."""
+        course, runs, begin, stop = self._joined_runs(epoch, rows)
+        after = course.document_at(stop)
+        following = self._token(course.in_store(after), stop - course.stream_start(after))
+        last = np.arange(len(rows)) * self._length + stop - begin - 1
+        return self._assemble(self._segments(runs), last, following, keys, restart=False)
+
+    def _joined_runs(self, epoch: int, rows: np.ndarray) -> tuple[Spans | MegatronOrder, _Runs, np.ndarray, np.ndarray]:
+        """What joins the documents, the runs of the rows in it, and where each row begins and stops in it (B,)."""
+        course: Spans | MegatronOrder = self._spans
+        if self._order is not None:
+            course = self._order.of_epoch(epoch)
+            rows = course.samples(rows)
+        begin = rows * self._length
+        stop = np.minimum(begin + self._length, course.stream_length - 1)
+        first = course.document_at(begin)
+        row, ordinal = ranges(course.document_at(stop - 1) - first + 1)
+        number = first[row] + ordinal
+        start = course.stream_start(number)
+        cut = np.maximum(begin[row], start), np.minimum(stop[row], course.stream_start(number + 1))
+        return course, _Runs(row, course.in_store(number), start, *cut, np.zeros_like(row)), begin, stop
+
+    def _segments(self, runs: _Runs) -> Segments:
+        """The stored tokens of each run, and what frames them."""
+        lead = int(self._layout.bos)
+        begin, stop = runs.begin - runs.first, runs.stop - runs.first
+        text = self._text_length(runs.document)
+        start = np.maximum(begin - lead, 0)
+        return Segments(
+            runs.row,
+            self._spans.document_start(runs.document) + start,
+            np.minimum(stop - lead, text) - start,
+            ((begin == 0) & bool(lead)).astype(np.int64),
+            (stop - lead > text).astype(np.int64),
+            runs.ordinal,
+        )
+
+    def _token(self, document: np.ndarray, place: np.ndarray) -> np.ndarray:
+        """The ids (n,) at each `place` (n,) of the store's `document` (n,), counted from the document's first."""
+        within = place - int(self._layout.bos)
+        tokens = np.take(self._tokens, self._spans.document_start(document) + within, mode="clip").astype(np.int32)
+        if self._adds_end:
+            tokens[within == self._text_length(document)] = self._end
+        if self._bos is not None:
+            tokens[within < 0] = self._bos
+        return tokens
+
+    def _text_length(self, document: np.ndarray) -> np.ndarray:
+        """The stored tokens (n,) of each of `document` (n,)."""
+        return self._spans.document_start(document + 1) - self._spans.document_start(document)
+
+    def _inputs(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """First places and numbers of inputs (n,) of documents [first, stop): all places but each one's last."""
+        bounds = self._spans.stream_start(np.arange(first, stop + 1))
+        return bounds[:-1], np.diff(bounds) - 1
+
+    def _assemble(
+        self, segments: Segments, last: np.ndarray, following: np.ndarray, keys: np.ndarray, *, restart: bool
+    ) -> Rows:
+        """The arrays of a batch. At the flat indices `last` (n,) a run ends that goes on with the ids `following`."""
+        shape = (len(keys), self._length)
+        framed = frame(
+            segments,
+            shape,
+            self._tokens,
+            None,
+            pad=self._pad,
+            cls=self._pad if self._bos is None else self._bos,
+            sep=self._pad if self._end is None else self._end,
+            restart=restart,
+        )
+        flat = framed.tokens.reshape(-1)
+        labels = np.empty_like(flat)
+        labels[:-1] = flat[1:]
+        labels[last] = following
+        labels[framed.document_ids.reshape(-1) < 0] = IGNORED
+        if self._layout.eod_mask_loss:
+            labels[flat == self._end] = IGNORED
+        return Rows(framed.tokens, framed.document_ids, framed.position_ids, None, keys, labels=labels.reshape(shape))
+
+
+def _last(row: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """The column of the last token of each segment (S,), those of one row following each other from its left."""
+    total = np.cumsum(length)
+    begins = np.flatnonzero(np.append(True, row[1:] != row[:-1]))
+    before = (total - length)[begins]
+    return total - 1 - np.repeat(before, np.diff(np.append(begins, len(row))))
+
+
+def _check(store: TokenStore, layout: Layout, end: int | None) -> None:
+    """Raises UserError where the layout cannot be cut from the store; warns of what a model will not learn."""
+    where, vocabulary = f"{store.folder}: layout {layout.kind}", store.facts.vocabulary
+    kinds = ("packed", "stream", "megatron") if layout.conversations is None else ("packed", "padded")
+    if layout.kind not in kinds:
+        raise UserError(f"{where}: causal rows have the layouts {', '.join(kinds[:-1])} and {kinds[-1]}")
+    check_store(store, layout.conversations)
+    if layout.bos and layout.kind == "megatron":
+        raise UserError(f"{where}: Megatron-LM's rows have no beginning-of-sequence token; set objective.bos to false")
+    if layout.bos and vocabulary.bos is None:
+        raise UserError(
+            f"{where}: objective.bos: expected a vocabulary with a beginning-of-sequence token, got none; set it to "
+            "false or use a tokenizer that has one"
+        )
+    if layout.eod_mask_loss and end is None:
+        raise UserError(
+            f"{where}: objective.eod_mask_loss: expected an end of document, but neither the store nor its vocabulary "
+            "has one; use a tokenizer with an end-of-sequence token"
+        )
+    if end is None and layout.append_eos:
+        logger.warning(
+            "%s: the tokenizer has no end-of-sequence token (and no [SEP]): documents are not ended, and the model "
+            "will not learn to stop",
+            where,
+        )
+    elif end is not None and end != vocabulary.end:
+        logger.warning(
+            "%s: documents end with id %d as stored, but the tokenizer's end of sequence is %s: tell whoever generates "
+            "to stop at %d",
+            where,
+            end,
+            vocabulary.end,
+            end,
+        )

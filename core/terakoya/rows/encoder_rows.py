@@ -1,0 +1,226 @@
+"""Rows for encoders: documents, lines or pairs framed by [CLS] and [SEP].
+
+Letters: B rows, T tokens of a row.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from terakoya.components.rows import Layout, Rows, ranges
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.errors import UserError
+from terakoya.rows.next_sentence_pairs import PairPlan, plan_pairs, truncate
+from terakoya.rows.packing import Plan, stored_plan
+from terakoya.rows.row_assembly import Segments, frame
+from terakoya.store.spans import Spans
+
+if TYPE_CHECKING:
+    from terakoya.store.token_store import TokenStore
+
+logger = logging.getLogger("terakoya")
+
+
+class EncoderRows:
+    """Cuts the rows of one store's plan; see `Layout`."""
+
+    def __init__(self, store: TokenStore, layout: Layout, *, sequence_length: int, seed: int, store_index: int) -> None:
+        """Opens the plan, building it first where there is none. Raises UserError where the store does not fit."""
+        self.store = store
+        self.layout = layout
+        self.sequence_length = sequence_length
+        self.seed = seed
+        self.store_index = store_index
+        self.vocabulary: Vocabulary = store.facts.vocabulary
+        self._tokens = np.asarray(store.tokens)
+        self._spans = Spans(store)
+        self._check()
+        self._words: tuple[np.ndarray, int] | None = None
+        if store.facts.word_starts:
+            bits, skipped = store.word_bits
+            self._words = np.asarray(bits), skipped
+        self._pairs: OrderedDict[int, PairPlan] = OrderedDict()
+        self._plan: Plan | None = None
+        if layout.kind in ("packed", "lines"):
+            self._plan = stored_plan(
+                store.folder,
+                store.fingerprint,
+                kind=layout.kind,
+                sequence_length=sequence_length,
+                framing=2,
+                count=store.facts.documents if layout.kind == "packed" else store.facts.sequences,
+                spans=self._spans.documents if layout.kind == "packed" else self._spans.lines,
+            )
+        self._rows = self.count(0)
+
+    def count(self, epoch: int) -> int:
+        """Rows of `epoch`. Pairs alone differ in number from epoch to epoch."""
+        if self.layout.kind == "pairs":
+            return len(self._epoch_pairs(epoch))
+        if self.layout.kind == "stream":
+            return -(-self._spans.stream_length // (self.sequence_length - 2))
+        assert self._plan is not None
+        return len(self._plan)
+
+    def cut(self, epoch: int, rows: np.ndarray, keys: np.ndarray) -> Rows:
+        """The rows numbered `rows` (B,) of the plan of `epoch`, with their keys (B,)."""
+        next_sentence = None
+        if self.layout.kind == "pairs":
+            plan = self._epoch_pairs(epoch)
+            rows = rows % len(plan)
+            segments = self._pair_segments(plan, rows, keys)
+            next_sentence = plan.random[rows]
+        elif self.layout.kind == "stream":
+            segments = self._stream_segments(rows)
+        else:
+            segments = self._plan_segments(rows)
+        return self._assemble(segments, keys, next_sentence)
+
+    def blank(self) -> Rows:
+        """One row of [CLS] [SEP]."""
+        zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
+        paired = self.layout.kind == "pairs"
+        segments = Segments(zero, zero, zero, one, one, zero, zero if paired else None)
+        return self._assemble(segments, np.zeros(1, np.uint64), np.full(1, -100, np.int8) if paired else None)
+
+    # ------------------------------------------------------------------------------------------- what a row holds
+
+    def _plan_segments(self, rows: np.ndarray) -> Segments:
+        """The pieces of plan rows, each a document of its own framed by [CLS] and [SEP]."""
+        assert self._plan is not None
+        first = self._plan.rows[rows]
+        counts = self._plan.rows[rows + 1] - first
+        row, ordinal = ranges(counts)
+        pieces = first[row] + ordinal
+        ones = np.ones(len(row), np.int64)
+        return Segments(
+            row, self._plan.starts[pieces], self._plan.lengths[pieces].astype(np.int64), ones, ones, ordinal
+        )
+
+    def _stream_segments(self, rows: np.ndarray) -> Segments:
+        """Rows of the stream in which each document is followed by one separator."""
+        body = self.sequence_length - 2
+        begin = rows * body
+        end = np.minimum(begin + body, self._spans.stream_length)
+        first = self._spans.document_at(begin)
+        row, ordinal = ranges(self._spans.document_at(end - 1) - first + 1)
+        document = first[row] + ordinal
+        start, stop = self._spans.stream_start(document), self._spans.stream_start(document + 1)
+        separators = (stop > start).astype(np.int64)  # the last place of a document's part of the stream
+        skipped = np.maximum(begin[row] - start, 0)
+        text_stop = np.minimum(stop - separators, end[row])
+        length = np.maximum(text_stop - start - skipped, 0)
+        trail = separators * (stop <= end[row])
+        is_last = np.append(row[1:] != row[:-1], True)
+        return Segments(
+            row,
+            self._spans.document_start(document) + skipped,
+            length,
+            (ordinal == 0).astype(np.int64),
+            trail + is_last,
+            np.zeros(len(row), np.int64),
+        )
+
+    def _pair_segments(self, plan: PairPlan, rows: np.ndarray, keys: np.ndarray) -> Segments:
+        """[CLS] A [SEP] B [SEP], cut down to the sequence length."""
+        starts, lengths = truncate(plan.starts[rows], plan.lengths[rows], self.sequence_length - 3, keys)
+        side = np.tile(np.arange(2), len(rows))
+        return Segments(
+            np.repeat(np.arange(len(rows)), 2),
+            starts.ravel(),
+            lengths.ravel(),
+            1 - side,
+            np.ones(2 * len(rows), np.int64),
+            np.zeros(2 * len(rows), np.int64),
+            side,
+        )
+
+    def _assemble(self, segments: Segments, keys: np.ndarray, next_sentence: np.ndarray | None) -> Rows:
+        """The arrays of a batch, as wide as the layout wants them."""
+        width = self.sequence_length
+        if self.layout.kind in ("lines", "pairs"):
+            width = min(width, -(-int(segments.used(len(keys)).max()) // 8) * 8)
+        framed = frame(
+            segments,
+            (len(keys), width),
+            self._tokens,
+            self._words,
+            pad=self._id("pad"),
+            cls=self._id("cls"),
+            sep=self._id("sep"),
+            restart=self.layout.kind in ("packed", "lines"),
+        )
+        return Rows(
+            framed.tokens,
+            framed.document_ids,
+            framed.position_ids,
+            framed.word_starts,
+            keys,
+            framed.token_type_ids,
+            next_sentence,
+        )
+
+    # ---------------------------------------------------------------------------------------- what the store holds
+
+    def _check(self) -> None:
+        """Raises UserError where the layout cannot be cut from the store."""
+        where = f"{self.store.folder}: layout {self.layout.kind}"
+        if self.layout.kind == "megatron":
+            raise UserError(f"{where}: is for causal models")
+        for name in ("cls", "sep", "pad"):
+            if getattr(self.vocabulary, name) is None:
+                raise UserError(
+                    f"{where}: expected a vocabulary with a {name} token, got none; use a tokenizer that has one (of "
+                    "kind sentencepiece: trained with --special-tokens bert)"
+                )
+        if self.layout.kind in ("lines", "pairs") and self.store.facts.unit != "line":
+            raise UserError(
+                f'{where}: expected a store of lines, got unit "{self.store.facts.unit}"; '
+                "prepare the corpus with --unit line"
+            )
+        shortest = 5 if self.layout.kind == "pairs" else 3
+        if self.sequence_length < shortest:
+            raise UserError(f"{where}: expected data.sequence_length >= {shortest}, got {self.sequence_length}")
+        if self.layout.kind == "pairs" and int(np.sum(np.diff(self.store.documents) > 0)) < 2:
+            raise UserError(
+                f"{where}: expected at least two documents, got fewer; a random next sentence needs another"
+            )
+
+    def _id(self, name: Literal["pad", "cls", "sep"]) -> int:
+        number = getattr(self.vocabulary, name)
+        assert isinstance(number, int)
+        return number
+
+    def _epoch_pairs(self, epoch: int) -> PairPlan:
+        """The pairs of `epoch`, kept for the last two epochs asked for."""
+        if epoch in self._pairs:
+            self._pairs.move_to_end(epoch)
+            return self._pairs[epoch]
+        starts, lengths = self._spans.lines(0, self.store.facts.sequences)
+        plan = plan_pairs(
+            starts,
+            starts + lengths,
+            np.asarray(self.store.documents),
+            budget=self.sequence_length - 3,
+            short_sequence_probability=self.layout.short_sequence_probability,
+            random_next_probability=self.layout.random_next_probability,
+            seed=self.seed,
+            epoch=epoch,
+            store=self.store_index,
+        )
+        if epoch:
+            logger.info(
+                "%s: epoch %d makes %d pairs, of which an epoch of %d rows is taken",
+                self.store.folder,
+                epoch,
+                len(plan),
+                self._rows,
+            )
+        self._pairs[epoch] = plan
+        while len(self._pairs) > 2:
+            self._pairs.popitem(last=False)
+        return plan

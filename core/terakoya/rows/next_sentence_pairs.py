@@ -1,0 +1,124 @@
+"""Next-sentence pairs, as the original BERT makes them (Devlin et al., 2018; create_pretraining_data.py).
+
+Lines of a document are gathered up to a target length, cut at a random line into segment A and the rest; B is either
+that rest (label 0) or lines of another document (label 1), and then the lines that A did not use begin the next pair.
+All documents advance in lockstep, one pair each a round, so that a plan is built with array operations alone.
+
+Letters: N lines, D documents, R pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from terakoya.toolkit.random_keys import below, chance, draws, row_keys
+
+
+@dataclass(frozen=True)
+class PairPlan:
+    """The pairs of one epoch, about 25 bytes each, before truncation.
+
+    Attributes:
+        starts: (R, 2) int64, where A and B start in the store's tokens.
+        lengths: (R, 2) int32, their tokens.
+        random: (R,) int8, 1 where B comes from another document.
+    """
+
+    starts: np.ndarray
+    lengths: np.ndarray
+    random: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.random)
+
+
+def plan_pairs(
+    line_starts: np.ndarray,
+    line_stops: np.ndarray,
+    documents: np.ndarray,
+    *,
+    budget: int,
+    short_sequence_probability: float,
+    random_next_probability: float,
+    seed: int,
+    epoch: int,
+    store: int,
+) -> PairPlan:
+    """The pairs of an epoch in document order: a pure function of its arguments.
+
+    `line_starts` and `line_stops` (N,) are token offsets, lines of a document adjacent; `documents` (D + 1,) is each
+    document's first line, at least two documents with lines. `budget` is the most tokens A and B may have together.
+    """
+    number = np.flatnonzero(np.diff(documents) > 0)
+    first, last = np.asarray(documents[number], np.int64), np.asarray(documents[number + 1], np.int64)
+    assert len(number) >= 2, "a random next sentence needs another document"
+    keys = row_keys(seed, epoch, store, number)
+    zero = np.zeros(len(number), np.int64)
+    target = np.full(len(number), budget, np.int64)
+    short = chance(draws(keys, "pairs short", zero), short_sequence_probability)
+    target[short] = 2 + below(draws(keys[short], "pairs target", zero[short]), max(1, budget - 1))
+
+    parts: list[tuple[np.ndarray, ...]] = []
+    active, line = np.arange(len(number)), first.copy()
+    turn = 0
+    while len(active):
+        turns = np.full(len(active), turn)
+        key, aim, begin = keys[active], target[active], line_starts[line]
+        chunk_stop = np.minimum(np.searchsorted(line_stops, begin + aim) + 1, last[active])
+        lines = chunk_stop - line
+        a_lines = 1 + np.where(lines > 1, below(draws(key, "pairs cut", turns), np.maximum(lines - 1, 1)), 0)
+        random = (lines == 1) | chance(draws(key, "pairs random", turns), random_next_probability)
+        a_length = line_stops[line + a_lines - 1] - begin
+
+        other = below(draws(key, "pairs document", turns), len(number) - 1)
+        other += other >= active
+        at = first[other] + below(draws(key, "pairs line", turns), last[other] - first[other])
+        b_stop = np.searchsorted(line_stops, line_starts[at] + np.maximum(aim - a_length, 1)) + 1
+        b_first = np.where(random, at, np.minimum(line + a_lines, chunk_stop - 1))
+        b_stop = np.where(random, np.minimum(b_stop, last[other]), chunk_stop)
+        b_start = line_starts[b_first]
+        parts.append((active, begin, b_start, a_length, line_stops[b_stop - 1] - b_start, random))
+
+        line = np.where(random, line + a_lines, chunk_stop)
+        going = line < last[active]
+        active, line = active[going], line[going]
+        turn += 1
+
+    document, a_start, b_start, a_length, b_length, random = (
+        np.concatenate(columns) for columns in zip(*parts, strict=True)
+    )
+    order = np.argsort(document, kind="stable")
+    order = order[((a_length > 0) & (b_length > 0))[order]]
+    return PairPlan(
+        np.stack([a_start[order], b_start[order]], axis=1),
+        np.stack([a_length[order], b_length[order]], axis=1).astype(np.int32),
+        random[order].astype(np.int8),
+    )
+
+
+def truncate(starts: np.ndarray, lengths: np.ndarray, budget: int, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs cut down to `budget` tokens: starts and lengths (B, 2) int64 of starts, lengths (B, 2) and keys (B,).
+
+    One token at a time goes from the longer segment (B when they are equal), from its front or its back as a coin
+    decides. The lengths that come out have a closed form; the coins are the bits of keyed draws.
+    """
+    lengths = lengths.astype(np.int64)
+    a_length, b_length = lengths[:, 0], lengths[:, 1]
+    over = a_length + b_length > budget
+    a_half, b_half = -(-budget // 2), budget // 2
+    a_left = np.where(b_length < b_half, budget - b_length, np.minimum(a_length, a_half))
+    b_left = np.where(a_length < a_half, budget - a_length, np.minimum(b_length, b_half))
+    left = np.where(over[:, None], np.stack([a_left, b_left], axis=1), lengths)
+    removed = lengths - left
+    front = np.zeros_like(removed)
+    for word in range(-(-int(removed.max(initial=0)) // 64)):
+        coins = np.clip(removed - 64 * word, 0, 64).astype(np.uint64)
+        all_ones = ~np.uint64(0)
+        bits = np.where(coins == 64, all_ones, (np.uint64(1) << np.minimum(coins, np.uint64(63))) - np.uint64(1))
+        drawn = np.stack(
+            [draws(keys, purpose, np.full(len(keys), word)) for purpose in ("truncate a", "truncate b")], axis=1
+        )
+        front += np.bitwise_count(drawn & bits)
+    return starts + front, left

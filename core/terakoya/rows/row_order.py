@@ -1,0 +1,49 @@
+"""The order in which an epoch visits the rows of a plan, and each row's key: functions of seed, epoch and store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+
+from terakoya.toolkit.random_keys import hash_u64, permute, row_keys
+
+_BLOCK = 1024
+"""Positions whose rows are worked out at once."""
+
+
+class RowOrder:
+    """Every row of an epoch once, in keyed order; nothing is kept but the blocks that were asked for last.
+
+    Letters: B positions.
+    """
+
+    def __init__(self, count: Callable[[int], int], *, seed: int, store_index: int, shuffle: bool) -> None:
+        """`count(epoch)` is how many rows the plan of an epoch has. `store_index` is the store's number in its blend, a
+        part of every key. Without `shuffle` rows come in plan order."""
+        self._count = count
+        self._seed, self._store_index, self._shuffle = seed, store_index, shuffle
+        self._blocks = lru_cache(maxsize=4)(self._block)
+
+    def at(self, epoch: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The plan rows at `positions` (B,) of `epoch`, int64, and their keys, uint64."""
+        first = int(positions.min(initial=0)) // _BLOCK
+        last = int(positions.max(initial=0)) // _BLOCK
+        if last - first > 1:
+            return self._work_out(epoch, positions)
+        blocks = [self._blocks(epoch, block) for block in range(first, last + 1)]
+        rows, keys = blocks[0] if len(blocks) == 1 else map(np.concatenate, zip(*blocks, strict=True))
+        places = positions - first * _BLOCK
+        return rows.take(places), keys.take(places)
+
+    def _block(self, epoch: int, block: int) -> tuple[np.ndarray, np.ndarray]:
+        """`at` for a whole block, which costs little more than for one batch; the last few are kept."""
+        return self._work_out(epoch, np.arange(block * _BLOCK, (block + 1) * _BLOCK))
+
+    def _work_out(self, epoch: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows = positions
+        if self._shuffle:
+            count = self._count(epoch)
+            rows = permute(positions % count, count, hash_u64(self._seed, epoch, self._store_index, "order"))
+        return rows, row_keys(self._seed, epoch, self._store_index, rows)

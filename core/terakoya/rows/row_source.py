@@ -1,0 +1,86 @@
+"""Rows: fixed-length training examples cut from a token store, each with a key that decides all its draws.
+
+Letters: B rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from terakoya.components.rows import Conversations, Layout, Rows
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.errors import UserError
+from terakoya.rows.causal_rows import CausalRows
+from terakoya.rows.encoder_rows import EncoderRows
+from terakoya.rows.row_order import RowOrder
+
+if TYPE_CHECKING:
+    from terakoya.store.token_store import TokenStore
+
+__all__ = ["Conversations", "Layout", "RowSource", "Rows"]
+
+
+class RowSource:
+    """The rows of one store in one layout. An epoch visits every row of the plan once, in keyed order (`megatron`: in
+    Megatron-LM's)."""
+
+    def __init__(
+        self,
+        store: TokenStore,
+        layout: Layout,
+        *,
+        sequence_length: int,
+        seed: int,
+        store_index: int = 0,
+        shuffle: bool = True,
+    ) -> None:
+        """Opens the plan of `store`, building it first where there is none.
+
+        `store_index` is the store's number in its blend, a part of every key. Without `shuffle` rows come in plan
+        order, as validation wants them. Raises UserError where the store does not fit the layout.
+        """
+        self.store = store
+        self.layout = layout
+        self.sequence_length = sequence_length
+        self.seed = seed
+        self.store_index = store_index
+        self.shuffle = shuffle
+        self.vocabulary: Vocabulary = store.facts.vocabulary
+        if store.facts.tokens == 0:
+            raise UserError(f"{store.folder}: expected a store with tokens, got an empty one; prepare it again")
+        self._cutter: CausalRows | EncoderRows
+        if layout.framing == "causal":
+            self._cutter = CausalRows(store, layout, sequence_length=sequence_length, seed=seed, shuffle=shuffle)
+        else:
+            self._cutter = EncoderRows(
+                store, layout, sequence_length=sequence_length, seed=seed, store_index=store_index
+            )
+        keyed = shuffle and layout.kind != "megatron"
+        self._order = RowOrder(self._cutter.count, seed=seed, store_index=store_index, shuffle=keyed)
+        self._rows = self._cutter.count(0)
+        if self._rows == 0:
+            raise UserError(
+                f"{store.folder}: expected text for at least one row of layout {layout.kind}, got too little; "
+                "prepare it again from more text"
+            )
+
+    def __len__(self) -> int:
+        """Rows in an epoch. Of pairs, epoch 0's number counts for all epochs."""
+        return self._rows
+
+    def load(self, epoch: int, positions: np.ndarray) -> Rows:
+        """The rows at `positions` (B,), each in [0, len(self)), of `epoch`. Pure: no state decides the result."""
+        rows, keys = self._order.at(epoch, np.asarray(positions, np.int64))
+        return self._cutter.cut(epoch, rows, keys)
+
+    def document_starts(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """Where documents begin in the rows `load(epoch, positions)` of a causal layout, (B, T) bool. Where documents
+        are joined, `Rows.document_ids` does not say it."""
+        assert isinstance(self._cutter, CausalRows), "the layout is causal"
+        return self._cutter.document_starts(epoch, self._order.at(epoch, np.asarray(positions, np.int64))[0])
+
+    def blank(self) -> Rows:
+        """One row with nothing to learn: what an empty slot of a micro-step runs through the model."""
+        return self._cutter.blank()

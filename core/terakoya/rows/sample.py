@@ -1,0 +1,173 @@
+"""Some rows of a store as text, token by token: where tokens and words begin, and what an objective would mask, or
+have predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from terakoya.components import Objective
+from terakoya.errors import UserError
+from terakoya.rows.row_source import RowSource
+from terakoya.store.token_store import TokenStore
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Fate = Literal["as it is", "masked", "replaced", "kept", "ignored", "answer"]
+"""What became of a token. `kept`: it is to be predicted although it shows itself. `ignored`: nothing is predicted after
+it. `answer`: it belongs to an answer of a conversation."""
+_BROKEN = "\ufffd"
+
+
+@dataclass(frozen=True)
+class ShownToken:
+    """One token, or several that are one character only together.
+
+    Attributes:
+        text: what it stands for.
+        tokens: how many tokens it is.
+        starts_word: whether it starts a word, None where the store does not know.
+        shown: what the model sees in its place.
+        begins_document: whether a document begins with it, where rows are causal.
+        label: what is to be predicted after it where that does not stand next in the row; else empty.
+    """
+
+    text: str
+    tokens: int
+    starts_word: bool | None
+    fate: Fate = "as it is"
+    shown: str = ""
+    begins_document: bool = False
+    label: str = ""
+
+
+def sample(
+    store: TokenStore, tokenizer: PreTrainedTokenizerBase, *, rows: int, start: int = 0, most_tokens: int = 200
+) -> list[list[ShownToken]]:
+    """Up to `rows` sequences of `store` from sequence `start` on, each of up to `most_tokens` tokens; of conversations
+    with their answers."""
+    if not 0 <= start < store.facts.sequences:
+        raise UserError(f"--start: expected a sequence from 0 to {store.facts.sequences - 1:,}, got {start:,}")
+    shown = []
+    for number in range(start, min(start + rows, store.facts.sequences)):
+        begin = int(store.index.pointers[number]) // store.index.dtype.itemsize
+        end = begin + min(most_tokens, int(store.index.lengths[number]))
+        starts = store.word_starts(begin, end) if store.facts.word_starts else None
+        ids = store.tokens[begin:end].tolist()
+        fates: list[Fate] = ["as it is"] * len(ids)
+        if store.facts.answers:
+            fates = ["answer" if learnt else "as it is" for learnt in store.answers(begin, end)]
+        shown.append(_show(tokenizer, ids, starts, fates, ids))
+    return shown
+
+
+def sample_masked(
+    store: TokenStore,
+    tokenizer: PreTrainedTokenizerBase,
+    objective: Objective,
+    *,
+    rows: int,
+    sequence_length: int,
+    seed: int,
+) -> list[list[ShownToken]]:
+    """The first `rows` rows of `store` in `objective`'s layout, in store order, as its first epoch masks them.
+
+    For objectives whose batches say `masked_positions` and `masked_labels`.
+    """
+    source = RowSource(store, objective.row_layout(), sequence_length=sequence_length, seed=seed, shuffle=False)
+    batch = source.load(0, np.arange(min(rows, len(source))))
+    arrays = objective.collate(batch, store.facts.vocabulary).arrays
+    used = arrays["masked_labels"] >= 0
+    hidden = np.isin(np.arange(batch.tokens.size), arrays["masked_positions"][used]).reshape(batch.tokens.shape)
+    shown = []
+    for number, was in enumerate(batch.tokens):
+        real = batch.document_ids[number] >= 0
+        was, now = was[real], arrays["input_ids"][number][real]
+        starts = None
+        if batch.word_starts is not None:
+            starts = batch.word_starts[number][real] | store.facts.vocabulary.is_special[was]
+        fates = np.where(now == store.facts.vocabulary.mask, "masked", np.where(now == was, "kept", "replaced"))
+        fates = np.where(hidden[number][real], fates, "as it is")
+        shown.append(_show(tokenizer, was.tolist(), starts, fates.tolist(), now.tolist()))
+    return shown
+
+
+def sample_causal(
+    store: TokenStore,
+    tokenizer: PreTrainedTokenizerBase,
+    objective: Objective,
+    *,
+    rows: int,
+    sequence_length: int,
+    seed: int,
+) -> list[list[ShownToken]]:
+    """The first `rows` rows of `store` in `objective`'s layout, in store order (`megatron`: in Megatron-LM's, from
+    `seed`): the inputs, where documents begin, what is predicted and where nothing is.
+
+    For objectives of causal rows, whose batches say `labels`.
+    """
+    layout = objective.row_layout()
+    shuffle = layout.kind == "megatron"
+    source = RowSource(store, layout, sequence_length=sequence_length, seed=seed, shuffle=shuffle)
+    positions = np.arange(min(rows, len(source)))
+    batch = objective.collate(source.load(0, positions), store.facts.vocabulary).arrays
+    begins = source.document_starts(0, positions)
+    shown = []
+    for number, document_ids in enumerate(batch["document_ids"]):
+        real = document_ids >= 0
+        ids, labels, begin = batch["input_ids"][number][real], batch["labels"][number][real], begins[number][real]
+        apart = np.diff(document_ids[real]) != 0
+        ends = np.append(apart | begin[1:] | ((labels[:-1] >= 0) & (labels[:-1] != ids[1:])), True)
+        row: list[ShownToken] = []
+        for last in np.flatnonzero(ends).tolist():
+            first = sum(token.tokens for token in row)
+            part = slice(first, last + 1)
+            fates: list[Fate] = ["ignored" if label < 0 else "as it is" for label in labels[part]]
+            tokens = _show(tokenizer, ids[part].tolist(), None, fates, ids[part].tolist())
+            tokens[0] = replace(tokens[0], begins_document=bool(begin[first]))
+            following = last + 1 < len(ids) and not apart[last] and ids[last + 1] == labels[last]
+            if labels[last] >= 0 and not following:
+                tokens[-1] = replace(tokens[-1], label=_text(tokenizer, [int(labels[last])]))
+            row += tokens
+        shown.append(row)
+    return shown
+
+
+def _show(
+    tokenizer: PreTrainedTokenizerBase,
+    ids: Sequence[int],
+    starts: np.ndarray | None,
+    fates: Sequence[Fate],
+    seen: Sequence[int],
+) -> list[ShownToken]:
+    tokens, at = [], 0
+    while at < len(ids):
+        size = 1
+        text = _text(tokenizer, ids[at : at + 1])
+        while _BROKEN in text and size < 4 and at + size < len(ids) and fates[at + size] == fates[at]:
+            longer = _text(tokenizer, ids[at : at + size + 1])
+            size += 1
+            if _BROKEN not in longer:
+                text = longer
+        if _BROKEN in text:
+            size = 1
+        word = None if starts is None else bool(starts[at])
+        shown = "" if fates[at] == "as it is" else _text(tokenizer, seen[at : at + size])
+        tokens.append(ShownToken(text, size, word, fates[at], shown))
+        at += size
+    return tokens
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """The text of a few tokens; of one alone its own piece where that can be read, so that spaces are seen."""
+    decoded = str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+    if len(ids) > 1:
+        return decoded
+    piece = str(tokenizer.convert_ids_to_tokens(int(ids[0])))
+    bare = piece.removeprefix("##") or piece
+    spaced = bare.replace("▁", " ").replace("Ġ", " ")
+    return spaced if decoded.strip() in (piece, bare, spaced.strip()) else decoded

@@ -1,0 +1,1 @@
+"""Runs as their files tell of them: status, report, metrics."""

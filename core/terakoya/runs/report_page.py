@@ -1,0 +1,268 @@
+"""The report of runs as one HTML page that needs no network: curves, parameters side by side, counts, versions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from terakoya.runs.charts import Against, Line, chart, place_of
+from terakoya.runs.metrics import Curves
+from terakoya.runs.report import RunReport, differing
+
+FIRST = ("loss", "perplexity")
+"""Numbers whose charts come first; those of `LAST` come last and smaller, in this order."""
+LAST = ("learning_rate", "grad_norm", "tokens_per_second", "samples_per_second", "tflops", "mfu")
+TITLES = {
+    "tokens_per_second": "tokens a second", "samples_per_second": "samples a second", "tflops": "TFLOP/s a device",
+    "mfu": "share of the devices' peak (MFU)", "grad_norm": "gradient norm", "learning_rate": "learning rate",
+    "loss": "loss (nats)",
+}  # fmt: skip
+SHOWN_WARNINGS = 50
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1c2022; --quiet: #5f6b6d; --paper: #fff; --rule: #dfe3e4; --mark: #fff3cf;
+  --bad: #b3261e; --good: #1d7a3e;
+  --c0: #4363d8; --c1: #d26a00; --c2: #2e8b57; --c3: #b8336a; --c4: #7a5195; --c5: #5f6b6d; --c6: #0086a8;
+  --c7: #8a6d00 }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ea; --quiet: #9aa5a8; --paper: #15191b; --rule: #323a3d;
+  --mark: #4a3d12; --bad: #ff8a80; --good: #6fd08c;
+  --c0: #8aa2ff; --c1: #ffa24d; --c2: #63cf96; --c3: #f077a8; --c4: #c39be0; --c5: #aab6b9; --c6: #4cc6e6;
+  --c7: #d9bb4a }}
+body { font: 15px/1.6 system-ui, "Hiragino Sans", "Noto Sans JP", sans-serif; margin: 2rem auto; max-width: 84rem;
+  padding: 0 1rem; color: var(--ink); background: var(--paper) }
+h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem } h3 { font-size: 1rem; margin: 0 0 .2rem }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums } .wide { overflow-x: auto }
+th, td { padding: .2rem 1.2rem .2rem 0; text-align: left; vertical-align: top; overflow-wrap: anywhere }
+th { font-weight: 600 } tbody th { font-weight: 400; color: var(--quiet); white-space: nowrap }
+thead th { border-bottom: 2px solid var(--rule) } tbody td, tbody th { border-bottom: 1px solid var(--rule) }
+tr.differs td { background: var(--mark) } .quiet, svg .quiet { color: var(--quiet); fill: var(--quiet) }
+.bad { color: var(--bad) } .good { color: var(--good) } code { font-size: .92em }
+.legend { position: sticky; top: 0; background: var(--paper); padding: .4rem 0; z-index: 1 }
+.legend label { margin-right: 1.4rem; white-space: nowrap }
+.dot { display: inline-block; width: .8rem; height: .8rem; border-radius: .2rem; margin: 0 .4rem 0 .2rem;
+  vertical-align: -1px; background: var(--colour) }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 34rem), 1fr)); gap: 1.4rem 2rem }
+.charts.small { grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)) }
+figure { margin: 0 } svg { width: 100%; height: auto; display: block }
+svg text { font: 12px system-ui, sans-serif; fill: var(--quiet) } svg .grid { stroke: var(--rule) }
+svg .axis { stroke: var(--quiet) } .curve polyline { fill: none; stroke: var(--colour); stroke-width: 1.3 }
+.curve circle { fill: var(--colour) } .curve.check polyline { stroke-width: 2 }
+.dash0 polyline { stroke-dasharray: 6 3 }
+.dash1 polyline { stroke-dasharray: 2 3 } .dash2 polyline { stroke-dasharray: 9 3 2 3 }
+.dash3 polyline { stroke-dasharray: 1 2 } .restart { stroke: var(--colour); stroke-dasharray: 2 4; stroke-width: 1.2 }
+.pointer line { stroke: var(--quiet) } .pointer rect { fill: var(--paper); stroke: var(--rule) }
+.pointer text { fill: var(--ink) } summary { cursor: pointer; margin: .6rem 0 }
+"""
+
+SCRIPT = """
+for (const svg of document.querySelectorAll("svg.chart")) {
+  const lines = JSON.parse(svg.dataset.lines), group = svg.querySelector(".pointer"), space = svg.namespaceURI;
+  const make = (name, attributes, text) => {
+    const made = group.appendChild(document.createElementNS(space, name));
+    for (const key in attributes) made.setAttribute(key, attributes[key]);
+    if (text) made.textContent = text;
+    return made;
+  };
+  svg.addEventListener("pointerleave", () => group.replaceChildren());
+  svg.addEventListener("pointermove", event => {
+    const box = svg.getBoundingClientRect(), view = svg.viewBox.baseVal;
+    const x = (event.clientX - box.left) / box.width * view.width;
+    group.replaceChildren();
+    const near = [];
+    for (const line of lines) {
+      const shown = document.getElementById("run" + line.run);
+      if (!line.x.length || (shown && !shown.checked)) continue;
+      let best = 0;
+      line.x.forEach((place, at) => { if (Math.abs(place - x) < Math.abs(line.x[best] - x)) best = at; });
+      near.push([line, best]);
+    }
+    if (!near.length) return;
+    const words = near.map(([line, at]) => line.name + " " + line.value[at] + " at " + line.at[at]);
+    const width = Math.max(...words.map(word => word.length)) * 6.4 + 24;
+    const left = x > view.width / 2 ? x - width - 8 : x + 8;
+    make("line", {x1: x, x2: x, y1: 10, y2: view.height - 34});
+    near.forEach(([line, at]) => make("circle", {cx: line.x[at], cy: line.y[at], r: 3.5, class: "run" + line.run % 8,
+      fill: "var(--colour)"}));
+    make("rect", {x: left, y: 12, width, height: words.length * 16 + 8, rx: 4});
+    words.forEach((word, row) => {
+      const kind = "run" + near[row][0].run % 8;
+      make("circle", {cx: left + 10, cy: 24 + row * 16, r: 4, class: kind, fill: "var(--colour)"});
+      make("text", {x: left + 19, y: 28 + row * 16}, word);
+    });
+  });
+}
+"""
+
+
+def page(runs: Sequence[RunReport], *, made: str, against: Against = "step") -> str:
+    """The page for `runs`; `made` says when."""
+    title = f"Run report: {', '.join(run.label for run in runs)}"
+    colours = "".join(f".run{number} {{ --colour: var(--c{number}) }}" for number in range(8))
+    hidden = "".join(
+        f'body:has(#run{number}:not(:checked)) [data-run="{number}"] {{ display: none }}' for number in range(len(runs))
+    )
+    body = "\n".join(
+        [
+            f'<h1>{escape(title)}</h1><p class="quiet">Made {escape(made)}.</p>',
+            _legend(runs),
+            _charts(runs, against),
+            "<h2>What they did</h2>",
+            _facts(runs),
+            "<h2>Parameters</h2>",
+            _parameters(runs),
+            "<h2>Last validation</h2>",
+            _validations(runs),
+            "<h2>Token stores</h2>",
+            _stores(runs),
+            "<h2>Versions</h2>",
+            _versions(runs),
+            _warnings(runs),
+        ]
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
+        f"<style>{STYLE}{colours}{hidden}</style></head>\n<body>\n{body}\n<script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def _legend(runs: Sequence[RunReport]) -> str:
+    boxes = "".join(
+        f'<label class="run{number % 8}"><input type="checkbox" id="run{number}" checked><span class="dot"></span>'
+        f"{escape(run.label)}</label>"
+        for number, run in enumerate(runs)
+    )
+    return f'<p class="legend">{boxes}<span class="quiet">dashed: validation; dotted upright: a restart</span></p>'
+
+
+def _charts(runs: Sequence[RunReport], against: Against) -> str:
+    """First losses and perplexities, then all other numbers, then rates, two to four a line."""
+    numbers = list(dict.fromkeys(number for run in runs for number in run.curves.numbers()))
+    if not numbers:
+        return "<p>No run has written a number yet.</p>"
+    usual = [name for name in numbers if name not in FIRST and name not in LAST]
+    large = [name for name in FIRST if name in numbers] + [name for name in usual if not _repeats(runs, name)]
+    small = [name for name in LAST if name in numbers]
+    left_out = [name for name in usual if name not in large]
+    said = f'<p class="quiet">Equal to loss everywhere and left out: {escape(", ".join(left_out))}.</p>'
+    return (
+        f'<div class="charts">{"".join(_chart(runs, name, against) for name in large)}</div>{said * bool(left_out)}'
+        f'<h2>Pace</h2><div class="charts small">{"".join(_chart(runs, name, against) for name in small)}</div>'
+    )
+
+
+def _repeats(runs: Sequence[RunReport], name: str) -> bool:
+    """Whether `name` is the loss under another name, as an objective's only loss is."""
+
+    def values(curves: Curves, number: str) -> list[list[Any]]:
+        return [list(points) for points in curves.named(number).values()]
+
+    return all(values(run.curves, name) == values(run.curves, "loss") for run in runs)
+
+
+def _chart(runs: Sequence[RunReport], number: str, against: Against) -> str:
+    lines, restarts = [], []
+    dashes: dict[str, int] = {}
+    for index, run in enumerate(runs):
+        for name, points in run.curves.named(number).items():
+            kind = name.removesuffix(number).strip()
+            called = f"{run.label}: {kind or 'training'}" if len(runs) > 1 else kind or "training"
+            dash = dashes.setdefault(kind, len(dashes)) if kind else 0
+            lines.append(Line(index, called, points, bool(kind), dash - 1 if kind and "" in dashes else dash))
+        if run.curves.named(number):
+            at = {"step": 0, "hours": 1}.get(against)
+            restarts += [(index, float(restart[at])) for restart in run.curves.restarts if at is not None]
+    title = TITLES.get(number, number.replace("_", " "))
+    every = (points[-1] for run in runs for points in run.curves.points.values() if points)
+    right = max((place_of(point, against) for point in every), default=1.0)  # the same for all charts
+    picture = chart(lines, restarts, title=title, against=against, right=right)
+    return f"<figure><h3>{escape(title)}</h3>{picture}</figure>"
+
+
+def _facts(runs: Sequence[RunReport]) -> str:
+    names = list(dict.fromkeys(name for run in runs for name in run.facts))
+    rows = []
+    for name in names:
+        cells = "".join(_fact(run, name) for run in runs)
+        rows.append(f"<tr><th>{escape(name)}</th>{cells}</tr>")
+    folders = "".join(f"<td><code>{escape(str(run.status.folder))}</code></td>" for run in runs)
+    rows.append(f"<tr><th>folder</th>{folders}</tr>")
+    return _table(_heads(runs), rows)
+
+
+def _fact(run: RunReport, name: str) -> str:
+    kind = {"failed": "bad", "killed": "bad", "finished": "good", "training": "good"}.get(run.status.state, "")
+    return f'<td class="{kind if name == "state" else ""}">{escape(run.facts.get(name, ""))}</td>'
+
+
+def _parameters(runs: Sequence[RunReport]) -> str:
+    differ, alike = differing(runs)
+    if not differ and not alike:
+        return "<p>None is written down.</p>"
+
+    def row(path: str, differs: bool) -> str:
+        cells = "".join(
+            f"<td><code>{escape(json.dumps(run.parameters[path], ensure_ascii=False))}</code></td>"
+            if path in run.parameters
+            else '<td class="quiet">not there</td>'
+            for run in runs
+        )
+        return f'<tr class="{"differs" if differs else ""}"><th><code>{escape(path)}</code></th>{cells}</tr>'
+
+    if len(runs) == 1:
+        return _table(_heads(runs), [row(path, False) for path in alike])
+    first = _table(_heads(runs), [row(path, True) for path in differ]) if differ else "<p>They do not differ.</p>"
+    rest = _table(_heads(runs), [row(path, False) for path in alike])
+    return f"{first}<details><summary>{len(alike)} that are alike</summary>{rest}</details>"
+
+
+def _validations(runs: Sequence[RunReport]) -> str:
+    rows = []
+    for run in runs:
+        for each in run.status.validations:
+            values = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in each.values.items())
+            cells = [run.label, each.store or "all", f"{each.step:,}", values]
+            rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+    return _table(["run", "store", "step", "numbers"], rows) if rows else "<p>None yet.</p>"
+
+
+def _stores(runs: Sequence[RunReport]) -> str:
+    names = ("store", "for", "documents", "tokens", "fingerprint")
+    rows = [
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in [run.label, *(store[name] for name in names)]) + "</tr>"
+        for run in runs
+        for store in run.stores
+    ]
+    return _table(["run", *names], rows) if rows else "<p>None is written down.</p>"
+
+
+def _versions(runs: Sequence[RunReport]) -> str:
+    names = list(dict.fromkeys(name for run in runs for name in run.versions))
+    if not names:
+        return "<p>None is written down.</p>"
+    rows = []
+    for name in names:
+        found = [run.versions.get(name, "") for run in runs]
+        cells = "".join(f"<td>{escape(version)}</td>" for version in found)
+        rows.append(f'<tr class="{"differs" if len(set(found)) > 1 else ""}"><th>{escape(name)}</th>{cells}</tr>')
+    return _table(_heads(runs), rows)
+
+
+def _warnings(runs: Sequence[RunReport]) -> str:
+    said = [(run.label, text) for run in runs for text in [*run.status.problems, *run.status.warnings]]
+    if not said:
+        return ""
+    items = "".join(f"<li>{escape(label)}: {escape(text)}</li>" for label, text in said[:SHOWN_WARNINGS])
+    more = f"<p>and {len(said) - SHOWN_WARNINGS:,} more</p>" if len(said) > SHOWN_WARNINGS else ""
+    return f"<h2>Warnings</h2><ul>{items}</ul>{more}"
+
+
+def _heads(runs: Sequence[RunReport]) -> list[str]:
+    return ["", *(run.label for run in runs)]
+
+
+def _table(head: Iterable[str], rows: Iterable[str]) -> str:
+    top = "".join(f"<th>{escape(name)}</th>" for name in head)
+    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'

@@ -1,0 +1,184 @@
+"""Several stores become one, as if their corpora had been prepared together: streamed, in constant memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import orjson
+
+from terakoya.errors import UserError
+from terakoya.preparation.sharding import SHARD, SHARD_BLOCKS, check_joined
+from terakoya.store.assembly import Bits, Options, Totals, assemble, new_store_folder
+from terakoya.store.recorded_hashes import check_recorded, read_recorded
+from terakoya.store.token_store import StoreFacts, TokenStore
+
+_CHUNK = 1 << 20
+
+
+def merge(folders: Sequence[Path], out: Path, *, word_starts: bool = True) -> StoreFacts:
+    """Makes the store `out` of the stores in `folders`, one after the other.
+
+    Its data files are those of one `prepare` over all their corpora; stores of the shards 1/n to n/n of one corpus, in
+    this order, give the whole store of that corpus, `store.json` included. `word_starts` false leaves word starts
+    out.
+
+    Every file that is read is held against the hash in its `store.json`, ids and words while they pass. Raises
+    UserError where a store is damaged or differs from the first in vocabulary, tokenizer, unit, end of document,
+    id type, in knowing words or answers, for shards in another order or with gaps, and where `out` holds anything.
+    """
+    if len(folders) < 2:
+        raise UserError(f"expected two stores or more to merge, got {len(folders)}")
+    stores = tuple(TokenStore.open(Path(folder)) for folder in folders)
+    for store in stores[1:]:
+        _check_alike(stores[0], store, word_starts)
+    for store in stores:
+        check_recorded(store, "tokens.idx")
+    inputs, options = _record(stores)
+    facts = stores[0].facts
+    tokenizer = stores[0].tokenizer_folder
+    with new_store_folder(out) as folder:
+        return assemble(
+            folder,
+            Merged.of(stores, word_starts),
+            vocabulary=facts.vocabulary,
+            unit=facts.unit,
+            eos=facts.eos,
+            tokenizer_folder=tokenizer if tokenizer.is_dir() else None,
+            inputs=inputs,
+            options=options,
+        )
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Stores, one after the other, as the content of a store."""
+
+    stores: tuple[TokenStore, ...]
+    totals: Totals
+
+    @classmethod
+    def of(cls, stores: tuple[TokenStore, ...], word_starts: bool) -> Self:
+        """Adds up what the stores say of themselves."""
+        totals = Totals(word_starts=word_starts)
+        for store in stores:
+            totals.add(store.facts)
+        return cls(stores, totals)
+
+    def ids(self) -> Iterator[bytes]:
+        """All ids."""
+        for store in self.stores:
+            yield from read_recorded(store, "tokens.bin", chunk_bytes=_CHUNK)
+
+    def lengths(self) -> Iterator[np.ndarray]:
+        """Tokens of each sequence."""
+        for store in self.stores:
+            yield from _chunks(store.index.lengths)
+
+    def documents(self) -> Iterator[np.ndarray]:
+        """Sequences of each document."""
+        for store in self.stores:
+            for start in range(0, store.facts.documents, _CHUNK):
+                yield np.diff(store.documents[start : start + _CHUNK + 1])
+
+    def words(self) -> Iterator[Bits]:
+        """Which tokens start a word."""
+        return self._bits("tokens.words")
+
+    def answers(self) -> Iterator[Bits]:
+        """Which tokens belong to answers."""
+        return self._bits("tokens.answers")
+
+    def rejects(self) -> Iterator[bytes]:
+        """Lines of `rejects.jsonl`."""
+        for store in self.stores:
+            if store.facts.rejected:
+                yield from _read(store.folder / "rejects.jsonl")
+
+    def _bits(self, name: str) -> Iterator[Bits]:
+        for store in self.stores:
+            left = store.facts.tokens
+            for chunk in read_recorded(store, name, chunk_bytes=_CHUNK):
+                yield chunk, min(left, 8 * len(chunk))
+                left -= 8 * len(chunk)
+
+
+def _chunks(array: np.ndarray) -> Iterator[np.ndarray]:
+    for start in range(0, len(array), _CHUNK):
+        yield array[start : start + _CHUNK]
+
+
+def _read(file: Path) -> Iterator[bytes]:
+    with file.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            yield chunk
+
+
+# ----------------------------------------------------------------------------------------------- what stores must share
+
+
+def _check_alike(first: TokenStore, other: TokenStore, word_starts: bool) -> None:
+    ours, theirs = first.facts, other.facts
+    tokenizers = [{k: v for k, v in facts.inputs.items() if k.startswith("tokenizer ")} for facts in (ours, theirs)]
+    facts: dict[str, tuple[object, object]] = {
+        "id type": (ours.dtype, theirs.dtype),
+        "unit": (ours.unit, theirs.unit),
+        "end of document": (ours.eos, theirs.eos),
+        "vocabulary size": (ours.vocabulary.size, theirs.vocabulary.size),
+        "vocabulary": (ours.vocabulary, theirs.vocabulary),
+        "answers": ("marked" if ours.answers else "not marked", "marked" if theirs.answers else "not marked"),
+    }
+    if all(tokenizers):
+        facts |= {
+            name: (tokenizers[0].get(name), tokenizers[1].get(name)) for name in {**tokenizers[0], **tokenizers[1]}
+        }
+    if word_starts:
+        known = ["known" if one.word_starts else "not known" for one in (ours, theirs)]
+        facts["word starts"] = (known[0], known[1])
+    for name, (wanted, got) in facts.items():
+        if wanted != got:
+            hint = (
+                "merge without them: --no-word-starts"
+                if name == "word starts"
+                else "prepare it again with the same tokenizer and options"
+            )
+            raise UserError(f"{other.folder}: {name}: expected {wanted} as in {first.folder}, got {got}; {hint}")
+
+
+# ------------------------------------------------------------------------------------------- what it is recorded as
+
+
+def _record(stores: Sequence[TokenStore]) -> tuple[Mapping[str, str], Options]:
+    """Inputs and options of the merged store: of all shards of one corpus what preparing it whole would record."""
+    facts = [store.facts for store in stores]
+    shards = [one.inputs.get(SHARD) for one in facts]
+    inputs = [{k: v for k, v in one.inputs.items() if k != SHARD} for one in facts]
+    options = [{k: v for k, v in one.options.items() if k not in (SHARD, SHARD_BLOCKS)} for one in facts]
+    if all(one == inputs[0] for one in inputs) and all(shards):
+        count = len(shards)
+        wanted = [f"{number}/{count}" for number in range(1, count + 1)]
+        if shards != wanted:
+            raise UserError(
+                f"expected the shards {', '.join(wanted)} of one corpus in this order, got "
+                f"{', '.join(str(shard) for shard in shards)}; name them all, in order"
+            )
+        check_joined([str(one.options[SHARD_BLOCKS]) for one in facts])
+        return inputs[0], options[0]
+    joined = {name: [one.inputs.get(name, "") for one in facts] for name in {k: 0 for one in facts for k in one.inputs}}
+    listed = {name: [one.options.get(name) for one in facts] for name in {k: 0 for one in facts for k in one.options}}
+    return (
+        {"merged": _hash([one.fingerprint for one in facts])}
+        | {name: values[0] if len(set(values)) == 1 else _hash(values) for name, values in joined.items()},
+        {"merged": len(stores)}
+        | {
+            name: values[0] if len(set(values)) == 1 else ", ".join(map(str, values)) for name, values in listed.items()
+        },
+    )
+
+
+def _hash(values: Sequence[str]) -> str:
+    return hashlib.sha256(orjson.dumps(values)).hexdigest()

@@ -1,0 +1,246 @@
+"""Parts: what one task of `prepare` leaves on disk, whole or not at all, until all parts are joined into a store.
+
+A part is `000007.part` (ids, sequence lengths, sequences of each document, word-start bits, rejects, answer bits, one
+after the other) and `000007.json`, written after it, with the counts that say where each begins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import orjson
+
+from terakoya.components import Encoded
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.corpus.corpus import Reject
+from terakoya.errors import UserError
+from terakoya.store.token_store import FileFacts, Unit
+
+SECTIONS = ("ids", "lengths", "documents", "words", "rejects", "answers")
+_CHUNK = 4 << 20
+
+
+class HashedFile:
+    """A file being written, with its size and hash so far."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._hash = hashlib.sha256()
+        self._size = 0
+
+    def write(self, data: bytes | np.ndarray) -> None:
+        """Appends `data`."""
+        view = _bytes(data)
+        self._stream.write(view)
+        self._hash.update(view)
+        self._size += view.nbytes
+
+    def facts(self) -> FileFacts:
+        """Size and hash of what was written."""
+        return FileFacts(size=self._size, sha256=self._hash.hexdigest())
+
+
+@contextmanager
+def committed(file: Path, *, beside: Path | None = None) -> Iterator[HashedFile]:
+    """Writes `file` so that it is there whole or not at all: under another name (in the folder `beside`, else in its
+    own; it names host and process), flushed to disk, then renamed."""
+    draft = (beside or file.parent) / f"{file.name}.{socket.gethostname()}.{os.getpid()}.tmp"
+    with draft.open("wb") as stream:
+        yield HashedFile(stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    draft.replace(file)
+    sync_folder(file.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames in `folder` lasting."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class PartFacts:
+    """The counts of a part.
+
+    Attributes:
+        source: which piece of the input it is, so that a part is never taken for another.
+        sections: bytes of each section, in the order of `SECTIONS`.
+        word_starts: whether the tokenizer knew words.
+        answers: whether it was known which tokens belong to answers.
+        notes: what else was counted.
+    """
+
+    source: str
+    dtype: str
+    sections: tuple[int, ...]
+    tokens: int
+    sequences: int
+    documents: int
+    word_starts: bool
+    rejected: dict[str, int] = field(default_factory=dict)
+    literals: dict[str, int] = field(default_factory=dict)
+    answers: bool = False
+    notes: dict[str, int] = field(default_factory=dict)
+
+
+def part_files(folder: Path, number: int) -> tuple[Path, Path]:
+    """The data file and the facts file of part `number`."""
+    return folder / f"{number:06d}.part", folder / f"{number:06d}.json"
+
+
+def read_part(folder: Path, number: int) -> PartFacts | None:
+    """The facts of part `number`, or None if it was not finished."""
+    data_file, facts_file = part_files(folder, number)
+    if not facts_file.exists():
+        return None
+    raw = orjson.loads(facts_file.read_bytes())
+    facts = PartFacts(**{**raw, "sections": tuple(raw["sections"])})
+    if not data_file.exists() or data_file.stat().st_size != sum(facts.sections):
+        return None
+    return facts
+
+
+def read_section(folder: Path, number: int, facts: PartFacts, name: str) -> Iterator[bytes]:
+    """The bytes of one section of part `number`, in chunks of whole elements."""
+    index = SECTIONS.index(name)
+    remaining = facts.sections[index]
+    if not remaining:
+        return
+    with part_files(folder, number)[0].open("rb") as stream:
+        stream.seek(sum(facts.sections[:index]))
+        while remaining:
+            chunk = stream.read(min(_CHUNK, remaining))
+            assert chunk, f"part {number} is shorter than its facts say"
+            remaining -= len(chunk)
+            yield chunk
+
+
+class PartBuilder:
+    """Gathers encoded documents and rejects of one part.
+
+    `eos`, if given, is stored after each document (in line units at the end of its last line) and counts as a word
+    start.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, unit: Unit, eos: int | None) -> None:
+        self._vocabulary, self._unit, self._eos = vocabulary, unit, eos
+        self._dtype = vocabulary.dtype().newbyteorder("<")
+        self._ids: list[np.ndarray] = []
+        self._lengths: list[np.ndarray] = []
+        self._documents: list[np.ndarray] = []
+        self._words: list[np.ndarray] = []
+        self._knows_words: bool | None = None
+        self._answers: list[np.ndarray] = []
+        self._knows_answers: bool | None = None
+        self._rejects: list[bytes] = []
+        self._rejected: Counter[str] = Counter()
+        self._literals: Counter[str] = Counter()
+        self.notes: Counter[str] = Counter()
+        self.tokens = 0
+
+    def add(self, encoded: Encoded, *, answers: np.ndarray | None = None) -> np.ndarray:
+        """Appends the documents of `encoded` that have a token. Returns (D,) bool, which those were.
+
+        `answers` (T,) bool says which tokens belong to answers; then no `eos` can be stored, since the last answer has
+        its own end.
+
+        Raises UserError for an id outside the vocabulary.
+        """
+        ids, line_lengths = encoded.ids, encoded.line_lengths
+        assert int(line_lengths.sum()) == len(ids), "line lengths do not add up to the ids"
+        assert int(encoded.document_lines.sum()) == len(line_lengths), "document lines do not add up to the lines"
+        assert not len(line_lengths) or int(line_lengths.min()) > 0, "a line without a token was not left out"
+        if len(ids) and (int(ids.max()) >= self._vocabulary.size or int(ids.min()) < 0):
+            bad = next(int(i) for i in ids if not 0 <= i < self._vocabulary.size)
+            raise UserError(
+                f"tokenizer: expected ids from 0 to {self._vocabulary.size - 1:,} (its vocabulary has "
+                f"{self._vocabulary.size:,} entries), got {bad:,}; the tokenizer's files do not fit together"
+            )
+        line_ends = np.concatenate([[0], np.cumsum(line_lengths, dtype=np.int64)])
+        document_ends = np.concatenate([[0], np.cumsum(encoded.document_lines, dtype=np.int64)])
+        token_ends = line_ends[document_ends]
+        kept = np.diff(token_ends) > 0
+        if not kept.any():
+            return kept
+        words = encoded.word_starts
+        assert self._knows_words in (None, words is not None), "word starts in some batches only"
+        self._knows_words = words is not None
+        assert answers is None or (self._eos is None and len(answers) == len(ids)), "answers do not fit the ids"
+        assert self._knows_answers in (None, answers is not None), "answers in some batches only"
+        self._knows_answers = answers is not None
+        if self._unit == "line":
+            lengths, documents = line_lengths.astype("<i4"), encoded.document_lines[kept].astype("<i4")
+            last = document_ends[1:][kept] - 1
+        else:
+            lengths = np.diff(token_ends)[kept].astype("<i4")
+            documents, last = np.ones(len(lengths), dtype="<i4"), np.arange(len(lengths))
+        if self._eos is not None:
+            at = token_ends[1:][kept]
+            ids = np.insert(ids, at, self._eos)
+            words = None if words is None else np.insert(words, at, True)
+            lengths[last] += 1
+        self._ids.append(ids.astype(self._dtype))
+        self._lengths.append(lengths)
+        self._documents.append(documents)
+        if words is not None:
+            self._words.append(words.astype(bool))
+        if answers is not None:
+            self._answers.append(answers.astype(bool))
+        self._literals.update(encoded.literals)
+        self.tokens += len(ids)
+        return kept
+
+    def reject(self, reject: Reject) -> None:
+        """Notes a document that is left out."""
+        self._rejected[reject.reason] += 1
+        record = {**asdict(reject), "file": str(reject.file)}
+        self._rejects.append(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+
+    def write(self, folder: Path, number: int, source: str) -> PartFacts:
+        """Writes part `number` of `folder`, durably, its facts last."""
+        lengths, documents = _joined(self._lengths, "<i4"), _joined(self._documents, "<i4")
+        words, answers = (np.packbits(_joined(flags, "?"), bitorder="little") for flags in (self._words, self._answers))
+        sections: list[np.ndarray | bytes] = [_joined(self._ids, self._dtype), lengths, documents, words]
+        sections += [b"".join(self._rejects), answers]
+        facts = PartFacts(
+            source=source,
+            dtype=self._dtype.name,
+            sections=tuple(_bytes(section).nbytes for section in sections),
+            tokens=self.tokens,
+            sequences=len(lengths),
+            documents=len(documents),
+            word_starts=bool(self._knows_words),
+            rejected=dict(sorted(self._rejected.items())),
+            literals=dict(sorted(self._literals.items())),
+            answers=bool(self._knows_answers),
+            notes=dict(sorted(self.notes.items())),
+        )
+        data_file, facts_file = part_files(folder, number)
+        with committed(data_file) as out:
+            for section in sections:
+                out.write(section)
+        with committed(facts_file) as out:
+            out.write(orjson.dumps(asdict(facts)))
+        return facts
+
+
+def _bytes(data: bytes | np.ndarray) -> memoryview:
+    view = data.data if isinstance(data, np.ndarray) else memoryview(data)
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def _joined(arrays: Iterable[np.ndarray], dtype: str | np.dtype) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype=dtype), *arrays])

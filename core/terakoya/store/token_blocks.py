@@ -1,0 +1,210 @@
+"""Fixed blocks of ids as JSON lines, `{"input_ids": [...], "attention_mask": [...]}`: what scripts around Hugging Face
+datasets train on after tokenizing, joining and cutting (`group_texts`). Written from a store, and read into one.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import orjson
+
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.corpus.files import Source, content_hash, find_files, open_plain
+from terakoya.errors import UserError
+from terakoya.store.parts import sync_folder
+from terakoya.store.recorded_hashes import check_recorded
+from terakoya.store.spans import Spans
+from terakoya.store.token_store import StoreFacts, TokenStore
+from terakoya.store.writer import write_store
+from terakoya.toolkit.random_keys import hash_u64, permute
+
+logger = logging.getLogger("terakoya")
+
+_ORDER = 4096
+"""Blocks whose order is worked out at once."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written: whole blocks, tokens of the short one at the end, and whether that was dropped."""
+
+    blocks: int
+    short: int
+    dropped: bool
+
+
+def export_blocks(
+    folder: Path, out: Path, *, block_size: int, keep_short: bool = False, shuffle_seed: int | None = None
+) -> Exported:
+    """Writes the store in `folder` as blocks of `block_size` tokens into the new file `out`, gzipped if it ends in .gz.
+
+    Documents are joined in order, each followed by its end-of-document id (the tokenizer's, where the store has none;
+    by nothing if that has none either) and cut; the last, short block is dropped unless `keep_short`. `shuffle_seed`
+    puts the whole blocks in an order of its own; None leaves them in order.
+
+    Raises UserError for a store whose ids or index are not what its `store.json` recorded (they are read once more for
+    that, which is little beside writing JSON), for one of
+    conversations, for one smaller than a block, and if `out` is there already.
+    """
+    if block_size < 1:
+        raise UserError(f"--block-size: expected at least 1, got {block_size}")
+    if (out := Path(out)).exists():
+        raise UserError(f"{out}: expected a new file, got one that is there; choose another --out")
+    store = TokenStore.open(Path(folder))
+    if store.facts.answers:
+        raise UserError(
+            f"{folder}: expected a store of text, got one of conversations: blocks of ids cannot say which of them "
+            "belong to answers, and cut conversations in two"
+        )
+    stream = _Stream(store)
+    whole, short = divmod(len(stream), block_size)
+    if not whole and not (short and keep_short):
+        raise UserError(
+            f"{folder}: expected {block_size:,} tokens for a block, got {short:,}; choose a smaller --block-size, or "
+            "--keep-short"
+        )
+    check_recorded(store, "tokens.bin", "tokens.idx")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    draft = out.with_name(f".{out.name}.part")
+    try:
+        with _open_new(draft, compressed=out.suffix == ".gz") as file:
+            for number in _order(whole, shuffle_seed):
+                file.write(_line(stream.read(number * block_size, (number + 1) * block_size)))
+            if short and keep_short:
+                file.write(_line(stream.read(whole * block_size, len(stream))))
+        draft.replace(out)
+        sync_folder(out.parent)
+    finally:
+        draft.unlink(missing_ok=True)
+    return Exported(whole, short, bool(short) and not keep_short)
+
+
+def import_blocks(
+    sources: Sequence[Path | str],
+    out: Path,
+    *,
+    vocabulary: Vocabulary,
+    tokenizer_folder: Path,
+    fingerprints: Mapping[str, str],
+    starts_word: np.ndarray | None = None,
+) -> StoreFacts:
+    """Makes the store `out` of the blocks in `sources` (files of JSON lines, plain or compressed, folders, patterns).
+
+    Each block is a document: its ids where `attention_mask` is 1, or all of them without one. `starts_word` (V,) bool
+    says which ids start a word. Raises UserError with file and line for anything but a block of ids of `vocabulary`,
+    and where `out` holds anything.
+    """
+    files = [file for source in sources for file in _files(source)]
+    words = None if starts_word is None else ([starts_word[ids]] for ids in _blocks(files, vocabulary))
+    hashes = [[file.name, content_hash(file)] for file in files]
+    store = write_store(
+        out,
+        ([ids] for ids in _blocks(files, vocabulary)),
+        vocabulary=vocabulary,
+        word_starts=words,
+        tokenizer_folder=tokenizer_folder,
+        inputs={"blocks": hashlib.sha256(orjson.dumps(hashes)).hexdigest(), **fingerprints},
+        options={"imported": "blocks"},
+    )
+    return store.facts
+
+
+class _Stream:
+    """All documents of a store, each with its end: what blocks are cut from."""
+
+    def __init__(self, store: TokenStore) -> None:
+        self._spans, self._tokens = Spans(store), store.tokens
+        self._stored = store.facts.eos is not None
+        self._end = store.facts.eos if self._stored else store.facts.vocabulary.eos
+        if self._end is None:
+            logger.info("the tokenizer has no end-of-sequence id: documents are joined without one")
+
+    def __len__(self) -> int:
+        return len(self._tokens) if self._stored or self._end is None else self._spans.stream_length
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Ids at places [start, stop)."""
+        if self._stored or self._end is None:
+            return np.asarray(self._tokens[start:stop])
+        first, last = self._spans.document_at(np.array([start, stop - 1]))
+        starts, lengths = self._spans.documents(int(first), int(last) + 1)
+        pieces: list[np.ndarray] = []
+        for begin, length in zip(starts, lengths, strict=True):
+            pieces += [self._tokens[begin : begin + length], np.array([self._end], self._tokens.dtype)]
+        skip = start - int(self._spans.stream_start(np.array([first]))[0])
+        return np.concatenate(pieces)[skip : skip + stop - start]
+
+
+def _order(count: int, seed: int | None) -> Iterator[int]:
+    for start in range(0, count, _ORDER):
+        numbers = np.arange(start, min(start + _ORDER, count))
+        yield from (numbers if seed is None else permute(numbers, count, hash_u64(seed, "blocks"))).tolist()
+
+
+def _line(ids: np.ndarray) -> bytes:
+    block = {"input_ids": ids.tolist(), "attention_mask": [1] * len(ids)}
+    return orjson.dumps(block, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _open_new(file: Path, *, compressed: bool) -> IO[bytes] | gzip.GzipFile:
+    return gzip.GzipFile(file, "wb", mtime=0) if compressed else file.open("wb")
+
+
+def _files(source: Path | str) -> Sequence[Source]:
+    """A file is taken whatever its name ends in."""
+    return [Path(source)] if Path(source).is_file() else find_files([source])
+
+
+def _blocks(files: Sequence[Source], vocabulary: Vocabulary) -> Iterator[np.ndarray]:
+    for file in files:
+        with open_plain(file) as (stream, _):
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    yield _block(f"{file}, line {number}", line, vocabulary)
+
+
+def _block(place: str, line: bytes, vocabulary: Vocabulary) -> np.ndarray:
+    """The ids of one line that are no padding."""
+    try:
+        value = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise UserError(f"{place}: expected JSON, got something else ({error}); make the file again") from None
+    if not isinstance(value, dict) or "input_ids" not in value:
+        got = f"keys {', '.join(value)}" if isinstance(value, dict) else type(value).__name__
+        raise UserError(f'{place}: expected an object with "input_ids", got {got}')
+    ids, mask = (_integers(place, name, value.get(name)) for name in ("input_ids", "attention_mask"))
+    assert ids is not None, "a key that is there"
+    if mask is not None:
+        if len(mask) != len(ids):
+            raise UserError(f"{place}: expected as many attention_mask as input_ids ({len(ids):,}), got {len(mask):,}")
+        if ((mask != 0) & (mask != 1)).any():
+            raise UserError(f"{place}: attention_mask: expected 0 and 1 only, got {mask.min()} to {mask.max()}")
+        ids = ids[mask == 1]
+    if len(ids) and (int(ids.max()) >= vocabulary.size or int(ids.min()) < 0):
+        bad = ids[(ids >= vocabulary.size) | (ids < 0)][0]
+        raise UserError(
+            f"{place}: expected ids below {vocabulary.size:,}, the size of the tokenizer's vocabulary, got {bad:,}; "
+            "name the tokenizer that the blocks were made with"
+        )
+    return ids
+
+
+def _integers(place: str, name: str, value: object) -> np.ndarray | None:
+    if value is None and name != "input_ids":
+        return None
+    if not isinstance(value, list):
+        raise UserError(f"{place}: {name}: expected a list of integers, got {type(value).__name__}")
+    try:
+        array = np.array(value) if value else np.zeros(0, np.int64)
+    except ValueError:
+        array = np.zeros(0)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise UserError(f"{place}: {name}: expected a list of integers, got something else in it")
+    return array

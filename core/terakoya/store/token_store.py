@@ -1,0 +1,283 @@
+"""The token store: a folder of token ids that training reads without opening raw text or a tokenizer.
+
+`tokens.bin` and `tokens.idx` are Megatron-LM's indexed dataset (MMIDIDX, little-endian); `tokens.words` holds one bit a
+token, least significant first, set where a word starts, `tokens.answers` one set where a token is to be learnt as part
+of an answer; `store.json`, written last, records what is inside.
+
+Letters: T tokens, N sequences (a document or a line, by `unit`), D documents.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, Self
+
+import numpy as np
+import pydantic
+from pydantic import BaseModel, ConfigDict
+
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.errors import UserError
+from terakoya.store.quick_checks import check_index_ends, check_some_ids
+
+IDX_MAGIC = b"MMIDIDX\x00\x00"
+IDX_HEADER = struct.Struct("<9sQBQQ")
+"""Magic, version 1, dtype code, N, document entries (D + 1). Then int32[N], int64[N], int64[D + 1]."""
+DTYPE_CODES: Mapping[int, str] = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
+PARTS = ".parts"
+"""The sub-folder of an unfinished store that holds what is done so far."""
+_CHUNK = 1 << 20
+
+Unit = Literal["document", "line"]
+
+
+class FileFacts(BaseModel):
+    """The size in bytes and the SHA-256 of a file of the store."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    size: int
+    sha256: str
+
+
+class StoreFacts(BaseModel):
+    """What a store holds and where it came from: the content of `store.json`.
+
+    Attributes:
+        unit: what one sequence is: a document, or a line of it.
+        eos: the id stored after each document, None if none is.
+        rejected: documents that were quarantined; `rejected_by_reason` counts them by reason, and
+            `rejects.jsonl` lists them.
+        literals: special tokens that stood literally in the text, with their counts.
+        notes: what else was counted while it was made, by name.
+        word_starts: whether `tokens.words` is there.
+        answers: whether it holds conversations, and `tokens.answers` is there.
+        fingerprint: a hash of the content: equal stores are equal byte for byte.
+        inputs: hashes of what the store was made from: corpus, tokenizer, options.
+        files: size and hash of each data file, by name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: Literal[1] = 1
+    unit: Unit
+    eos: int | None
+    documents: int
+    sequences: int
+    tokens: int
+    rejected: int = 0
+    rejected_by_reason: dict[str, int] = {}
+    literals: dict[str, int] = {}
+    notes: dict[str, int] = {}
+    dtype: str
+    vocabulary: Vocabulary
+    word_starts: bool
+    answers: bool = False
+    fingerprint: str
+    inputs: dict[str, str] = {}
+    options: dict[str, str | int | bool | None] = {}
+    files: dict[str, FileFacts]
+
+
+@dataclass(frozen=True)
+class Index:
+    """The header of `tokens.idx` and its three arrays, mapped from the file.
+
+    Attributes:
+        dtype: of `tokens.bin`.
+        lengths: (N,) int32 tokens of each sequence.
+        pointers: (N,) int64 byte position of each sequence in `tokens.bin`.
+        documents: (D + 1,) int64 first sequence of each document, ending with N.
+    """
+
+    dtype: np.dtype
+    lengths: np.ndarray
+    pointers: np.ndarray
+    documents: np.ndarray
+
+    @classmethod
+    def open(cls, file: Path, *, remedy: str = "prepare the store again") -> Self:
+        """Raises UserError, ending with `remedy`, for a missing file, another format, or a size that the header does
+        not explain."""
+        try:
+            with file.open("rb") as stream:
+                header = stream.read(IDX_HEADER.size)
+        except FileNotFoundError:
+            raise UserError(f"{file}: no such file; expected the index of a token store") from None
+        if len(header) < IDX_HEADER.size or not header.startswith(IDX_MAGIC):
+            raise UserError(f"{file}: expected a Megatron index (magic MMIDIDX), got {header[:9]!r}")
+        _, version, code, sequences, entries = IDX_HEADER.unpack(header)
+        if version != 1 or code not in DTYPE_CODES or entries < 1:
+            raise UserError(
+                f"{file}: expected version 1, a dtype code of 1 to 8 and a document entry, "
+                f"got version {version}, code {code}, {entries} entries"
+            )
+        expected = IDX_HEADER.size + 12 * sequences + 8 * entries
+        if (size := file.stat().st_size) != expected:
+            raise UserError(
+                f"{file}: expected {expected:,} bytes for {sequences:,} sequences and {entries:,} document entries, "
+                f"got {size:,}: truncated or damaged; {remedy}"
+            )
+        at = IDX_HEADER.size
+        content = np.memmap(file, dtype=np.uint8, mode="r")
+        return cls(
+            dtype=np.dtype(DTYPE_CODES[code]),
+            lengths=content[at : at + 4 * sequences].view("<i4"),
+            pointers=content[at + 4 * sequences : at + 12 * sequences].view("<i8"),
+            documents=content[at + 12 * sequences :].view("<i8"),
+        )
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """A finished store, opened by its headers; arrays are mapped, not read. Picklable."""
+
+    folder: Path
+    facts: StoreFacts
+    index: Index
+
+    @classmethod
+    def open(cls, folder: Path, *, look_at_ids: bool = True) -> TokenStore:
+        """Opens the store in `folder`. Raises UserError if it is missing, unfinished, truncated or inconsistent, or,
+        with `look_at_ids`, if some ids from all over it are not all in the vocabulary."""
+        folder = Path(folder)
+        facts = read_facts(folder)
+        index = Index.open(folder / "tokens.idx")
+        expected = {
+            "sequences": (facts.sequences, len(index.lengths)),
+            "documents": (facts.documents, len(index.documents) - 1),
+            "dtype": (np.dtype(facts.dtype), index.dtype),
+        }
+        for name, (wanted, got) in expected.items():
+            if wanted != got:
+                raise UserError(
+                    f"{folder / 'tokens.idx'}: {name}: expected {wanted} as store.json says, got {got}; "
+                    "the files are of different stores: prepare it again"
+                )
+        data_bytes = facts.tokens * index.dtype.itemsize
+        _check_size(folder / "tokens.bin", data_bytes)
+        for name, stored in (("tokens.words", facts.word_starts), ("tokens.answers", facts.answers)):
+            if stored:
+                _check_size(folder / name, (facts.tokens + 7) // 8)
+        check_index_ends(
+            folder / "tokens.idx",
+            index.lengths,
+            index.pointers,
+            index.documents,
+            data_bytes=data_bytes,
+            itemsize=index.dtype.itemsize,
+        )
+        store = cls(folder, facts, index)
+        if look_at_ids:
+            remedy = "damaged, or the store.json of another store; prepare the store again"
+            check_some_ids(folder / "tokens.bin", store.tokens, facts.vocabulary.size, remedy=remedy)
+        return store
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return TokenStore.open, (self.folder,)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the content."""
+        return self.facts.fingerprint
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """The copy of the tokenizer that the ids come from."""
+        return self.folder / "tokenizer"
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """All ids (T,), in the stored type."""
+        return np.memmap(self.folder / "tokens.bin", dtype=self.index.dtype, mode="r")
+
+    @cached_property
+    def offsets(self) -> np.ndarray:
+        """(N + 1,) int64: sequence i is `tokens[offsets[i]:offsets[i + 1]]`. Eight bytes a sequence in memory."""
+        offsets = np.zeros(len(self.index.lengths) + 1, dtype=np.int64)
+        np.cumsum(self.index.lengths, out=offsets[1:])
+        return offsets
+
+    @property
+    def documents(self) -> np.ndarray:
+        """(D + 1,) int64: document d is the sequences `documents[d]` to `documents[d + 1]`."""
+        return self.index.documents
+
+    @property
+    def word_bits(self) -> tuple[np.ndarray, int]:
+        """Which tokens start a word, eight a byte, least significant first, and the first token's place in the first
+        byte."""
+        return np.memmap(self.folder / "tokens.words", dtype=np.uint8, mode="r"), 0
+
+    @property
+    def answer_bits(self) -> tuple[np.ndarray, int]:
+        """Which tokens belong to answers, as `word_bits`."""
+        return np.memmap(self.folder / "tokens.answers", dtype=np.uint8, mode="r"), 0
+
+    def word_starts(self, start: int, stop: int) -> np.ndarray:
+        """(stop - start,) bool: which of the tokens start a word. Raises UserError if the store does not know."""
+        if not self.facts.word_starts:
+            raise UserError(
+                f"{self.folder}: expected word starts, got a store without tokens.words: its tokenizer does not know "
+                "words; set whole_word_mask to false or prepare with a tokenizer that does"
+            )
+        return _unpacked(self.word_bits, start, stop)
+
+    def answers(self, start: int, stop: int) -> np.ndarray:
+        """(stop - start,) bool: which of the tokens belong to answers. Raises UserError if the store does not know."""
+        if not self.facts.answers:
+            raise UserError(
+                f"{self.folder}: expected a store of conversations, got one without tokens.answers; prepare it from "
+                "conversations: terakoya prepare FILES --conversations --tokenizer DIR --out STORE"
+            )
+        return _unpacked(self.answer_bits, start, stop)
+
+    @property
+    def answer_tokens(self) -> int:
+        """How many tokens belong to answers."""
+        return sum(
+            int(np.count_nonzero(self.answers(start, min(start + _CHUNK, self.facts.tokens))))
+            for start in range(0, self.facts.tokens, _CHUNK)
+        )
+
+
+def _unpacked(bits: tuple[np.ndarray, int], start: int, stop: int) -> np.ndarray:
+    """The flags [start, stop) of `bits`, which are as `TokenStore.word_bits` has them."""
+    packed, skipped = bits
+    start, stop = start + skipped, stop + skipped
+    flags = np.unpackbits(packed[start // 8 : (stop + 7) // 8], bitorder="little")
+    return flags[start % 8 : start % 8 + stop - start].view(bool)
+
+
+def read_facts(folder: Path) -> StoreFacts:
+    """The facts in `folder`'s `store.json`. Raises UserError if there is no finished store."""
+    file = Path(folder) / "store.json"
+    try:
+        return StoreFacts.model_validate_json(file.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        if (file.parent / PARTS).exists():
+            hint = "prepare was interrupted here: run the same command again and it finishes what is left"
+        elif (file.parent / "tokens.idx").exists():
+            hint = "there are Megatron files, but no record of what they hold; see `terakoya store import`"
+        else:
+            hint = "make it with `terakoya prepare`"
+        raise UserError(f"{file}: expected a finished token store, got no such file; {hint}") from None
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{file}: {where}: {first['msg']}; prepare the store again") from None
+
+
+def _check_size(file: Path, expected: int) -> None:
+    try:
+        size = file.stat().st_size
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such file; the store is incomplete: prepare it again") from None
+    if size != expected:
+        raise UserError(
+            f"{file}: expected {expected:,} bytes, got {size:,}: truncated or damaged; prepare the store again"
+        )

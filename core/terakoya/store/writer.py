@@ -1,0 +1,167 @@
+"""Parts as the content of a store, a store made of ids that are there already, and who may write to a folder."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from terakoya.components import Encoded
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.errors import UserError
+from terakoya.store.assembly import Bits, Options, Totals, assemble, new_store_folder
+from terakoya.store.parts import PartBuilder, PartFacts, read_part, read_section
+from terakoya.store.token_store import PARTS, TokenStore, Unit
+
+logger = logging.getLogger("terakoya")
+
+LOCK = ".lock"
+_PART_TOKENS = 1 << 22
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds `folder` for this process. Raises UserError that names the host and process which holds it already."""
+    file = folder / LOCK
+    while True:
+        stream = file.open("a+")
+        try:
+            fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            stream.seek(0)
+            holder = stream.read().strip() or "another process"
+            stream.close()
+            raise UserError(
+                f"{folder}: expected a folder that nobody writes to, but {holder} is preparing it; "
+                "wait for it, or choose another --out"
+            ) from None
+        # The holder before us may have removed the file between our opening and our locking it.
+        if file.exists() and os.fstat(stream.fileno()).st_ino == file.stat().st_ino:
+            break
+        stream.close()
+    try:
+        stream.truncate(0)
+        stream.write(f"process {os.getpid()} on host {socket.gethostname()}")
+        stream.flush()
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+        stream.close()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts 0 to `totals.parts` - 1 of the unfinished store in `folder`, as a content."""
+
+    folder: Path
+    totals: Totals
+
+    def ids(self) -> Iterator[bytes]:
+        """All ids."""
+        return self._section("ids")
+
+    def lengths(self) -> Iterator[np.ndarray]:
+        """Tokens of each sequence."""
+        return (np.frombuffer(chunk, "<i4") for chunk in self._section("lengths"))
+
+    def documents(self) -> Iterator[np.ndarray]:
+        """Sequences of each document."""
+        return (np.frombuffer(chunk, "<i4") for chunk in self._section("documents"))
+
+    def words(self) -> Iterator[Bits]:
+        """Which tokens start a word."""
+        return self._bits("words")
+
+    def answers(self) -> Iterator[Bits]:
+        """Which tokens belong to answers."""
+        return self._bits("answers")
+
+    def rejects(self) -> Iterator[bytes]:
+        """Lines of `rejects.jsonl`."""
+        return self._section("rejects")
+
+    def _bits(self, name: str) -> Iterator[Bits]:
+        for number, facts in self._facts():
+            remaining = facts.tokens
+            for chunk in read_section(self.folder / PARTS, number, facts, name):
+                count = min(remaining, 8 * len(chunk))
+                remaining -= count
+                yield chunk, count
+
+    def _section(self, name: str) -> Iterator[bytes]:
+        for number, facts in self._facts():
+            yield from read_section(self.folder / PARTS, number, facts, name)
+
+    def _facts(self) -> Iterator[tuple[int, PartFacts]]:
+        for number in range(self.totals.parts):
+            facts = read_part(self.folder / PARTS, number)
+            if facts is None:
+                raise UserError(
+                    f"{self.folder / PARTS}: part {number} is gone or was changed while it was needed; "
+                    "run the command again"
+                )
+            yield number, facts
+
+
+def write_store(
+    folder: Path,
+    documents: Iterable[Sequence[Sequence[int] | np.ndarray]],
+    *,
+    vocabulary: Vocabulary,
+    unit: Unit = "document",
+    eos: int | None = None,
+    word_starts: Iterable[Sequence[Sequence[bool] | np.ndarray]] | None = None,
+    answers: Iterable[Sequence[Sequence[bool] | np.ndarray]] | None = None,
+    tokenizer_folder: Path | None = None,
+    inputs: Mapping[str, str] | None = None,
+    options: Options | None = None,
+) -> TokenStore:
+    """Makes the store `folder` from ids that are there already; it appears when it is complete.
+
+    Each document is the ids of its lines; `word_starts` and `answers`, if given, have the same shape. `inputs` and
+    `options` are recorded. Raises UserError if `folder` holds anything, or for ids outside `vocabulary`.
+    """
+    folder = Path(folder)
+    totals = Totals()
+    flags = iter(word_starts) if word_starts is not None else None
+    learnt = iter(answers) if answers is not None else None
+    with new_store_folder(folder) as staging:
+        builder = PartBuilder(vocabulary, unit, eos)
+        for document in documents:
+            lines = [np.asarray(line) for line in document if len(line)]
+            words = None if flags is None else _joined(next(flags), bool)
+            encoded = Encoded(
+                ids=_joined(lines, np.int64),
+                line_lengths=np.array([len(line) for line in lines], dtype=np.int32),
+                document_lines=np.array([len(lines)], dtype=np.int32),
+                word_starts=words,
+            )
+            builder.add(encoded, answers=None if learnt is None else _joined(next(learnt), bool))
+            if builder.tokens >= _PART_TOKENS:
+                totals.add(builder.write(staging / PARTS, totals.parts, ""))
+                builder = PartBuilder(vocabulary, unit, eos)
+        totals.add(builder.write(staging / PARTS, totals.parts, ""))
+        if not totals.tokens:
+            raise UserError(f"{folder}: expected at least one token, got none")
+        assemble(
+            staging,
+            Parts(staging, totals),
+            vocabulary=vocabulary,
+            unit=unit,
+            eos=eos,
+            tokenizer_folder=tokenizer_folder,
+            inputs=inputs or {},
+            options=options or {},
+        )
+    return TokenStore.open(folder)
+
+
+def _joined(lines: Sequence[Sequence[int] | Sequence[bool] | np.ndarray], dtype: type) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype), *(np.asarray(line, dtype) for line in lines if len(line))])

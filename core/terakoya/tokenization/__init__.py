@@ -1,0 +1,1 @@
+"""Tokenizers as the core handles them: trained, recognised, compared."""

@@ -1,0 +1,71 @@
+"""Training a tokenizer of any kind from settings."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from terakoya.errors import UserError
+
+if TYPE_CHECKING:
+    from terakoya.components import Tokenizer
+    from terakoya.corpus.corpus import Corpus
+
+
+def make_tokenizer(settings: Mapping[str, Any], *, source: str = "tokenizer") -> Tokenizer:
+    """The component that `settings["type"]` names, with the other settings.
+
+    Raises UserError, beginning with `source`, for an unknown type, an unknown setting or a wrong value.
+    """
+    from terakoya import plugins
+    from terakoya.json_settings import explain
+
+    fields = dict(settings)
+    kind = fields.pop("type", None)
+    names = plugins.registry().names("tokenizers")
+    if not isinstance(kind, str):
+        raise UserError(f"{source}: type: expected one of {', '.join(names)}, got {kind!r}")
+    component: type[Tokenizer] = plugins.registry().component("tokenizers", kind)
+    try:
+        return component.model_validate(fields)
+    except ValidationError as error:
+        raise UserError("\n".join(f"{source}: {problem}" for problem in explain(error, component))) from None
+
+
+def check_new(folder: Path) -> None:
+    """Raises UserError for a folder that is there already and not empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: expected a new or empty folder, got one with something in it; choose another --out")
+
+
+def train_tokenizer(
+    corpus: Corpus,
+    folder: Path,
+    *,
+    settings: Mapping[str, Any],
+    processes: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> Mapping[str, Any]:
+    """Trains the tokenizer that `settings` describe (`type` and the kind's own settings) into the new folder `folder`.
+
+    `folder` appears when it is complete. `progress(done_bytes, total_bytes)` is called now and then. Returns what the
+    kind reports. Raises UserError for wrong settings and for a folder that is there already and not empty.
+    """
+    tokenizer = make_tokenizer(settings)
+    folder = Path(folder)
+    check_new(folder)
+    staging = folder.with_name(f".{folder.name}.staging-{os.getpid()}")
+    staging.mkdir(parents=True)
+    try:
+        facts = tokenizer.train(corpus, staging, processes=processes, progress=progress)
+        if folder.exists():
+            folder.rmdir()
+        staging.rename(folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return facts

@@ -1,0 +1,1 @@
+"""Attention that keeps documents apart, and what encoders and decoders have in common."""

@@ -1,0 +1,151 @@
+"""The functions that compute attention, which `attention` offers to Transformers under names of ours.
+
+Letters in shapes: B rows, T positions, N heads, D size of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from terakoya.toolkit.architectures import document_attention
+
+
+def _allowed(document_mask: Tensor, sliding_window: int | None) -> Tensor:
+    """`document_mask` (B, 1, T, T), in a layer of local attention less all that is `sliding_window` places away."""
+    if sliding_window is None:
+        return document_mask
+    place = torch.arange(document_mask.shape[-1], device=document_mask.device)
+    return document_mask & ((place[:, None] - place).abs() < sliding_window)
+
+
+def _triangle(query: Tensor, sliding_window: int | None) -> Tensor:
+    """What each position of `query` (B, N, T, D) may look at in a row that is one document, (1, 1, T, T) bool."""
+    length = query.shape[2]
+    whole = torch.ones(1, 1, length, length, dtype=torch.bool, device=query.device).tril()
+    return _allowed(whole, sliding_window)
+
+
+def _biased(attention_mask: Tensor | None, position_bias: Tensor | None) -> Tensor:
+    """What is added to the scores. Raises TypeError where nothing says which documents belong together."""
+    if attention_mask is None:
+        raise TypeError("attention needs document_mask, or an additive attention_mask of four dimensions")
+    return attention_mask if position_bias is None else attention_mask + position_bias
+
+
+def sdpa(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    document_mask: Tensor | None = None,
+    document_lengths: Sequence[int] | None = None,
+    causal: bool = False,
+    sliding_window: int | None = None,
+    position_bias: Tensor | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """torch's scaled dot-product attention over `query`, `key`, `value` (B, N, T, D); returns (B, T, N, D).
+
+    `key` and `value` may have fewer heads, each for as many neighbouring ones of `query`. With `causal` and neither
+    `document_mask` nor `document_lengths` a row is one document. Without any of them the model has handed its layers an
+    `additive` mask itself, to which T5's `position_bias` (1, N, T, T) comes.
+    """
+    if document_lengths is not None:
+        alone = partial(
+            sdpa, module, attention_mask=None, causal=causal, sliding_window=sliding_window, scaling=scaling,
+            dropout=dropout,
+        )  # fmt: skip
+        return document_attention.by_document(alone, query, key, value, document_lengths), None
+    grouped = query.shape[1] != key.shape[1]
+    mask: Tensor | None = None
+    if document_mask is not None:
+        mask = _allowed(document_mask, sliding_window)
+    elif not causal:
+        mask = _biased(attention_mask, position_bias).to(query.dtype)
+    elif sliding_window is not None and sliding_window < query.shape[2]:
+        mask = _triangle(query, sliding_window)
+    attended = F.scaled_dot_product_attention(
+        query, key, value, mask, dropout, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+    )
+    return attended.transpose(1, 2), None
+
+
+def eager(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    document_mask: Tensor | None = None,
+    causal: bool = False,
+    sliding_window: int | None = None,
+    position_bias: Tensor | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    """Attention written out, softmax in float32; the reference for the others. Same arguments as `sdpa`."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    scores = torch.matmul(query, key.transpose(2, 3)) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if document_mask is None and causal:
+        document_mask = _triangle(query, None)
+    if document_mask is not None:
+        scores = scores.masked_fill(~_allowed(document_mask, sliding_window), torch.finfo(scores.dtype).min)
+    else:
+        scores = scores + _biased(attention_mask, position_bias)
+    weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = F.dropout(weights, p=dropout, training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2), weights
+
+
+def flash(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    cu_seqlens: Tensor,
+    max_document_length: int,
+    causal: bool = False,
+    sliding_window: int | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """torch's own variable-length flash attention; has no dropout, computes documents only. Same shapes as `sdpa`."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    assert dropout == 0.0, "refused by `use`"
+    rows, length = query.shape[0], query.shape[2]
+
+    def flat(states: Tensor) -> Tensor:
+        return states.transpose(1, 2).flatten(0, 1).contiguous()
+
+    if scaling is not None and scaling != query.shape[-1] ** -0.5:
+        flat_query = flat(query * (scaling * query.shape[-1] ** 0.5))  # the kernel's own scale is the usual one
+    else:
+        flat_query = flat(query)
+    groups = query.shape[1] // key.shape[1]
+    further: dict[str, Any] = {"enable_gqa": True} if groups > 1 else {}
+    longest = max_document_length
+    side = -1 if sliding_window is None else sliding_window - 1  # -1: no bound
+    window = (side, 0 if causal else side)
+    attended = varlen_attn(
+        flat_query, flat(key), flat(value), cu_seqlens, cu_seqlens, longest, longest, window_size=window, **further
+    )
+    assert isinstance(attended, Tensor)
+    return attended.unflatten(0, (rows, length)), None

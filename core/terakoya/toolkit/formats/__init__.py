@@ -1,0 +1,1 @@
+"""Models from other programs' weights, and Transformers folders."""

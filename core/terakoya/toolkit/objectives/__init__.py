@@ -1,0 +1,1 @@
+"""Masking, losses and what causal objectives have in common."""

@@ -1,0 +1,60 @@
+"""The root module of objectives that predict the next token: a model, its vocabulary head run at a part of the
+positions at once.
+
+Letters: B rows, T positions, H hidden size, n positions of all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from terakoya.components import Architecture
+from terakoya.toolkit.objectives.cross_entropy import summed_cross_entropy_, summed_cross_entropy_and_z_
+
+
+class CausalModule(nn.Module):
+    """Wraps `model`; its forward returns loss sums in float32, not means."""
+
+    def __init__(
+        self, architecture: Architecture, model: PreTrainedModel, *, z_loss: bool, head_positions: int | None
+    ) -> None:
+        super().__init__()
+        self.architecture = architecture
+        self.model = model
+        self.z_loss = z_loss
+        self.head_positions = head_positions
+
+    def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Sums over the micro-batch: `lm_loss`, with a weight for it `z_loss`; in evaluation how many tokens were right
+        too."""
+        hidden = self.architecture.hidden(self.model, batch).flatten(0, 1)
+        labels = batch["labels"].flatten()
+        if self.head_positions is None:
+            return self._score(hidden, labels)
+        parts = [
+            self._score_again(*part)
+            for part in zip(hidden.split(self.head_positions), labels.split(self.head_positions), strict=True)
+        ]
+        return {name: torch.stack([part[name] for part in parts]).sum() for name in parts[0]}
+
+    def _score_again(self, hidden: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """`_score`, of which nothing is kept for the backward: that computes it once more."""
+        if not torch.is_grad_enabled():
+            return self._score(hidden, labels)
+        return checkpoint(self._score, hidden, labels, use_reentrant=False, preserve_rng_state=False)
+
+    def _score(self, hidden: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """The sums over positions `hidden` (n, H) with `labels` (n,), -100 ignored."""
+        logits = self.architecture.logits(self.model, hidden)
+        sums = {}
+        if not self.training:
+            sums["token_accuracy"] = (logits.argmax(-1) == labels).sum(dtype=torch.float32)
+        if not self.z_loss:
+            return sums | {"lm_loss": summed_cross_entropy_(logits, labels)}
+        loss, z = summed_cross_entropy_and_z_(logits, labels)
+        return sums | {"lm_loss": loss, "z_loss": z}

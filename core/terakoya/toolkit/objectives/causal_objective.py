@@ -1,0 +1,70 @@
+"""What objectives that predict the next token have in common: terms, perplexity, batches and the root module."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from terakoya.components import Architecture, Batch, Term
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.errors import UserError
+from terakoya.rows.row_source import Rows
+
+if TYPE_CHECKING:
+    from terakoya.toolkit.objectives.causal_module import CausalModule
+
+
+def terms(*, z_loss: float) -> Mapping[str, Term]:
+    """`lm_loss` and `token_accuracy` over all predicted tokens; with a weight for it `z_loss`."""
+    found = {"lm_loss": Term("targets", 1.0), "token_accuracy": Term("targets")}
+    return found | ({"z_loss": Term("targets", z_loss)} if z_loss else {})
+
+
+def perplexity(sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> Mapping[str, float]:
+    """`perplexity`, the exponential of the mean `lm_loss`; left out where it is too large for a number."""
+    if not counts["targets"] or "lm_loss" not in sums:
+        return {}
+    mean = float(sums["lm_loss"]) / counts["targets"]
+    return {"perplexity": math.exp(mean)} if mean < 700 else {}
+
+
+def batch(rows: Rows, *, whole_rows: bool) -> Batch:
+    """`rows` (B, T) with `labels` (B, T), the token that follows, -100 where nothing is predicted.
+
+    `whole_rows` says that each row is one document. Counts: targets, tokens.
+    """
+    from terakoya.toolkit.architectures.attention import WHOLE_ROWS
+
+    assert rows.labels is not None, "the layout is causal"
+    arrays = {
+        "input_ids": rows.tokens.astype(np.int64),
+        "position_ids": rows.position_ids.astype(np.int64),
+        "document_ids": rows.document_ids.astype(np.int64),
+        "labels": rows.labels.astype(np.int64),
+    }
+    if whole_rows:
+        arrays[WHOLE_ROWS] = np.empty(0, np.int64)
+    counts = {
+        "targets": int(np.count_nonzero(rows.labels >= 0)),
+        "tokens": int(np.count_nonzero(rows.document_ids >= 0)),
+    }
+    return Batch(arrays=arrays, counts=counts)
+
+
+def build(
+    name: str, architecture: Architecture, vocabulary: Vocabulary, *, z_loss: float, head_positions: int | None
+) -> CausalModule:
+    """The root module of the objective `name` over a freshly initialised model. Raises UserError for an architecture
+    without a causal head."""
+    from terakoya.toolkit.objectives.causal_module import CausalModule
+
+    if "causal" not in architecture.heads:
+        raise UserError(
+            f"objective {name}: architecture {type(architecture).__name__} has no head 'causal', only "
+            f"{sorted(architecture.heads)}"
+        )
+    model = architecture.build(vocabulary, "causal")
+    return CausalModule(architecture, model, z_loss=z_loss > 0, head_positions=head_positions)

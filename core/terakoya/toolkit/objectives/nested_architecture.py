@@ -1,0 +1,44 @@
+"""A component among another's settings: a JSON object with a "type", as at the top of the parameters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import PlainSerializer, PlainValidator, ValidationError, WithJsonSchema
+
+from terakoya import plugins
+from terakoya.components import Architecture
+from terakoya.errors import UserError
+from terakoya.json_settings import explain, shown
+
+
+def _read(value: Any) -> Architecture:
+    if isinstance(value, Architecture):
+        return value
+    if not isinstance(value, Mapping) or not isinstance(value.get("type"), str):
+        raise ValueError(f'expected an object with a "type", got {shown(value)}')
+    try:
+        component = plugins.registry().component("architectures", value["type"])
+    except UserError as error:
+        raise ValueError(f"type: {error}") from None
+    settings = {key: inner for key, inner in value.items() if key != "type"}
+    try:
+        read: Architecture = component.model_validate_json(json.dumps(settings), strict=True)
+    except ValidationError as error:
+        raise ValueError("; ".join(explain(error, component))) from None
+    return read
+
+
+def _written(value: Architecture) -> dict[str, Any]:
+    return {"type": plugins.registry().name_of("architectures", type(value)), **value.model_dump(mode="json")}
+
+
+NestedArchitecture = Annotated[
+    Architecture,
+    PlainValidator(_read),
+    PlainSerializer(_written),
+    WithJsonSchema({"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}),
+]
+"""An architecture of any registered type, written and read with its type."""

@@ -1,0 +1,1 @@
+"""Words, pieces and tokenizer folders: what tokenizers are made of."""

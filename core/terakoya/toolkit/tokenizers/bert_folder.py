@@ -1,0 +1,137 @@
+"""A WordPiece tokenizer's folder, read as Transformers reads it: vocab.txt, tokenizer_config.json, special tokens."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.errors import UserError
+
+NAMES = ("pad", "unk", "cls", "sep", "mask")
+_FLAGS = ("lstrip", "rstrip", "single_word")
+_OTHER_FILES = ("added_tokens.json", "special_tokens_map.json", "tokenizer.json")
+# What may stand in tokenizer_config.json without a say in which special tokens there are.
+_HARMLESS = {
+    *("tokenizer_class", "model_max_length", "name_or_path", "transformers_version", "backend", "is_local"),
+    *("local_files_only", "clean_up_tokenization_spaces", "added_tokens_decoder", "never_split", "do_lower_case"),
+    *("do_word_tokenize", "do_subword_tokenize", "word_tokenizer_type", "subword_tokenizer_type"),
+    *("mecab_kwargs", "sudachi_kwargs", "jumanpp_kwargs"),
+}
+_UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>")
+
+
+@dataclass(frozen=True)
+class BertFolder:
+    """What ids depend on.
+
+    Attributes:
+        config: the content of tokenizer_config.json.
+        pieces: piece -> id.
+        named: "pad", "unk", "cls", "sep", "mask" -> token.
+        special: tokens that are cut out of text before anything else -> id.
+        plain: whether searching text from left to right finds them as Transformers does.
+    """
+
+    config: Mapping[str, Any]
+    pieces: Mapping[str, int]
+    named: Mapping[str, str]
+    special: Mapping[str, int]
+    plain: bool
+
+    @functools.cached_property
+    def unknown(self) -> int:
+        """The id of the unknown token."""
+        return self.id(self.named["unk"])
+
+    def id(self, token: str) -> int:
+        """The id of a piece or special token."""
+        return self.special[token] if token in self.special else self.pieces[token]
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The facts that training needs; unused slots count as special."""
+        unused = [id for piece, id in self.pieces.items() if _UNUSED.fullmatch(piece)]
+        named = {name: self.id(token) for name, token in self.named.items()}
+        return Vocabulary(
+            size=max([*self.pieces.values(), *self.special.values()]) + 1,
+            **named,
+            special=tuple(sorted({*named.values(), *self.special.values(), *unused})),
+        )
+
+
+def read_config(folder: Path) -> Mapping[str, Any] | None:
+    """The content of the folder's tokenizer_config.json, None if there is none beside a vocab.txt.
+
+    Raises UserError for a broken one.
+    """
+    file = folder / "tokenizer_config.json"
+    if not file.is_file() or not (folder / "vocab.txt").is_file():
+        return None
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file}: expected JSON, got something else: {error}") from error
+    return config if isinstance(config, dict) else None
+
+
+def read_bert_folder(folder: Path) -> BertFolder:
+    """Reads `folder`. Transformers itself is asked only where special tokens are other than the usual five.
+
+    Raises UserError if it is not such a folder.
+    """
+    config = read_config(folder)
+    if config is None:
+        raise UserError(f"{folder}: expected vocab.txt and tokenizer_config.json")
+    named = {name: config.get(f"{name}_token", f"[{name.upper()}]") for name in NAMES}
+    pieces = read_vocabulary(folder / "vocab.txt")
+    known = _HARMLESS | {f"{name}_token" for name in NAMES}
+    usual = (
+        known.issuperset(config)
+        and all(isinstance(token, str) and token in pieces for token in named.values())
+        and all(
+            _is_usual(int(id), added, named, pieces) for id, added in config.get("added_tokens_decoder", {}).items()
+        )
+        and not any((folder / name).exists() for name in _OTHER_FILES)
+    )
+    if not usual:
+        return _read_with_transformers(folder, config)
+    special = {token: pieces[token] for token in named.values()}
+    return BertFolder(config, pieces, named, special, _is_plain(special))
+
+
+def read_vocabulary(file: Path) -> dict[str, int]:
+    """Piece -> id of a vocab.txt; of a piece that stands there twice the last id, as in Transformers."""
+    with file.open(encoding="utf-8") as lines:
+        return {line.rstrip("\n"): id for id, line in enumerate(lines)}
+
+
+def _is_usual(id: int, added: Mapping[str, Any], named: Mapping[str, str], pieces: Mapping[str, int]) -> bool:
+    """Whether an entry of added_tokens_decoder says nothing new."""
+    token = added["content"]
+    return token in named.values() and pieces.get(token) == id and not any(added.get(flag) for flag in _FLAGS)
+
+
+def _is_plain(special: Mapping[str, int]) -> bool:
+    """Whether no two tokens can overlap in a text: none holds another's first character behind its own."""
+    first = {token[0] for token in special}
+    return not any(first.intersection(token[1:]) for token in special)
+
+
+def _read_with_transformers(folder: Path, config: Mapping[str, Any]) -> BertFolder:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    added = tokenizer.added_tokens_decoder
+    special = {} if tokenizer.split_special_tokens else {str(token): id for id, token in added.items()}
+    named = {name: token for name in NAMES if (token := getattr(tokenizer, f"{name}_token")) is not None}
+    pieces = tokenizer.get_vocab()
+    if named.get("unk") not in pieces:
+        raise UserError(f"{folder}: expected an unknown token that is in the vocabulary, found none")
+    flags = any(getattr(token, flag) for token in added.values() for flag in _FLAGS)
+    return BertFolder(config, pieces, named, special, not flags and _is_plain(special))

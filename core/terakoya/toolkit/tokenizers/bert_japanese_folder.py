@@ -1,0 +1,76 @@
+"""The folder of Transformers' BertJapaneseTokenizer: written here, and read back into settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from terakoya.toolkit.tokenizers import mecab
+from terakoya.toolkit.tokenizers.word_splitters import mecab_arguments
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+RECORD = "terakoya.json"
+
+
+def special_tokens(num_unused_tokens: int) -> list[str]:
+    """The tokens that a vocabulary begins with."""
+    return [*SPECIAL_TOKENS, *(f"[unused{number}]" for number in range(num_unused_tokens))]
+
+
+def japanese_config(
+    words: Mapping[str, Any], *, subword_tokenizer_type: str = "wordpiece", do_lower_case: bool = False
+) -> dict[str, Any]:
+    """A tokenizer_config.json; `words` are the keys that say how words are cut."""
+    return {
+        "tokenizer_class": "BertJapaneseTokenizer",
+        "do_lower_case": do_lower_case,
+        "word_tokenizer_type": words["word_tokenizer_type"],
+        "subword_tokenizer_type": subword_tokenizer_type,
+        **{name: value for name, value in words.items() if name != "word_tokenizer_type"},
+        **{f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS},
+    }
+
+
+def mecab_words(dictionary: str, mecab_option: str) -> dict[str, Any]:
+    """The keys of a config for MeCab with a dictionary, named or in a folder. Raises UserError if it is not there."""
+    named = dictionary in mecab.DICTIONARIES
+    folder = mecab.dictionary_folder(dictionary)
+    arguments: dict[str, Any] = {"mecab_dic": dictionary if named else None}
+    if mecab_option or not named:
+        options = f"{mecab.dictionary_options(folder)} {mecab_option}".strip()
+        arguments["mecab_option"] = mecab_option if named else options
+    return {"word_tokenizer_type": "mecab", "mecab_kwargs": arguments}
+
+
+def save_folder(folder: Path, pieces: Sequence[str], config: Mapping[str, Any], record: Mapping[str, Any]) -> None:
+    """Writes the folder; the same arguments give the same bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8", newline="\n")
+    for name, content in (("tokenizer_config.json", config), (RECORD, record)):
+        text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
+        (folder / name).write_text(text, encoding="utf-8", newline="\n")
+
+
+def read_record(folder: Path) -> tuple[str | None, dict[str, Any]]:
+    """The kind that has trained the tokenizer in `folder`, None if that is not known, and its settings."""
+    file = folder / RECORD
+    if not file.is_file():
+        return None, {}
+    content = json.loads(file.read_text(encoding="utf-8"))
+    return content.get("type"), content.get("settings", {})
+
+
+def mecab_settings(config: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any] | None:
+    """`dictionary` and `mecab_option` as `config` has them, where it leaves them open as `recorded`; None if nothing
+    says where the dictionary is."""
+    arguments = mecab_arguments(config)
+    dictionary = arguments.get("mecab_dic", "unidic_lite")
+    option = arguments.get("mecab_option") or ""
+    if dictionary is not None:
+        return {"dictionary": dictionary, "mecab_option": option}
+    if "dictionary" in recorded:
+        return {name: recorded[name] for name in ("dictionary", "mecab_option") if name in recorded}
+    found = mecab.options_folder(option)
+    return None if found is None else {"dictionary": str(found)}

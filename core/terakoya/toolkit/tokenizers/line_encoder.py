@@ -1,0 +1,178 @@
+"""Documents to ids through a tokenizer of Transformers itself, many lines at a time."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from terakoya.components import Encoded
+from terakoya.components.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Row = list[int] | np.ndarray
+"""The ids of a line. All rows of a batch are of one kind."""
+
+BATCH_CHARACTERS = 1 << 19
+BATCH_LINES = 8192
+_NAMES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+_UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>")
+
+
+class LineEncoder:
+    """See `Encoder`. Word starts are given for a fast WordPiece tokenizer alone: its words are what its own rules cut
+    before WordPiece sees them. Other models' pre-tokens are runs of letters or whole lines, not words: None."""
+
+    vocabulary: Vocabulary
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, parse: bool) -> None:
+        """`parse` says whether special tokens in text get their ids. From here on `tokenizer` is the encoder's own."""
+        self.vocabulary = vocabulary_of(tokenizer)
+        self._tokenizer = tokenizer
+        self._tokenizer.model_max_length = 1 << 60  # nothing is cut here, so nothing is too long
+        self._split = bool(getattr(tokenizer, "split_special_tokens", False)) or not parse
+        self._backend = _backend(tokenizer)
+        literal = sorted({str(token) for token in special_tokens(tokenizer)}, key=len, reverse=True)
+        self._literal = re.compile("|".join(map(re.escape, literal)) or "(?!)")
+        self._knows_words = has_words(tokenizer)
+
+    def encode(self, documents: Sequence[str], *, whole: bool = False) -> Encoded:
+        """See `Encoder.encode` and `Tokenizer.keeps_line_ends`."""
+
+        def rows_of(lines: list[str], _: bool) -> tuple[list[list[int]], np.ndarray]:
+            rows, words = self._rows(lines)
+            return rows, np.concatenate([np.empty(0, bool), *map(_word_starts, words)])
+
+        encoded = encode_lines(documents, rows_of, dtype=self.vocabulary.dtype(), literal=self._literal, whole=whole)
+        return encoded if self._knows_words else replace(encoded, word_starts=None)
+
+    def _rows(self, lines: list[str]) -> tuple[list[list[int]], list[list[int | None]]]:
+        """The ids of each line, and the number of each token's word where words are known."""
+        if self._backend is not None:
+            self._backend.encode_special_tokens = self._split
+            if not self._knows_words:  # the fast way leaves offsets and words out
+                return [each.ids for each in self._backend.encode_batch_fast(lines, add_special_tokens=False)], []
+            encodings = self._backend.encode_batch(lines, add_special_tokens=False)
+            return [each.ids for each in encodings], [each.word_ids for each in encodings]
+        encoded = self._tokenizer(
+            lines,
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            split_special_tokens=self._split,
+        )
+        rows = encoded["input_ids"]
+        return rows, [encoded.word_ids(index) for index in range(len(rows))] if self._knows_words else []
+
+
+def encode_lines(
+    documents: Sequence[str],
+    rows_of: Callable[[list[str], bool], tuple[Sequence[Row], np.ndarray]],
+    *,
+    dtype: np.dtype,
+    literal: re.Pattern[str],
+    whole: bool,
+) -> Encoded:
+    """The lines of `documents`, or with `whole` each document as one, some at a time through `rows_of`.
+
+    `rows_of(lines, literals)` gives the ids of each line and the word starts (T,) bool over all of them, or (0,) where
+    words are not known; `literals` says whether `literal` was found in any document.
+    """
+    literals: Counter[str] = Counter()
+    lines: list[str] = []
+    ends = np.zeros(len(documents) + 1, np.int64)
+    for number, text in enumerate(documents, 1):
+        literals.update(literal.findall(text))
+        lines += [text] if whole else text.split("\n")
+        ends[number] = len(lines)
+    ids, starts, lengths = [np.empty(0, dtype)], [np.empty(0, bool)], [np.empty(0, np.int64)]
+    for batch in _batches(lines):
+        rows, batch_starts = rows_of(batch, bool(literals))
+        lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
+        ids.append(joined(rows, dtype))
+        starts.append(batch_starts)
+    every = np.concatenate(lengths)
+    before = np.concatenate([[0], np.cumsum(every > 0)])[ends]
+    return Encoded(
+        ids=np.concatenate(ids),
+        line_lengths=every[every > 0].astype(np.int32),
+        document_lines=np.diff(before).astype(np.int32),
+        word_starts=np.concatenate(starts),
+        literals=dict(literals),
+    )
+
+
+def joined(rows: Sequence[Row], dtype: np.dtype | type) -> np.ndarray:
+    """The ids of all `rows`, one after the other, (T,)."""
+    if rows and isinstance(rows[0], np.ndarray):
+        return np.concatenate(rows, dtype=dtype, casting="unsafe")
+    return np.fromiter(itertools.chain.from_iterable(rows), dtype, sum(map(len, rows)))
+
+
+def _backend(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """The library's own tokenizer inside a fast one, with nothing that cuts or pads; None where Transformers' class
+    adds steps of its own around it."""
+    from transformers import PreTrainedTokenizerFast
+
+    kind = type(tokenizer)
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        return None
+    if any(getattr(kind, name) is not getattr(PreTrainedTokenizerFast, name) for name in ("__call__", "_encode_plus")):
+        return None  # a class that does something around the library's own work
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    return tokenizer.backend_tokenizer
+
+
+def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
+    """The facts that training needs; special and unused tokens count as special."""
+    pieces = tokenizer.get_vocab()
+    named = {name: pieces[token] for name in _NAMES if (token := getattr(tokenizer, f"{name}_token", None)) in pieces}
+    special = {pieces[token] for token in special_tokens(tokenizer)}
+    unused = {id for piece, id in pieces.items() if _UNUSED.fullmatch(piece)}
+    return Vocabulary(
+        size=max(len(tokenizer), max(pieces.values(), default=-1) + 1),
+        **named,
+        special=tuple(sorted(special | unused | set(named.values()))),
+    )
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The tokens that text never means as text, as the tokenizer declares them."""
+    pieces = tokenizer.get_vocab()
+    added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return [token for token in dict.fromkeys([*tokenizer.all_special_tokens, *added]) if token in pieces]
+
+
+def has_words(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokenizer's pre-tokens are words for certain: a fast WordPiece model with `##` or the like, behind a
+    pre-tokenizer."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or type(backend.model).__name__ != "WordPiece":
+        return False
+    return bool(backend.model.continuing_subword_prefix) and backend.pre_tokenizer is not None
+
+
+def _word_starts(words: Sequence[int | None]) -> np.ndarray:
+    """True where another word begins than the one before; a token outside words (None) is a word of its own."""
+    numbers = np.array([-1 if word is None else word for word in words], np.int64)
+    starts = np.ones(len(numbers), bool)
+    starts[1:] = (numbers[1:] != numbers[:-1]) | (numbers[1:] == -1)
+    return starts
+
+
+def _batches(lines: Sequence[str]) -> Iterator[list[str]]:
+    """`lines` in order, some `BATCH_CHARACTERS` at a time."""
+    start = size = 0
+    for stop, line in enumerate(lines, 1):
+        size += len(line)
+        if size >= BATCH_CHARACTERS or stop - start >= BATCH_LINES or stop == len(lines):
+            yield list(lines[start:stop])
+            start, size = stop, 0

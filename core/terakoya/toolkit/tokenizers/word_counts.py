@@ -1,0 +1,213 @@
+"""One table of how often each word occurs, counted in parallel in bounded memory: what vocabularies are learnt from.
+
+Beyond `max_words` entries the table is pruned as in lossy counting (Manku and Motwani, 2002,
+https://www.vldb.org/conf/2002/S10P03.pdf): the rarest words are dropped, and how much that can have cost any one word
+is known and returned. Blocks are merged in the order of the corpus, so the table does not depend on the processes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from terakoya.corpus.corpus import Block, Corpus, Reject
+from terakoya.errors import UserError
+from terakoya.process_pool import workers
+
+Splitter = Callable[[str], Iterable[str]]
+"""A document to its words."""
+
+logger = logging.getLogger("terakoya")
+
+
+@dataclass(frozen=True)
+class WordCounts:
+    """How often words occur in a corpus.
+
+    Attributes:
+        counts: word -> how often. Never too high; too low by at most `error`.
+        words: running words, all told.
+        error: what pruning can have cost: every word that occurs more often than this is in the table. 0 is exact.
+        documents: documents counted.
+        rejected: what could not be read as a document, by reason.
+        text_bytes: bytes of the files read, after decompression.
+    """
+
+    counts: dict[str, int]
+    words: int
+    error: int
+    documents: int
+    rejected: dict[str, int]
+    text_bytes: int
+
+    def facts(self, max_words: int) -> dict[str, Any]:
+        """What a tokenizer's training reports of the table. Warns where `max_words` made it inexact."""
+        if self.error:
+            logger.warning(
+                "more than %s distinct words: rare ones were dropped; each count is right or at most %s too low",
+                f"{max_words:,}",
+                f"{self.error:,}",
+            )
+        return {
+            "words": self.words,
+            "distinct_words": len(self.counts),
+            "count_error": self.error,
+            "documents": self.documents,
+            "rejected": self.rejected,
+            "text_bytes": self.text_bytes,
+        }
+
+
+def count_words(
+    corpus: Corpus,
+    splitter: Callable[[], Splitter],
+    *,
+    processes: int = 1,
+    max_words: int = 2_000_000,
+    sample_bytes: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> WordCounts:
+    """Counts the words of `corpus`, cut by what `splitter()` returns in each process (`splitter` must be picklable).
+
+    Memory: about 200 bytes for each of `max_words` entries here, and a block of the corpus in each process. With
+    `sample_bytes`, about so many bytes of text are read, in blocks evenly spread over the corpus. `progress(done_bytes,
+    total_bytes)` counts bytes on disk.
+
+    Raises UserError if a process dies.
+    """
+    if processes < 1 or max_words < 1 or (sample_bytes is not None and sample_bytes < 1):
+        raise UserError("processes, max_words and sample_bytes: expected at least 1")
+    merger = _Merger(max_words)
+    blocks = sampled(corpus, sample_bytes)
+    done = 0
+    for block, counted in _in_order(blocks, corpus, splitter, processes):
+        merger.add(counted)
+        done += block.disk_bytes
+        if progress is not None:
+            progress(done, corpus.total_bytes)
+    if progress is not None:
+        progress(corpus.total_bytes, corpus.total_bytes)
+    return merger.result()
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """The words of one block, exactly."""
+
+    counts: dict[str, int]
+    documents: int
+    rejected: dict[str, int]
+    text_bytes: int
+
+
+class _Merger:
+    """The growing table."""
+
+    def __init__(self, max_words: int) -> None:
+        self._max_words = max_words
+        self._counts: dict[str, int] = {}
+        self._rejected: Counter[str] = Counter()
+        self._words = self._error = self._documents = self._text_bytes = 0
+
+    def add(self, block: _Counted) -> None:
+        """Adds a block's counts and prunes if there are too many words."""
+        counts, get = self._counts, self._counts.get
+        for word, count in block.counts.items():
+            counts[word] = get(word, 0) + count
+        self._words += sum(block.counts.values())
+        self._documents += block.documents
+        self._rejected.update(block.rejected)
+        self._text_bytes += block.text_bytes
+        if len(counts) > self._max_words:
+            self._prune()
+
+    def _prune(self) -> None:
+        """Drops the rarest words, at least half of what is allowed, so that it does not happen after every block."""
+        values = np.fromiter(self._counts.values(), np.int64, len(self._counts))
+        keep = self._max_words // 2
+        limit = int(np.partition(values, len(values) - keep - 1)[len(values) - keep - 1])
+        self._counts = {word: count for word, count in self._counts.items() if count > limit}
+        self._error += limit
+
+    def result(self) -> WordCounts:
+        """The table as it stands."""
+        return WordCounts(
+            counts=self._counts,
+            words=self._words,
+            error=self._error,
+            documents=self._documents,
+            rejected=dict(self._rejected),
+            text_bytes=self._text_bytes,
+        )
+
+
+class _BlockCounter:
+    """Counts blocks; belongs to one process."""
+
+    def __init__(self, corpus: Corpus, splitter: Callable[[], Splitter]) -> None:
+        self._corpus, self._split = corpus, splitter()
+
+    def count(self, block: Block) -> _Counted:
+        counts: Counter[str] = Counter()
+        rejected: Counter[str] = Counter()
+        documents = 0
+        for item in self._corpus.read(block):
+            if isinstance(item, Reject):
+                rejected[item.reason] += 1
+            else:
+                counts.update(self._split(item.text))
+                documents += 1
+        return _Counted(dict(counts), documents, dict(rejected), block.stop - block.start)
+
+
+def sampled(corpus: Corpus, sample_bytes: int | None) -> Iterator[Block]:
+    """The blocks to read. Which ones depends on the corpus alone."""
+    block_bytes = max(1 << 16, min(4 << 20, corpus.total_bytes // 64))  # small enough to keep every process at work
+    if sample_bytes is None:
+        yield from corpus.blocks(block_bytes=block_bytes)
+        return
+    taken = disk = 0
+    for block in corpus.blocks(block_bytes=max(1 << 16, min(block_bytes, sample_bytes // 64))):
+        disk += block.disk_bytes
+        if taken * corpus.total_bytes < sample_bytes * disk:
+            taken += block.stop - block.start
+            yield block
+
+
+def _in_order(
+    blocks: Iterable[Block], corpus: Corpus, splitter: Callable[[], Splitter], processes: int
+) -> Iterator[tuple[Block, _Counted]]:
+    """Each block with its counts, in the order of `blocks`; only a few blocks are held at a time."""
+    if processes == 1:
+        counter = _BlockCounter(corpus, splitter)
+        for block in blocks:
+            yield block, counter.count(block)
+        return
+    waiting: deque[tuple[Block, Future[_Counted]]] = deque()
+    with workers(processes, _start_worker, (corpus, splitter), task="counting words") as submit:
+        for block in blocks:
+            waiting.append((block, submit(_count_block, block)))
+            if len(waiting) > 2 * processes:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        for first, future in waiting:
+            yield first, future.result()
+
+
+_counter: _BlockCounter | None = None
+
+
+def _start_worker(corpus: Corpus, splitter: Callable[[], Splitter]) -> None:
+    global _counter
+    _counter = _BlockCounter(corpus, splitter)
+
+
+def _count_block(block: Block) -> _Counted:
+    assert _counter is not None, "worker was not started"
+    return _counter.count(block)

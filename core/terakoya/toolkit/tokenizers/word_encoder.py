@@ -1,0 +1,122 @@
+"""The fast path of tokenizers that cut words first and look up pieces then: each word is cut once and remembered."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from terakoya.components import Encoded
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.toolkit.tokenizers.bert_folder import BertFolder
+from terakoya.toolkit.tokenizers.word_cache import LINE_END, WordTable
+from terakoya.toolkit.tokenizers.word_splitters import Words
+from terakoya.toolkit.tokenizers.wordpiece import PREFIX
+
+CHUNK_CHARACTERS = 1 << 19
+
+
+class WordEncoder:
+    """See `Encoder`. A word starts where `words` starts one; a literal special token is a word."""
+
+    vocabulary: Vocabulary
+
+    def __init__(
+        self,
+        folder: BertFolder,
+        words: Words,
+        pieces: Callable[[str], list[int]],
+        *,
+        parse: bool,
+        lower: bool,
+        load: Callable[[], Any],
+    ) -> None:
+        """`pieces` gives the ids of a word, `parse` says whether special tokens in text get their ids, `lower` whether
+        words are lower-cased; `load` returns Transformers' tokenizer."""
+        self.vocabulary = folder.vocabulary
+        self._folder, self._words, self._parse = folder, words, parse
+        self._load = functools.cache(load)
+        special = sorted(folder.special, key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
+        self._literal = re.compile(f"({self._special.pattern})")
+        self._pieces, self._lower = pieces, lower
+        self._never_split = {*(folder.config.get("never_split") or ()), *special}
+        self._table = WordTable(self._word_ids, self.vocabulary.dtype())
+
+    def encode(self, documents: Sequence[str]) -> Encoded:
+        """See `Encoder.encode`."""
+        literals: Counter[str] = Counter()
+        lines: list[str] = []
+        ends = np.zeros(len(documents) + 1, np.int64)
+        for number, text in enumerate(documents, 1):
+            if self._special.search(text) and (found := self._special.findall(text)):
+                literals.update(found)
+                lines += map(self._with_literals, text.split("\n")) if self._parse else self._plain(text)
+            else:
+                lines += self._plain(text)
+            ends[number] = len(lines)
+        dtype = self.vocabulary.dtype()
+        ids, word_starts, lengths = [np.empty(0, dtype)], [np.empty(0, bool)], [np.empty(0, np.int64)]
+        for chunk in _chunks(lines):
+            chunk_ids, chunk_starts, chunk_lengths = self._table.encode(chunk)
+            ids.append(chunk_ids)
+            word_starts.append(chunk_starts)
+            lengths.append(chunk_lengths)
+        every_length = np.concatenate(lengths)
+        before = np.concatenate([[0], np.cumsum(every_length > 0)])[ends]
+        return Encoded(
+            ids=np.concatenate(ids),
+            line_lengths=every_length[every_length > 0].astype(np.int32),
+            document_lines=np.diff(before).astype(np.int32),
+            word_starts=np.concatenate(word_starts),
+            literals=dict(literals),
+        )
+
+    def _plain(self, text: str) -> list[str]:
+        """The words of each line of `text`, taken as it is."""
+        return self._words.split(self._words.lines(text))
+
+    def _with_literals(self, line: str) -> str:
+        """The words of one line, special tokens as their ids behind a line end: what no word begins with."""
+        if not self._folder.plain:
+            return self._slow(line)
+        words = []
+        for index, segment in enumerate(self._literal.split(line)):
+            if index % 2:
+                words.append(f"{LINE_END}{self._folder.special[segment]}")
+            elif segment:
+                words += self._plain(segment)
+        return " ".join(words)
+
+    def _slow(self, line: str) -> str:
+        """As `_with_literals`, by Transformers itself: for special tokens that overlap or strip their neighbours."""
+        tokenizer = self._load()
+        ids = tokenizer(line, add_special_tokens=False)["input_ids"]
+        words: list[str] = []
+        for id, piece in zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True):
+            if words and piece.startswith(PREFIX):
+                words[-1] += f",{id}"
+            else:
+                words.append(f"{LINE_END}{id}")
+        return " ".join(words)
+
+    def _word_ids(self, word: str) -> list[int]:
+        if word.startswith(LINE_END):
+            return [int(id) for id in word[1:].split(",")]
+        if self._lower and word not in self._never_split:
+            word = word.lower()
+        return self._pieces(word)
+
+
+def _chunks(lines: Sequence[str]) -> Iterator[list[str]]:
+    """Words and line ends of all `lines`, some `CHUNK_CHARACTERS` at a time."""
+    start = size = 0
+    for stop, line in enumerate(lines, 1):
+        size += len(line)
+        if size >= CHUNK_CHARACTERS or stop == len(lines):
+            yield f" {LINE_END} ".join([*lines[start:stop], ""]).rstrip(" ").split(" ")
+            start, size = stop, 0

@@ -1,0 +1,208 @@
+"""What cuts a line into words before its pieces are looked up: MeCab, Sudachi, Juman++, BERT's basic rules, or nothing.
+
+Each is described by keys of the `tokenizer_config.json` of Transformers' BertJapaneseTokenizer, and cuts as that does.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import shutil
+import subprocess
+import unicodedata
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from terakoya.errors import UserError
+from terakoya.toolkit.tokenizers import mecab
+
+SUDACHI_BYTES = 48_000
+"""Sudachi takes 49,149 bytes at a time."""
+JUMAN_BYTES = 4_096
+"""What Juman++ takes at a time."""
+_NFKC_GROWTH = 18  # so many characters at most become of one
+
+logger = logging.getLogger("terakoya")
+
+
+class Words(Protocol):
+    """Cuts lines into words; belongs to one process."""
+
+    def lines(self, text: str) -> list[str]:
+        """The lines of `text`, as `split` wants them."""
+
+    def split(self, lines: Sequence[str]) -> list[str]:
+        """The words of each line, joined by spaces, one string a line. Other white space may be inside words."""
+
+
+class LineWords:
+    """Cuts lines with any function from a line to its words."""
+
+    def __init__(self, cut: Callable[[str], Sequence[str]], *, max_bytes: int | None = None) -> None:
+        """Lines of more than `max_bytes` are more than `cut` can take: they are cut up and a warning is given."""
+        self._cut, self._max_bytes = cut, max_bytes
+
+    def lines(self, text: str) -> list[str]:
+        """See `Words.lines`."""
+        return text.split("\n")
+
+    def split(self, lines: Sequence[str]) -> list[str]:
+        """See `Words.split`."""
+        return [" ".join(self._words(line)) for line in lines]
+
+    def _words(self, line: str) -> Sequence[str]:
+        if self._max_bytes is None or len(line) <= self._max_bytes // (4 * _NFKC_GROWTH):
+            return self._cut(line)
+        normal = unicodedata.normalize("NFKC", line)
+        if len(normal.encode()) <= self._max_bytes:
+            return self._cut(line)
+        size = self._max_bytes // 4
+        logger.warning(
+            "a line of %s characters is more than can be cut into words at once: taken %s characters at a time",
+            f"{len(line):,}",
+            f"{size:,}",
+        )
+        pieces = (normal[start : start + size] for start in range(0, len(normal), size))
+        return [word for piece in pieces for word in self._cut(piece)]
+
+
+def words_of(config: Mapping[str, Any], *, special: Sequence[str] = (), white_space: bool = False) -> Words:
+    """The splitter that `config` describes; `special` tokens in text are left as they are where it matters.
+    `white_space`: see `MecabWords`, which alone looks at it.
+
+    Case is left alone, except by `basic`, which takes accents away with it. Raises UserError for what is not installed.
+    """
+    kind = kind_of(config)
+    if kind == "none":
+        return LineWords(str.split)
+    if kind == "mecab":
+        normalize = mecab_arguments(config).get("normalize_text", True)
+        return mecab.MecabWords(mecab_options(config), normalize=normalize, white_space=white_space)
+    from transformers.models.bert_japanese import tokenization_bert_japanese as japanese
+
+    never = list(special)
+    if kind == "basic":
+        basic = japanese.BasicTokenizer(
+            do_lower_case=bool(config.get("do_lower_case", False)),
+            never_split=config.get("never_split"),
+            tokenize_chinese_chars=False,
+        )
+        return LineWords(lambda line: basic.tokenize(line, never_split=never))
+    _check_installed(kind, config)
+    if kind == "sudachi":
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Dictionary.create", DeprecationWarning)  # Transformers' own way in
+            sudachi = japanese.SudachiTokenizer(**(config.get("sudachi_kwargs") or {}))
+        return LineWords(lambda line: sudachi.tokenize(line), max_bytes=SUDACHI_BYTES)
+    juman = japanese.JumanppTokenizer(**(config.get("jumanpp_kwargs") or {}))
+    return LineWords(lambda line: _juman_words(juman, line), max_bytes=JUMAN_BYTES)
+
+
+def _juman_words(juman: Any, line: str) -> list[str]:
+    """The words of `line` from Transformers' JumanppTokenizer. Raises UserError where Juman++ does not answer."""
+    text = (unicodedata.normalize("NFKC", line) if juman.normalize_text else line).strip()
+    if text.startswith("# "):  # a comment, to which Juman++ gives no answer: Transformers waits and fails
+        return [*_juman_words(juman, "#"), *_juman_words(juman, text[2:])]
+    try:
+        words: list[str] = juman.tokenize(text)
+    except (RuntimeError, TimeoutError) as error:
+        raise UserError(
+            f"word_tokenizer juman: expected an answer from jumanpp, got none for the line {text[:60]!r}"
+            f"{'...' if len(text) > 60 else ''} ({len(text):,} characters): {str(error)[:200]}; see that jumanpp runs, "
+            "or take the line out of the corpus"
+        ) from error
+    return words
+
+
+def splitter(config: Mapping[str, Any], special: Sequence[str]) -> Callable[[str], Iterator[str]]:
+    """A function from a document to its words, for `word_counts.count_words`."""
+    words = words_of(config, special=special)
+
+    def cut(text: str) -> Iterator[str]:
+        for line in words.split(words.lines(text)):
+            yield from line.split()
+
+    return cut
+
+
+def identity(config: Mapping[str, Any]) -> dict[str, str]:
+    """What the words depend on, by name: dictionaries hashed or with their versions. Raises UserError as `words_of`."""
+    kind = kind_of(config)
+    facts = {"words": kind, "unicode": unicodedata.unidata_version}  # NFKC comes with Python
+    if kind == "mecab":
+        facts["dictionary"] = mecab.options_fingerprint(mecab_options(config))
+        facts["mecab_option"] = mecab_arguments(config).get("mecab_option") or ""
+        facts["normalize_text"] = str(mecab_arguments(config).get("normalize_text", True))
+        facts["fugashi"] = importlib.metadata.version("fugashi")
+    elif kind == "sudachi":
+        _check_installed(kind, config)
+        facts["sudachi"] = json.dumps(config.get("sudachi_kwargs") or {}, sort_keys=True)
+        facts["sudachipy"] = importlib.metadata.version("sudachipy")
+        facts["sudachi dictionary"] = importlib.metadata.version(f"sudachidict_{sudachi_dictionary(config)}")
+    elif kind == "jumanpp":
+        _check_installed(kind, config)
+        facts["jumanpp"] = json.dumps(config.get("jumanpp_kwargs") or {}, sort_keys=True)
+        facts["jumanpp version"] = _juman_version()
+        facts["rhoknp"] = importlib.metadata.version("rhoknp")
+    elif kind == "basic":
+        facts["do_lower_case"] = str(bool(config.get("do_lower_case", False)))
+        facts["transformers"] = importlib.metadata.version("transformers")
+    return facts
+
+
+def kind_of(config: Mapping[str, Any]) -> str:
+    """`mecab`, `sudachi`, `jumanpp`, `basic` or `none`."""
+    return config.get("word_tokenizer_type", "basic") if config.get("do_word_tokenize", True) else "none"
+
+
+def mecab_arguments(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What `config` hands to Transformers' MecabTokenizer."""
+    return config.get("mecab_kwargs") or {}
+
+
+def mecab_options(config: Mapping[str, Any]) -> str:
+    """MeCab's options as Transformers' MecabTokenizer makes them from `config`."""
+    arguments = mecab_arguments(config)
+    option = arguments.get("mecab_option") or ""
+    dictionary = arguments.get("mecab_dic", "unidic_lite")
+    if dictionary is None:
+        return option
+    return f"{mecab.dictionary_options(mecab.dictionary_folder(dictionary))} {option}".strip()
+
+
+def sudachi_dictionary(config: Mapping[str, Any]) -> str:
+    """`small`, `core` or `full`."""
+    return (config.get("sudachi_kwargs") or {}).get("sudachi_dict_type", "core")
+
+
+def _juman_version() -> str:
+    """What jumanpp says of itself and its dictionary."""
+    done = subprocess.run(["jumanpp", "--version"], capture_output=True, text=True, encoding="utf-8", check=False)
+    if done.returncode:
+        raise UserError(
+            f"word_tokenizer juman: expected its version from `jumanpp --version`, got status {done.returncode}: "
+            f"{done.stderr.strip()[:200]}; see that jumanpp runs"
+        )
+    return done.stdout.strip()
+
+
+def _check_installed(kind: str, config: Mapping[str, Any]) -> None:
+    if kind == "sudachi":
+        dictionary = f"sudachidict_{sudachi_dictionary(config)}"
+        for module in ("sudachipy", dictionary):
+            if importlib.util.find_spec(module) is None:
+                raise UserError(
+                    f"word_tokenizer sudachi: {module} is not installed; run: pip install sudachipy {dictionary}"
+                )
+    elif kind == "jumanpp":
+        if importlib.util.find_spec("rhoknp") is None:
+            raise UserError("word_tokenizer juman: rhoknp is not installed; run: pip install rhoknp")
+        if shutil.which("jumanpp") is None:
+            raise UserError(
+                "word_tokenizer juman: the program jumanpp is not installed; see https://github.com/ku-nlp/jumanpp"
+            )
+    else:
+        raise UserError(f"word_tokenizer_type: expected mecab, sudachi, jumanpp or basic, got {kind!r}")

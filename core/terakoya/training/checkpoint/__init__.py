@@ -1,0 +1,1 @@
+"""Checkpoints: whole or not there, and independent of who wrote them."""

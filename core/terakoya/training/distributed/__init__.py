@@ -1,0 +1,1 @@
+"""How processes find and talk to each other."""

@@ -1,0 +1,213 @@
+"""How a process is connected to the others: accelerate sets it up; engines call torch directly."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from terakoya.errors import UserError
+from terakoya.training.distributed import cpu_allocator as cpu_memory
+from terakoya.training.distributed.topology import Launched, Place, Topology, host_name
+
+
+@dataclass
+class Connection:
+    """This process's link to the others. Host-side numbers travel over gloo, so the device never waits for them.
+
+    Attributes:
+        control: all processes, over gloo; None where there is one.
+        within: the processes of this one's replica, over the device's backend; None where it is the only one.
+        across: the processes that have this one's place in their replicas; None where there is one replica.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+    topology: Topology
+    control: dist.ProcessGroup | None
+    accelerator: Any = field(repr=False)
+    within: dist.ProcessGroup | None = None
+    across: dist.ProcessGroup | None = None
+
+    @property
+    def replica(self) -> int:
+        """The replica of the model that this process belongs to."""
+        return self.topology.replica(self.rank)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the first of its replica."""
+        return self.topology.leads(self.rank)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def sum_counts(self, counts: Sequence[int]) -> list[int]:
+        """The element-wise sums over ranks of `counts`, each below 2**63."""
+        return self.begin_sum(counts)()
+
+    def begin_sum(self, counts: Sequence[int]) -> Callable[[], list[int]]:
+        """Begins `sum_counts` and returns at once: what comes back waits for the sums and returns them."""
+        if self.control is None:
+            return lambda: list(counts)
+        summed = torch.tensor(counts, dtype=torch.int64)
+        work = dist.all_reduce(summed, group=self.control, async_op=True)
+        assert work is not None
+
+        def sums() -> list[int]:
+            work.wait()
+            return summed.tolist()
+
+        return sums
+
+    def sum_on_device(self, values: Tensor) -> Tensor:
+        """The element-wise sum over ranks of `values`, a tensor on the device; reduced in place."""
+        if self.control is not None:
+            dist.all_reduce(values)
+        return values
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's small `value`, by rank, on every rank."""
+        if self.control is None:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's small `value` on every rank."""
+        if self.control is None:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self.control)
+        return values[0]
+
+    def barrier(self) -> None:
+        """Returns when every rank has called it."""
+        if self.control is not None:
+            dist.barrier(group=self.control)
+
+    def apart(self, timeout_seconds: float) -> Connection:
+        """The same processes over a group of its own, so that another thread can talk to them; collective."""
+        if self.control is None:
+            return self
+        return replace(self, control=dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds)))
+
+    def spread(self, module: nn.Module) -> None:
+        """Gives every process the weights and buffers that `module`, on the host, has on rank 0, who alone reads
+        `start_from`; one at a time, by way of the device."""
+        for value in [*module.parameters(), *module.buffers()]:
+            there = value.detach().to(self.device)
+            dist.broadcast(there, src=0)
+            value.detach().copy_(there)
+
+    def together(self, action: str, error: BaseException | None) -> None:
+        """Raises on every rank if any rank brings an `error`, naming rank, host and cause.
+
+        Raises:
+            UserError: at least one rank failed at `action`.
+        """
+        texts = self.gather(None if error is None else f"{type(error).__name__}: {error}")
+        failed = [
+            f"rank {rank} on {self.topology.places[rank].host}: {text}"
+            for rank, text in enumerate(texts)
+            if text is not None
+        ]
+        if failed:
+            raise UserError(
+                f"{action} failed on {len(failed)} of {self.world_size} processes; " + "; ".join(failed)
+            ) from error
+
+    def close(self, *, failed: bool) -> None:
+        """Leaves the process group; all together, unless this process `failed` and the others may be gone."""
+        if dist.is_initialized():
+            if not failed:
+                self.barrier()
+            dist.destroy_process_group()
+
+
+def connect(
+    launched: Launched, *, deepspeed: bool = False, replica_size: int = 1, timeout_seconds: int = 600
+) -> Connection:
+    """Joins the processes the launcher started and checks that they are the ones it promised.
+
+    Args:
+        deepspeed: whether DeepSpeed is to use them.
+        replica_size: how many of them work on the same rows.
+        timeout_seconds: how long each waits for the others.
+
+    Raises:
+        UserError: the world that came up is not the one asked for, or not a multiple of `replica_size`.
+    """
+    from accelerate import Accelerator
+    from accelerate.utils import InitProcessGroupKwargs
+
+    if launched.launcher == "srun":
+        if "MASTER_ADDR" not in os.environ:
+            raise UserError(
+                "srun started several processes, but MASTER_ADDR is not set; before srun: "
+                "export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) MASTER_PORT=29500"
+            )
+        places = {"RANK": launched.rank, "WORLD_SIZE": launched.world_size, "LOCAL_RANK": launched.local_rank}
+        os.environ.update(
+            {name: str(value) for name, value in places.items()}, MASTER_PORT=os.environ.get("MASTER_PORT", "29500")
+        )
+    cuda = torch.cuda.is_available()
+    if not cuda:
+        cpu_memory.keep()
+    handlers = []
+    if launched.world_size > 1 or deepspeed:
+        backend = "nccl" if cuda else "gloo"
+        handlers.append(InitProcessGroupKwargs(backend=backend, timeout=timedelta(seconds=timeout_seconds)))
+    if deepspeed:
+        from terakoya.training.distributed.deepspeed_setup import accelerator as build
+
+        accelerator = build(launched, handlers)
+    else:
+        accelerator = Accelerator(cpu=not cuda, kwargs_handlers=handlers)
+    came_up = dist.get_world_size() if dist.is_initialized() else 1
+    if came_up != launched.world_size or accelerator.num_processes != launched.world_size:
+        raise UserError(
+            f"the launcher asked for {launched.world_size} processes, but {came_up} are connected "
+            f"(accelerate sees {accelerator.num_processes}); start with torchrun or with `terakoya train --processes N`"
+        )
+    me = Place(launched.rank, launched.node_rank, launched.local_rank, host_name())
+    if launched.world_size == 1 and not dist.is_initialized():
+        return Connection(0, 1, accelerator.device, Topology((me,), replica_size), None, accelerator)
+    timeout = timedelta(seconds=timeout_seconds)
+    control = dist.group.WORLD if not cuda else dist.new_group(backend="gloo", timeout=timeout)
+    reported: list[Any] = [None] * launched.world_size
+    dist.all_gather_object(reported, me, group=control)
+    topology = Topology(tuple(reported), replica_size)
+    rank = dist.get_rank()
+    within, across = _groups(topology, rank, timeout)
+    return Connection(
+        rank, launched.world_size, accelerator.device, topology, control, accelerator, within=within, across=across
+    )
+
+
+def _groups(
+    topology: Topology, rank: int, timeout: timedelta
+) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
+    """`Connection.within` and `across` of `rank`; every rank makes every group, in the same order."""
+    size, world = topology.replica_size, len(topology.places)
+    if size == 1:
+        return None, dist.group.WORLD if world > 1 else None
+    within = across = None
+    for replica in range(topology.replicas):
+        group = dist.new_group(list(topology.members(replica)), timeout=timeout)
+        within = group if rank in topology.members(replica) else within
+    for place in range(size if topology.replicas > 1 else 0):
+        ranks = range(place, world, size)
+        group = dist.new_group(list(ranks), timeout=timeout)
+        across = group if rank in ranks else across
+    return within, across

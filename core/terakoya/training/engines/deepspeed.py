@@ -1,0 +1,274 @@
+"""DeepSpeed's ZeRO (Rajbhandari et al., 2020, arXiv:1910.02054) as an `Engine`: what each process keeps is a share.
+
+Stage 0 shares nothing, 1 the optimizer's state, 2 the gradients too, 3 the weights too. Weights, gradients and state
+are fp32 in every stage; bf16 and fp16 are autocast in the module's forward, as without DeepSpeed, so a stage changes
+where numbers lie and not what they are. DeepSpeed's own section `fp16`, which would keep weights in fp16, stays off:
+gradients have the loss's scale taken off them before DeepSpeed sees them. Checkpoints hold whole tensors under the
+module's names: one written by any engine, stage or number of processes is read by any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from terakoya.components import Optimizer
+from terakoya.config.deepspeed import merged
+from terakoya.config.parallel import Parallel
+from terakoya.errors import UserError
+from terakoya.training.distributed.context import Connection
+from terakoya.training.distributed.deepspeed_setup import BUCKET, offloading, settings
+from terakoya.training.distributed.environment import local_rank_variable, variables
+from terakoya.training.engines.engine import Values, Weigh, autocast_forward, saved_values
+from terakoya.training.engines.loss_scaling import LossScaler
+from terakoya.training.engines.tensor_shards import Kind, Piece, dealt, whole
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """The part of one parameter that this process updates.
+
+    Attributes:
+        flat: the tensor the optimizer knows; the fragments of many parameters lie in it, and padding.
+        at: where in `flat` the fragment starts.
+        start: which element of the parameter it starts with.
+        size: its elements; 0 where all of the parameter is updated elsewhere.
+    """
+
+    flat: Tensor
+    at: int
+    start: int
+    size: int
+
+    def piece(self, name: str, flat: Tensor, shape: tuple[int, ...]) -> Piece:
+        """The fragment's values in `flat`, which is laid out like `self.flat`, as a piece of the tensor `name`."""
+        return Piece(name, flat.view(-1).narrow(0, self.at, self.size), shape, self.start)
+
+    def put(self, flat: Tensor, values: Tensor) -> None:
+        """Sets the fragment's `values` (size,) in `flat`, which is laid out like `self.flat`."""
+        flat.view(-1).narrow(0, self.at, self.size).copy_(values)
+
+
+class DeepSpeedEngine:
+    """An `Engine` over DeepSpeed's.
+
+    Attributes:
+        full_module: whether `module` holds whole weights; not so in stage 3, outside its forward and backward.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        module: nn.Module,
+        optimizer: Optimizer,
+        *,
+        parallel: Parallel,
+        precision: str,
+        max_grad_norm: float,
+        micro_steps: int,
+        micro_batch_size: int,
+        scaler: LossScaler | None = None,
+    ) -> None:
+        """Wraps `module`, whose weights are drawn and the same on every process, and cuts it up as the stage says.
+
+        Raises:
+            UserError: `parallel.deepspeed_config` asks for other batch sizes than these.
+        """
+        zero_stage = parallel.zero_stage
+        assert zero_stage is not None, "refused with the parameters"
+        assert not zero_stage or optimizer.elementwise, "refused with the parameters"
+        self.connection = connection
+        self.dropout_rank = connection.rank
+        self.zero_stage = zero_stage
+        self.full_module = zero_stage < 3
+        self.max_grad_norm = max_grad_norm
+        self.scaler = scaler
+        self.module = module.to(connection.device)
+        autocast_forward(self.module, connection.device, precision)
+        self.trainable = {name: value for name, value in module.named_parameters() if value.requires_grad}
+        if scaler is not None:
+            for value in self.trainable.values():
+                value.register_hook(scaler.unscaled)
+        self.optimizer = optimizer.build(module, fused=connection.device.type in ("cpu", "cuda"))
+        self.fused = bool(self.optimizer.defaults.get("fused"))
+        accelerator = connection.accelerator
+        accelerator.gradient_accumulation_steps = micro_steps
+        ours = settings(
+            zero_stage,
+            max_grad_norm=max_grad_norm,
+            micro_steps=micro_steps,
+            micro_batch_size=micro_batch_size,
+            world_size=connection.world_size,
+        )
+        ours["zero_optimization"] |= offloading(parallel, connection.device)
+        elements = sum(value.numel() for value in self.trainable.values())
+        ours["zero_optimization"]["reduce_bucket_size"] = min(BUCKET, elements)
+        accelerator.deepspeed_plugin.deepspeed_config.update(merged(parallel.deepspeed_config or {}, ours))
+        self.local_rank = connection.topology.places[connection.rank].local_rank
+        with variables(connection.rank, connection.world_size, self.local_rank):
+            self.wrapped, _ = accelerator.prepare(self.module, self.optimizer)
+        self.zero = self.wrapped.optimizer
+        self.fragments = self._find_fragments()
+
+    def _find_fragments(self) -> dict[str, Fragment]:
+        """This process's fragment of each trainable parameter."""
+        fragments = {}
+        if self.zero_stage in (1, 2):
+            flats = {
+                id(parameter): flat
+                for group, flat in zip(self.zero.bit16_groups, self.zero.single_partition_of_fp32_groups, strict=True)
+                for parameter in group
+            }
+        for name, parameter in self.trainable.items():
+            if self.zero_stage == 0:
+                fragments[name] = Fragment(parameter, 0, 0, parameter.numel())
+            elif self.zero_stage < 3:
+                flat, mapping = flats[id(parameter)], parameter._hp_mapping  # type: ignore[attr-defined]
+                if mapping is None:
+                    fragments[name] = Fragment(flat, 0, 0, 0)
+                else:
+                    there, here = mapping.lp_fragment_address, mapping.hp_fragment_address
+                    fragments[name] = Fragment(flat, here.start, there.start, here.numel)
+            else:
+                group, at, size = self.zero.grad_position[self.zero.get_param_id(parameter)]
+                start = min(size * self.connection.rank, parameter.ds_numel)  # type: ignore[attr-defined]
+                size = min(size, parameter.ds_numel - start)  # type: ignore[attr-defined] # the rest is padding
+                fragments[name] = Fragment(self.zero.fp32_partitioned_groups_flat[group], at, start, size)
+        return fragments
+
+    # ------------------------------------------------------------------------------------------------- the loop
+
+    def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
+        """See `Engine`. DeepSpeed divides by the number of ranks, which the loss is multiplied with beforehand."""
+        with local_rank_variable(self.local_rank):
+            self.wrapped.set_gradient_accumulation_boundary(last)
+            sums = self.wrapped(batch)
+            loss = weigh(sums) * self.connection.world_size
+            self.wrapped.backward(loss if self.scaler is None else loss * self.scaler.scale, scale_wrt_gas=False)
+        return {name: value.detach() for name, value in sums.items()}
+
+    def evaluate(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """See `Engine`. In stage 3 weights travel in it: as many calls on every rank."""
+        with torch.no_grad(), local_rank_variable(self.local_rank):
+            return self.wrapped(batch)
+
+    def step(self, learning_rate: float) -> Tensor:
+        """See `Engine`."""
+        norm = self._step(learning_rate)
+        if self.scaler is not None:
+            self.scaler.update(norm)
+        return norm
+
+    def _step(self, learning_rate: float) -> Tensor:
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        if self.zero_stage == 0:
+            bound = self.max_grad_norm or float("inf")
+            norm = nn.utils.clip_grad_norm_(self.trainable.values(), bound, foreach=True)
+            if torch.isfinite(norm):
+                self.wrapped.step()
+            else:
+                self.wrapped.zero_grad()
+            return norm
+        with local_rank_variable(self.local_rank):
+            self.wrapped.step()
+        total = float("nan") if self.zero.overflow else self.wrapped.get_global_grad_norm()
+        return torch.as_tensor(total, dtype=torch.float32, device=self.connection.device)
+
+    # --------------------------------------------------------------------------------------------- checkpoints
+
+    def owned_pieces(self, kind: Kind) -> Iterator[Piece]:
+        """See `Engine`. What lies here alone is written here, without gathering; what lies everywhere is dealt."""
+        alone, alike = self._weights() if kind == "model" else self._state()
+        yield from (piece for piece in alone if piece.value.numel())
+        yield from dealt(alike, self.connection.rank, self.connection.world_size)
+
+    def _weights(self) -> tuple[list[Piece], list[Piece]]:
+        """Parameters and buffers: this process's part of what is spread, and what every process has whole."""
+        alone, alike = [], []
+        for name, value in saved_values(self.module):
+            fragment = self.fragments.get(name)
+            if fragment is not None and self.zero_stage:
+                alone.append(fragment.piece(name, fragment.flat.detach(), _shape(value)))
+            elif hasattr(value, "ds_id"):  # not trained
+                part = value.ds_tensor.detach().view(-1)  # type: ignore[attr-defined]
+                start = min(self.connection.rank * part.numel(), value.ds_numel)  # type: ignore[attr-defined]
+                alone.append(Piece(name, part[: value.ds_numel - start], _shape(value), start))  # type: ignore[attr-defined]
+            else:
+                alike.append(whole(name, value.detach()))
+        return alone, alike
+
+    def _state(self) -> tuple[list[Piece], list[Piece]]:
+        """The same of the optimizer's state."""
+        alone, alike = [], []
+        for name, parameter in self.trainable.items():
+            fragment = self.fragments[name]
+            for key, value in self.optimizer.state.get(fragment.flat, {}).items():
+                if value.shape != fragment.flat.shape:  # a step count, one tensor for many parameters
+                    alike.append(whole(f"{name}/{key}", value.clone()))
+                elif self.zero_stage == 0:
+                    alike.append(whole(f"{name}/{key}", value))
+                else:
+                    alone.append(fragment.piece(f"{name}/{key}", value, _shape(parameter)))
+        return alone, alike
+
+    def load_parameters(self, values: Values) -> None:
+        """See `Engine`. Of weights that are spread rank 0 reads the whole, and each process its own part."""
+        for name, value in saved_values(self.module):
+            with torch.no_grad(), self._whole(value):
+                if self.connection.is_main or not hasattr(value, "ds_id"):
+                    value.copy_(values(name))
+            fragment = self.fragments.get(name)
+            if fragment is not None and self.zero_stage:
+                fragment.put(fragment.flat.data, values.part(name, fragment.start, fragment.size))
+
+    def _whole(self, value: Tensor) -> contextlib.AbstractContextManager[Any]:
+        """While open, `value` is whole, whatever the stage; what rank 0 made of it is spread when it closes."""
+        if not hasattr(value, "ds_id"):
+            return contextlib.nullcontext()
+        import deepspeed
+
+        gathered: contextlib.AbstractContextManager[Any] = deepspeed.zero.GatheredParameters([value], modifier_rank=0)
+        return gathered
+
+    def load_optimizer_state(self, values: Values, names: frozenset[str]) -> None:
+        """See `Engine`.
+
+        Raises:
+            UserError: parameters that lie in one flat tensor have taken different numbers of steps.
+        """
+        keys: defaultdict[str, list[str]] = defaultdict(list)
+        for each in sorted(names):
+            owner, _, key = each.rpartition("/")
+            keys[owner].append(key)
+        self.optimizer.state.clear()
+        fused = {id(each) for group in self.optimizer.param_groups if group.get("fused") for each in group["params"]}
+        for name, parameter in self.trainable.items():
+            fragment = self.fragments[name]
+            state = self.optimizer.state[fragment.flat] if keys[name] else {}
+            for key in keys[name]:
+                if key == "step" or values.shape(f"{name}/{key}") != _shape(parameter):
+                    value = values(f"{name}/{key}")
+                    # a step count lies beside the values if the optimizer's kernels are fused, else on the host
+                    on_device = self.fused or id(fragment.flat) in fused or value.ndim
+                    device = fragment.flat.device if on_device else "cpu"
+                    if not torch.equal(state.setdefault(key, value.to(device, copy=True)).cpu(), value):
+                        raise UserError(
+                            f"{name}: its optimizer state {key} is {value:g} but others have {state[key]:g}; "
+                            'ZeRO keeps one for many parameters: resume with engine "ddp"'
+                        )
+                    continue
+                if key not in state:
+                    state[key] = torch.zeros_like(fragment.flat, requires_grad=False)
+                fragment.put(state[key], values.part(f"{name}/{key}", fragment.start, fragment.size))
+
+
+def _shape(parameter: Tensor) -> tuple[int, ...]:
+    """The shape of the whole parameter, of which stage 3 leaves nothing in its place."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))

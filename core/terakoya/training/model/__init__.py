@@ -1,0 +1,1 @@
+"""The module that is trained: built, started from a folder, frozen, adapted."""

@@ -1,0 +1,236 @@
+"""LoRA (Hu et al., 2021, arXiv:2106.09685) by way of peft: adapters over weights that stay as they are.
+
+A checkpoint holds what is trained. The weights under the adapters are those of `start_from`, read again and compared by
+their hashes when a run goes on and when it is exported.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from terakoya.components.copy_weights import listed
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.config.lora import FOLDER, LoraSettings
+from terakoya.config.parameters import Parameters
+from terakoya.errors import UserError
+from terakoya.toolkit.formats import model_folder
+from terakoya.toolkit.random_keys import hash_u64
+from terakoya.training.engines.engine import ADAPTED, named_values
+from terakoya.training.model.frozen_layers import models
+
+KEY = "lora"
+NAME = "default"
+"""What peft calls a model's only adapter."""
+
+
+def adapt(parameters: Parameters, module: nn.Module) -> None:
+    """Puts adapters into every model in `module` and freezes all else there; without `lora` does nothing.
+
+    Adapters are drawn from the seed alone. Weights under an adapter change their names: from `q.weight` to
+    `q.base_layer.weight`.
+
+    Raises:
+        UserError: peft is not installed, nothing has such names, or what they name can have no adapter.
+    """
+    settings = parameters.lora
+    if settings is None:
+        return
+    peft = _peft()
+    torch.manual_seed(int(hash_u64(parameters.seed, KEY)) & 0x7FFF_FFFF_FFFF_FFFF)
+    owners = _owners(module)
+    for model in models(module):
+        config = _config(peft, settings, model)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of shared weights, which are refused below
+                peft.inject_adapter_in_model(config, model, NAME)
+        except ValueError as error:  # no such modules, or none that an adapter is made for
+            raise UserError(
+                f"{KEY}: {type(model).__name__}: {error} Its linear layers: {listed(linear_names(model), 30)}"
+            ) from error
+        _check_names(settings, model, owners)
+    setattr(module, ADAPTED, True)
+
+
+def _peft() -> ModuleType:
+    model_folder.quieten()  # it asks accelerate, which asks DeepSpeed
+    try:
+        return importlib.import_module("peft")
+    except ImportError as error:
+        raise UserError(f'{KEY}: {error}; install peft with `pip install "terakoya[lora]"`') from error
+
+
+def _config(peft: ModuleType, settings: LoraSettings, model: PreTrainedModel) -> Any:
+    """peft's `LoraConfig` of `settings` for `model`.
+
+    Raises:
+        UserError: no target modules are given, and peft knows none for models of this type.
+    """
+    kind = model.config.model_type
+    known = importlib.import_module("peft.utils").TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    targets: list[str] | str | None
+    targets = list(settings.target_modules) if isinstance(settings.target_modules, tuple) else settings.target_modules
+    if targets is None and kind not in known:
+        raise UserError(
+            f"{KEY}.target_modules: peft has no default for models of type {kind}; name linear layers of "
+            f'{type(model).__name__}: {listed(linear_names(model), 30)}; or all of them: "all-linear"'
+        )
+    task = "SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM" if model.can_generate() else None
+    return peft.LoraConfig(
+        r=settings.r,
+        lora_alpha=settings.lora_alpha,
+        lora_dropout=settings.lora_dropout,
+        target_modules=known[kind] if targets is None else targets,
+        modules_to_save=list(settings.modules_to_save) if settings.modules_to_save else None,
+        use_rslora=settings.use_rslora,
+        init_lora_weights=settings.init_lora_weights,
+        fan_in_fan_out=any(isinstance(each, Conv1D) for each in model.modules()),
+        task_type=task,
+    )
+
+
+def linear_names(model: nn.Module) -> list[str]:
+    """The last parts of the names of the linear layers of `model`, in their order."""
+    linear = (name for name, each in model.named_modules() if isinstance(each, nn.Linear | Conv1D))
+    return list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+
+
+def _layers(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Name and layer of each adapter in `module`."""
+    tuners = importlib.import_module("peft.tuners.lora")
+    for name, each in module.named_modules():
+        if isinstance(each, tuners.LoraLayer):
+            yield name, each
+
+
+def _copies(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Name and wrapper of each module that is trained whole."""
+    utils = importlib.import_module("peft.utils")
+    for name, each in module.named_modules():
+        if isinstance(each, utils.ModulesToSaveWrapper):
+            yield name, each
+
+
+def _owners(module: nn.Module) -> dict[int, set[str]]:
+    """By parameter (its id) all names that it has in `module`."""
+    owners: dict[int, set[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), set()).add(name)
+    return owners
+
+
+def _check_names(settings: LoraSettings, model: PreTrainedModel, owners: Mapping[int, set[str]]) -> None:
+    """Refuses names that nothing in `model` has, embeddings, and weights that are another module's too.
+
+    Args:
+        owners: all names that a parameter had before there were adapters.
+
+    Raises:
+        UserError: a line for each thing that is wrong.
+    """
+    kind = type(model).__name__
+    layers, copies = dict(_layers(model)), dict(_copies(model))
+    problems = []
+    for key, found in (("target_modules", layers), ("modules_to_save", copies)):
+        wanted = getattr(settings, key)
+        for name in wanted if isinstance(wanted, tuple) else ():
+            if not any(each == name or each.endswith(f".{name}") for each in found):
+                named = linear_names(model) if found is layers else [each for each, _ in model.named_children()]
+                problems.append(f"{KEY}.{key}: {kind} has no {name}; expected some of {listed(named, 30)}")
+    for name, layer in layers.items():
+        if isinstance(layer.get_base_layer(), nn.Embedding):
+            problems.append(
+                f"{KEY}.target_modules: {name} of {kind} is an embedding, which no product goes through; to train it "
+                f"whole name it in {KEY}.modules_to_save"
+            )
+    within = {
+        **{name: ("target_modules", layer.get_base_layer()) for name, layer in layers.items()},
+        **{name: ("modules_to_save", wrapper.original_module) for name, wrapper in copies.items()},
+    }
+    for name, (key, part) in within.items():
+        own = list(part.named_parameters(remove_duplicate=False))
+        outside = {
+            owner
+            for _, parameter in own
+            for owner in owners[id(parameter)]
+            if len(owners[id(parameter)]) > sum(parameter is each for _, each in own)
+        }
+        if outside:
+            problems.append(
+                f"{KEY}.{key}: a weight of {name} in {kind} is one with another's ({', '.join(sorted(outside))}), "
+                "which would not be trained with it; leave it out, or start from a model that does not share it"
+            )
+    if problems:
+        raise UserError("\n".join(problems))
+
+
+# ----------------------------------------------------------------------------------------------- what is written
+
+
+def merge(module: nn.Module) -> None:
+    """Adds the adapters in `module` to the weights under them and takes them out: its models are plain again."""
+    for name, layer in list(_layers(module)):
+        layer.merge()
+        module.set_submodule(name, layer.get_base_layer())
+    for name, wrapper in list(_copies(module)):
+        module.set_submodule(name, wrapper.modules_to_save[NAME])
+    for model in models(module):
+        del model.peft_config
+    setattr(module, ADAPTED, False)
+
+
+def merged_copy(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary) -> nn.Module:
+    """A copy of `module`, whole in this process, on the CPU with its adapters merged; `module` stays as it is."""
+    twin = parameters.objective.build(parameters.architecture, vocabulary)
+    adapt(parameters, twin)
+    values = dict(named_values(module))
+    with torch.no_grad():
+        for name, value in named_values(twin):
+            value.copy_(values[name])
+    merge(twin)
+    return twin
+
+
+def write_adapters(
+    exported: Mapping[str, PreTrainedModel], folder: Path, started_from: Mapping[str, Any]
+) -> dict[str, Path]:
+    """Writes the adapters of `exported`, which still have them, as peft does: each into a new folder of its own.
+
+    Args:
+        exported: what `objective.exports` gives, by name.
+        folder: `adapter/` is made in it, with a folder for each name; "" is `adapter/` itself.
+        started_from: where the weights under each came from: `Started.facts`.
+
+    Returns:
+        name -> the adapter's folder.
+    """
+    peft, folders = _peft(), {name: folder / FOLDER / name for name in exported}
+    for name, model in exported.items():
+        values = peft.get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
+        config = copy.copy(model.peft_config[NAME])
+        config.base_model_name_or_path = started_from[name]["folder"]
+        config.inference_mode = True
+        config.target_modules = sorted(config.target_modules)
+        kind = type(model)
+        mapping = {"base_model_class": kind.__name__, "parent_library": kind.__module__}
+        folders[name].mkdir(parents=True)
+        config.save_pretrained(str(folders[name]), auto_mapping_dict=None if config.task_type else mapping)
+        save_file(
+            {f"base_model.model.{each}": value.detach().cpu().clone(memory_format=torch.contiguous_format)
+             for each, value in values.items()},
+            folders[name] / "adapter_model.safetensors",
+            metadata={"format": "pt"},
+        )  # fmt: skip
+    return folders

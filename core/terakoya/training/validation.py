@@ -1,0 +1,61 @@
+"""Validation: the same rows with the same masks every time, spread over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from terakoya.components import Objective, Term
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.rows.row_source import RowSource
+from terakoya.training.batches import to_device
+from terakoya.training.distributed.context import Connection
+from terakoya.training.distributed.topology import Share, split
+from terakoya.training.engines.engine import Engine
+from terakoya.training.loss import Meter, total_counts
+
+
+def evaluate(
+    engine: Engine,
+    connection: Connection,
+    source: RowSource,
+    objective: Objective,
+    vocabulary: Vocabulary,
+    share: Share,
+    *,
+    batches: int,
+    flash: bool,
+) -> dict[str, float]:
+    """Means of every term over the first `batches` x global batch rows of `source`, or all if there are fewer.
+
+    Rows are read in order and masked by their own keys, so that two validations differ by the weights alone.
+    Every rank runs the same number of forwards (engines that shard weights gather them in forward).
+    """
+    rows = min(len(source), batches * share.global_rows)
+    terms: Mapping[str, Term] = objective.terms()
+    meter = Meter(terms, connection.device, objective.derived)
+    names = sorted({term.count for term in terms.values()})
+    start, stop = split(rows, connection.topology.replicas, connection.replica)
+    longest = split(rows, connection.topology.replicas, 0)
+    micro_steps = -(-(longest[1] - longest[0]) // share.micro_batch_size)
+    counts = [0] * len(names)
+    engine.module.eval()
+    try:
+        for micro in range(micro_steps):
+            first = start + micro * share.micro_batch_size
+            positions = np.arange(first, min(first + share.micro_batch_size, stop))
+            empty = len(positions) == 0
+            batch = objective.collate(source.load(0, np.zeros(1, dtype=np.int64) if empty else positions), vocabulary)
+            sums = engine.evaluate(to_device(batch, connection.device, flash=flash))
+            if not empty:
+                meter.add_sums(sums)
+                if not connection.leads:
+                    continue
+                counts = [before + more for before, more in zip(counts, total_counts([batch], names), strict=True)]
+            elif not meter.seen:
+                meter.seen.update(sums)
+    finally:
+        engine.module.train()
+    meter.add_counts(dict(zip(names, connection.sum_counts(counts), strict=True)))
+    return meter.take(connection.sum_on_device(meter.stacked()))

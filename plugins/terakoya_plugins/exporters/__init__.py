@@ -1,1 +1,0 @@
-"""Formats that finished models are written in: one file each."""

@@ -1,0 +1,4 @@
+"""Launcher for Amazon SageMaker: a training job's request, and the script that its instances run."""
+
+from terakoya_plugins.launchers.sagemaker.launcher import SageMaker as SageMaker
+from terakoya_plugins.launchers.sagemaker.launcher import register_launchers as register_launchers

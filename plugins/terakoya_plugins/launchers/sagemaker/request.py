@@ -1,0 +1,114 @@
+"""The request for a training job, and what botocore's own model of SageMaker says of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from terakoya.errors import UserError
+from terakoya_plugins.launchers.sagemaker.settings import CODE, DATA, ROOT
+
+if TYPE_CHECKING:
+    from terakoya_plugins.launchers.sagemaker import SageMaker
+
+NUMBER = r"(-?[0-9][-+.0-9e]*)"
+METRICS: Mapping[str, str] = {
+    "train:step": rf'"kind": "step", "step": {NUMBER}',
+    "train:loss": rf'"kind": "step".* "loss": {NUMBER}',
+    "train:learning_rate": rf'"kind": "step".* "learning_rate": {NUMBER}',
+    "train:grad_norm": rf'"kind": "step".* "grad_norm": {NUMBER}',
+    "train:tokens": rf'"kind": "step".* "tokens": {NUMBER}',
+    "train:tokens_per_second": rf'"kind": "step".* "tokens_per_second": {NUMBER}',
+    "validation:loss": rf'"kind": "validation".* "loss": {NUMBER}',
+}
+"""The numbers that SageMaker reads in the log, out of the run's `metrics.jsonl`, which node 0 prints there."""
+
+
+def request(settings: SageMaker, *, name: str, run_name: str, instances: int, code: str) -> dict[str, Any]:
+    """What `CreateTrainingJob` takes. `code` is the prefix of S3 where the script lies."""
+    channels = [channel.request() for channel in settings.channels]
+    source = {"S3DataType": "S3Prefix", "S3Uri": code, "S3DataDistributionType": "FullyReplicated"}
+    channels.append({"ChannelName": CODE, "DataSource": {"S3DataSource": source}, "InputMode": "File"})
+    metrics = {**METRICS, **dict(settings.metric_definitions)}
+    made: dict[str, Any] = {
+        "TrainingJobName": name,
+        "RoleArn": settings.role,
+        "AlgorithmSpecification": {
+            "TrainingImage": settings.image_uri,
+            "TrainingInputMode": "File",
+            "ContainerEntrypoint": ["bash", f"{DATA}/{CODE}/entry.sh"],
+            "MetricDefinitions": [{"Name": metric, "Regex": regex} for metric, regex in metrics.items()],
+        },
+        "InputDataConfig": channels,
+        "OutputDataConfig": {"S3OutputPath": settings.output_path},
+        "ResourceConfig": {
+            "InstanceType": settings.instance_type,
+            "InstanceCount": instances,
+            "VolumeSizeInGB": settings.volume_size,
+        },
+        "StoppingCondition": {"MaxRuntimeInSeconds": settings.max_run},
+        "EnableManagedSpotTraining": settings.use_spot_instances,
+    }
+    if settings.use_spot_instances:
+        made["StoppingCondition"]["MaxWaitTimeInSeconds"] = settings.max_wait or 2 * settings.max_run
+    if settings.subnets:
+        made["VpcConfig"] = {"SecurityGroupIds": list(settings.security_group_ids), "Subnets": list(settings.subnets)}
+    if settings.checkpoint_s3_uri is not None:  # the same for every job of this run, which goes on there
+        place = f"{settings.checkpoint_s3_uri.rstrip('/')}/{run_name}"
+        made["CheckpointConfig"] = {"S3Uri": place, "LocalPath": f"{ROOT}/checkpoints"}
+    if settings.max_retry_attempts:
+        made["RetryStrategy"] = {"MaximumRetryAttempts": settings.max_retry_attempts}
+    if settings.environment:
+        made["Environment"] = dict(settings.environment)
+    if settings.hyperparameters:
+        made["HyperParameters"] = dict(settings.hyperparameters)
+    if settings.tags:
+        made["Tags"] = [{"Key": key, "Value": value} for key, value in settings.tags]
+    return made
+
+
+def problems(request: Mapping[str, Any]) -> list[str]:
+    """Notes on the check of `request` by botocore's model of SageMaker: none where it was made.
+
+    Raises:
+        UserError: what the model refuses, each by its place in the request.
+    """
+    try:
+        from botocore.loaders import Loader
+        from botocore.model import ServiceModel
+        from botocore.validate import ParamValidator
+    except ImportError:
+        return ['the request was not checked: boto3 is not installed here; pip install "terakoya[sagemaker]"']
+    model = ServiceModel(Loader().load_service_model("sagemaker", "service-2"), "sagemaker")
+    shape = model.operation_model("CreateTrainingJob").input_shape
+    report = ParamValidator().validate(request, shape)
+    wrong = [report.generate_report()] if report.has_errors() else list(_beyond(request, shape, "request"))
+    if wrong:
+        raise UserError("launch sagemaker: " + "\n".join(wrong))
+    return []
+
+
+def _beyond(value: Any, shape: Any, where: str) -> Iterator[str]:
+    """What the service would refuse by the same model, and botocore lets pass: words, patterns, greatest sizes."""
+    if shape.type_name == "structure":
+        for key, inner in value.items():
+            yield from _beyond(inner, shape.members[key], f"{where}.{key}")
+        return
+    rules = shape.metadata
+    size = value if isinstance(value, int) else len(value)
+    if "max" in rules and size > rules["max"]:
+        yield f"{where}: expected at most {rules['max']}, got {size}"
+    if shape.type_name == "list":
+        for index, inner in enumerate(value):
+            yield from _beyond(inner, shape.member, f"{where}.{index}")
+    elif shape.type_name == "map":
+        for key, inner in value.items():
+            yield from _beyond(key, shape.key, f"{where}.{key}")
+            yield from _beyond(inner, shape.value, f"{where}.{key}")
+    elif shape.type_name == "string":
+        if shape.enum and value not in shape.enum:
+            yield f"{where}: expected one of {', '.join(shape.enum)}, got {value}"
+        pattern = rules.get("pattern", ".*")
+        if r"\p{" not in pattern and not re.fullmatch(pattern, value, re.DOTALL):  # Python has no such classes
+            yield f"{where}: expected {pattern}, got {value}"

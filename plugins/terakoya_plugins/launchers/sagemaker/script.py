@@ -1,0 +1,132 @@
+"""What each instance of a training job runs: its place among the others, torchrun, and the model at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from string import Template
+
+from terakoya.toolkit.launchers.scripts import words
+from terakoya_plugins.launchers.sagemaker.settings import ROOT
+
+SCRIPT = Template(r"""#!/bin/bash
+# $name: what each of $instances instance$s runs.
+set -euo pipefail
+export PYTHONUNBUFFERED=1
+
+# Where this instance stands: SM_HOSTS and others where a container sets them, else SageMaker's own file.
+facts=$$(python - << 'END'
+import json, os, pathlib
+file = pathlib.Path("$root/input/config/resourceconfig.json")
+said = json.loads(file.read_text()) if file.is_file() else {}
+hosts = json.loads(os.environ["SM_HOSTS"]) if "SM_HOSTS" in os.environ else said["hosts"]
+here = os.environ.get("SM_CURRENT_HOST") or said["current_host"]
+interface = os.environ.get("SM_NETWORK_INTERFACE_NAME") or said.get("network_interface_name", "")
+print(len(hosts), hosts.index(here), hosts[0], interface)
+END
+)
+read -r nodes rank master interface <<< "$$facts"
+failure() { mkdir -p $root/output; echo "$$1" | tee $root/output/failure >&2; }
+if [ "$$nodes" -ne $instances ]; then
+  failure "batch_size is for $instances instance$s, SageMaker started $$nodes"
+  exit 2
+fi
+processes=$processes
+echo "node $$rank of $$nodes, $$processes process(es); node 0 is $$master"
+[ -z "$$interface" ] || export NCCL_SOCKET_IFNAME="$$interface" GLOO_SOCKET_IFNAME="$$interface"
+export OMP_NUM_THREADS="$${OMP_NUM_THREADS:-$$(( $$(nproc) > processes ? $$(nproc) / processes : 1 ))}"
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=$saving_seconds  # SageMaker kills what is left two minutes after it asked
+for _ in $$(seq 300); do getent hosts "$$master" > /dev/null && break; sleep 1; done
+
+cd $root/input/data
+set +u
+$setup
+set -u
+written() { cat $run/metrics.jsonl 2> /dev/null || true; }
+before=$$(written | wc -l)
+metrics() {  # every logged number once more, as SageMaker's regular expressions look for it
+  until [ -e $run/metrics.jsonl ]; do sleep 1; done
+  exec tail -n +$$(( before + 1 )) -f $run/metrics.jsonl
+}
+if [ "$$rank" -eq 0 ]; then
+  metrics & teller=$$!
+fi
+asked=no
+python -m terakoya.launch.torchrun_agent --nnodes "$$nodes" --node-rank "$$rank" --nproc-per-node "$$processes" \
+  --master-addr "$$master" --master-port $port -m terakoya $command --node-rank "$$rank" & child=$$!
+trap 'asked=yes; kill -TERM $$child 2> /dev/null || true' TERM
+wait $$child || true
+while kill -0 $$child 2> /dev/null; do wait $$child || true; done  # a signal ends a wait early
+code=0
+wait $$child || code=$$?
+if [ "$$rank" -eq 0 ]; then
+  sleep 2  # the last numbers
+  kill $$teller 2> /dev/null || true
+fi
+
+case $$asked,$$code in
+  *,0) ;;
+  yes,75)
+    echo "asked to stop: saved in $run; submit again to go on"
+    exit 0 ;;
+  yes,143)
+    echo "asked to stop before there was anything to save; submit again"
+    exit 0 ;;
+  *,75)
+    failure "stopped as the parameters ask for, and saved; submit again to go on"
+    exit 75 ;;
+  *)
+    failure "node $$rank ended with $$code; its log says why"
+    exit $$code ;;
+esac
+$export
+""")
+
+EXPORT = Template(r"""if [ "$$rank" -eq 0 ]; then  # what is in this folder is packed and put into S3
+  python -m terakoya ${before}export $run --out $root/model/model
+fi""")
+
+GPUS = (
+    '${SM_NUM_GPUS:-$({ nvidia-smi --list-gpus 2> /dev/null || true; } | wc -l)}\n[ "$processes" -gt 0 ] || processes=1'
+)
+"""One process a GPU, and one where there is none."""
+
+SAVING_SECONDS = 110
+"""How long processes may take to save: SageMaker kills them 120 seconds after its SIGTERM."""
+PORT = 29500
+
+
+def script(
+    *,
+    name: str,
+    instances: int,
+    run: str,
+    command: str,
+    before: Sequence[str],
+    export: bool,
+    setup: Sequence[str],
+    processes: int | None,
+) -> str:
+    """The script for `instances` instances.
+
+    Args:
+        name: the job's, for people.
+        run: the run's folder there.
+        command: what stands behind `terakoya` to train, quoted.
+        before: what of it stands before the verb, for the export.
+        processes: of each instance; one a GPU where None.
+    """
+    return SCRIPT.substitute(
+        name=name,
+        instances=instances,
+        s="s" if instances > 1 else "",
+        root=ROOT,
+        run=words(run),
+        command=command,
+        setup="\n".join(setup) or ":",
+        processes=GPUS if processes is None else str(processes),
+        saving_seconds=SAVING_SECONDS,
+        port=PORT,
+        export=EXPORT.substitute(before="".join(f"{words(word)} " for word in before), run=words(run), root=ROOT)
+        if export
+        else "",
+    )

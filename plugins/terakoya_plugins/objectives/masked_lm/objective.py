@@ -1,0 +1,118 @@
+"""Masked language modelling with whole-word masking, and BERT's next-sentence prediction beside it.
+
+Devlin et al., 2019 (arXiv:1810.04805): 15 % of the tokens are predicted, of which 80 % show [MASK], 10 % a random
+token and 10 % themselves. The vocabulary head runs at the predicted positions only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from terakoya import hookimpl
+from terakoya.components import Architecture, Batch, Objective, Term
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.errors import UserError
+from terakoya.rows.row_source import Layout, Rows
+from terakoya.toolkit.objectives.masking import mask_rows
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class MaskedLM(Objective):
+    """Settings of masked language modelling."""
+
+    layout: Literal["packed", "stream", "lines", "pairs"] = "packed"
+    mlm_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
+    whole_word_mask: bool = True
+    budgeted: bool = True
+    replace_probability: Probability = 0.8
+    random_probability: Probability = 0.1
+    next_sentence: bool = False
+    short_sequence_probability: Probability = 0.1
+    random_next_probability: Probability = 0.5
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.replace_probability + self.random_probability > 1.0:
+            raise ValueError("replace_probability and random_probability add up to more than 1")
+        if self.next_sentence != (self.layout == "pairs"):
+            raise ValueError(
+                'next_sentence true and layout "pairs" go together: '
+                f'got next_sentence {str(self.next_sentence).lower()} with layout "{self.layout}"'
+            )
+        return self
+
+    def row_layout(self) -> Layout:
+        """Rows as `layout` says; `pairs` with its two probabilities."""
+        return Layout(
+            kind=self.layout,
+            short_sequence_probability=self.short_sequence_probability,
+            random_next_probability=self.random_next_probability,
+        )
+
+    def terms(self) -> Mapping[str, Term]:
+        """`mlm_loss` and `masked_accuracy` over masked tokens; with pairs their next-sentence likes over rows."""
+        terms = {"mlm_loss": Term("masked", 1.0), "masked_accuracy": Term("masked")}
+        if self.next_sentence:
+            terms |= {"nsp_loss": Term("rows", 1.0), "nsp_accuracy": Term("rows")}
+        return terms
+
+    def sums_by_position(self) -> bool:
+        """Each masked token is; whether a sentence is the next one is not."""
+        return not self.next_sentence
+
+    def collate(self, rows: Rows, vocabulary: Vocabulary) -> Batch:
+        """Masks `rows` (B, T) by their keys.
+
+        Adds `masked_positions` (K,), indices into the flattened rows, and `masked_labels` (K,), -100 in unused slots;
+        with pairs `token_type_ids` (B, T) and `next_sentence_labels` (B,). Counts: masked, rows, tokens.
+        """
+        _, batch = mask_rows(
+            rows,
+            vocabulary,
+            objective="masked_lm",
+            probability=self.mlm_probability,
+            whole_words=self.whole_word_mask,
+            budgeted=self.budgeted,
+            replace=(self.replace_probability, self.random_probability),
+        )
+        arrays, counts = dict(batch.arrays), {**batch.counts, "rows": len(rows.tokens)}
+        if self.next_sentence:
+            assert rows.token_type_ids is not None and rows.next_sentence is not None
+            arrays["token_type_ids"] = rows.token_type_ids.astype(np.int64)
+            arrays["next_sentence_labels"] = rows.next_sentence.astype(np.int64)
+        return Batch(arrays=arrays, counts=counts)
+
+    def build(self, architecture: Architecture, vocabulary: Vocabulary) -> torch.nn.Module:
+        """The root module over a freshly initialised model."""
+        from terakoya_plugins.objectives.masked_lm.module import MaskedLMModule
+
+        head: Literal["masked", "pretraining"] = "pretraining" if self.next_sentence else "masked"
+        if head not in architecture.heads:
+            raise UserError(
+                f"objective masked_lm: architecture {type(architecture).__name__} has no head {head!r}, "
+                f"only {sorted(architecture.heads)}"
+            )
+        return MaskedLMModule(architecture, architecture.build(vocabulary, head), next_sentence=self.next_sentence)
+
+    def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
+        """One model, in the folder itself."""
+        return {"": module.model}
+
+    def flops_per_token(self, module: torch.nn.Module, architecture: Architecture, *, context: float) -> float:
+        """The head runs at the predicted positions only."""
+        return architecture.flops_per_token(module.model, context=context, head_share=self.mlm_probability)
+
+
+@hookimpl
+def register_objectives() -> dict[str, type[Objective]]:
+    """Offers `masked_lm`."""
+    return {"masked_lm": MaskedLM}

@@ -1,0 +1,207 @@
+"""Replaced-token detection: a generator fills masked tokens in, a discriminator says which tokens are not original.
+
+Clark et al., 2020 (ELECTRA, arXiv:2003.10555). Of the predicted tokens 85 % show [MASK] and 15 % themselves, as in the
+original's code. The vocabulary head runs at the predicted positions only; a sample that is the original token counts as
+original; no gradient flows through samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+import numpy as np
+from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
+
+from terakoya import hookimpl
+from terakoya.components import Architecture, Batch, Objective, Term
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.errors import UserError
+from terakoya.rows.row_source import Layout, Rows
+from terakoya.toolkit.objectives.masking import mask_rows
+from terakoya.toolkit.objectives.nested_architecture import NestedArchitecture
+from terakoya.toolkit.random_keys import numbers, streams
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+DEFAULT_SIZE = "1/4"
+
+
+class ReplacedToken(Objective):
+    """Settings of replaced-token detection. The run's architecture is the discriminator's."""
+
+    trial: ClassVar[Mapping[str, Any]] = {"generator_size": "1/2"}
+
+    layout: Literal["packed", "stream", "lines"] = "packed"
+    """How rows are cut; generator and discriminator see the same."""
+    mlm_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
+    """The share of tokens that the generator predicts."""
+    whole_word_mask: bool = True
+    """Whether all tokens of a word are predicted together."""
+    budgeted: bool = True
+    """Whether each row has exactly its share predicted, not each word by chance."""
+    replace_probability: Probability = 0.85
+    """Of the predicted tokens, the share that shows [MASK] to the generator."""
+    random_probability: Probability = 0.0
+    """Of the predicted tokens, the share that shows it a random token; the others show themselves."""
+    generator: NestedArchitecture | None = None
+    """The generator's architecture, in full; excludes `generator_size`."""
+    generator_size: str | None = None
+    """The generator's width as a fraction of the discriminator's: hidden size, heads and feed-forward, not depth. 1/4
+    where `generator` is not given either."""
+    sharing: Literal["tied", "none", "disentangled"] = "tied"
+    """`tied`: one embedding module for both, as in the original. `none`: one each. `disentangled`: the discriminator
+    adds a difference to the generator's word embeddings and does not change those (DeBERTaV3)."""
+    temperature: PositiveFloat = 1.0
+    """What the generator's logits are divided by before tokens are drawn."""
+    generator_weight: NonNegativeFloat = 1.0
+    """The weight of the generator's loss, a mean over predicted tokens."""
+    discriminator_weight: NonNegativeFloat = 50.0
+    """The weight of the discriminator's loss, a mean over all tokens but padding."""
+
+    @field_validator("generator_size")
+    @classmethod
+    def _is_fraction(cls, value: str | None) -> str | None:
+        try:
+            positive = value is None or 0 < Fraction(value) <= 1
+        except (ValueError, ZeroDivisionError):
+            positive = False
+        if not positive:
+            raise ValueError(f'expected a fraction like "1/4", at most 1, got "{value}"')
+        return value
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.replace_probability + self.random_probability > 1.0:
+            raise ValueError("replace_probability and random_probability add up to more than 1")
+        if self.generator is not None and self.generator_size is not None:
+            raise ValueError("generator and generator_size exclude each other; set one of them to null")
+        return self
+
+    def row_layout(self) -> Layout:
+        """Rows as `layout` says."""
+        return Layout(kind=self.layout)
+
+    def terms(self) -> Mapping[str, Term]:
+        """The generator's terms over masked tokens, the discriminator's over all."""
+        from terakoya_plugins.objectives.replaced_token.module import BINS
+
+        return {
+            "generator_loss": Term("masked", self.generator_weight),
+            "generator_accuracy": Term("masked"),
+            "sampled_accuracy": Term("masked"),
+            "discriminator_loss": Term("tokens", self.discriminator_weight),
+            "discriminator_scores": Term("tokens", bins=2 * BINS),
+        }
+
+    def derived(self, sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> Mapping[str, float]:
+        """The discriminator's accuracy, precision, recall and AUC, and the share of replaced tokens."""
+        from terakoya_plugins.objectives.replaced_token.module import measures
+
+        scores = sums.get("discriminator_scores")
+        return {} if scores is None else measures(scores, centre=self._centre())
+
+    def collate(self, rows: Rows, vocabulary: Vocabulary) -> Batch:
+        """Masks `rows` (B, T) by their keys.
+
+        Adds `masked_positions` (K,), indices into the flattened rows, `masked_labels` (K,), -100 in unused slots, and
+        `sample_uniforms` (K,) float64, the numbers that draw the generator's tokens. Counts: masked, tokens.
+        """
+        masked, batch = mask_rows(
+            rows,
+            vocabulary,
+            objective="replaced_token",
+            probability=self.mlm_probability,
+            whole_words=self.whole_word_mask,
+            budgeted=self.budgeted,
+            replace=(self.replace_probability, self.random_probability),
+        )
+        row, column = np.divmod(masked.positions, rows.tokens.shape[1])
+        drawn = numbers(streams(rows.keys, "sample")[row], column)
+        arrays = {**batch.arrays, "sample_uniforms": (drawn >> np.uint64(12)) * 2.0**-52}
+        return Batch(arrays, batch.counts)
+
+    def build(self, architecture: Architecture, vocabulary: Vocabulary) -> torch.nn.Module:
+        """The root module over two freshly initialised models."""
+        from terakoya.toolkit.architectures import encoder_models
+        from terakoya_plugins.objectives.replaced_token import module
+
+        small = self._generator(architecture)
+        for role, each, head in (("generator", small, "masked"), ("discriminator", architecture, "discriminator")):
+            if head not in each.heads:
+                raise UserError(
+                    f"objective replaced_token: architecture {type(each).__name__} cannot be the {role}: it has no "
+                    f"head {head!r}, only {sorted(each.heads)}"
+                )
+        if self.layout == "packed" and small.isolation == "none":
+            raise UserError(
+                f"objective.generator: architecture {type(small).__name__} cannot keep documents in one row apart; "
+                'use objective.layout "stream" or "lines"'
+            )
+        longest = architecture.max_sequence_length(), small.max_sequence_length()
+        if longest[1] is not None and (longest[0] is None or longest[0] > longest[1]):
+            raise UserError(
+                f"objective.generator: takes rows of at most {longest[1]} tokens, the discriminator "
+                f"{longest[0] or 'any'}; give both the same length"
+            )
+        generator, discriminator = small.build(vocabulary, "masked"), architecture.build(vocabulary, "discriminator")
+        try:
+            if self.sharing == "tied":
+                encoder_models.share_embeddings(generator, discriminator)
+            elif self.sharing == "disentangled":
+                module.disentangle(generator, discriminator)
+        except UserError as error:
+            raise UserError(
+                f"objective.sharing: {error}; give both the same embedding size, or set objective.sharing to none"
+            ) from None
+        return module.ReplacedTokenModule(
+            small, generator, architecture, discriminator, temperature=self.temperature, centre=self._centre()
+        )
+
+    def _centre(self) -> float:
+        """The score of a discriminator that knows no more than how many tokens are masked."""
+        return math.log(self.mlm_probability / (1.0 - self.mlm_probability))
+
+    def _generator(self, architecture: Architecture) -> Architecture:
+        if self.generator is not None:
+            return self.generator
+        try:
+            return architecture.scaled(Fraction(self.generator_size or DEFAULT_SIZE))
+        except UserError as error:
+            raise UserError(f"objective.generator_size: {error}") from None
+
+    def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
+        """Both models, each in a folder of its own."""
+        from terakoya_plugins.objectives.replaced_token.module import joined
+
+        return {"generator": module.generator, "discriminator": joined(module.discriminator)}
+
+    def flops_per_token(self, module: torch.nn.Module, architecture: Architecture, *, context: float) -> float:
+        """Both models; the generator's head runs at the predicted positions only."""
+        parts: Any = module
+        small: Architecture = parts.generator_architecture
+        generator = small.flops_per_token(parts.generator, context=context, head_share=self.mlm_probability)
+        return generator + architecture.flops_per_token(parts.discriminator, context=context)
+
+    def adopt(self, module: torch.nn.Module, models: Mapping[str, PreTrainedModel]) -> None:
+        """Both models' weights; with `disentangled` the difference is what their word embeddings differ by."""
+        if self.sharing != "disentangled":
+            super().adopt(module, models)
+            return
+        from terakoya.components import copy_weights as adoption
+        from terakoya_plugins.objectives.replaced_token.module import disentangle
+
+        disentangle(models["generator"], models["discriminator"], learnt=True)
+        parts = {"generator": module.generator, "discriminator": module.discriminator}
+        adoption.copy_weights(module, parts, models)
+
+
+@hookimpl
+def register_objectives() -> dict[str, type[Objective]]:
+    """Offers `replaced_token`."""
+    return {"replaced_token": ReplacedToken}

@@ -1,0 +1,31 @@
+"""The root module of span corruption: an encoder-decoder, its vocabulary head run where the decoder writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from terakoya.components import Architecture
+from terakoya.toolkit.objectives.cross_entropy import summed_cross_entropy_
+
+
+class SpanCorruptionModule(nn.Module):
+    """Wraps `model`; its forward returns loss sums in float32, not means."""
+
+    def __init__(self, architecture: Architecture, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.architecture = architecture
+        self.model = model
+
+    def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Sums over the micro-batch: `span_loss`; in evaluation how many target tokens were right, too."""
+        hidden = self.architecture.hidden(self.model, batch)
+        logits = self.architecture.logits(self.model, hidden.flatten(0, 1))
+        labels = batch["labels"].flatten()
+        sums = {}
+        if not self.training:
+            sums["target_accuracy"] = (logits.argmax(-1) == labels).sum(dtype=torch.float32)
+        return sums | {"span_loss": summed_cross_entropy_(logits, labels)}

@@ -1,0 +1,48 @@
+"""AdamW (Loshchilov and Hutter, 2019, arXiv:1711.05101), with and without bias correction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat
+
+from terakoya import hookimpl
+from terakoya.components import Optimizer
+from terakoya.toolkit.parameter_groups import decay_groups, trainable
+
+if TYPE_CHECKING:
+    import torch
+
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class AdamW(Optimizer):
+    """Decay on matrices only: biases and norms (every parameter of fewer than two dimensions) are left alone.
+
+    `bias_correction` false is the optimizer of the original BERT and ELECTRA: moments start at zero and are used as
+    they are.
+    """
+
+    weight_decay: NonNegativeFloat = 0.01
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    bias_correction: bool = True
+
+    def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
+        """torch's AdamW over two groups, decayed and not."""
+        from terakoya_plugins.optimizers.adamw import uncorrected as _uncorrected_adamw
+
+        return _uncorrected_adamw.build(
+            decay_groups(trainable(module), self.weight_decay),
+            learning_rate=self.learning_rate,
+            betas=self.betas,
+            eps=self.eps,
+            bias_correction=self.bias_correction,
+            fused=fused,
+        )
+
+
+@hookimpl
+def register_optimizers() -> dict[str, type[Optimizer]]:
+    """Offers `adamw`."""
+    return {"adamw": AdamW}

@@ -1,0 +1,48 @@
+"""Lion (Chen et al., 2023, arXiv:2302.06675): every weight moves by the sign of an average of gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field, NonNegativeFloat
+
+from terakoya import hookimpl
+from terakoya.components import Optimizer
+from terakoya.errors import UserError
+from terakoya.toolkit.parameter_groups import decay_groups, trainable
+
+if TYPE_CHECKING:
+    import torch
+
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class Lion(Optimizer):
+    """lion-pytorch's. One moment instead of AdamW's two; its authors take a learning rate 3 to 10 times lower than
+    AdamW's, and a weight decay as many times higher."""
+
+    weight_decay: NonNegativeFloat = 0.1
+    betas: tuple[Beta, Beta] = (0.9, 0.99)
+
+    trial: ClassVar = {"learning_rate": 0.003}
+
+    def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
+        """lion-pytorch's Lion over two groups, decayed and not.
+
+        Raises:
+            UserError: lion-pytorch is not installed.
+        """
+        try:
+            from terakoya_plugins.optimizers.lion.by_groups import LionByGroups
+        except ImportError as error:
+            raise UserError(f'optimizer lion: {error}; install it with `pip install "terakoya[lion]"`') from error
+        optimizer: torch.optim.Optimizer = LionByGroups(
+            decay_groups(trainable(module), self.weight_decay), lr=self.learning_rate, betas=self.betas
+        )
+        return optimizer
+
+
+@hookimpl
+def register_optimizers() -> dict[str, type[Optimizer]]:
+    """Offers `lion`."""
+    return {"lion": Lion}

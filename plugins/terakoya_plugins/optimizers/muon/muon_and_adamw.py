@@ -1,0 +1,94 @@
+"""Two torch optimizers as one: Muon and AdamW over different weights, with one state and one list of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from terakoya.toolkit.parameter_groups import decay_groups, dimensions, trainable
+
+if TYPE_CHECKING:
+    from terakoya_plugins.optimizers.muon import Muon
+
+
+class MuonAndAdamW(torch.optim.Optimizer):
+    """Steps a Muon and an AdamW. Their groups, Muon's first, are this optimizer's, and so is their state.
+
+    `ratio` is the learning rate of AdamW's groups over that of Muon's; all groups bear Muon's.
+    """
+
+    def __init__(self, muon: torch.optim.Muon | None, adamw: torch.optim.AdamW | None, *, ratio: float) -> None:
+        self.parts: list[torch.optim.Optimizer] = [each for each in (muon, adamw) if each is not None]
+        self.ratio = ratio
+        groups = [group for part in self.parts for group in part.param_groups]
+        super().__init__([{"params": group["params"]} for group in groups], {"lr": groups[0]["lr"]})
+        self.param_groups = groups
+        self._share()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes over state and groups, as `load_state_dict` hands them, for both."""
+        super().__setstate__(state)
+        self._share()
+
+    def _share(self) -> None:
+        """Lets both work on this optimizer's groups and state."""
+        start = 0
+        for part in self.parts:
+            stop = start + len(part.param_groups)
+            part.param_groups, part.state = self.param_groups[start:stop], self.state
+            start = stop
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update of every weight that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self.parts:
+            rates = [group["lr"] for group in part.param_groups]
+            if isinstance(part, torch.optim.AdamW):
+                for group, rate in zip(part.param_groups, rates, strict=True):
+                    group["lr"] = rate * self.ratio
+            part.step()
+            for group, rate in zip(part.param_groups, rates, strict=True):
+                group["lr"] = rate
+        return loss
+
+
+def build(settings: Muon, module: nn.Module, *, fused: bool) -> MuonAndAdamW:
+    """The optimizer of `settings` over what is trained in `module`."""
+    hidden = {id(parameter) for parameter in hidden_matrices(module)}
+    matrices = [parameter for parameter in trainable(module) if id(parameter) in hidden]
+    rest = [parameter for parameter in trainable(module) if id(parameter) not in hidden]
+    muon = adamw = None
+    if matrices:
+        muon = torch.optim.Muon(
+            matrices, lr=settings.learning_rate, weight_decay=settings.weight_decay, momentum=settings.momentum,
+            nesterov=settings.nesterov, ns_steps=settings.ns_steps, adjust_lr_fn=settings.adjust_lr_fn,
+        )  # fmt: skip
+    if rest:
+        adamw = torch.optim.AdamW(
+            decay_groups(rest, settings.weight_decay),
+            lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=fused,
+        )  # fmt: skip
+    return MuonAndAdamW(
+        muon, adamw, ratio=(settings.adamw_learning_rate or settings.learning_rate) / settings.learning_rate
+    )
+
+
+def hidden_matrices(module: nn.Module) -> Iterator[nn.Parameter]:
+    """The matrices of the repeated blocks, which every model of Transformers keeps in a ModuleList, without embeddings.
+    Where there is no ModuleList, all matrices but embeddings and what has an embedding's shape, as heads have."""
+    embeddings = [each.weight for each in module.modules() if isinstance(each, nn.Embedding)]
+    known, shapes = {id(each) for each in embeddings}, {each.shape for each in embeddings}
+    blocks: list[nn.Module] = [each for each in module.modules() if isinstance(each, nn.ModuleList)]
+    seen: set[int] = set()
+    for part in blocks or [module]:
+        for parameter in part.parameters():
+            head = not blocks and parameter.shape in shapes
+            if dimensions(parameter) == 2 and not head and id(parameter) not in known | seen:
+                seen.add(id(parameter))
+                yield parameter

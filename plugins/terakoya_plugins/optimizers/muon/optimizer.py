@@ -1,0 +1,54 @@
+"""Muon (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/) for the matrices of the blocks, AdamW for the
+rest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat
+
+from terakoya import hookimpl
+from terakoya.components import Optimizer
+
+if TYPE_CHECKING:
+    import torch
+
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class Muon(Optimizer):
+    """torch's Muon for every matrix in the repeated blocks, torch's AdamW for embeddings, heads, norms and biases.
+
+    With `adjust_lr_fn` "match_rms_adamw" (Liu et al., 2025, arXiv:2502.16982) updates have the size of AdamW's, and one
+    `learning_rate` that suits AdamW does for both. With "original" Muon's own is higher, such as 0.02, and
+    `adamw_learning_rate` that of the rest. The schedule multiplies both.
+
+    Muon's updates are computed in bf16: a run in another world, whose gradients differ in their last bits, has losses
+    that differ more than with AdamW.
+    """
+
+    elementwise: ClassVar[bool] = False
+
+    learning_rate: PositiveFloat = 1e-3
+    adamw_learning_rate: PositiveFloat | None = None
+    weight_decay: NonNegativeFloat = 0.1
+    momentum: Beta = 0.95
+    nesterov: bool = True
+    ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5
+    adjust_lr_fn: Literal["original", "match_rms_adamw"] = "match_rms_adamw"
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    """AdamW's."""
+    eps: PositiveFloat = 1e-8
+    """AdamW's."""
+
+    def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
+        """One optimizer over both."""
+        from terakoya_plugins.optimizers.muon import muon_and_adamw as _muon_and_adamw
+
+        return _muon_and_adamw.build(self, module, fused=fused)
+
+
+@hookimpl
+def register_optimizers() -> dict[str, type[Optimizer]]:
+    """Offers `muon`."""
+    return {"muon": Muon}
