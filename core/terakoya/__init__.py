@@ -10,34 +10,31 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import pluggy
+from terakoya.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from terakoya.commands.prepare import prepare as prepare
-    from terakoya.commands.train import train as train
-    from terakoya.commands.try_model import fill_mask as fill_mask
-    from terakoya.commands.try_model import find_replaced as find_replaced
     from terakoya.conversion.export import export as export
     from terakoya.conversion.import_checkpoint import import_checkpoint as import_checkpoint
     from terakoya.estimation.estimate import estimate as estimate
     from terakoya.evaluation.evaluate import evaluate as evaluate
+    from terakoya.hookspecs import hookimpl as hookimpl
+    from terakoya.inference.predictions import fill_mask as fill_mask
+    from terakoya.inference.predictions import find_replaced as find_replaced
+    from terakoya.launch.here import train as train
+    from terakoya.preparation.prepare import prepare as prepare
     from terakoya.tokenization.train import train_tokenizer as train_tokenizer
 
-__version__ = "0.1.0"
-
-hookimpl = pluggy.HookimplMarker("terakoya")
-"""Marks a plugin's functions as hooks; every hook is described in `terakoya.hookspecs`."""
-
 _FUNCTIONS = {
+    "hookimpl": "terakoya.hookspecs",
     "train_tokenizer": "terakoya.tokenization.train",
-    "prepare": "terakoya.commands.prepare",
+    "prepare": "terakoya.preparation.prepare",
     "estimate": "terakoya.estimation.estimate",
-    "train": "terakoya.commands.train",
+    "train": "terakoya.launch.here",
     "evaluate": "terakoya.evaluation.evaluate",
     "export": "terakoya.conversion.export",
     "import_checkpoint": "terakoya.conversion.import_checkpoint",
-    "fill_mask": "terakoya.commands.try_model",
-    "find_replaced": "terakoya.commands.try_model",
+    "fill_mask": "terakoya.inference.predictions",
+    "find_replaced": "terakoya.inference.predictions",
 }
 
 

@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING
 import pluggy
 
 from terakoya import components
-from terakoya import hookimpl as hookimpl
 
 if TYPE_CHECKING:
-    from terakoya.training.run import Run, StepReport
+    from terakoya.components.run import Run, StepReport
 
 PROJECT = "terakoya"
 hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a plugin's functions as hooks; `from terakoya import hookimpl`."""
 
 INTERFACE = "1.0"
 """The version of what plugins see: this page, `components`, and what they name. The first number rises where a

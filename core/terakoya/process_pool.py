@@ -83,3 +83,8 @@ def _start(
 def _leave_with(parent: Connection) -> None:
     parent.poll(None)
     os._exit(1)
+
+
+def cores() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

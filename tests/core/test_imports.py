@@ -6,6 +6,7 @@ import pkgutil
 import subprocess
 import sys
 
+import grimp
 import pytest
 
 import terakoya.commands
@@ -29,7 +30,8 @@ MODULES = [
 
 @pytest.mark.parametrize("heavy", ["torch", "transformers", "accelerate", "deepspeed"])
 def test_commands_and_contracts_import_nothing_heavy(heavy: str) -> None:
-    commands = [f"terakoya.commands.{module.name}" for module in pkgutil.iter_modules(terakoya.commands.__path__)]
+    walk = pkgutil.walk_packages(terakoya.commands.__path__, "terakoya.commands.")
+    commands = [module.name for module in walk if ".templates" not in module.name]
     assert "terakoya.commands.main" in commands
     program = (
         f"import importlib, sys\nfor name in {[*MODULES, *commands]!r}:\n    importlib.import_module(name)\n"
@@ -39,3 +41,13 @@ def test_commands_and_contracts_import_nothing_heavy(heavy: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """Imports for types alone count too."""
+    graph = grimp.build_graph("terakoya", "terakoya_plugins")
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    while ends := [module for module, imported in imports.items() if not imported & imports.keys()]:
+        for module in ends:
+            del imports[module]
+    assert not imports, f"modules in circles, and what leads to them: {sorted(imports)}"

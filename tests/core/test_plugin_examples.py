@@ -18,8 +18,8 @@ import pytest
 from typer.testing import CliRunner
 
 from terakoya.commands.main import app
-from terakoya.commands.try_model import fill_mask
 from terakoya.errors import UserError
+from terakoya.inference.predictions import fill_mask
 from terakoya.plugins import loading as plugins
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,7 +23,8 @@ from terakoya.plugins import registry
 from terakoya.rows.loader import Loader
 from terakoya.rows.row_source import RowSource
 from terakoya.toolkit.architectures import attention
-from terakoya.training.setup import build_module, train_here
+from terakoya.training.model.build import build_module
+from terakoya.training.setup import train_here
 
 PRESETS = Path(__file__).resolve().parents[2] / "parameters"
 WIDTHS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}

@@ -26,7 +26,7 @@ from terakoya.plugins import loading as plugins
 from terakoya.toolkit.architectures import attention
 from terakoya.training.checkpoint import checkpoint
 from terakoya.training.checkpoint import state as checkpoint_state
-from terakoya.training.setup import build_module
+from terakoya.training.model.build import build_module
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "plugins" / "examples"
 POT = ["camembert", "convbert", "ernie", "funnel", "luke", "megatron_bert", "mobilebert", "roformer", "squeezebert",

@@ -16,6 +16,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from terakoya.components import Architecture, Objective
+from terakoya.components.rows import Layout
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.language_pretraining_json import read_field_parameters
 from terakoya.config.parameters import Parameters
@@ -23,7 +24,7 @@ from terakoya.contract.toy import VOCABULARY
 from terakoya.contract.toy import make_store as contract_store
 from terakoya.conversion.export import build_models, export
 from terakoya.plugins import registry
-from terakoya.rows.row_source import Layout, RowSource
+from terakoya.rows.row_source import RowSource
 from terakoya.toolkit.architectures import attention
 from terakoya.training.checkpoint import checkpoint
 from terakoya.training.setup import train_here

@@ -18,8 +18,9 @@ import pytest
 import toy
 
 from terakoya.components import JobState, SubmittedJob
-from terakoya.launch.jobs import Note, find, states
+from terakoya.launch.jobs import find, states
 from terakoya.launch.plan import Planned, launch
+from terakoya.toolkit.launchers.submitted import Note
 
 CLUSTER = Path(__file__).parents[2] / "tools/slurm/cluster.sh"
 MISSING = [name for name in ("slurmctld", "slurmd", "sbatch", "munged", "unshare") if shutil.which(name) is None]

@@ -36,12 +36,12 @@ import transformers
 import turns
 from torch.nn.utils.rnn import pad_sequence
 
-from terakoya.commands.prepare import prepare
 from terakoya.config.parameters import Parameters
+from terakoya.preparation.prepare import prepare
 from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
-from terakoya.training.setup import build_module
+from terakoya.training.model.build import build_module
 
 OURS = "terakoya"
 PADDED, SORTED = "Trainer, padded", "Trainer, padded, grouped by length"

@@ -28,7 +28,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.rows.loader import Loader
 from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import TokenStore
-from terakoya.training.setup import build_module
+from terakoya.training.model.build import build_module
 
 Collate = Callable[[list[Any]], Mapping[str, Tensor]]
 

@@ -25,9 +25,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 from prepare_turns import plain
 
-from terakoya.commands.prepare import prepare
 from terakoya.commands.store.app import Count, count
 from terakoya.corpus.corpus import Corpus, Document
+from terakoya.preparation.prepare import prepare
 from terakoya.store.token_store import IDX_HEADER, IDX_MAGIC, TokenStore
 
 GOAL = 1e-3

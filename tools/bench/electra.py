@@ -40,7 +40,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
-from terakoya.training.setup import build_module
+from terakoya.training.model.build import build_module
 
 OURS = "terakoya, packed rows"
 GOALS = {"plain, padded lines": 2.5}

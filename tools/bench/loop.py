@@ -45,7 +45,7 @@ from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import BatchMaker, StepBatches
-from terakoya.training.setup import build_module
+from terakoya.training.model.build import build_module
 
 GOAL = 0.5
 ALONE, WHOLE, RAW = "terakoya, batches ready", "terakoya, whole", "raw torch loop"

@@ -31,7 +31,8 @@ import transformers
 from transformers import DataCollatorForLanguageModeling
 
 from terakoya import plugins
-from terakoya.rows.row_source import Layout, Rows, RowSource
+from terakoya.components.rows import Layout, Rows
+from terakoya.rows.row_source import RowSource
 from terakoya.toolkit.objectives.masking import Masked, mask
 from terakoya.training.distributed import cpu_allocator as cpu_memory
 

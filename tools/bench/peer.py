@@ -24,7 +24,7 @@ from turns import Step, Turn
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
-from terakoya.training.setup import build_module
+from terakoya.training.model.build import build_module
 
 
 class Sequences(torch.utils.data.Dataset):

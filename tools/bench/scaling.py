@@ -26,7 +26,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import lines
 
-from terakoya.doctor.checks import cores
+from terakoya.process_pool import cores
 
 ENGINES: Mapping[str, dict[str, Any]] = {
     "ddp": {"engine": "ddp"},

@@ -10,7 +10,8 @@ import torch
 from terakoya import hookimpl
 
 if TYPE_CHECKING:
-    from terakoya.training.run import Run, StepReport
+    from terakoya.components.run import StepReport
+    from terakoya.training.run import Run
 
 
 class Clock:

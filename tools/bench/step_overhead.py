@@ -44,7 +44,7 @@ from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
 from terakoya.training.engines.ddp import BUFFERS_OPTION
-from terakoya.training.setup import build_module
+from terakoya.training.model.build import build_module
 
 LEG, WARM_UP, READY = 10, 3, 32
 """Steps of a leg: as many as from one logged step to the next; legs that are not counted; batches that are there."""

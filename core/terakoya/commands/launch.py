@@ -104,8 +104,8 @@ def _show(kind: str, planned: Planned, *, submitted: bool) -> None:
 
 def _tell(kind: str, planned: Planned, *, every: float | None) -> None:
     """Says which job it became, for launchers whose jobs go on by themselves, and follows it where `every` is given."""
-    from terakoya.launch.jobs import Note
     from terakoya.log import console
+    from terakoya.toolkit.launchers.submitted import Note
 
     note = Note.read(planned.folder)
     if note is None or note.launcher != kind:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from terakoya import __version__, log
+from terakoya import log
 from terakoya.commands import (
     demo,
     doctor,
@@ -33,6 +33,7 @@ from terakoya.commands.plugins import app as plugins
 from terakoya.commands.store import app as store
 from terakoya.commands.tokenizer import app as tokenizer
 from terakoya.errors import Stopped, UserError
+from terakoya.version import __version__
 
 DEBUG_VARIABLE = "TERAKOYA_DEBUG"
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import ClassVar, Literal, Protocol
 
 from terakoya.components.base import Component
@@ -116,8 +121,6 @@ class Launcher(Component):
         As it stands, runs the plan's commands, one after another until one fails, in this terminal. One whose jobs go
         on by themselves returns once it is submitted, and leaves a `launched.Note` in `folder`.
         """
-        from terakoya.launch.plan import run_commands
-
         return run_commands(plan.commands)
 
     @classmethod
@@ -131,3 +134,29 @@ class Launcher(Component):
             f"launch {cls.__name__.lower()}: its runs live in the terminal that starts them: Ctrl-C stops one, and "
             "`terakoya status RUN` looks at it"
         )
+
+
+def run_commands(commands: Sequence[str]) -> int:
+    """Runs lines for a shell one after another, in this terminal, until one fails; returns its exit code, else 0.
+
+    Ctrl-C and SIGTERM are left to what runs: it saves and ends, and says how.
+    """
+    for command in commands:
+        process = subprocess.Popen(["bash", "-c", command])
+        handlers = {
+            signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),  # the terminal sends it there too
+            signal.SIGTERM: signal.signal(signal.SIGTERM, partial(_pass_on, process)),
+        }
+        try:
+            code = process.wait()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        if code:
+            return code if code > 0 else 128 - code
+    return 0
+
+
+def _pass_on(process: subprocess.Popen[bytes], number: int, frame: FrameType | None) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from terakoya.rows.row_source import Layout, Rows
+    from terakoya.components.rows import Layout, Rows
 
 
 @dataclass(frozen=True)

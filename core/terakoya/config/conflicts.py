@@ -11,16 +11,16 @@ from terakoya.components import Architecture
 from terakoya.config import deepspeed as deepspeed_settings
 
 if TYPE_CHECKING:
-    from terakoya.config.parameters import Parameters
+    from terakoya.config.fields import ParameterFields
 
 
-def check(parameters: Parameters) -> None:
+def check(parameters: ParameterFields) -> None:
     """Raises ValueError with the first contradiction."""
     for problem in contradictions(parameters):
         raise ValueError(problem)
 
 
-def contradictions(parameters: Parameters) -> Iterator[str]:
+def contradictions(parameters: ParameterFields) -> Iterator[str]:
     """Each contradiction in `parameters`: where, what was expected, what was got, what to do."""
     yield from _of_data(parameters)
     yield from _of_numbers(parameters)
@@ -34,7 +34,7 @@ def contradictions(parameters: Parameters) -> Iterator[str]:
         yield from _of_shared_positions(parameters)
 
 
-def _of_data(parameters: Parameters) -> Iterator[str]:
+def _of_data(parameters: ParameterFields) -> Iterator[str]:
     bound, length = parameters.architecture.max_sequence_length(), parameters.data.sequence_length
     if bound is not None and length > bound:
         yield (f"data.sequence_length: expected at most {bound}, the longest that the architecture takes, got {length}")
@@ -49,7 +49,7 @@ def _of_data(parameters: Parameters) -> Iterator[str]:
         )
 
 
-def _of_numbers(parameters: Parameters) -> Iterator[str]:
+def _of_numbers(parameters: ParameterFields) -> Iterator[str]:
     precision = parameters.precision
     if parameters.loss_scaling is not None and precision != "fp16":
         yield (
@@ -63,7 +63,7 @@ def _of_numbers(parameters: Parameters) -> Iterator[str]:
         yield f'precision: "fp8" is for parallel.engine "ddp", got "{engine}"; use one of them'
 
 
-def _of_architecture(parameters: Parameters) -> Iterator[str]:
+def _of_architecture(parameters: ParameterFields) -> Iterator[str]:
     architecture, layout = parameters.architecture, parameters.objective.row_layout().kind
     name = type(architecture).__name__
     if layout == "packed" and architecture.isolation == "none":
@@ -87,7 +87,7 @@ def _of_architecture(parameters: Parameters) -> Iterator[str]:
                 )
 
 
-def _of_processes(parameters: Parameters) -> Iterator[str]:
+def _of_processes(parameters: ParameterFields) -> Iterator[str]:
     stage, optimizer = parameters.parallel.zero_stage, parameters.optimizer
     if parameters.parallel.deepspeed_config is not None and stage is not None:
         yield from deepspeed_settings.problems(
@@ -113,7 +113,7 @@ def _of_processes(parameters: Parameters) -> Iterator[str]:
         )
 
 
-def _of_shared_products(parameters: Parameters) -> Iterator[str]:
+def _of_shared_products(parameters: ParameterFields) -> Iterator[str]:
     """What processes that share matrix products cannot do, with the nearest that they can."""
     processes, optimizer = parameters.parallel.tp_size, parameters.optimizer
     key = f"parallel.tp_size {processes}"
@@ -155,7 +155,7 @@ def _of_shared_products(parameters: Parameters) -> Iterator[str]:
         )
 
 
-def _of_shared_blocks(parameters: Parameters) -> Iterator[str]:
+def _of_shared_blocks(parameters: ParameterFields) -> Iterator[str]:
     """What processes that share the blocks of a model cannot do, with the nearest that they can."""
     architecture, objective, parallel = parameters.architecture, parameters.objective, parameters.parallel
     key, name = f"parallel.pp_size {parallel.pp_size}", type(architecture).__name__
@@ -201,7 +201,7 @@ def _of_shared_blocks(parameters: Parameters) -> Iterator[str]:
         )
 
 
-def _of_shared_positions(parameters: Parameters) -> Iterator[str]:
+def _of_shared_positions(parameters: ParameterFields) -> Iterator[str]:
     """What processes that share the positions of rows cannot do, with the nearest that they can."""
     architecture, objective, processes = parameters.architecture, parameters.objective, parameters.parallel.sp_size
     key, name, length = f"parallel.sp_size {processes}", type(architecture).__name__, parameters.data.sequence_length

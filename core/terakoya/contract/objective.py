@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from terakoya.components import Architecture, Batch, Objective
+from terakoya.components.rows import Layout, Rows
 from terakoya.contract import settings, toy
 from terakoya.contract.findings import Check, NotLookedAt, Wrong
 from terakoya.errors import UserError
 from terakoya.plugins import registry
-from terakoya.rows.row_source import Layout, Rows
 from terakoya.toolkit.architectures import attention
 
 TOLERANCE = 1e-4

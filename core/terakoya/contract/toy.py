@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from terakoya.components import Component
+from terakoya.components.rows import Layout, Rows
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.rows.row_source import Layout, Rows, RowSource
+from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import TokenStore, Unit
 from terakoya.store.writer import write_store
 

@@ -7,7 +7,7 @@ import importlib.metadata
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ from terakoya.corpus.sentences import split_sentences
 from terakoya.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from terakoya.corpus.corpus import Corpus
+    pass
 
 VERSION = 1
 """Raised when a step comes to mean something else, so that what was cleaned before is cleaned again."""
@@ -265,20 +265,3 @@ class _Places:
 
     def _look(self) -> int:
         return int(self._places[self._at]) if self._at < len(self._places) else 1 << 64
-
-
-def cleaned(corpus: Corpus, steps: Sequence[Step], folder: Path, *, held_out: bool = False) -> Corpus:
-    """`corpus` after `steps`, the plan of which lies in `folder`; with `held_out`, the documents held out instead.
-
-    Nothing is read yet: see `terakoya.corpus.cleaning_plan.make_plan`. Raises UserError for `held_out` without such a
-    step and for a file given twice.
-    """
-    splits = any(isinstance(step, HoldOut) for step in steps)
-    if held_out and not splits:
-        raise UserError('held_out: expected a step {"type": "hold_out", "share": ...} in the list of cleaning steps')
-    files = tuple(corpus.sources)
-    names = [str(file) for file in files]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(f"{twice[0]}: is given twice; give it once to clean it")
-    side: Literal["all", "train", "held_out"] = "held_out" if held_out else "train" if splits else "all"
-    return replace(corpus, cleaning=Cleaning(tuple(steps), Path(folder), files, side))

@@ -7,25 +7,32 @@ then found in the parts, in the order of the corpus. So the plan depends on corp
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import logging
-import shutil
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from terakoya.corpus.cleaning import PLAN, Cleaning, ExactDuplicates, HoldOut, NearDuplicates
-from terakoya.corpus.deduplication import exact_duplicates, near_duplicates, signature
 from terakoya.corpus.documents import Block, Document
+from terakoya.errors import UserError
+
+if TYPE_CHECKING:
+    from terakoya.corpus.corpus import Corpus
+
+import io
+import logging
+import shutil
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from terakoya.atomic_files import committed, locked
+from terakoya.corpus.cleaning import PLAN, Cleaning, ExactDuplicates, HoldOut, NearDuplicates, Step
+from terakoya.corpus.deduplication import exact_duplicates, near_duplicates, signature
 from terakoya.process_pool import workers
-from terakoya.store.parts import committed
-from terakoya.store.writer import locked
 
 if TYPE_CHECKING:
     from terakoya.corpus.corpus import Corpus
@@ -249,3 +256,20 @@ def _example(cleaning: Cleaning, record: np.void) -> str:
     file, line = cleaning.files[place >> 40], place & (1 << 40) - 1
     text = " ".join(excerpt.decode(errors="ignore").split())
     return f"{file}:{line}: {text}" + ("…" if len(excerpt) >= _EXCERPT_BYTES - 3 else "")
+
+
+def cleaned(corpus: Corpus, steps: Sequence[Step], folder: Path, *, held_out: bool = False) -> Corpus:
+    """`corpus` after `steps`, the plan of which lies in `folder`; with `held_out`, the documents held out instead.
+
+    Nothing is read yet: see `terakoya.corpus.cleaning_plan.make_plan`. Raises UserError for `held_out` without such a
+    step and for a file given twice.
+    """
+    splits = any(isinstance(step, HoldOut) for step in steps)
+    if held_out and not splits:
+        raise UserError('held_out: expected a step {"type": "hold_out", "share": ...} in the list of cleaning steps')
+    files = tuple(corpus.sources)
+    names = [str(file) for file in files]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"{twice[0]}: is given twice; give it once to clean it")
+    side: Literal["all", "train", "held_out"] = "held_out" if held_out else "train" if splits else "all"
+    return replace(corpus, cleaning=Cleaning(tuple(steps), Path(folder), files, side))

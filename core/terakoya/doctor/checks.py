@@ -30,11 +30,6 @@ class Finding:
     remedy: str = ""
 
 
-def cores() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def nvidia_smi() -> list[str] | None:
     """Of each GPU "name, driver version, total MiB, free MiB" as the driver sees it; None without a working driver."""
     if shutil.which("nvidia-smi") is None:

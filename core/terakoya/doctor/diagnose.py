@@ -12,6 +12,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from terakoya import process_pool
 from terakoya.doctor import checks as machine
 from terakoya.doctor.checks import Finding
 from terakoya.plugins import registry
@@ -26,7 +27,7 @@ def diagnose(folder: Path) -> list[Finding]:
 
     (built_for, available), torch = _torch()
     memory = psutil.virtual_memory()
-    cores = machine.cores()
+    cores = process_pool.cores()
     extensions = os.environ.get("TORCH_EXTENSIONS_DIR") or "~/.cache/torch_extensions"
     return [
         *versions(),

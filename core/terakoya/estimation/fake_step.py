@@ -22,7 +22,8 @@ from torch.overrides import TorchFunctionMode
 
 from terakoya.components import Architecture
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.config.parameters import Parallel, Parameters
+from terakoya.config.parallel import Parallel
+from terakoya.config.parameters import Parameters
 from terakoya.estimation.live_bytes import BATCH, GRADIENTS, OPTIMIZER, WEIGHTS, LiveBytes
 from terakoya.estimation.synthetic_rows import trial_rows
 from terakoya.toolkit.architectures import attention
@@ -33,8 +34,8 @@ from terakoya.training.distributed.deepspeed_setup import PERSISTENCE_THRESHOLD
 from terakoya.training.distributed.topology import Place, Topology
 from terakoya.training.engines import build as engines
 from terakoya.training.engines.ddp import DDPEngine
-from terakoya.training.engines.engine import saved_values
 from terakoya.training.loss import weighted
+from terakoya.training.model.named_weights import saved_values
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from terakoya import __version__
 from terakoya.runs import metrics
 from terakoya.runs.charts import Line, picture
 from terakoya.runs.metrics import Metrics
+from terakoya.version import __version__
 
 CURVE = "training.svg"
 """The picture's name beside the card."""

@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
-from terakoya.doctor.checks import cores
 from terakoya.launch import oom_killer as killed
 from terakoya.log import error_console
+from terakoya.process_pool import cores
 
 GRACE_SECONDS = 15.0
 """How long the others may go on after one process has failed before they are ended."""

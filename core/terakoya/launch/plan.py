@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from terakoya.components import Job, Launcher, LaunchPlan
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.launch.jobs import plan_folder
 from terakoya.plugins.create import made
+from terakoya.toolkit.launchers.submitted import plan_folder
 
 
 @dataclass(frozen=True)
@@ -104,29 +99,3 @@ def make_job(
         name, words, Path.cwd(), run, dict(loaded.batch_size), loaded.parallel.timeout_seconds, loaded.on_lost_node,
         reads=tuple(dict.fromkeys(path.absolute() for path in (*stores, *data.validation))),
     )  # fmt: skip
-
-
-def run_commands(commands: Sequence[str]) -> int:
-    """Runs lines for a shell one after another, in this terminal, until one fails; returns its exit code, else 0.
-
-    Ctrl-C and SIGTERM are left to what runs: it saves and ends, and says how.
-    """
-    for command in commands:
-        process = subprocess.Popen(["bash", "-c", command])
-        handlers = {
-            signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),  # the terminal sends it there too
-            signal.SIGTERM: signal.signal(signal.SIGTERM, partial(_pass_on, process)),
-        }
-        try:
-            code = process.wait()
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-        if code:
-            return code if code > 0 else 128 - code
-    return 0
-
-
-def _pass_on(process: subprocess.Popen[bytes], number: int, frame: FrameType | None) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(number)

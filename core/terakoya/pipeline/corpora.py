@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from terakoya.corpus.cleaning import Step, cleaned, read_steps
-from terakoya.corpus.cleaning_plan import make_plan
+from terakoya.corpus.cleaning import Step, read_steps
+from terakoya.corpus.cleaning_plan import cleaned, make_plan
 from terakoya.corpus.corpus import Corpus, Reject
 from terakoya.corpus.files import Source, find_files
 from terakoya.corpus.hold_out import hold_out
@@ -142,7 +142,7 @@ class PipelineCorpus:
 
     def prepare(self, part: Part) -> Mapping[str, Any]:
         """Makes the store of `part`; returns its counts."""
-        from terakoya.commands.prepare import prepare
+        from terakoya.preparation.prepare import prepare
 
         settings, pipeline = self.settings, self._pipeline
         facts = prepare(

@@ -109,7 +109,7 @@ class Demo:
 
 def told(demo: Demo, results: list[StageResult]) -> Iterator[str]:
     """What the demo did, in order, one line each: `results` in words, the losses, an example, where the model lies."""
-    from terakoya.commands.try_model import fill_mask
+    from terakoya.inference.predictions import fill_mask
 
     what = {
         "tokenizer": "trained a MeCab + WordPiece tokenizer on the bundled corpus",

@@ -114,7 +114,7 @@ class _Plan:
     @cached_property
     def _ids_from(self) -> Mapping[str, str]:
         """What ids depend on, hashed: the tokenizer's files, its dictionary, library versions."""
-        from terakoya.commands.prepare import recognise_tokenizer
+        from terakoya.tokenization.recognise import recognise_tokenizer
 
         folder = self.pipeline.tokenizer_folder
         return recognise_tokenizer(folder).fingerprint(folder)
@@ -147,13 +147,16 @@ class _Plan:
     def _train(self) -> Mapping[str, Any]:
         import torch
 
+        from terakoya.estimation import out_of_memory
         from terakoya.launch.local import run_processes
         from terakoya.training.setup import train_here
 
         pipeline, parameters = self.pipeline, self._parameters()
         processes = pipeline.training_processes or max(1, torch.cuda.device_count())
         if processes == 1:
-            result = train_here(Parameters.from_dict(parameters, source="parameters"), pipeline.run)
+            result = train_here(
+                Parameters.from_dict(parameters, source="parameters"), pipeline.run, advice=out_of_memory.explaining
+            )
             if result.stopped_by:
                 raise Stopped(f"train: stopped at step {result.step} by {result.stopped_by}; the same command goes on")
             return {"step": result.step}

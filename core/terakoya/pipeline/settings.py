@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from terakoya.doctor.checks import cores
 from terakoya.errors import UserError
 from terakoya.json_settings import explain, read_json
+from terakoya.process_pool import cores
 from terakoya.rows.blending import PERIOD, integer_weights
 
 

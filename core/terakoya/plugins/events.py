@@ -10,7 +10,7 @@ from terakoya.errors import UserError
 from terakoya.plugins.discovery import PluginError, describe
 
 if TYPE_CHECKING:
-    from terakoya.training.run import Run, StepReport
+    from terakoya.components.run import Run, StepReport
 
 EVENTS = ("run_started", "step_finished", "evaluate", "checkpoint_saved", "run_finished")
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import orjson
 
+from terakoya.atomic_files import committed
 from terakoya.corpus.corpus import Block, Corpus
 from terakoya.preparation.encoding import source_name
 from terakoya.preparation.job import Preparation
-from terakoya.store.parts import PartFacts, committed, read_part
+from terakoya.store.parts import PartFacts, read_part
 
 BLOCKS = "blocks.json"
 """The list's name in the folder of parts. It stands for the same input as the parts do."""

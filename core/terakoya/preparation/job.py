@@ -14,6 +14,7 @@ from typing import Self
 
 import orjson
 
+from terakoya.atomic_files import locked
 from terakoya.components import Tokenizer
 from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.documents import REMEDIES
@@ -22,16 +23,15 @@ from terakoya.preparation.chat_template import ChatTemplate
 from terakoya.preparation.disk_space import check_disk
 from terakoya.preparation.encoding import BlockEncoder, Task
 from terakoya.preparation.resuming import begin, clear, finished_facts
-from terakoya.preparation.sharding import SHARD, SHARD_BLOCKS, Shard, ShardBlocks
+from terakoya.preparation.sharding import Shard, ShardBlocks
 from terakoya.preparation.submitted_jobs import check_no_jobs
 from terakoya.store.assembly import CHAT_TEMPLATE, Totals, assemble, write_rejects
+from terakoya.store.recorded_options import SHARD, SHARD_BLOCKS, TEMPLATE_INPUT
 from terakoya.store.token_store import PARTS, StoreFacts, TokenStore, Unit
-from terakoya.store.writer import Parts, locked
+from terakoya.store.writer import Parts
 
 logger = logging.getLogger("terakoya")
 
-TEMPLATE_INPUT = "tokenizer chat template"
-"""The input of a store of conversations that says which template it was made with."""
 
 _MIN_BLOCK, _MAX_BLOCK, _MAX_PARTS = 1 << 20, 32 << 20, 50_000
 

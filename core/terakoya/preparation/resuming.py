@@ -9,11 +9,10 @@ from pathlib import Path
 
 import orjson
 
+from terakoya.atomic_files import LOCK, committed
 from terakoya.errors import UserError
-from terakoya.preparation.sharding import SHARD_BLOCKS
-from terakoya.store.parts import committed
+from terakoya.store.recorded_options import SHARD_BLOCKS
 from terakoya.store.token_store import PARTS, StoreFacts, TokenStore, read_facts
-from terakoya.store.writer import LOCK
 
 logger = logging.getLogger("terakoya")
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from terakoya.corpus.corpus import Block, Corpus
 from terakoya.errors import UserError
-
-SHARD, SHARD_BLOCKS = "shard", "shard blocks"
-"""What a shard's store records: which one it is, and where its first block begins and its last one ends."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +72,3 @@ class ShardBlocks:
             else:
                 end = f"{name}end" if name else end
         self.extent = f"{begin} to {end}"
-
-
-def check_joined(extents: Sequence[str]) -> None:
-    """UserError unless each of these shards of one corpus begins where the one before it ends."""
-    for number, (one, other) in enumerate(pairwise(extents), start=1):
-        end, begin = one.split(" to ")[-1], other.split(" to ")[0]
-        if begin != end and not (end.endswith(":end") and begin.endswith(":0")):
-            raise UserError(
-                f"shards {number} and {number + 1}: expected the second to begin where the first ends ({end}), it "
-                f"begins at {begin}; they were prepared by different versions of Python: prepare them again with one"
-            )

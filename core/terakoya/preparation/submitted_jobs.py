@@ -8,8 +8,8 @@ from pathlib import Path
 
 import orjson
 
+from terakoya.atomic_files import committed
 from terakoya.errors import UserError
-from terakoya.store.parts import committed
 
 JOBS = "jobs.json"
 """The note's name in the folder of parts."""

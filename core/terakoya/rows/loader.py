@@ -16,9 +16,10 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from terakoya.components.rows import Rows
 from terakoya.errors import UserError
 from terakoya.rows.blending import Blend
-from terakoya.rows.row_source import Rows, RowSource
+from terakoya.rows.row_source import RowSource
 
 T = TypeVar("T")
 AHEAD = 8

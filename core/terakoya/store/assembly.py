@@ -18,10 +18,11 @@ from typing import Protocol
 import numpy as np
 import orjson
 
+from terakoya.atomic_files import FileFacts, committed, sync_folder
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.store.parts import PartFacts, committed, sync_folder
-from terakoya.store.token_store import DTYPE_CODES, IDX_HEADER, IDX_MAGIC, PARTS, FileFacts, StoreFacts, Unit
+from terakoya.store.parts import PartFacts
+from terakoya.store.token_store import DTYPE_CODES, IDX_HEADER, IDX_MAGIC, PARTS, StoreFacts, Unit
 
 _NOT_TOKENIZER = (
     "*.safetensors",

@@ -12,9 +12,9 @@ import numpy as np
 import orjson
 
 from terakoya.errors import UserError
-from terakoya.preparation.sharding import SHARD, SHARD_BLOCKS, check_joined
 from terakoya.store.assembly import Bits, Options, Totals, assemble, new_store_folder
 from terakoya.store.recorded_hashes import check_recorded, read_recorded
+from terakoya.store.recorded_options import SHARD, SHARD_BLOCKS, check_joined
 from terakoya.store.token_store import StoreFacts, TokenStore
 
 _CHUNK = 1 << 20

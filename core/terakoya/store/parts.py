@@ -6,69 +6,23 @@ after the other) and `000007.json`, written after it, with the counts that say w
 
 from __future__ import annotations
 
-import hashlib
-import os
-import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import orjson
 
+from terakoya.atomic_files import _bytes, committed
 from terakoya.components import Encoded
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.corpus.corpus import Reject
 from terakoya.errors import UserError
-from terakoya.store.token_store import FileFacts, Unit
+from terakoya.store.token_store import Unit
 
 SECTIONS = ("ids", "lengths", "documents", "words", "rejects", "answers")
 _CHUNK = 4 << 20
-
-
-class HashedFile:
-    """A file being written, with its size and hash so far."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._hash = hashlib.sha256()
-        self._size = 0
-
-    def write(self, data: bytes | np.ndarray) -> None:
-        """Appends `data`."""
-        view = _bytes(data)
-        self._stream.write(view)
-        self._hash.update(view)
-        self._size += view.nbytes
-
-    def facts(self) -> FileFacts:
-        """Size and hash of what was written."""
-        return FileFacts(size=self._size, sha256=self._hash.hexdigest())
-
-
-@contextmanager
-def committed(file: Path, *, beside: Path | None = None) -> Iterator[HashedFile]:
-    """Writes `file` so that it is there whole or not at all: under another name (in the folder `beside`, else in its
-    own; it names host and process), flushed to disk, then renamed."""
-    draft = (beside or file.parent) / f"{file.name}.{socket.gethostname()}.{os.getpid()}.tmp"
-    with draft.open("wb") as stream:
-        yield HashedFile(stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    draft.replace(file)
-    sync_folder(file.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes renames in `folder` lasting."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @dataclass(frozen=True)
@@ -235,11 +189,6 @@ class PartBuilder:
         with committed(facts_file) as out:
             out.write(orjson.dumps(asdict(facts)))
         return facts
-
-
-def _bytes(data: bytes | np.ndarray) -> memoryview:
-    view = data.data if isinstance(data, np.ndarray) else memoryview(data)
-    return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 def _joined(arrays: Iterable[np.ndarray], dtype: str | np.dtype) -> np.ndarray:

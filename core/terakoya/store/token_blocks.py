@@ -15,10 +15,10 @@ from typing import IO
 import numpy as np
 import orjson
 
+from terakoya.atomic_files import sync_folder
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.corpus.files import Source, content_hash, find_files, open_plain
 from terakoya.errors import UserError
-from terakoya.store.parts import sync_folder
 from terakoya.store.recorded_hashes import check_recorded
 from terakoya.store.spans import Spans
 from terakoya.store.token_store import StoreFacts, TokenStore

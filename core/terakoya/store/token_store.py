@@ -20,6 +20,7 @@ import numpy as np
 import pydantic
 from pydantic import BaseModel, ConfigDict
 
+from terakoya.atomic_files import FileFacts
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.store.quick_checks import check_index_ends, check_some_ids
@@ -33,15 +34,6 @@ PARTS = ".parts"
 _CHUNK = 1 << 20
 
 Unit = Literal["document", "line"]
-
-
-class FileFacts(BaseModel):
-    """The size in bytes and the SHA-256 of a file of the store."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    size: int
-    sha256: str
 
 
 class StoreFacts(BaseModel):

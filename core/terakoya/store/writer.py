@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
-import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,38 +18,7 @@ from terakoya.store.token_store import PARTS, TokenStore, Unit
 
 logger = logging.getLogger("terakoya")
 
-LOCK = ".lock"
 _PART_TOKENS = 1 << 22
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Holds `folder` for this process. Raises UserError that names the host and process which holds it already."""
-    file = folder / LOCK
-    while True:
-        stream = file.open("a+")
-        try:
-            fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            stream.seek(0)
-            holder = stream.read().strip() or "another process"
-            stream.close()
-            raise UserError(
-                f"{folder}: expected a folder that nobody writes to, but {holder} is preparing it; "
-                "wait for it, or choose another --out"
-            ) from None
-        # The holder before us may have removed the file between our opening and our locking it.
-        if file.exists() and os.fstat(stream.fileno()).st_ino == file.stat().st_ino:
-            break
-        stream.close()
-    try:
-        stream.truncate(0)
-        stream.write(f"process {os.getpid()} on host {socket.gethostname()}")
-        stream.flush()
-        yield
-    finally:
-        file.unlink(missing_ok=True)
-        stream.close()
 
 
 @dataclass(frozen=True)

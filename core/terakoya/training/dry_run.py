@@ -11,20 +11,24 @@ from rich.console import Console
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.estimation import out_of_memory
 from terakoya.plugins import registry
 from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import Launched
 from terakoya.training.run import Run
 from terakoya.training.run_folder import free_bytes
 from terakoya.training.run_log import Record
-from terakoya.training.setup import build
+from terakoya.training.setup import Advice, build, no_advice
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
 
 
 def dry_run(
-    parameters: Parameters, out: Path, *, node_rank: int | None = None, expected_processes: int | None = None
+    parameters: Parameters,
+    out: Path,
+    *,
+    node_rank: int | None = None,
+    expected_processes: int | None = None,
+    advice: Advice = no_advice,
 ) -> None:
     """Opens the stores, checks the world against the batch table and the disk against the checkpoints, takes one step.
 
@@ -46,7 +50,7 @@ def dry_run(
         timeout_seconds=parameters.parallel.timeout_seconds,
     )
     try:
-        explaining = out_of_memory.explaining(parameters, stores.vocabulary, connection)
+        explaining = advice(parameters, stores.vocabulary, connection)
         with tempfile.TemporaryDirectory() as scratch, explaining:
             record = Record(Path(scratch), (), {}, active=connection.is_main)
             trainer = build(parameters, out, stores, connection, record, registry())

@@ -19,25 +19,6 @@ if TYPE_CHECKING:
     from terakoya.training.distributed.context import Connection
 
 
-@dataclass(frozen=True)
-class StepReport:
-    """One optimizer step, as far as the host knows it without waiting for the device.
-
-    Attributes:
-        step: optimizer steps finished, this one included.
-        tokens: real tokens of this step's global batch.
-        learning_rate: the one this step used.
-        seconds: since the last step's end.
-        values: losses and norms, averaged since the last logged step; None on steps that are not logged.
-    """
-
-    step: int
-    tokens: int
-    learning_rate: float
-    seconds: float
-    values: Mapping[str, float] | None
-
-
 @dataclass
 class Run:
     """A run in progress, on one rank. Hooks read it; the loop alone writes to it.

@@ -12,10 +12,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from terakoya.errors import UserError
+from terakoya.toolkit.formats import model_folder
 from terakoya.training.checkpoint import checkpoint
-from terakoya.training.checkpoint.restoring import write_models
+from terakoya.training.checkpoint.restoring import Facts, restored
 from terakoya.training.checkpoint.snapshot import Snapshot
 from terakoya.training.engines.engine import Engine
+from terakoya.training.model import lora
 from terakoya.training.run import Run
 
 SECONDS_TO_LEAVE = 10.0
@@ -161,3 +163,29 @@ class Saver:
 
 def _nothing(folder: Path) -> None:
     """What is written beside `state/` where nothing is."""
+
+
+def write_models(
+    folder: Path, run: Run, *, whole: bool, merged: bool, tokenizer_folder: Path, started_from: Facts | None
+) -> None:
+    """Writes into the checkpoint `folder`, whose `state/` is there, what Transformers loads, and adapters as peft does.
+
+    Args:
+        whole: whether this process holds every weight of the run's module.
+        merged: whether `model/` is wanted. `adapter/` is written with it, and where it costs no gathering.
+        started_from: the folders of `start_from`.
+    """
+    parameters, module = run.parameters, run.module
+    if merged and not whole:  # built from what was just written
+        module = restored(
+            folder, parameters, run.vocabulary, tokenizer_folder=tokenizer_folder, started_from=started_from
+        )
+    if parameters.lora is not None and (merged or whole):
+        assert started_from is not None
+        lora.write_adapters(run.objective.exports(module), folder, started_from)
+    if not merged:
+        return
+    if parameters.lora is not None:
+        module = lora.merged_copy(parameters, module, run.vocabulary)
+    for name, model in run.objective.exports(module).items():
+        model_folder.write(model, folder / "model" / name)

@@ -6,25 +6,23 @@ import contextlib
 import json
 import platform
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from terakoya import __version__
 from terakoya.components import Architecture, Objective
 from terakoya.components.progress import Length
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters, resolve_length
 from terakoya.errors import UserError
-from terakoya.estimation import out_of_memory
 from terakoya.plugins import Registry, registry
 from terakoya.rows.loader import Loader
 from terakoya.toolkit.architectures import attention
-from terakoya.toolkit.random_keys import hash_u64
 from terakoya.training import run_folder
 from terakoya.training.batches import BatchMaker, to_device
 from terakoya.training.checkpoint.restoring import without_base
@@ -37,8 +35,8 @@ from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import weighted
 from terakoya.training.model import lora
-from terakoya.training.model.activation_checkpointing import recompute
-from terakoya.training.model.frozen_layers import described, freeze
+from terakoya.training.model.build import build_trained
+from terakoya.training.model.frozen_layers import described
 from terakoya.training.model.start_from import Started, start_together
 from terakoya.training.resuming import newest_checkpoint, resume
 from terakoya.training.run import Run
@@ -46,11 +44,21 @@ from terakoya.training.run_log import Record
 from terakoya.training.stores import Stores
 from terakoya.training.throughput import measure
 from terakoya.training.trainer import Trainer, TrainResult
+from terakoya.version import __version__
 
 COUNTED_ROWS = 256
 """Rows whose tokens are counted to know what a row holds on average."""
 
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "tokenizers", "safetensors", "numpy")
+
+
+Advice = Callable[[Parameters, Vocabulary, Connection], AbstractContextManager[None]]
+"""What is open while a run is built and trained, and may turn an error into advice."""
+
+
+def no_advice(parameters: Parameters, vocabulary: Vocabulary, connection: Connection) -> AbstractContextManager[None]:
+    """Errors stay what they are."""
+    return contextlib.nullcontext()
 
 
 def train_here(
@@ -60,6 +68,7 @@ def train_here(
     node_rank: int | None = None,
     expected_processes: int | None = None,
     allow_change: frozenset[str] = frozenset(),
+    advice: Advice = no_advice,
 ) -> TrainResult:
     """Trains in this process, one of however many the launcher started; goes on if `out` holds a checkpoint.
 
@@ -81,7 +90,7 @@ def train_here(
     with StopRequest() as stop:
         try:
             with run_folder.hold(out, connection):
-                result = _train(parameters, out, stores, connection, start, allow_change, stop)
+                result = _train(parameters, out, stores, connection, start, allow_change, stop, advice)
             failed = False
             return result
         except BaseException:
@@ -99,6 +108,7 @@ def _train(
     start: float,
     allow_change: frozenset[str],
     stop: StopRequest,
+    advice: Advice,
 ) -> TrainResult:
     plugins = registry()
     record = Record(out, parameters.trackers, parameters.dump(), active=connection.is_main)
@@ -106,7 +116,7 @@ def _train(
     trainer: Trainer | None = None
     try:
         folder = newest_checkpoint(out, connection, record)
-        with out_of_memory.explaining(parameters, stores.vocabulary, connection):
+        with advice(parameters, stores.vocabulary, connection):
             trainer = build(parameters, out, stores, connection, record, plugins, fresh=folder is None)
             trainer.run.facts["start"] = start
             if folder is not None:
@@ -223,22 +233,6 @@ def _passes(loader: Loader, rows: int) -> str:
     """How often each store is read in the first `rows` rows of the order."""
     taken = zip(loader.sources, loader.consumed(rows), strict=True)
     return ", ".join(f"{int(each['rows']) / len(source):.2f} x {each['store']}" for source, each in taken)
-
-
-def build_module(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
-    """The root module of `parameters`, its weights drawn from the seed alone."""
-    parameters.objective.check(vocabulary, sequence_length=parameters.data.sequence_length)
-    torch.manual_seed(int(hash_u64(parameters.seed, "weights")) & 0x7FFF_FFFF_FFFF_FFFF)
-    return parameters.objective.build(parameters.architecture, vocabulary)
-
-
-def build_trained(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
-    """`build_module`'s as it is trained: lowest layers frozen, blocks computed again in the backward, as `parameters`
-    say. UserError as there, and where one of these cannot be."""
-    module = build_module(parameters, vocabulary)
-    freeze(parameters, module, vocabulary)
-    recompute(parameters, module, vocabulary)
-    return module
 
 
 def _warm_up(engine: Engine, batches: BatchMaker, connection: Connection, *, flash: bool) -> None:

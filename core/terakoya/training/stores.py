@@ -9,9 +9,9 @@ from terakoya.components.rows import Layout
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.preparation.job import TEMPLATE_INPUT
 from terakoya.rows.loader import Loader, Stage
 from terakoya.rows.row_source import RowSource
+from terakoya.store.recorded_options import TEMPLATE_INPUT
 from terakoya.store.subset import document_ranges, part
 from terakoya.store.token_store import TokenStore
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from terakoya.components import Term
+from terakoya.components.run import StepReport
 from terakoya.config.parameters import Parameters
 from terakoya.plugins import PluginError, Registry
 from terakoya.rows.loader import Prefetcher
@@ -26,7 +27,7 @@ from terakoya.training.engines.engine import Engine
 from terakoya.training.gradient_norms import Norms
 from terakoya.training.loss import Meter, weighted
 from terakoya.training.progress_line import live_line
-from terakoya.training.run import Run, StepReport
+from terakoya.training.run import Run
 from terakoya.training.run_log import Record
 from terakoya.training.saving import Saved, Saver
 from terakoya.training.step_sync import Agreement, Proposal

@@ -9,8 +9,8 @@ from pydantic import NonNegativeFloat, PositiveInt, model_validator
 
 from terakoya import hookimpl
 from terakoya.components import Architecture, Batch, Objective, Term
+from terakoya.components.rows import Layout, Rows
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.rows.row_source import Layout, Rows
 from terakoya.toolkit.objectives import causal_objective
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from pydantic import NonNegativeFloat, PositiveInt
 
 from terakoya import hookimpl
 from terakoya.components import Architecture, Batch, Objective, Term
+from terakoya.components.rows import Conversations, Layout, Rows
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.rows.row_source import Conversations, Layout, Rows
 from terakoya.toolkit.objectives import causal_objective
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from terakoya.commands.prepare import parse_max_rejects
 from terakoya.commands.store.app import count, info, verify
 from terakoya.errors import UserError
+from terakoya.preparation.prepare import parse_max_rejects
 
 DOUBLE = Path(__file__).parents[1] / "data"
 PLUGIN = """

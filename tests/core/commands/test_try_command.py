@@ -20,9 +20,10 @@ from transformers import (
 )
 
 from terakoya.commands.main import main
-from terakoya.commands.try_model import Judged, fill_mask, find_replaced, show
+from terakoya.commands.try_model import show
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
+from terakoya.inference.predictions import Judged, fill_mask, find_replaced
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.architectures.electra import Electra
 from terakoya_plugins.architectures.roberta import Roberta

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_store import FIRST, PAD, SEP, SmallStore, small_store
 
+from terakoya.components.rows import Layout, Rows
 from terakoya.errors import UserError
 from terakoya.rows.causal_rows import IGNORED
 from terakoya.rows.loader import Loader
-from terakoya.rows.row_source import Layout, Rows, RowSource
+from terakoya.rows.row_source import RowSource
 
 DOCUMENTS = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=4), min_size=1, max_size=12)
 EOS, BOS = 5, 6

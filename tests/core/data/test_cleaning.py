@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from terakoya.corpus import cleaning_plan
 from terakoya.corpus import deduplication as cleaning_duplicates
-from terakoya.corpus.cleaning import change, cleaned, read_steps
-from terakoya.corpus.cleaning_plan import make_plan
+from terakoya.corpus.cleaning import change, read_steps
+from terakoya.corpus.cleaning_plan import cleaned, make_plan
 from terakoya.corpus.corpus import Corpus, Document, Reject
 from terakoya.corpus.sentences import split_sentences
 from terakoya.errors import UserError
@@ -325,8 +325,8 @@ def test_near_duplicates_without_datasketch_name_the_extra(tmp_path: Path, monke
 KILLED = """
 import sys
 from pathlib import Path
-from terakoya.corpus.cleaning import cleaned, read_steps
-from terakoya.corpus.cleaning_plan import make_plan
+from terakoya.corpus.cleaning import read_steps
+from terakoya.corpus.cleaning_plan import cleaned, make_plan
 from terakoya.corpus.corpus import Corpus
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from word_tokenizer import line_ids, make_folder
 
-from terakoya.commands.prepare import prepare
 from terakoya.corpus.cleaning_plan import make_plan
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.errors import UserError
 from terakoya.pipeline.corpora import PipelineCorpus
 from terakoya.pipeline.run import Pipeline, run_pipeline
+from terakoya.preparation.prepare import prepare
 from terakoya.store.token_store import TokenStore, read_facts
 
 STEPS: list[dict[str, Any]] = [

@@ -15,9 +15,9 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from terakoya.commands.main import app, main
-from terakoya.commands.prepare import prepare
 from terakoya.errors import UserError
 from terakoya.preparation.conversation_encoder import UNLIKE_PROMPT
+from terakoya.preparation.prepare import prepare
 from terakoya.store.merge import merge
 from terakoya.store.split import split
 from terakoya.store.token_blocks import export_blocks

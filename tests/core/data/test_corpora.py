@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from terakoya.corpus.cleaning import cleaned, read_steps
-from terakoya.corpus.cleaning_plan import make_plan
+from terakoya.corpus.cleaning import read_steps
+from terakoya.corpus.cleaning_plan import cleaned, make_plan
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.corpus.joined_corpora import joined
 from terakoya.toolkit.tokenizers.word_counts import WordCounts, count_words

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_store import PAD, small_store
 
+from terakoya.components.rows import Layout, Rows
 from terakoya.errors import UserError
 from terakoya.rows.blending import Blend
 from terakoya.rows.loader import Loader, Prefetcher, Stage
-from terakoya.rows.row_source import Layout, Rows, RowSource
+from terakoya.rows.row_source import RowSource
 from terakoya.training.distributed.topology import Place, Topology, shares
 
 G = 24

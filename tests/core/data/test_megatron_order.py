@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_store import small_store
 
+from terakoya.components.rows import Layout
 from terakoya.errors import UserError
 from terakoya.rows.megatron_order import MegatronOrder
-from terakoya.rows.row_source import Layout, RowSource
+from terakoya.rows.row_source import RowSource
 
 EOS = 5
 

@@ -10,7 +10,7 @@ import pytest
 
 from terakoya.commands.main import main
 from terakoya.preparation.resuming import changes
-from terakoya.preparation.sharding import SHARD_BLOCKS
+from terakoya.store.recorded_options import SHARD_BLOCKS
 
 WORDS = {"special_tokens_in_text": "parse", "vocab_size": 32768, "dictionary": "unidic_lite"}
 

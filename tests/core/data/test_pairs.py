@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_store import CLS, FIRST, SEP, small_store
 
+from terakoya.components.rows import Layout
 from terakoya.rows.next_sentence_pairs import PairPlan, plan_pairs, truncate
-from terakoya.rows.row_source import Layout, RowSource
+from terakoya.rows.row_source import RowSource
 from terakoya.toolkit.random_keys import below, chance, draws, row_keys
 
 DOCUMENTS = st.lists(st.lists(st.integers(1, 30), max_size=9), min_size=2, max_size=9).filter(

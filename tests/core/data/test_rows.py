@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_store import CLS, FIRST, PAD, SEP, SmallStore, small_store
 
+from terakoya.components.rows import Layout, Rows
 from terakoya.errors import UserError
-from terakoya.rows.row_source import Layout, Rows, RowSource
+from terakoya.rows.row_source import RowSource
 
 DOCUMENTS = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=6), min_size=2, max_size=12)
 EOS = 5

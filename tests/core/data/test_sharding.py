@@ -13,8 +13,9 @@ from word_tokenizer import WordTokenizer, make_folder
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.preparation.local import prepare
-from terakoya.preparation.sharding import Shard, ShardBlocks, check_joined
+from terakoya.preparation.sharding import Shard, ShardBlocks
 from terakoya.store.merge import merge
+from terakoya.store.recorded_options import check_joined
 from terakoya.store.token_store import StoreFacts
 
 

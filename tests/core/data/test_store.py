@@ -17,11 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import terakoya.store.writer as store_writer
+from terakoya.atomic_files import locked
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.store.token_store import TokenStore, Unit
 from terakoya.store.verify import verify
-from terakoya.store.writer import locked, write_store
+from terakoya.store.writer import write_store
 
 DOCUMENTS = [[[7, 8], [9]], [[1, 2, 3, 4]]]
 WORDS = [[[True, False], [True]], [[True, True, False, True]]]

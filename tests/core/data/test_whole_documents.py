@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from terakoya.commands.prepare import prepare
 from terakoya.corpus.corpus import Corpus
+from terakoya.preparation.prepare import prepare
 from terakoya.store.token_store import TokenStore
 from terakoya.tokenization.train import train_tokenizer
 

@@ -22,7 +22,7 @@ from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
 from terakoya.training.model.activation_checkpointing import is_dear, wrap
-from terakoya.training.setup import build_trained
+from terakoya.training.model.build import build_trained
 
 KINDS = ("full", "selective")
 DROPOUTS = (

@@ -16,8 +16,9 @@ from torch import nn
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
+from terakoya.training.model.build import build_module
 from terakoya.training.model.frozen_layers import freeze
-from terakoya.training.setup import build_module, train_here
+from terakoya.training.setup import train_here
 from terakoya.training.stores import Stores
 
 FAULTS = [Path(__file__).with_name("faults.py")]

@@ -28,7 +28,7 @@ from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.training.batches import to_device
 from terakoya.training.engines.fsdp import blocks, shard
-from terakoya.training.setup import build_module
+from terakoya.training.model.build import build_module
 
 TABLES = {2: {"0": 5, "1": 2}, 3: {"0": 4, "1": 2, "2": 1}}
 TIED = {"type": "replaced_token", "generator_size": "1/2", "sharing": "tied"}

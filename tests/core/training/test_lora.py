@@ -43,7 +43,8 @@ from terakoya.training.batches import to_device
 from terakoya.training.checkpoint import checkpoint
 from terakoya.training.checkpoint.restoring import restored
 from terakoya.training.model import lora
-from terakoya.training.setup import build_module, train_here
+from terakoya.training.model.build import build_module
+from terakoya.training.setup import train_here
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings(

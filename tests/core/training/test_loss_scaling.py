@@ -19,7 +19,8 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.store.token_store import TokenStore
 from terakoya.training.engines.loss_scaling import PATIENCE, LossScaler
-from terakoya.training.setup import build_module, train_here
+from terakoya.training.model.build import build_module
+from terakoya.training.setup import train_here
 
 CPU = torch.device("cpu")
 FAULTS = [Path(__file__).with_name("faults.py")]

@@ -18,7 +18,7 @@ from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
 from terakoya.training.engines.pipeline_parallel import fitting
 from terakoya.training.engines.pipeline_stage import MicroBatch, Stage, cut
-from terakoya.training.setup import build_trained
+from terakoya.training.model.build import build_trained
 
 FAMILIES = ("gpt2", "gptj", "llama", "qwen3")
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from terakoya.components import Batch
 from terakoya.config.parameters import Parameters
 from terakoya.contract import toy as small
 from terakoya.toolkit.architectures import attention
-from terakoya.training.setup import build_module
+from terakoya.training.model.build import build_module
 from terakoya.training.stores import Stores
 
 LENGTH = 48

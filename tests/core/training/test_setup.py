@@ -8,7 +8,8 @@ import toy
 
 from terakoya.config.parameters import Parameters
 from terakoya.store.token_store import TokenStore
-from terakoya.training.setup import build_module, train_here
+from terakoya.training.model.build import build_module
+from terakoya.training.setup import train_here
 
 
 def test_weights_are_drawn_after_seeding(store: Path) -> None:

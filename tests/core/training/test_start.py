@@ -35,9 +35,10 @@ from terakoya.toolkit.architectures import attention
 from terakoya.training.checkpoint import checkpoint
 from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import Launched
+from terakoya.training.model.build import build_module
 from terakoya.training.model.start_from import start
 from terakoya.training.run_log import Record
-from terakoya.training.setup import build, build_module, train_here
+from terakoya.training.setup import build, train_here
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
 

@@ -15,10 +15,10 @@ from terakoya.contract import toy
 from terakoya.plugins import registry
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.formats import model_folder
+from terakoya.training.model.build import build_module
 from terakoya.training.model.frozen_layers import freeze
 from terakoya.training.model.start_config import compare_settings
 from terakoya.training.model.start_from import start
-from terakoya.training.setup import build_module
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "masked": {"type": "masked_lm"},

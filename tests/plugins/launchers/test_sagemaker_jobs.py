@@ -18,7 +18,7 @@ from terakoya.commands.main import app
 from terakoya.errors import UserError
 from terakoya.launch.jobs import find, states
 from terakoya.launch.plan import Planned, launch
-from terakoya_plugins.launchers.sagemaker import job as _sagemaker_job
+from terakoya_plugins.launchers.sagemaker import job as sagemaker_job
 from terakoya_plugins.launchers.sagemaker.job import LOGS, SageMakerJob
 
 boto3 = pytest.importorskip("boto3")
@@ -177,7 +177,7 @@ class Stubbed:
         self.stub = Stubber(self.client)
         self.stub.activate()
         self.regions: list[str | None] = []
-        monkeypatch.setattr(_sagemaker_job, "_client", self._made)
+        monkeypatch.setattr(sagemaker_job, "_client", self._made)
 
     def _made(self, service: str, region: str | None) -> Any:
         assert service == "sagemaker"

@@ -12,9 +12,10 @@ import torch
 from pydantic import ValidationError
 
 from terakoya.components import Batch
+from terakoya.components.rows import Rows
 from terakoya.contract.toy import VOCABULARY, make_store
 from terakoya.errors import UserError
-from terakoya.rows.row_source import Rows, RowSource
+from terakoya.rows.row_source import RowSource
 from terakoya.toolkit.architectures import attention
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.architectures.gpt2 import GPT2

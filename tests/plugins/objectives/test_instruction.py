@@ -13,12 +13,12 @@ import transformers
 from chat_tokenizer import MESSAGES, WITH_INPUT, make_chat_tokenizer, write_lines
 
 from terakoya.commands.main import main
-from terakoya.commands.prepare import prepare
 from terakoya.components import Architecture, Batch
 from terakoya.config.parameters import Parameters
 from terakoya.contract.toy import make_store as make_toy_store
 from terakoya.errors import UserError
 from terakoya.json_settings import read_json
+from terakoya.preparation.prepare import prepare
 from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention

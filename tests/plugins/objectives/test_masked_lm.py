@@ -7,9 +7,9 @@ from pydantic import ValidationError
 from transformers import BertForMaskedLM
 
 from terakoya.components import Batch
+from terakoya.components.rows import Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.rows.row_source import Rows
 from terakoya.toolkit.architectures import attention
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.objectives.masked_lm import MaskedLM

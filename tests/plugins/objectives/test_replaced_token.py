@@ -13,9 +13,9 @@ from torch.func import functional_call
 from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
 from terakoya.components import Batch
+from terakoya.components.rows import Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.rows.row_source import Rows
 from terakoya.toolkit.architectures import attention
 from terakoya.toolkit.random_keys import hash_u64, row_keys
 from terakoya.training.loss import weighted

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from transformers import T5ForConditionalGeneration
 
 from terakoya.components import Batch
+from terakoya.components.rows import Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.rows.row_source import Rows
 from terakoya.toolkit.architectures import attention
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.architectures.t5 import T5

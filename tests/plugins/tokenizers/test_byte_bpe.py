@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoTokenizer, GPT2Tokenizer
 
-from terakoya.commands.prepare import recognise_tokenizer
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
+from terakoya.tokenization.recognise import recognise_tokenizer
 from terakoya.toolkit.tokenizers import bpe_merges as pair_merging
 from terakoya.toolkit.tokenizers.byte_level_bpe import splitter, train_byte_pairs
 from terakoya_plugins.tokenizers.byte_bpe import ByteBpe

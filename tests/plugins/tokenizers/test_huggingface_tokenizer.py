@@ -12,10 +12,10 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import BertJapaneseTokenizer, BertTokenizerFast, PreTrainedTokenizerFast
 
-from terakoya.commands.prepare import recognise_tokenizer
 from terakoya.components import Encoded
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
+from terakoya.tokenization.recognise import recognise_tokenizer
 from terakoya_plugins.tokenizers.huggingface import HuggingFace
 
 TEXTS = [

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from terakoya.commands.prepare import recognise_tokenizer
 from terakoya.corpus.corpus import Corpus
+from terakoya.tokenization.recognise import recognise_tokenizer
 from terakoya.tokenization.train import train_tokenizer
 from terakoya_plugins.tokenizers.mecab_character import MecabCharacter
 

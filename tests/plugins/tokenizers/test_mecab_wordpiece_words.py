@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from terakoya.commands.prepare import recognise_tokenizer
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
+from terakoya.tokenization.recognise import recognise_tokenizer
 from terakoya.toolkit.tokenizers.word_encoder import WordEncoder
 from terakoya.toolkit.tokenizers.word_splitters import identity, words_of
 from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece

@@ -25,10 +25,10 @@ def command(
 
     Exit status 0 if all is well, 2 if something is wrong.
     """
-    from terakoya import __version__
     from terakoya.contract import check_plugin
     from terakoya.hookspecs import INTERFACE
     from terakoya.log import console
+    from terakoya.version import __version__
 
     out = console()
     out.print(f"{plugin}: plugin interface {INTERFACE}, terakoya {__version__}", markup=False, soft_wrap=True)

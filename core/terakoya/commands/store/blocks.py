@@ -22,8 +22,8 @@ def import_blocks(
 ) -> StoreFacts:
     """Makes the store `out` of files of `{"input_ids", "attention_mask"}` lines, whose ids are those of the tokenizer
     in the folder `tokenizer`. Raises UserError; see `terakoya.store.token_blocks.import_blocks`."""
-    from terakoya.commands.prepare import recognise_tokenizer
     from terakoya.store.token_blocks import import_blocks as import_files
+    from terakoya.tokenization.recognise import recognise_tokenizer
     from terakoya.toolkit.tokenizers.word_start_marks import word_start_table
 
     component = recognise_tokenizer(tokenizer, type=type)

@@ -32,9 +32,9 @@ def import_megatron(
     `word_starts` rebuilds word starts where the tokenizer's pieces tell them. Raises UserError for anything the user
     can mend; see `terakoya.store.megatron_import`.
     """
-    from terakoya.commands.prepare import recognise_tokenizer
     from terakoya.store.megatron_files import MegatronFiles
     from terakoya.store.megatron_import import import_megatron as import_files
+    from terakoya.tokenization.recognise import recognise_tokenizer
     from terakoya.toolkit.tokenizers.word_start_marks import word_start_table
 
     MegatronFiles.open(prefix)  # first, since a tokenizer takes longer to open

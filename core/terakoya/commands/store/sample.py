@@ -52,10 +52,10 @@ def sample(
 
     Raises UserError for a damaged store, one without a tokenizer, and settings that the objective does not take.
     """
-    from terakoya.commands.prepare import recognise_tokenizer
     from terakoya.rows.sample import sample as sample_rows
     from terakoya.rows.sample import sample_causal, sample_masked
     from terakoya.store.token_store import TokenStore
+    from terakoya.tokenization.recognise import recognise_tokenizer
 
     if masks and causal:
         raise UserError("--masks and --causal: expected one of them: rows of an encoder, or of a causal model")

@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import typer
 
-from terakoya.commands.cleaning import Clean, CleanFolderOption, CleanOption, cleaned, read_clean
+from terakoya.commands.cleaning import CleanFolderOption, CleanOption
 from terakoya.commands.component_settings import FLAGS, gather, read_settings, take_flags
 from terakoya.commands.tokenizer import count as count_words
 from terakoya.commands.tokenizer import report as tokenizer_report
-from terakoya.doctor.checks import cores
+from terakoya.corpus.cleaning_options import Clean, cleaned, read_clean
 from terakoya.errors import UserError
+from terakoya.process_pool import cores
 
 Documents = Literal["blank", "line"]
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from terakoya.commands.cleaning import Clean, CleanFolderOption, CleanOption, cleaned, read_clean
-from terakoya.doctor.checks import cores
+from terakoya.commands.cleaning import CleanFolderOption, CleanOption
+from terakoya.corpus.cleaning_options import Clean, cleaned, read_clean
 from terakoya.errors import UserError
+from terakoya.process_pool import cores
 
 if TYPE_CHECKING:
     from terakoya.toolkit.tokenizers.word_counts import WordCounts
@@ -34,7 +35,10 @@ def count_words(
 
     The same words serve every kind and setting that cuts them alike: `counts` of its settings takes the file. `clean`,
     `clean_folder`: as for `terakoya.commands.tokenizer.app.train_tokenizer`; the table then serves training after the
-    same steps. Raises UserError for wrong settings, a kind that does not learn from words, and a file that is there already.
+    same steps.
+
+    Raises:
+        UserError: wrong settings, a kind that does not learn from words, or a file that exists already.
     """
     from terakoya.process_pool import warm_up
 

@@ -26,9 +26,9 @@ def report(
     progress: Callable[[int, int], None] | None = None,
 ) -> list[TokenizerReport]:
     """Measures the tokenizers in `folders` on the files `corpus`. Raises UserError for anything the user can mend."""
-    from terakoya.commands.prepare import recognise_tokenizer
     from terakoya.corpus.corpus import Corpus
     from terakoya.plugins import registry
+    from terakoya.tokenization.recognise import recognise_tokenizer
     from terakoya.tokenization.report import measure
 
     text = Corpus([Path(each) for each in corpus], field=field, documents=documents)

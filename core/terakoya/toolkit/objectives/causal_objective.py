@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from terakoya.components import Architecture, Batch, Term
+from terakoya.components.rows import Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.rows.row_source import Rows
 
 if TYPE_CHECKING:
     from terakoya.toolkit.objectives.causal_module import CausalModule

@@ -19,7 +19,7 @@ from terakoya.errors import UserError
 from terakoya.toolkit.random_keys import below, chance, numbers, streams
 
 if TYPE_CHECKING:
-    from terakoya.rows.row_source import Rows
+    from terakoya.components.rows import Rows
 
 IGNORED = -100
 """The label of a slot that is not used: what torch's cross entropy ignores."""

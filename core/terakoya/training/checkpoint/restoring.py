@@ -12,11 +12,9 @@ from terakoya.components.copy_weights import listed
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.toolkit.formats import model_folder
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.model import lora
 from terakoya.training.model.start_from import start
-from terakoya.training.run import Run
 
 Facts = Mapping[str, Any]
 """What a manifest says under `started_from`: by model's name its `folder`, and the SHA-256 of each of its `files`."""
@@ -82,29 +80,3 @@ def _files(facts: Facts | None, name: str) -> Mapping[str, str]:
     """The hash of each file of the folder that the model `name` started from."""
     files: Mapping[str, str] = (facts or {}).get(name, {}).get("files", {})
     return files
-
-
-def write_models(
-    folder: Path, run: Run, *, whole: bool, merged: bool, tokenizer_folder: Path, started_from: Facts | None
-) -> None:
-    """Writes into the checkpoint `folder`, whose `state/` is there, what Transformers loads, and adapters as peft does.
-
-    Args:
-        whole: whether this process holds every weight of the run's module.
-        merged: whether `model/` is wanted. `adapter/` is written with it, and where it costs no gathering.
-        started_from: the folders of `start_from`.
-    """
-    parameters, module = run.parameters, run.module
-    if merged and not whole:  # built from what was just written
-        module = restored(
-            folder, parameters, run.vocabulary, tokenizer_folder=tokenizer_folder, started_from=started_from
-        )
-    if parameters.lora is not None and (merged or whole):
-        assert started_from is not None
-        lora.write_adapters(run.objective.exports(module), folder, started_from)
-    if not merged:
-        return
-    if parameters.lora is not None:
-        module = lora.merged_copy(parameters, module, run.vocabulary)
-    for name, model in run.objective.exports(module).items():
-        model_folder.write(model, folder / "model" / name)

@@ -27,8 +27,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from terakoya.errors import UserError
-from terakoya.training.engines.engine import Engine, saved_values
+from terakoya.training.engines.engine import Engine
 from terakoya.training.engines.tensor_shards import KINDS, Kind, Piece
+from terakoya.training.model.named_weights import saved_values
 
 FILE_BYTES = 1 << 30
 """A process goes on in another file when one has reached this size."""

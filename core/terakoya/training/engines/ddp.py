@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from terakoya.training.distributed.context import Connection
-from terakoya.training.engines.engine import Weigh, autocast_forward, saved_values
+from terakoya.training.engines.engine import Weigh, autocast_forward
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.tensor_shards import Kind, Piece, dealt, whole
+from terakoya.training.model.named_weights import saved_values
 
 BUFFERS_OPTION = next(
     name

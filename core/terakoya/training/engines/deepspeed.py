@@ -25,9 +25,10 @@ from terakoya.errors import UserError
 from terakoya.training.distributed.context import Connection
 from terakoya.training.distributed.deepspeed_setup import BUCKET, offloading, settings
 from terakoya.training.distributed.environment import local_rank_variable, variables
-from terakoya.training.engines.engine import Values, Weigh, autocast_forward, saved_values
+from terakoya.training.engines.engine import Values, Weigh, autocast_forward
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.tensor_shards import Kind, Piece, dealt, whole
+from terakoya.training.model.named_weights import saved_values
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,11 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.training.distributed.context import Connection
 from terakoya.training.engines.ddp import DDPEngine
-from terakoya.training.engines.engine import Values, Weigh, saved_values
+from terakoya.training.engines.engine import Values, Weigh
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.tensor_shards import Kind, Piece, dealt, whole
 from terakoya.training.model.frozen_layers import architecture_of, models
+from terakoya.training.model.named_weights import saved_values
 
 
 class FSDPEngine(DDPEngine):

@@ -28,11 +28,12 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.training.distributed.context import Connection
 from terakoya.training.engines.ddp import DDPEngine
-from terakoya.training.engines.engine import Weigh, named_values
+from terakoya.training.engines.engine import Weigh
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.pipeline_buffers import ReceivingStage
 from terakoya.training.engines.pipeline_stage import KEY, MicroBatch, Stage, cut, generator
 from terakoya.training.engines.tensor_shards import Kind, Piece, dealt, whole
+from terakoya.training.model.named_weights import named_values
 
 log = logging.getLogger("terakoya")
 

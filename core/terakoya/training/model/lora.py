@@ -27,8 +27,8 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.toolkit.formats import model_folder
 from terakoya.toolkit.random_keys import hash_u64
-from terakoya.training.engines.engine import ADAPTED, named_values
 from terakoya.training.model.frozen_layers import models
+from terakoya.training.model.named_weights import ADAPTED, named_values
 
 KEY = "lora"
 NAME = "default"

@@ -24,7 +24,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.config.start_from import StartFrom, model_folder
 from terakoya.errors import UserError
 from terakoya.training.distributed.context import Connection
-from terakoya.training.engines.engine import named_values
+from terakoya.training.model.named_weights import named_values
 from terakoya.training.model.start_config import compare_settings, quiet, read_config, settable
 from terakoya.training.model.start_vocabulary import vocabulary_problems
 

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from terakoya.training.distributed.signals import STOPPED
+from terakoya.errors import Stopped
+
+STOPPED = Stopped.exit_code
 
 logger = logging.getLogger("terakoya")
 

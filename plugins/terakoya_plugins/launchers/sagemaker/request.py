@@ -10,7 +10,7 @@ from terakoya.errors import UserError
 from terakoya_plugins.launchers.sagemaker.settings import CODE, DATA, ROOT
 
 if TYPE_CHECKING:
-    from terakoya_plugins.launchers.sagemaker import SageMaker
+    from terakoya_plugins.launchers.sagemaker.settings import SageMakerSettings
 
 NUMBER = r"(-?[0-9][-+.0-9e]*)"
 METRICS: Mapping[str, str] = {
@@ -25,7 +25,7 @@ METRICS: Mapping[str, str] = {
 """The numbers that SageMaker reads in the log, out of the run's `metrics.jsonl`, which node 0 prints there."""
 
 
-def request(settings: SageMaker, *, name: str, run_name: str, instances: int, code: str) -> dict[str, Any]:
+def request(settings: SageMakerSettings, *, name: str, run_name: str, instances: int, code: str) -> dict[str, Any]:
     """What `CreateTrainingJob` takes. `code` is the prefix of S3 where the script lies."""
     channels = [channel.request() for channel in settings.channels]
     source = {"S3DataType": "S3Prefix", "S3Uri": code, "S3DataDistributionType": "FullyReplicated"}

@@ -16,9 +16,9 @@ from pydantic import NonNegativeInt, PositiveInt, field_validator, model_validat
 from terakoya import hookimpl
 from terakoya.components import Job, Launcher, LaunchPlan, SubmittedJob, batch_table
 from terakoya.errors import UserError
-from terakoya.launch.jobs import Note
 from terakoya.toolkit.launchers.scripts import SETTLED, head, words
-from terakoya_plugins.launchers.slurm import job as _slurm_job
+from terakoya.toolkit.launchers.submitted import Note
+from terakoya_plugins.launchers.slurm import job as slurm_job
 
 SCRIPT = Template("""\
 #!/bin/bash
@@ -198,13 +198,13 @@ class Slurm(Launcher):
         Raises:
             UserError: there is no Slurm here, or it refuses.
         """
-        Note("slurm", _slurm_job.submit(folder / "job.sbatch"), str(job.run)).leave(folder)
+        Note("slurm", slurm_job.submit(folder / "job.sbatch"), str(job.run)).leave(folder)
         return 0
 
     @classmethod
     def submitted(cls, name: str) -> SubmittedJob:
         """The job with this number."""
-        return _slurm_job.SlurmJob(name)
+        return slurm_job.SlurmJob(name)
 
     def _environment(self) -> str:
         """Lines that set further variables."""

@@ -14,9 +14,9 @@ from pydantic import Field, model_validator
 
 from terakoya import hookimpl
 from terakoya.components import Architecture, Batch, Objective, Term
+from terakoya.components.rows import Layout, Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.rows.row_source import Layout, Rows
 from terakoya.toolkit.objectives.masking import mask_rows
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, mo
 
 from terakoya import hookimpl
 from terakoya.components import Architecture, Batch, Objective, Term
+from terakoya.components.rows import Layout, Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.rows.row_source import Layout, Rows
 from terakoya.toolkit.objectives.masking import mask_rows
 from terakoya.toolkit.objectives.nested_architecture import NestedArchitecture
 from terakoya.toolkit.random_keys import numbers, streams

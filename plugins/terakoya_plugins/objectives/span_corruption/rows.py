@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from terakoya.rows.row_source import Rows
+from terakoya.components.rows import Rows
 from terakoya.toolkit.random_keys import draws
 
 IGNORED = -100

@@ -30,9 +30,9 @@ class AdamW(Optimizer):
 
     def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
         """torch's AdamW over two groups, decayed and not."""
-        from terakoya_plugins.optimizers.adamw import uncorrected as _uncorrected_adamw
+        from terakoya_plugins.optimizers.adamw import uncorrected
 
-        return _uncorrected_adamw.build(
+        return uncorrected.build(
             decay_groups(trainable(module), self.weight_decay),
             learning_rate=self.learning_rate,
             betas=self.betas,

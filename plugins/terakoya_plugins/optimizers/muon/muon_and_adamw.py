@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from terakoya.toolkit.parameter_groups import decay_groups, dimensions, trainable
-
-if TYPE_CHECKING:
-    from terakoya_plugins.optimizers.muon import Muon
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
@@ -58,25 +55,36 @@ class MuonAndAdamW(torch.optim.Optimizer):
         return loss
 
 
-def build(settings: Muon, module: nn.Module, *, fused: bool) -> MuonAndAdamW:
-    """The optimizer of `settings` over what is trained in `module`."""
+def build(
+    module: nn.Module,
+    *,
+    fused: bool,
+    learning_rate: float,
+    adamw_learning_rate: float | None,
+    weight_decay: float,
+    momentum: float,
+    nesterov: bool,
+    ns_steps: int,
+    adjust_lr_fn: Literal["original", "match_rms_adamw"],
+    betas: tuple[float, float],
+    eps: float,
+) -> MuonAndAdamW:
+    """Muon over the trained matrices of `module`'s blocks, AdamW over the rest, with the settings of `Muon`."""
     hidden = {id(parameter) for parameter in hidden_matrices(module)}
     matrices = [parameter for parameter in trainable(module) if id(parameter) in hidden]
     rest = [parameter for parameter in trainable(module) if id(parameter) not in hidden]
     muon = adamw = None
     if matrices:
         muon = torch.optim.Muon(
-            matrices, lr=settings.learning_rate, weight_decay=settings.weight_decay, momentum=settings.momentum,
-            nesterov=settings.nesterov, ns_steps=settings.ns_steps, adjust_lr_fn=settings.adjust_lr_fn,
+            matrices, lr=learning_rate, weight_decay=weight_decay, momentum=momentum,
+            nesterov=nesterov, ns_steps=ns_steps, adjust_lr_fn=adjust_lr_fn,
         )  # fmt: skip
     if rest:
         adamw = torch.optim.AdamW(
-            decay_groups(rest, settings.weight_decay),
-            lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=fused,
+            decay_groups(rest, weight_decay),
+            lr=learning_rate, betas=betas, eps=eps, fused=fused,
         )  # fmt: skip
-    return MuonAndAdamW(
-        muon, adamw, ratio=(settings.adamw_learning_rate or settings.learning_rate) / settings.learning_rate
-    )
+    return MuonAndAdamW(muon, adamw, ratio=(adamw_learning_rate or learning_rate) / learning_rate)
 
 
 def hidden_matrices(module: nn.Module) -> Iterator[nn.Parameter]:

@@ -43,9 +43,9 @@ class Muon(Optimizer):
 
     def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
         """One optimizer over both."""
-        from terakoya_plugins.optimizers.muon import muon_and_adamw as _muon_and_adamw
+        from terakoya_plugins.optimizers.muon.muon_and_adamw import build
 
-        return _muon_and_adamw.build(self, module, fused=fused)
+        return build(module, fused=fused, **dict(self))
 
 
 @hookimpl

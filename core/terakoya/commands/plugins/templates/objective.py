@@ -9,9 +9,9 @@ import numpy as np
 from pydantic import Field
 from terakoya import hookimpl
 from terakoya.components import Architecture, Batch, Objective, Term
+from terakoya.components.rows import Layout, Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.rows.row_source import Layout, Rows
 from terakoya.toolkit.random_keys import chance, draws
 
 if TYPE_CHECKING:  # torch and transformers are imported inside methods, so that the command line answers at once

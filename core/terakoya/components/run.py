@@ -1,0 +1,71 @@
+"""What hooks may see of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from terakoya.components.architecture import Architecture
+from terakoya.components.objective import Objective
+from terakoya.components.progress import Length, Progress
+from terakoya.components.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One optimizer step, as far as the host knows it without waiting for the device.
+
+    Attributes:
+        step: optimizer steps finished, this one included.
+        tokens: real tokens of this step's global batch.
+        learning_rate: the one this step used.
+        seconds: since the last step's end.
+        values: losses and norms, averaged since the last logged step; None on steps that are not logged.
+    """
+
+    step: int
+    tokens: int
+    learning_rate: float
+    seconds: float
+    values: Mapping[str, float] | None
+
+
+class Run(Protocol):
+    """A run in progress, on one rank, as hooks see it: they read it, the loop alone writes to it.
+
+    Attributes:
+        folder: the run's folder, the same on every rank.
+        module: the root module, unwrapped.
+        length: how long the run is.
+        step: optimizer steps finished.
+        consumed_rows: rows of the global order that those steps took.
+        consumed_tokens: real tokens among them.
+        validation_losses: (step, loss) of each validation so far, the loss meant over the stores.
+    """
+
+    folder: Path
+    parameters: Any
+    architecture: Architecture
+    objective: Objective
+    vocabulary: Vocabulary
+    module: nn.Module
+    length: Length
+    step: int
+    consumed_rows: int
+    consumed_tokens: int
+    validation_losses: tuple[tuple[int, float], ...]
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def device(self) -> torch.device: ...
+    def progress(self) -> Progress: ...
+    def reduce(self, values: Mapping[str, float]) -> dict[str, float]: ...

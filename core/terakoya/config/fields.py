@@ -1,0 +1,95 @@
+"""The keys of the parameter JSON: names, types, defaults and what each means.
+
+Names are those of Transformers' configs and `TrainingArguments` wherever one exists.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SerializeAsAny
+
+from terakoya.components import Architecture, Objective, Optimizer, Schedule, Tracker
+from terakoya.config.data import Data, Settings
+from terakoya.config.lora import LoraSettings
+from terakoya.config.loss_scaling import LossScaling
+from terakoya.config.parallel import Parallel
+from terakoya.config.start_from import StartFrom
+
+LENGTHS = ("max_steps", "max_tokens", "epochs")
+"""The keys of which exactly one says how long a run is."""
+
+
+class Checkpoint(Settings):
+    """When to save and what to keep. The last step is always saved.
+
+    Attributes:
+        save_steps: optimizer steps between checkpoints.
+        keep: how many stay.
+        model: whether a checkpoint holds the model as a Transformers folder too: every one, the last of the run, none;
+            null leaves it to the engine.
+        async_save: whether training goes on while a checkpoint is written, from a copy of the state in host memory.
+    """
+
+    save_steps: PositiveInt = 1000
+    keep: Annotated[int, Field(ge=2)] = 3
+    model: Literal["every", "last", "never"] | None = None
+    async_save: bool = False
+
+
+class Evaluation(Settings):
+    """Validation every `steps` optimizer steps over at most `batches` global batches of each validation store."""
+
+    steps: PositiveInt
+    batches: PositiveInt = 50
+
+
+class ParameterFields(Settings):
+    """The keys of the parameter JSON, with their types and defaults; `Parameters` adds the checks.
+
+    Attributes:
+        batch_size: rows of one optimizer step on each node, by node rank or by its host's name; "-1" is the only node.
+        on_lost_node: what becomes of a run that comes up, or starts anew, with fewer nodes than `batch_size` is for:
+            it stops, or those who are left share the same global batch.
+        micro_batch_size: rows that one process takes at once; null is its whole share.
+        max_steps, max_tokens, epochs: the run's length; exactly one is given. It ends with the step that reaches
+            `max_tokens`, or whose rows complete the `epochs`: of one store, 1 takes each row once.
+        max_grad_norm: the bound on the gradient's norm; 0 is none.
+        precision: what products are computed in; weights, their gradients and the optimizer stay fp32. fp8 takes the
+            linear layers' products, the rest is bf16 then.
+        loss_scaling: how fp16 scales its losses; null is torch's usual way.
+        activation_checkpointing: what of a block is computed again in the backward and not kept until then: all of it,
+            all but what is dear to compute (matrix products, attention), or nothing. Changes memory and time alone.
+        max_minutes: save and stop after this time; null is never.
+        start_from: where weights come from at step 0; null draws them. A run that goes on does not look there.
+        lora: adapters that are trained in place of the weights, which stay those of `start_from`; null is none.
+        frozen_layers: how many of the lowest layers keep their weights, together with the embeddings; -1 is none, 0 the
+            embeddings alone.
+    """
+
+    data: Data
+    architecture: SerializeAsAny[Architecture]
+    objective: SerializeAsAny[Objective]
+    optimizer: SerializeAsAny[Optimizer]
+    schedule: SerializeAsAny[Schedule]
+    batch_size: dict[str, int]
+    on_lost_node: Literal["stop", "redistribute"] = "stop"
+    micro_batch_size: PositiveInt | None = None
+    max_steps: PositiveInt | None = None
+    max_tokens: PositiveInt | None = None
+    epochs: PositiveFloat | None = None
+    max_grad_norm: NonNegativeFloat = 1.0
+    precision: Literal["fp32", "bf16", "fp16", "fp8"] = "fp32"
+    loss_scaling: LossScaling | None = None
+    activation_checkpointing: Literal["full", "selective"] | None = None
+    parallel: Parallel = Parallel()
+    attention: Literal["auto", "sdpa", "flash", "eager"] = "auto"
+    checkpoint: Checkpoint = Checkpoint()
+    evaluation: Evaluation | None = None
+    logging_steps: PositiveInt = 10
+    trackers: Annotated[tuple[SerializeAsAny[Tracker], ...], Field(strict=False)] = ()
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 42
+    max_minutes: PositiveFloat | None = None
+    start_from: StartFrom | None = None
+    lora: LoraSettings | None = None
+    frozen_layers: Annotated[int, Field(ge=-1)] = -1

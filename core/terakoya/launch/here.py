@@ -1,0 +1,79 @@
+"""Training in this process: `terakoya.train`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from terakoya.errors import UserError
+
+if TYPE_CHECKING:
+    from terakoya.config.parameters import Parameters
+    from terakoya.training.trainer import TrainResult
+
+
+def read_parameters(
+    file: Path,
+    *,
+    overrides: Sequence[str] = (),
+    model_type: str | None = None,
+    data: Sequence[Path] = (),
+    validation: Sequence[Path] = (),
+    whole_word_mask: bool = False,
+    fp16_type: int | None = None,
+    processes: int = 1,
+) -> Parameters:
+    """The parameters in `file`, or with `model_type` those of a named entry of the field's original parameter.json.
+
+    Raises:
+        UserError: see `Parameters.load` and `read_field_parameters`; options that belong to the other format.
+    """
+    from terakoya.config.language_pretraining_json import read_field_parameters
+    from terakoya.config.parameters import Parameters
+
+    if model_type is None:
+        if data or validation or whole_word_mask or fp16_type is not None:
+            raise UserError(
+                "--data, --validation, --do_whole_word_mask and --fp16_type go with --model-type; "
+                "else the parameter file says it all"
+            )
+        return Parameters.load(file, overrides)
+    if not data:
+        raise UserError("--model-type: the original parameter.json names no data; add --data STORE")
+    raw = read_field_parameters(
+        file, model_type, data, validation,
+        whole_word_mask=whole_word_mask, fp16_type=fp16_type, processes_per_node=processes,
+    )  # fmt: skip
+    return Parameters.from_dict(raw, source=str(file), overrides=overrides)
+
+
+def train(
+    parameters: Path | Parameters,
+    out: Path,
+    *,
+    overrides: Sequence[str] = (),
+    processes: int | None = None,
+    node_rank: int | None = None,
+    allow_change: Sequence[str] = (),
+) -> TrainResult:
+    """Trains into the folder `out`, going on where it stands; for notebooks and other programs.
+
+    Runs in this process, as one of those a launcher started if there was one. For several processes on this machine
+    use the command line or `terakoya.launch.local.run_processes`.
+
+    Raises:
+        UserError: anything the user can mend.
+    """
+    from terakoya.estimation import out_of_memory
+    from terakoya.training.setup import train_here
+
+    loaded = read_parameters(parameters, overrides=overrides) if isinstance(parameters, Path) else parameters
+    return train_here(
+        loaded,
+        out,
+        node_rank=node_rank,
+        expected_processes=processes,
+        allow_change=frozenset(allow_change),
+        advice=out_of_memory.explaining,
+    )
