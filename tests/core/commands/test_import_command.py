@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from terakoya.commands.main import main
 
-sys.path.append(str(Path(__file__).parents[2] / "plugins/importers"))
+sys.path.append(str(Path(__file__).parents[2] / "helpers"))
 import published_layouts as layouts
 
 

@@ -14,7 +14,7 @@ from terakoya.commands.store.app import count, info, verify
 from terakoya.errors import UserError
 from terakoya.preparation.prepare import parse_max_rejects
 
-DOUBLE = Path(__file__).parents[1] / "data"
+DOUBLE = Path(__file__).parents[2] / "helpers"
 PLUGIN = """
 from terakoya import hookimpl
 from word_tokenizer import WordTokenizer

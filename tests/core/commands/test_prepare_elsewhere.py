@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from fake_slurm import FakeSlurm
 
-DOUBLE = Path(__file__).parents[1] / "data"
+DOUBLE = Path(__file__).parents[2] / "helpers"
 PLUGIN = """
 from terakoya import hookimpl
 from word_tokenizer import WordTokenizer

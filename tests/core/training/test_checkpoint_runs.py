@@ -10,7 +10,7 @@ import pytest
 import torch
 import toy
 
-FAULTS = [Path(__file__).with_name("faults.py")]
+FAULTS = [Path(__file__).parents[2] / "helpers" / "faults.py"]
 TWO = (1, 1)
 STEPS = (2, 4, 6)
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, r
 STAGES = (0, 1, 2, 3)
 RECOMPUTED = ((2, "selective"), (3, "full"))
 LAST, MIDDLE = 4, 2
-WORKER = Path(__file__).with_name("deepspeed_worker.py")
+WORKER = Path(__file__).parents[2] / "helpers" / "deepspeed_worker.py"
 
 
 def settings(store: Path, validation: Path, stage: int | None, rows: dict[str, int], **changes: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from test_invariants import FAULTS, relative_error, same_weights, weights
 from terakoya.config.parameters import Parameters
 from terakoya.training.setup import train_here
 
-FIXED = [Path(__file__).with_name("fixed_samples.py")]
+FIXED = [Path(__file__).parents[2] / "helpers" / "fixed_samples.py"]
 ARCHITECTURE = {
     "type": "electra", "embedding_size": 12, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 32, "max_position_embeddings": 32,

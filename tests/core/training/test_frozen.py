@@ -21,7 +21,7 @@ from terakoya.training.model.frozen_layers import freeze
 from terakoya.training.setup import train_here
 from terakoya.training.stores import Stores
 
-FAULTS = [Path(__file__).with_name("faults.py")]
+FAULTS = [Path(__file__).parents[2] / "helpers" / "faults.py"]
 LOWEST = ("embeddings", "encoder.layer.0.")
 
 

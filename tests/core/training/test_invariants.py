@@ -11,7 +11,7 @@ import pytest
 import torch
 import toy
 
-FAULTS = [Path(__file__).with_name("faults.py")]
+FAULTS = [Path(__file__).parents[2] / "helpers" / "faults.py"]
 
 
 def weights(out: Path, step: int) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ from terakoya.store.token_store import TokenStore
 from terakoya.training.batches import BatchMaker
 from terakoya.training.distributed.topology import Share
 
-FAULTS = [Path(__file__).with_name("faults.py")]
+FAULTS = [Path(__file__).parents[2] / "helpers" / "faults.py"]
 
 
 def in_tokens(store: Path, **changes: Any) -> dict[str, Any]:

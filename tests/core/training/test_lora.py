@@ -51,7 +51,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
 )  # PeftModel asks
 
-FAULTS = [Path(__file__).with_name("faults.py")]
+FAULTS = [Path(__file__).parents[2] / "helpers" / "faults.py"]
 GPT2 = {
     "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 32,
     "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,

@@ -23,7 +23,7 @@ from terakoya.training.model.build import build_module
 from terakoya.training.setup import train_here
 
 CPU = torch.device("cpu")
-FAULTS = [Path(__file__).with_name("faults.py")]
+FAULTS = [Path(__file__).parents[2] / "helpers" / "faults.py"]
 GPT2 = {
     "type": "gpt2", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 32,
 }  # fmt: skip

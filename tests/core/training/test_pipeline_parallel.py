@@ -22,7 +22,7 @@ from terakoya.plugins import registry
 
 pytestmark = pytest.mark.timeout(600)  # the runs that all tests share take most of it on a busy machine
 
-FAULTS = [Path(__file__).with_name("faults.py")]
+FAULTS = [Path(__file__).parents[2] / "helpers" / "faults.py"]
 LAST, MIDDLE = 3, 2
 FAMILIES = ("gpt2", "gptj", "llama", "qwen3")
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout")

@@ -10,7 +10,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.training.setup import train_here
 
-FAULTS = [Path(__file__).with_name("faults.py")]
+FAULTS = [Path(__file__).parents[2] / "helpers" / "faults.py"]
 
 
 def run(settings: dict[str, object], out: Path, **options: object) -> None:

@@ -30,7 +30,7 @@ from terakoya_plugins.tokenizers.sentencepiece import SentencePiece
 from terakoya_plugins.tokenizers.sentencepiece.words import WordBounds
 
 DATA = Path(__file__).resolve().parents[3] / "../shared/data"
-TEXT = Path(terakoya.__file__).parent / "demo" / "corpus.txt"
+TEXT = Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt"
 LINES = [line for line in TEXT.read_text(encoding="utf-8").split("\n") if line][:120]
 
 HARD = [

@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 
 def terakoya(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     code = "from terakoya.commands.main import main; main()"
-    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).parents[2] / "helpers"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     command = [sys.executable, "-c", code, "--plugin", folder / "plugin_cleaning.py", *arguments]
     return subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)

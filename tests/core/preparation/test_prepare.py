@@ -76,7 +76,7 @@ def run(folder, out, processes, block_bytes=1500):
 def start(code: str, *arguments: object, delay: float = 0.0, worker_delay: float = 0.0) -> subprocess.Popen[str]:
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2] / "helpers"), os.environ.get("PYTHONPATH", "")]),
         "WORD_TOKENIZER_DELAY": str(delay),
         "WORD_TOKENIZER_WORKER_DELAY": str(worker_delay),
         "OMP_NUM_THREADS": "1",

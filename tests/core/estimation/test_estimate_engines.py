@@ -30,7 +30,7 @@ from terakoya.estimation.layouts.rank_memory import rank_memory
 from terakoya.estimation.layouts.suggest import engine_program
 from terakoya.store.token_store import TokenStore
 
-PRESETS = Path(__file__).parents[2] / "parameters"
+PRESETS = Path(__file__).parents[3] / "parameters"
 STAGES: dict[str, dict[str, Any]] = {
     **{str(stage): {"zero_stage": stage} for stage in range(4)},
     **{f"{stage}, optimizer": {"zero_stage": stage, "offload_optimizer_device": "cpu"} for stage in (1, 2, 3)},

@@ -14,7 +14,7 @@ from terakoya.config.language_pretraining_json import read_field_parameters
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 
-SHIPPED = Path(__file__).resolve().parents[2] / "parameters" / "parameter.json"
+SHIPPED = Path(__file__).resolve().parents[3] / "parameters" / "parameter.json"
 
 ENTRY: dict[str, Any] = {
     "number-of-layers": 12,

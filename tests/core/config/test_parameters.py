@@ -15,7 +15,7 @@ from terakoya.errors import UserError
 from terakoya.json_settings import origins, read_json, with_overrides
 from terakoya.plugins import registry
 
-PRESETS = Path(__file__).resolve().parents[2] / "parameters"
+PRESETS = Path(__file__).resolve().parents[3] / "parameters"
 
 BASE: dict[str, Any] = {
     "data": {"train": ["work/a", {"store": "work/b", "weight": 2}], "validation": ["work/v"], "sequence_length": 128},

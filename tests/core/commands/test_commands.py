@@ -13,7 +13,7 @@ import pytest
 from terakoya.commands.main import VERBS, main
 from terakoya.plugins import loading as plugins
 
-PRESET = str(Path(__file__).resolve().parents[2] / "parameters" / "tiny_bert.json")
+PRESET = str(Path(__file__).resolve().parents[3] / "parameters" / "tiny_bert.json")
 PLUGIN = """
 from terakoya import hookimpl
 from terakoya.components import Schedule

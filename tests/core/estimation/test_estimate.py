@@ -18,7 +18,7 @@ from terakoya.estimation.engine_memory import AHEAD, BUCKET, LIVE, World, on_hos
 from terakoya.estimation.estimate import Estimate, estimate, share_of
 from terakoya.estimation.fake_step import LATE_BACKWARD, Sizes
 
-PRESETS = Path(__file__).parents[2] / "parameters"
+PRESETS = Path(__file__).parents[3] / "parameters"
 VOCABULARY, HIDDEN, LAYERS, LENGTH = 5000, 256, 4, 256
 
 

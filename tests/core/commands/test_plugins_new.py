@@ -15,7 +15,7 @@ from terakoya.commands.main import app
 from terakoya.commands.plugins.new import SINGULAR, TEMPLATES, new
 from terakoya.components import KINDS
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def run(*words: str, folder: Path, path: Path | None = None) -> str:

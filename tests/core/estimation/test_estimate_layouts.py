@@ -20,7 +20,7 @@ from terakoya.estimation.layouts.suggest import USABLE, batch_size, candidates, 
 from terakoya.estimation.layouts.transformer import Transformer
 from terakoya.estimation.synthetic_rows import invented
 
-PRESETS = Path(__file__).parents[2] / "parameters"
+PRESETS = Path(__file__).parents[3] / "parameters"
 
 
 @pytest.fixture(scope="module")

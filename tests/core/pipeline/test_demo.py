@@ -25,7 +25,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Demo, list[Stage
 
 
 def test_the_bundled_corpus_is_prose_in_many_documents() -> None:
-    corpus = Corpus([Path(__file__).resolve().parents[2] / "core" / "terakoya" / "demo" / "corpus.txt"])
+    corpus = Corpus([Path(__file__).resolve().parents[3] / "core" / "terakoya" / "pipeline" / "demo_corpus.txt"])
     texts = [read.text for block in corpus.blocks() for read in corpus.read(block) if isinstance(read, Document)]
     assert len(texts) >= 200
     assert len(set(texts)) == len(texts)

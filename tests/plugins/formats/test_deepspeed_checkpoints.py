@@ -53,7 +53,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
-        command = [sys.executable, str(Path(__file__).with_name("deepspeed_saver.py")), str(jobs), str(folder)]
+        command = [
+            sys.executable,
+            str(Path(__file__).parents[2] / "helpers" / "deepspeed_saver.py"),
+            str(jobs),
+            str(folder),
+        ]
         environment = {**os.environ, **launched}
         started.append(
             subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

@@ -30,7 +30,7 @@ KEYS: dict[str, Any] = {
 }
 
 
-PRESETS = Path(__file__).parents[2] / "parameters"
+PRESETS = Path(__file__).parents[3] / "parameters"
 
 
 # ------------------------------------------------------------------------------------------------------- the keys

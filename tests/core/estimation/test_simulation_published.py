@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-TOOLS = Path(__file__).parents[2] / "tools" / "simulation"
+TOOLS = Path(__file__).parents[3] / "tools" / "simulation"
 sys.path.insert(0, str(TOOLS))
 import fit  # noqa: E402
 import published  # noqa: E402

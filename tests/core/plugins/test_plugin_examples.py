@@ -22,7 +22,7 @@ from terakoya.errors import UserError
 from terakoya.inference.predictions import fill_mask
 from terakoya.plugins import loading as plugins
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "plugins" / "README.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 PART = re.compile(r"<!-- (file: (\S+)|run|python) -->\n```\w*\n(.*?)```", re.S)
@@ -74,7 +74,7 @@ class Reader:
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     """The page, followed to its end with the bundled corpus."""
     reader = Reader(tmp_path_factory.mktemp("page"))
-    shutil.copyfile(ROOT / "core" / "terakoya" / "demo" / "corpus.txt", reader.folder / "corpus.txt")
+    shutil.copyfile(ROOT / "core" / "terakoya" / "pipeline" / "demo_corpus.txt", reader.folder / "corpus.txt")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(reader.folder)
         reader.follow()
