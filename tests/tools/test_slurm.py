@@ -18,9 +18,9 @@ import pytest
 import toy
 
 from terakoya.components import JobState, SubmittedJob
-from terakoya.launch.jobs import find, states
-from terakoya.launch.plan import Planned, launch
-from terakoya.toolkit.launchers.submitted import Note
+from terakoya.launch.jobs import find_job, poll_states
+from terakoya.launch.plan import PlannedLaunch, plan_launch
+from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
 
 CLUSTER = Path(__file__).parents[2] / "tools/slurm/cluster.sh"
 MISSING = [name for name in ("slurmctld", "slurmd", "sbatch", "munged", "unshare") if shutil.which(name) is None]
@@ -72,7 +72,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Job:
     """A run that was submitted."""
 
-    planned: Planned
+    planned: PlannedLaunch
     job: SubmittedJob
     number: str
     run: Path
@@ -88,7 +88,7 @@ class Job:
 
     def wait(self) -> JobState:
         """The state it ended in."""
-        return list(states(self.job, every=0.5))[-1]
+        return list(poll_states(self.job, every=0.5))[-1]
 
     def resumed_at(self) -> list[int]:
         """The steps it went on from."""
@@ -117,16 +117,20 @@ def weights(run: Path) -> bytes:
     return (run / f"checkpoints/step-{STEPS:08}/model/model.safetensors").read_bytes()
 
 
-def submitted(store: Path, out: Path, settings: dict[str, Any], *, before: Sequence[str] = (), **changes: Any) -> Job:
+def submitted(
+    store: Path, out: Path, settings: dict[str, Any], *, global_options: Sequence[str] = (), **changes: Any
+) -> Job:
     values = {"batch_size": TABLE, "max_steps": STEPS, "checkpoint": {"save_steps": 1000}, **changes}
     file = out.parent / f"{out.name}.json"
     file.write_text(json.dumps(toy.parameters(store, **values)))
-    planned = launch("slurm", file, out, settings={"time": "10", "partition": "low", **settings}, before=before)
+    planned = plan_launch(
+        "slurm", file, out, settings={"time": "10", "partition": "low", **settings}, global_options=global_options
+    )
     assert planned.submit() == 0
-    note = Note.read(planned.folder)
-    assert note is not None
-    job, _ = find("slurm", str(out))
-    return Job(planned, job, note.job, out)
+    record = SubmittedJobRecord.read(planned.folder)
+    assert record is not None
+    job, _ = find_job("slurm", str(out))
+    return Job(planned, job, record.job, out)
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +207,7 @@ def test_a_job_preempted_before_its_first_step_is_queued_again(
 
 def test_a_job_out_of_time_saves_and_goes_on(cluster: Path, store: Path, undisturbed: Path, tmp_path: Path) -> None:
     settings = {"time": "2", "signal_seconds": 10}  # Slurm sends it up to 30 seconds earlier
-    job = submitted(store, tmp_path / "run", settings, before=slow(tmp_path, seconds=0.45))
+    job = submitted(store, tmp_path / "run", settings, global_options=slow(tmp_path, seconds=0.45))
     state = job.wait()
     assert state.word == "COMPLETED", job.printed()
     assert job.resumed_at() and job.resumed_at() == [record["step"] for record in records(job.run, "stopped")]

@@ -12,7 +12,7 @@ from terakoya.commands.component_settings import gather, read_settings, take_fla
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
-    from terakoya.launch.plan import Planned
+    from terakoya.launch.plan import PlannedLaunch
 
 
 def command(
@@ -49,7 +49,7 @@ def command(
 
     `terakoya plugins show LAUNCHER` lists its settings: launch slurm bert.json --out run --time 24:00:00
     """
-    from terakoya.launch.plan import launch
+    from terakoya.launch.plan import plan_launch
     from terakoya.plugins import registry
 
     kind = arguments[0]
@@ -66,12 +66,12 @@ def command(
         raise UserError(f"--watch: nothing is submitted without --submit; later: launch {kind} status {out} --watch")
     file = read_settings(settings) if settings is not None else {}
     given = context.find_root().params
-    before = [
+    global_options = [
         word for option in ("plugin", "without") for each in given[option] or () for word in (f"--{option}", each)
     ]
-    planned = launch(
+    planned = plan_launch(
         kind, Path(rest[0]), out, folder=folder, name=name, settings=gather(file, (), flags), overrides=set_ or (),
-        allow_change=allow_change or (), before=before,
+        allow_change=allow_change or (), global_options=global_options,
     )  # fmt: skip
     _show(kind, planned, submitted=submit)
     if check:
@@ -84,7 +84,7 @@ def command(
     _tell(kind, planned, every=every if watch else None)
 
 
-def _show(kind: str, planned: Planned, *, submitted: bool) -> None:
+def _show(kind: str, planned: PlannedLaunch, *, submitted: bool) -> None:
     """Prints the plan."""
     from terakoya.log import console
 
@@ -102,17 +102,17 @@ def _show(kind: str, planned: Planned, *, submitted: bool) -> None:
     show.print(f"watch it with:\n  terakoya {watching} --watch", markup=False, soft_wrap=True)
 
 
-def _tell(kind: str, planned: Planned, *, every: float | None) -> None:
+def _tell(kind: str, planned: PlannedLaunch, *, every: float | None) -> None:
     """Says which job it became, for launchers whose jobs go on by themselves, and follows it where `every` is given."""
     from terakoya.log import console
-    from terakoya.toolkit.launchers.submitted import Note
+    from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
 
-    note = Note.read(planned.folder)
-    if note is None or note.launcher != kind:
+    record = SubmittedJobRecord.read(planned.folder)
+    if record is None or record.launcher != kind:
         return  # it has ended with the command
     named = planned.folder if planned.folder.name != f"{planned.job.run.name}.launch" else planned.job.run
     console().print(
-        f"submitted as job {note.job}; ask after it with:\n  terakoya launch {kind} status|logs|stop {named}",
+        f"submitted as job {record.job}; ask after it with:\n  terakoya launch {kind} status|logs|stop {named}",
         markup=False, soft_wrap=True,
     )  # fmt: skip
     if every is not None:

@@ -24,7 +24,7 @@ def ask(launcher: str, verb: str, arguments: Sequence[str], *, out: Path | None,
         UserError: no job or one that is not known, `out` or `every` where they do not belong.
         typer.Exit: with 1, when `status` says that the job has failed.
     """
-    from terakoya.launch.jobs import find
+    from terakoya.launch.jobs import find_job
     from terakoya.log import console
 
     where = f"launch {launcher} {verb}"
@@ -34,7 +34,7 @@ def ask(launcher: str, verb: str, arguments: Sequence[str], *, out: Path | None,
         raise UserError(f"{where}: {'expected --out FOLDER' if out is None else 'takes no --out'}")
     if every is not None and verb in ("stop", "fetch"):
         raise UserError(f"{where}: takes no --watch")
-    job, note = find(launcher, arguments[0])
+    job, note = find_job(launcher, arguments[0])
     try:
         if verb == "stop":
             console().print(job.stop(), markup=False, soft_wrap=True)
@@ -50,9 +50,9 @@ def ask(launcher: str, verb: str, arguments: Sequence[str], *, out: Path | None,
 
 
 def _states(job: SubmittedJob, every: float | None) -> Iterable[JobState]:
-    from terakoya.launch.jobs import states
+    from terakoya.launch.jobs import poll_states
 
-    return [job.state()] if every is None else states(job, every=every)
+    return [job.state()] if every is None else poll_states(job, every=every)
 
 
 def _print_output(job: SubmittedJob, every: float | None) -> None:

@@ -119,7 +119,7 @@ class Launcher(Component):
         """Starts what was planned, its files lying in `folder`; returns the exit code, 0 if all is well.
 
         As it stands, runs the plan's commands, one after another until one fails, in this terminal. One whose jobs go
-        on by themselves returns once it is submitted, and leaves a `launched.Note` in `folder`.
+        on by themselves returns once it is submitted, and leaves a `submitted.SubmittedJobRecord` in `folder`.
         """
         return run_commands(plan.commands)
 

@@ -24,7 +24,7 @@ CALL_SECONDS = 5.0
 """How long a call to the first host may take."""
 
 
-def facts(
+def collect_facts(
     *,
     peer: str | None = None,
     interface: str | None = None,
@@ -169,7 +169,7 @@ def main(arguments: Sequence[str]) -> None:
         return
     request = json.loads(arguments[0])
     port = request.pop("listen", None)
-    print(json.dumps(facts(**request)), flush=True)  # noqa: T201
+    print(json.dumps(collect_facts(**request)), flush=True)  # noqa: T201
     if port is not None:
         listen(**port)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from terakoya.components import JobState, Launcher, SubmittedJob
 from terakoya.errors import UserError
 from terakoya.plugins import registry
-from terakoya.toolkit.launchers.submitted import Note, plan_folder
+from terakoya.toolkit.launchers.submitted import SubmittedJobRecord, plan_folder
 
 
-def find(launcher: str, named: str) -> tuple[SubmittedJob, Note]:
+def find_job(launcher: str, named: str) -> tuple[SubmittedJob, SubmittedJobRecord]:
     """The job that `named` means: what its place calls it, the run's folder, or the folder of its plan.
 
     Raises:
@@ -20,17 +20,17 @@ def find(launcher: str, named: str) -> tuple[SubmittedJob, Note]:
     """
     kind: type[Launcher] = registry().component("launchers", launcher)
     folder = Path(named)
-    note = Note.read(folder) or Note.read(plan_folder(folder))
+    note = SubmittedJobRecord.read(folder) or SubmittedJobRecord.read(plan_folder(folder))
     if note is None:
         if folder.exists() or plan_folder(folder).exists():
             raise UserError(f"launch {launcher}: {named}: nothing was submitted from {plan_folder(folder)}")
-        note = Note(launcher, named, "")
+        note = SubmittedJobRecord(launcher, named, "")
     elif note.launcher != launcher:
         raise UserError(f"launch {launcher}: {named} was submitted with: terakoya launch {note.launcher}")
     return kind.submitted(note.job), note
 
 
-def states(job: SubmittedJob, *, every: float) -> Iterator[JobState]:
+def poll_states(job: SubmittedJob, *, every: float) -> Iterator[JobState]:
     """The states of `job`, one each `every` seconds, the last being the one that it ended in.
 
     A place that does not answer for a while is waited for, once it has answered.

@@ -1,4 +1,4 @@
-"""What became of a process that a signal ended, and whether it was the kernel, for want of memory."""
+"""Explains the death of a process that a signal ended, and whether the kernel killed it because memory ran out."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 CONTAINER, MACHINE = "this container", "this machine"
-COUNTED = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+KILL_COUNT_LINE = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
-def memory_kills(*, processes: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> dict[str, int]:
-    """How many processes the kernel has killed so far for want of memory: in this container (control group), and on
-    this machine. What it does not tell, on other systems or where it is hidden, is not there."""
+def count_oom_kills(*, processes: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> dict[str, int]:
+    """Returns how many processes the kernel has killed so far because memory ran out, in this container (control group)
+    and on this machine. A count that the system does not provide, or hides, is absent."""
     lines = _text(processes / "self" / "cgroup").splitlines()
     paths = {controllers: path.lstrip("/") for _, controllers, path in (line.split(":", 2) for line in lines)}
     files = {
@@ -24,29 +24,31 @@ def memory_kills(*, processes: Path = Path("/proc"), groups: Path = Path("/sys/f
         ],
         MACHINE: [processes / "vmstat"],
     }
-    found = {}
-    for place, candidates in files.items():
-        counts = [int(match[1]) for file in candidates if (match := COUNTED.search(_text(file)))]
+    kills = {}
+    for scope, candidates in files.items():
+        counts = [int(match[1]) for file in candidates if (match := KILL_COUNT_LINE.search(_text(file)))]
         if counts:
-            found[place] = max(counts)
-    return found
+            kills[scope] = max(counts)
+    return kills
 
 
-def explained(rank: int, code: int, before: Mapping[str, int], after: Mapping[str, int]) -> str | None:
-    """What to say of process `rank` that ended with `code` (minus a signal's number), `before` and `after` being what
-    `memory_kills` counted; None where it ended by itself."""
+def explain_exit(rank: int, code: int, before: Mapping[str, int], after: Mapping[str, int]) -> str | None:
+    """Returns a message about process `rank`, which ended with `code` (minus a signal's number), or None if no signal
+    ended it. `before` and `after` are the counts of `count_oom_kills` before its start and after its end."""
     if code >= 0:
         return None
-    said = f"process {rank} was ended by signal {-code} ({signal.Signals(-code).name})"
+    message = f"process {rank} was ended by signal {-code} ({signal.Signals(-code).name})"
     if -code != signal.SIGKILL:
-        return said
-    places = [place for place in (CONTAINER, MACHINE) if after.get(place, 0) > before.get(place, 0)]
-    advice = "`terakoya estimate` says what a run takes and what takes most; a smaller micro_batch_size takes less"
-    if places:
-        return f"{said}: {places[0]} is out of memory, and the kernel killed a process for it. {advice}"
+        return message
+    scopes = [scope for scope in (CONTAINER, MACHINE) if after.get(scope, 0) > before.get(scope, 0)]
+    advice = "`terakoya estimate` shows how much memory a run needs and for what; a smaller micro_batch_size needs less"
+    if scopes:
+        return f"{message}: {scopes[0]} is out of memory, and the kernel killed a process to free some. {advice}"
     if not after:
-        return f"{said}; on Linux that is most often the kernel, out of memory. {advice}"
-    return f"{said}, but not by the kernel for want of memory: it counts no such kill. Somebody, or a scheduler, did it"
+        return f"{message}; on Linux the cause is most often the kernel, out of memory. {advice}"
+    return (
+        f"{message}, but not by the kernel out of memory: it counts no such kill. A user or a scheduler sent the signal"
+    )
 
 
 def _text(file: Path) -> str:

@@ -16,7 +16,7 @@ from terakoya.toolkit.launchers.submitted import plan_folder
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedLaunch:
     """A plan, and the folder its files were written to."""
 
     launcher: Launcher
@@ -33,7 +33,7 @@ class Planned:
         return self.launcher.submit(self.job, self.plan, self.folder)
 
 
-def launch(
+def plan_launch(
     launcher: str,
     parameters: Path,
     out: Path,
@@ -43,8 +43,8 @@ def launch(
     settings: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
     allow_change: Sequence[str] = (),
-    before: Sequence[str] = (),
-) -> Planned:
+    global_options: Sequence[str] = (),
+) -> PlannedLaunch:
     """Plans how `launcher` starts the run of `parameters` into `out`, and writes the plan's files.
 
     Args:
@@ -53,20 +53,22 @@ def launch(
         settings: the launcher's.
         overrides: `KEY.PATH=VALUE`, over the parameters.
         allow_change: keys in which the parameters may differ from those of the checkpoint that the run goes on from.
-        before: options of `terakoya` itself, such as `--plugin FILE`.
+        global_options: options of `terakoya` itself, such as `--plugin FILE`.
 
     Raises:
         UserError: no such launcher, settings it does not take, parameters that are wrong: all that can be known before
             a job waits for hours.
     """
     place: Launcher = made("launchers", launcher, settings or {}, where=f"launch {launcher}")
-    job = make_job(parameters, out, name=name, overrides=overrides, allow_change=allow_change, before=before)
+    job = make_job(
+        parameters, out, name=name, overrides=overrides, allow_change=allow_change, global_options=global_options
+    )
     folder = (folder if folder is not None else plan_folder(out)).absolute()
     plan = place.plan(job, folder)
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in plan.files.items():
         (folder / file).write_text(text, encoding="utf-8")
-    return Planned(place, job, plan, folder)
+    return PlannedLaunch(place, job, plan, folder)
 
 
 def make_job(
@@ -76,7 +78,7 @@ def make_job(
     name: str | None = None,
     overrides: Sequence[str] = (),
     allow_change: Sequence[str] = (),
-    before: Sequence[str] = (),
+    global_options: Sequence[str] = (),
 ) -> Job:
     """The job that trains `parameters` into `out`.
 
@@ -91,7 +93,7 @@ def make_job(
         raise UserError(f'--name: expected up to 63 letters, digits and hyphens between them, got "{name}"')
     sets = [word for override in overrides for word in ("--set", override)]
     allowed = [word for key in allow_change for word in ("--allow-change", key)]
-    words = (*before, "train", str(parameters.absolute()), "--out", str(run), *sets, *allowed)
+    words = (*global_options, "train", str(parameters.absolute()), "--out", str(run), *sets, *allowed)
     data = loaded.data
     mixtures = (data.train, *(stage.train for stage in data.stages))
     stores = [each.store for mixture in mixtures for each in mixture]

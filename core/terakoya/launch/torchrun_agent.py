@@ -1,8 +1,8 @@
-"""torchrun for one host, as scripts start it: `python -m terakoya.launch.torchrun_agent TORCHRUN'S ARGUMENTS`.
+"""torchrun for one host, as generated scripts start it: `python -m terakoya.launch.torchrun_agent TORCHRUN_ARGUMENTS`.
 
-It asks the processes to save and leave when it is itself asked to, kills those that are still there after
-`TORCH_ELASTIC_SHUTDOWN_TIMEOUT` seconds, and ends with their exit code. torchrun by itself then ends with a traceback
-and with 1, as after a crash, whatever its processes have made of it.
+The agent forwards a stop request to the training processes, so that they save and exit, kills those that still run
+`TORCH_ELASTIC_SHUTDOWN_TIMEOUT` seconds later, and exits with their exit code. Plain torchrun exits with 1 and a
+traceback after a stop request, as after a crash, whatever its processes returned.
 """
 
 from __future__ import annotations
@@ -23,24 +23,27 @@ import psutil
 
 from terakoya.training.distributed.signals import ENDED_NOTE, STOPPED
 
-WISHES = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-BEFORE = 128 + signal.SIGTERM
-"""Exit code of a start that was asked to leave before there was anything to save."""
-PATIENCE = 5.0
-"""Seconds without a process after which one that was asked waits no longer for other hosts to start with."""
-SAVING_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-"""The variable that says how long processes that were asked may take before they are killed; torchrun's own, where one
-has failed and the others save. Its default is 30, ours 900."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+EXIT_BEFORE_START = 128 + signal.SIGTERM
+"""Exit code after a stop request that came before there was anything to save."""
+GRACE_SECONDS = 5.0
+"""How long an agent without processes waits for other hosts after a stop request."""
+SHUTDOWN_TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+"""torchrun's variable for how many seconds processes may take to exit after a stop request, or after one of them has
+failed, before they are killed. torchrun's default is 30, ours 900."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs torchrun with `arguments`; returns 0, `STOPPED` if its processes were asked to stop and saved, or what the
-    first of them that failed ended with, 128 and the signal's number if one killed it."""
+    """Runs torchrun with `arguments` and returns the exit code of its processes.
+
+    Returns 0, `STOPPED` if the processes saved after a stop request, or the exit code of the first process that failed:
+    128 plus the signal's number if a signal killed it.
+    """
     note = Path(tempfile.mkdtemp()) / "ended"
     os.environ[ENDED_NOTE] = str(note)
-    os.environ.setdefault(SAVING_VARIABLE, "900")
-    wishes = Wishes(note)
-    wishes.start()
+    os.environ.setdefault(SHUTDOWN_TIMEOUT_VARIABLE, "900")
+    forwarder = SignalForwarder(note)
+    forwarder.start()
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -50,89 +53,90 @@ def run(arguments: Sequence[str]) -> int:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         code = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
-        sys.stderr.write(f"rank {rank} ended with {code}, the first here that failed\n")
+        sys.stderr.write(f"rank {rank} exited with {code}, the first process on this host that failed\n")
         return int(code)
     finally:
-        wishes.over()
-        _send(signal.SIGKILL, _children())  # one that was being started when there was nobody to ask
+        forwarder.stop_listening()
+        _send(signal.SIGKILL, _children())  # a process that was still starting when the stop request was forwarded
         shutil.rmtree(note.parent, ignore_errors=True)
 
 
-class Wishes:
-    """What this process is asked for, which a thread passes on: the main one may wait for other hosts, in C++.
+class SignalForwarder:
+    """Forwards stop requests to the training processes, from a thread: the main thread may wait for other hosts in C++.
 
     Attributes:
-        note: the file in which a process says how it has ended.
+        note: the file into which a process writes its exit code.
     """
 
     def __init__(self, note: Path) -> None:
         self.note = note
-        self._leaving = False
-        self._heard, writing = os.pipe()
-        os.set_blocking(writing, False)
-        signal.set_wakeup_fd(writing)
-        for number in WISHES:
-            if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a script's own background
+        self._exiting = False
+        self._signal_pipe, write_end = os.pipe()
+        os.set_blocking(write_end, False)
+        signal.set_wakeup_fd(write_end)
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup or in a script's background
                 signal.signal(number, self._in_main_thread)
 
     def start(self) -> None:
-        """Begins to pass on."""
-        threading.Thread(target=self._pass_on, name="terakoya-wishes", daemon=True).start()
+        """Starts the thread that forwards."""
+        threading.Thread(target=self._forward, name="terakoya-signals", daemon=True).start()
 
-    def over(self) -> None:
-        """From now on nothing is heeded: how the processes have ended is known."""
-        for number in WISHES:
+    def stop_listening(self) -> None:
+        """Ignores further stop requests: the exit code is known."""
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
 
     def _in_main_thread(self, *_: object) -> None:
-        if self._leaving:
-            raise SystemExit(BEFORE)
+        if self._exiting:
+            raise SystemExit(EXIT_BEFORE_START)
 
-    def _pass_on(self) -> None:
-        """Asks all processes: each time, and those that torchrun starts anew after one that died before it could heed
-        it. Leaves where there are none and none has said that it ended."""
-        told: set[int] = set()
-        seen = deadline = 0.0  # when there was a process, and when those that were asked are killed
+    def _forward(self) -> None:
+        """Sends SIGTERM to all processes after each stop request, and to those that torchrun starts later in place of a
+        process that died before it could handle the signal. Exits if there are no processes and none wrote the note."""
+        signalled: set[int] = set()
+        last_seen = deadline = 0.0  # when a process last ran, and when the signalled ones are killed
         while True:
-            if self._asked(None if not deadline else 0.2):
-                told.clear()
-                deadline = deadline or time.monotonic() + float(os.environ[SAVING_VARIABLE])
+            if self._stop_requested(None if not deadline else 0.2):
+                signalled.clear()
+                deadline = deadline or time.monotonic() + float(os.environ[SHUTDOWN_TIMEOUT_VARIABLE])
             if not deadline:
                 continue
-            there = _children()
-            _send(signal.SIGTERM, there - told)
-            told |= there
-            if there and time.monotonic() > deadline:
-                _send(signal.SIGKILL, there)
-            elif there or self.note.exists():
-                seen = time.monotonic()
-            elif time.monotonic() - seen > PATIENCE:
-                self._leave()
+            running = _children()
+            _send(signal.SIGTERM, running - signalled)
+            signalled |= running
+            if running and time.monotonic() > deadline:
+                _send(signal.SIGKILL, running)
+            elif running or self.note.exists():
+                last_seen = time.monotonic()
+            elif time.monotonic() - last_seen > GRACE_SECONDS:
+                self._exit()
 
-    def _asked(self, seconds: float | None) -> bool:
-        """Whether somebody has asked, within so many seconds."""
-        return bool(select.select([self._heard], [], [], seconds)[0] and set(os.read(self._heard, 64)) & set(WISHES))
+    def _stop_requested(self, seconds: float | None) -> bool:
+        """Waits up to `seconds` for a signal; returns whether a stop signal arrived."""
+        readable = select.select([self._signal_pipe], [], [], seconds)[0]
+        return bool(readable and set(os.read(self._signal_pipe, 64)) & set(STOP_SIGNALS))
 
-    def _leave(self) -> None:
-        """Ends the main thread's wait, or, where it does not hear of it, this process."""
-        self._leaving = True
+    def _exit(self) -> None:
+        """Ends the main thread's wait or, if the main thread does not react, this process."""
+        self._exiting = True
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(2.0)
         _send(signal.SIGKILL, _children())
-        os._exit(BEFORE)
+        os._exit(EXIT_BEFORE_START)
 
 
 def _children() -> set[int]:
     while True:
-        with contextlib.suppress(psutil.Error):  # another process's, that cannot be read at the moment
-            return {each.pid for each in psutil.Process().children()}
+        with contextlib.suppress(psutil.Error):  # another process that cannot be read at the moment
+            return {child.pid for child in psutil.Process().children()}
         time.sleep(0.1)
 
 
 def _send(number: signal.Signals, processes: Iterable[int]) -> None:
     for process in processes:
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
+        with contextlib.suppress(ProcessLookupError):  # the process has just exited
             os.kill(process, number)
 
 

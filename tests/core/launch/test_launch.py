@@ -13,7 +13,7 @@ import pytest
 import toy
 
 from terakoya.errors import UserError
-from terakoya.launch.plan import Planned, launch
+from terakoya.launch.plan import PlannedLaunch, plan_launch
 
 CRASH = """\
 import os, pathlib
@@ -34,10 +34,10 @@ if mark.exists() and os.environ.get("RANK") == "0":
 """
 
 
-def planned(launcher: str, store: Path, out: Path, settings: dict[str, object], **changes: object) -> Planned:
+def planned(launcher: str, store: Path, out: Path, settings: dict[str, object], **changes: object) -> PlannedLaunch:
     file = out.parent / f"{out.name}.json"
     file.write_text(json.dumps(toy.parameters(store, **changes)))
-    return launch(launcher, file, out, settings=settings)
+    return plan_launch(launcher, file, out, settings=settings)
 
 
 def train_plainly(settings: dict[str, object], out: Path, *, nodes: tuple[int, ...]) -> None:
@@ -169,7 +169,7 @@ def test_a_lost_process_starts_all_hosts_anew(store: Path, tmp_path: Path) -> No
     settings = {
         "hosts": "localhost,127.0.0.1", "ssh": stand_in_for_ssh(tmp_path), "port": free_port(), "max_restarts": 1,
     }  # fmt: skip
-    plan = launch("hosts", file, tmp_path / "run", settings=settings, before=["--plugin", str(crash)])
+    plan = plan_launch("hosts", file, tmp_path / "run", settings=settings, global_options=["--plugin", str(crash)])
     assert plan.submit() == 0
     assert (tmp_path / "crashed").exists()
     assert list(toy.records(tmp_path / "run", "resume")) == [5]

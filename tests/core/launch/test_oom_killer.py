@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from terakoya.launch import local
-from terakoya.launch import oom_killer as killed
-from terakoya.launch.oom_killer import CONTAINER, MACHINE, explained, memory_kills
+from terakoya.launch import local, oom_killer
+from terakoya.launch.oom_killer import CONTAINER, MACHINE, count_oom_kills, explain_exit
 
 NEW_GROUPS = {"proc/self/cgroup": "0::/jobs/one\n", "groups/jobs/one/memory.events": "low 0\noom 3\noom_kill 2\n"}
 OLD_GROUPS = {
@@ -24,24 +23,24 @@ def test_kills_are_counted_in_the_container_and_on_the_machine(groups: dict[str,
     for name, text in {**groups, "proc/vmstat": "pgfault 7\noom_kill 5\nnuma_hit 1\n"}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    found = memory_kills(processes=tmp_path / "proc", groups=tmp_path / "groups")
+    found = count_oom_kills(processes=tmp_path / "proc", groups=tmp_path / "groups")
     assert found == {CONTAINER: 2, MACHINE: 5}
-    assert memory_kills(processes=tmp_path / "none", groups=tmp_path / "none") == {}
+    assert count_oom_kills(processes=tmp_path / "none", groups=tmp_path / "none") == {}
 
 
 def test_memory_is_blamed_only_where_the_kernel_counted_a_kill() -> None:
     before = {CONTAINER: 0, MACHINE: 4}
-    assert explained(0, 0, before, before) is None and explained(0, 75, before, before) is None
-    here = explained(1, -9, before, {CONTAINER: 1, MACHINE: 5})
+    assert explain_exit(0, 0, before, before) is None and explain_exit(0, 75, before, before) is None
+    here = explain_exit(1, -9, before, {CONTAINER: 1, MACHINE: 5})
     assert here is not None and here.startswith("process 1 was ended by signal 9 (SIGKILL): this container is out of ")
     assert "terakoya estimate" in here
-    there = explained(1, -9, before, {CONTAINER: 0, MACHINE: 5})
+    there = explain_exit(1, -9, before, {CONTAINER: 0, MACHINE: 5})
     assert there is not None and "this machine is out of memory" in there
-    nobody = explained(1, -9, before, before)
+    nobody = explain_exit(1, -9, before, before)
     assert nobody is not None and "not by the kernel" in nobody and "estimate" not in nobody
-    unknown = explained(1, -9, {}, {})
+    unknown = explain_exit(1, -9, {}, {})
     assert unknown is not None and "most often the kernel, out of memory" in unknown
-    fault = explained(0, -11, before, {CONTAINER: 1, MACHINE: 5})
+    fault = explain_exit(0, -11, before, {CONTAINER: 1, MACHINE: 5})
     assert fault == "process 0 was ended by signal 11 (SIGSEGV)"
 
 
@@ -52,7 +51,7 @@ def test_the_starter_says_it(
     program.write_text("#!/bin/bash\nif [ $RANK = 1 ]; then kill -9 $$; fi\nexec sleep 20\n")
     program.chmod(0o755)
     counted = iter([{MACHINE: 4}, {MACHINE: 5}])
-    monkeypatch.setattr(killed, "memory_kills", lambda: next(counted))
+    monkeypatch.setattr(oom_killer, "count_oom_kills", lambda: next(counted))
     monkeypatch.setattr(local.sys, "executable", str(program))
     monkeypatch.setattr(local, "GRACE_SECONDS", 0.2)
     started = time.monotonic()

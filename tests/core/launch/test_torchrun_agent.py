@@ -112,7 +112,7 @@ def test_processes_that_did_not_heed_it_are_not_waited_for_when_started_anew(tmp
     agent.until_ready()
     agent.process.send_signal(signal.SIGTERM)
     code, said = agent.end()
-    assert code == 143 and "ended with 143, the first here that failed" in said, said
+    assert code == 143 and "exited with 143, the first process on this host that failed" in said, said
 
 
 @pytest.mark.parametrize("more", [ELASTIC, ("--node-rank", "1")], ids=["as the first", "as the second"])
@@ -146,7 +146,7 @@ def test_a_stop_that_another_start_followed_is_forgotten(tmp_path: Path) -> None
 def test_a_failure_is_told_by_its_own_exit_code(what: str, code: int, tmp_path: Path) -> None:
     ended, said = Agent(tmp_path, what).end()
     assert ended == code and "Traceback" not in said, said
-    assert f"ended with {code}, the first here that failed" in said
+    assert f"exited with {code}, the first process on this host that failed" in said
 
 
 def test_a_run_that_is_finished_ends_with_nothing_to_say(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from terakoya.errors import UserError
-from terakoya.launch.host_facts import facts, interface_to
+from terakoya.launch.host_facts import collect_facts, interface_to
 from terakoya_plugins.launchers.hosts.checks import Answer, Asked, look, refuse, show
 
 HOST = """\
@@ -62,7 +62,7 @@ def asked(place: Path, port: int, *names: str, **changes: Any) -> Asked:
 
 def pretend(place: Path, host: str, **changes: Any) -> None:
     """Lets `host` answer as this machine does, but for `changes`."""
-    found = {**facts(), "interface": "eth0", "address": "10.0.0.9", "ahead": 0.0, **changes}
+    found = {**collect_facts(), "interface": "eth0", "address": "10.0.0.9", "ahead": 0.0, **changes}
     (place / f"{host}.json").write_text(json.dumps(found))
 
 
@@ -94,7 +94,7 @@ def test_one_host_has_nobody_to_call(place: Path, port: int) -> None:
 
 
 def test_what_differs_is_said_with_host_and_remedy(place: Path, port: int) -> None:
-    here = facts()["versions"]
+    here = collect_facts()["versions"]
     pretend(place, "old", versions={**here, "torch": "2.0.0"})
     pretend(place, "early", ahead=-40.0)
     pretend(place, "apart", missing=["/store"], unknown_names=["localhost"], call="Connection refused")

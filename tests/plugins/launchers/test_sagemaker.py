@@ -17,7 +17,7 @@ import pytest
 import toy
 
 from terakoya.errors import UserError
-from terakoya.launch.plan import Planned, launch
+from terakoya.launch.plan import PlannedLaunch, plan_launch
 from terakoya_plugins.launchers.sagemaker.request import METRICS
 
 pytest.importorskip("botocore", reason="requests are checked by its model of SageMaker")
@@ -42,15 +42,15 @@ OLDER = {
 }
 
 
-def planned(folder: Path, settings: Mapping[str, Any], store: str = "train/wiki", **changes: Any) -> Planned:
+def planned(folder: Path, settings: Mapping[str, Any], store: str = "train/wiki", **changes: Any) -> PlannedLaunch:
     """The plan for a toy run whose store is `store` there."""
     file = folder / "run.json"
     file.write_text(json.dumps(toy.parameters(Path(store), **changes)))
     given = {key: value for key, value in PLACE.items() if key != "role" or "aws_config" not in settings}
-    return launch("sagemaker", file, folder / "run", settings={**given, **settings})
+    return plan_launch("sagemaker", file, folder / "run", settings={**given, **settings})
 
 
-def request(plan: Planned) -> dict[str, Any]:
+def request(plan: PlannedLaunch) -> dict[str, Any]:
     made: dict[str, Any] = json.loads((plan.folder / "request.json").read_text())
     return made
 
@@ -141,7 +141,7 @@ def test_what_would_fail_hours_later_is_refused(
     table = {"-1": 16} if nodes == 1 else {"0": 10, "1": 6}
     file.write_text(json.dumps(toy.parameters(Path("train/wiki"), batch_size=table)))
     with pytest.raises(UserError, match=said):
-        launch("sagemaker", file, tmp_path / "run", settings={**given, **settings})
+        plan_launch("sagemaker", file, tmp_path / "run", settings={**given, **settings})
     assert not (tmp_path / "run.launch").exists()
 
 
@@ -158,13 +158,13 @@ def test_a_plugin_that_is_a_file_goes_along(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps(toy.parameters(Path("train/wiki"))))
     settings = {**PLACE, "channels": {"train": SHARED}, **NETWORK}
-    plan = launch("sagemaker", file, tmp_path / "run", settings=settings, before=["--plugin", str(plugin)])
+    plan = plan_launch("sagemaker", file, tmp_path / "run", settings=settings, global_options=["--plugin", str(plugin)])
     assert plan.plan.files["mine.py"] == "MARK = 1\n"
     script = plan.plan.files["entry.sh"]
     assert "terakoya --plugin /opt/ml/input/data/job/mine.py train /opt/ml/input/data/job/parameters.json" in script
     assert "terakoya --plugin /opt/ml/input/data/job/mine.py export " in script
     with pytest.raises(UserError, match="install it in the image"):
-        launch("sagemaker", file, tmp_path / "run", settings=settings, before=["--plugin", str(tmp_path)])
+        plan_launch("sagemaker", file, tmp_path / "run", settings=settings, global_options=["--plugin", str(tmp_path)])
 
 
 # ------------------------------------------------------------------------------------------ what an instance runs
@@ -179,7 +179,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Instance:
     """A pretended instance: its /opt/ml is a folder here, its file systems are links."""
 
-    def __init__(self, root: Path, plan: Planned, hosts: list[str], current: str, links: Mapping[str, Path]) -> None:
+    def __init__(
+        self, root: Path, plan: PlannedLaunch, hosts: list[str], current: str, links: Mapping[str, Path]
+    ) -> None:
         self.root, self.plan, self.hosts, self.current = root, plan, hosts, current
         (root / "input/data/job").mkdir(parents=True)
         (root / "model").mkdir()

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from terakoya.commands.main import app
 from terakoya.errors import UserError
-from terakoya.launch.jobs import find, states
-from terakoya.launch.plan import Planned, launch
+from terakoya.launch.jobs import find_job, poll_states
+from terakoya.launch.plan import PlannedLaunch, plan_launch
 from terakoya_plugins.launchers.sagemaker import job as sagemaker_job
 from terakoya_plugins.launchers.sagemaker.job import LOGS, SageMakerJob
 
@@ -49,10 +49,10 @@ def aws(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     boto3.client("s3").create_bucket(Bucket="models")
 
 
-def planned(folder: Path, **settings: Any) -> Planned:
+def planned(folder: Path, **settings: Any) -> PlannedLaunch:
     file = folder / "run.json"
     file.write_text(json.dumps(toy.parameters(Path("train/wiki"))))
-    return launch("sagemaker", file, folder / "run", settings={
+    return plan_launch("sagemaker", file, folder / "run", settings={
         "role": "arn:aws:iam::123456789012:role/trainer",
         "image_uri": "123456789012.dkr.ecr.us-east-1.amazonaws.com/terakoya:1",
         "output_path": "s3://models/out",
@@ -81,9 +81,9 @@ def test_a_job_is_created_as_it_was_planned(aws: None, tmp_path: Path) -> None:
     assert there == {f"{prefix}/entry.sh", f"{prefix}/parameters.json"}
     script = storage.get_object(Bucket="models", Key=f"{prefix}/entry.sh")["Body"].read().decode()
     assert script == plan.plan.files["entry.sh"]
-    job, note = find("sagemaker", str(tmp_path / "run"))
+    job, note = find_job("sagemaker", str(tmp_path / "run"))
     assert note.job == f"arn:aws:sagemaker:us-east-1:123456789012:training-job/{name}"
-    assert [state.word for state in states(job, every=0)] == ["Completed"]  # moto's jobs are over at once
+    assert [state.word for state in poll_states(job, every=0)] == ["Completed"]  # moto's jobs are over at once
     for file in plan.folder.iterdir():
         assert SECRET not in file.read_text() and "somebody" not in file.read_text()
 
@@ -142,7 +142,7 @@ def packed(members: dict[str, bytes]) -> bytes:
 def test_a_model_is_fetched_and_unpacked(aws: None, tmp_path: Path) -> None:
     plan = planned(tmp_path)
     plan.submit()
-    job, _ = find("sagemaker", str(tmp_path / "run"))
+    job, _ = find_job("sagemaker", str(tmp_path / "run"))
     name = json.loads((plan.folder / "request.json").read_text())["TrainingJobName"]
     place = boto3.client("sagemaker").describe_training_job(TrainingJobName=name)["ModelArtifacts"]["S3ModelArtifacts"]
     key = place.removeprefix("s3://models/")
@@ -213,7 +213,7 @@ def test_a_job_is_followed_to_its_end(stubbed: Stubbed) -> None:
         BillableTimeInSeconds=360, FinalMetricDataList=[{"MetricName": "train:loss", "Value": 2.5, "Timestamp": now}],
     )  # fmt: skip
     job = SageMakerJob("arn:aws:sagemaker:eu-west-1:123456789012:training-job/run-1")
-    first, second, last = states(job, every=0)
+    first, second, last = poll_states(job, every=0)
     assert (first.word, first.told) == ("InProgress", "Downloading; Downloading input data")
     assert second.word == "no answer" and "Rate exceeded" in second.told and not second.over
     assert (last.word, last.over, last.failed) == ("Failed", True, True)

@@ -16,15 +16,15 @@ from typer.testing import CliRunner
 from terakoya.commands.main import app
 from terakoya.components import JobState
 from terakoya.errors import UserError
-from terakoya.launch.jobs import find
-from terakoya.launch.plan import Planned, launch
+from terakoya.launch.jobs import find_job
+from terakoya.launch.plan import PlannedLaunch, plan_launch
 from terakoya_plugins.launchers.slurm.job import SlurmJob
 
 
-def planned(folder: Path, settings: dict[str, Any], **changes: Any) -> Planned:
+def planned(folder: Path, settings: dict[str, Any], **changes: Any) -> PlannedLaunch:
     file = folder / "run.json"
     file.write_text(json.dumps(toy.parameters(Path("store"), **changes)))
-    return launch("slurm", file, folder / "run", settings={"time": "60", **settings})
+    return plan_launch("slurm", file, folder / "run", settings={"time": "60", **settings})
 
 
 class Programs:
@@ -98,7 +98,7 @@ def controller(state: str = "RUNNING", preempted: str = "None") -> str:
     return f'case "$2" in hostnames) echo n1; echo n2 ;; job) echo "{job}" ;; esac'
 
 
-def run_script(plan: Planned, programs: Programs, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_script(plan: PlannedLaunch, programs: Programs, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**programs.environment, "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", **variables}
     return subprocess.run(
         ["bash", plan.folder / "job.sbatch"], env=environment, capture_output=True, text=True, timeout=60
@@ -265,7 +265,7 @@ def test_submit_and_watch_follow_a_job_to_its_end(programs: Programs, tmp_path: 
     )
     shown = re.findall(r"^job 12: (.*)$", done.output, re.M)
     assert shown == ["RUNNING  on n[1-2]", "FAILED  on n[1-2]; exit code 1"]
-    assert find("slurm", str(tmp_path / "run"))[1].job == "12"
+    assert find_job("slurm", str(tmp_path / "run"))[1].job == "12"
     done = CliRunner().invoke(app, ["launch", "slurm", "status", str(tmp_path / "run.launch")])
     assert done.exit_code == 1 and "job 12: FAILED" in done.output
 

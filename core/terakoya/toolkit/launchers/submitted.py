@@ -12,20 +12,26 @@ FILE = "submitted.json"
 
 
 @dataclass(frozen=True)
-class Note:
-    """A job that was submitted: by which launcher, what its place calls it, the run's folder as it is called here."""
+class SubmittedJobRecord:
+    """A job that was submitted, as the plan's folder records it.
+
+    Attributes:
+        launcher: the name of the launcher that submitted it.
+        job: the identifier that the scheduler or service gave it: a job number, an ARN.
+        run: the run's folder, as this machine names it.
+    """
 
     launcher: str
     job: str
     run: str
 
-    def leave(self, folder: Path) -> None:
-        """Writes it into the plan's folder."""
+    def write(self, folder: Path) -> None:
+        """Writes the record into the plan's folder."""
         (folder / FILE).write_text(json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """The one in `folder`, None where nothing was submitted from it."""
+        """Returns the record in `folder`, or None if nothing was submitted from it."""
         file = folder / FILE
         return cls(**json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
 

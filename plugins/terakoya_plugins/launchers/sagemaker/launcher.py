@@ -16,7 +16,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.toolkit.hub_cache import is_hub_name
 from terakoya.toolkit.launchers.scripts import words
-from terakoya.toolkit.launchers.submitted import Note
+from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
 from terakoya_plugins.launchers.sagemaker import job as sagemaker_job
 from terakoya_plugins.launchers.sagemaker import request as sagemaker_request
 from terakoya_plugins.launchers.sagemaker import script as sagemaker_script
@@ -73,7 +73,7 @@ class SageMaker(SageMakerSettings):
         request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
         files = {name: (folder / name).read_bytes() for name in plan.files if name != "request.json"}
         arn = sagemaker_job.create(request, files, CODE, region=self.region)
-        Note("sagemaker", arn, str(job.run)).leave(folder)
+        SubmittedJobRecord("sagemaker", arn, str(job.run)).write(folder)
         return 0
 
     @classmethod

@@ -17,7 +17,7 @@ from terakoya import hookimpl
 from terakoya.components import Job, Launcher, LaunchPlan, SubmittedJob, batch_table
 from terakoya.errors import UserError
 from terakoya.toolkit.launchers.scripts import SETTLED, head, words
-from terakoya.toolkit.launchers.submitted import Note
+from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
 from terakoya_plugins.launchers.slurm import job as slurm_job
 
 SCRIPT = Template("""\
@@ -198,7 +198,7 @@ class Slurm(Launcher):
         Raises:
             UserError: there is no Slurm here, or it refuses.
         """
-        Note("slurm", slurm_job.submit(folder / "job.sbatch"), str(job.run)).leave(folder)
+        SubmittedJobRecord("slurm", slurm_job.submit(folder / "job.sbatch"), str(job.run)).write(folder)
         return 0
 
     @classmethod
