@@ -7,31 +7,25 @@ then found in the parts, in the order of the corpus. So the plan depends on corp
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-
-import numpy as np
-
-from terakoya.corpus.documents import Block, Document
-from terakoya.errors import UserError
-
-if TYPE_CHECKING:
-    from terakoya.corpus.corpus import Corpus
-
 import io
+import json
 import logging
 import shutil
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from terakoya.atomic_files import committed, locked
-from terakoya.corpus.cleaning import PLAN, Cleaning, ExactDuplicates, HoldOut, NearDuplicates, Step
-from terakoya.corpus.deduplication import exact_duplicates, near_duplicates, signature
+from terakoya.corpus.cleaning import PLAN, Cleaning
+from terakoya.corpus.cleaning_steps import ExactDuplicates, HoldOut, NearDuplicates, Step
+from terakoya.corpus.deduplication import mark_exact_duplicates, mark_near_duplicates, minhash_signature
+from terakoya.corpus.documents import Block, Document
+from terakoya.errors import UserError
 from terakoya.process_pool import workers
 
 if TYPE_CHECKING:
@@ -46,15 +40,36 @@ _EXCERPT_BYTES = 72
 _EXAMPLES = 3
 
 
+def clean_corpus(
+    corpus: Corpus, steps: Sequence[Step], folder: Path | None, *, out: Path, processes: int, held_out: bool = False
+) -> Corpus:
+    """Returns `corpus` after `steps`, with its plan made: what the options of the commands mean.
+
+    Leaves out what a step `hold_out` sets aside, or with `held_out` reads only those documents. The plan is in
+    `folder`, by default `OUT.clean` next to `out`; a plan that is already there is used again.
+
+    Raises UserError for `held_out` without the step `hold_out`, and for a folder without steps.
+    """
+    if not steps:
+        if held_out:
+            raise UserError('--held-out: expected --clean with a step {"type": "hold_out", "share": ...}')
+        if folder is not None:
+            raise UserError("--clean-folder: expected --clean with it, the steps whose decisions it notes")
+        return corpus
+    corpus = corpus.with_cleaning(steps, folder or out.with_name(f"{out.name}.clean"), held_out=held_out)
+    make_plan(corpus, processes=processes)
+    return corpus
+
+
 def make_plan(
     corpus: Corpus, *, processes: int = 1, name: str = "", progress: Callable[[int, int], None] | None = None
 ) -> dict[str, int]:
-    """Decides which documents of `corpus` (made by `cleaned`) stay, unless that is on disk already.
+    """Decides which documents of `corpus` (made by `Corpus.with_cleaning`) stay, unless that is on disk already.
 
-    Says how many documents each step drops and shows three of them, with `name` where there are several corpora.
-    Returns the counts. An interrupted call is continued by the next. Memory: a block of text in each process; for exact
-    duplicates about 250 MB at most; near duplicates: see `near_duplicates`. Disk while it works: 100 bytes a document,
-    and with near duplicates 4 more for each permutation.
+    Logs how many documents each step drops, with three examples, and `name` where there are several corpora. Returns
+    the counts. The next call continues an interrupted one. Memory: a block of text in each process; about 250 MB at
+    most for exact duplicates; for near duplicates see `mark_near_duplicates`. Disk while it works: 100 bytes for each
+    document, and with near duplicates 4 more for each permutation.
 
     Raises UserError when a process dies or a file is damaged.
     """
@@ -124,7 +139,7 @@ class _Surveyor:
         documents = [item for item in self._corpus.read(block) if isinstance(item, Document)]
         records = np.zeros(len(documents), self._type)
         for record, document in zip(records, documents, strict=True):
-            record["place"] = self._cleaning.place(document.file, document.line)
+            record["place"] = self._cleaning.document_number(document.file, document.line)
             record["verdict"] = KEPT
             record["excerpt"] = document.text[:_EXCERPT_BYTES].encode()[:_EXCERPT_BYTES]
             self._judge(record, document.text)
@@ -142,7 +157,7 @@ class _Surveyor:
             if isinstance(step, ExactDuplicates):
                 record["hash"] = np.frombuffer(hashlib.blake2b(text.encode(), digest_size=16).digest(), "<u8")
             elif isinstance(step, NearDuplicates):
-                record["signature"] = signature(text, step)
+                record["signature"] = minhash_signature(text, step)
             elif isinstance(step, HoldOut):
                 record["held"] = step.takes(text)
 
@@ -210,9 +225,9 @@ def _decide(cleaning: Cleaning, parts: Path, key: str) -> None:
     verdicts = np.concatenate([np.zeros(0, "u1"), *(table["verdict"] for table in tables)])
     for number, step in enumerate(cleaning.steps):
         if isinstance(step, ExactDuplicates):
-            exact_duplicates(tables, verdicts, number)
+            mark_exact_duplicates(tables, verdicts, number)
         elif isinstance(step, NearDuplicates):
-            near_duplicates(tables, verdicts, number, step)
+            mark_near_duplicates(tables, verdicts, number, step)
     names = _names(cleaning)
     dropped: Counter[int] = Counter()
     examples: dict[int, list[str]] = {number: [] for number, name in enumerate(names) if name}
@@ -256,20 +271,3 @@ def _example(cleaning: Cleaning, record: np.void) -> str:
     file, line = cleaning.files[place >> 40], place & (1 << 40) - 1
     text = " ".join(excerpt.decode(errors="ignore").split())
     return f"{file}:{line}: {text}" + ("…" if len(excerpt) >= _EXCERPT_BYTES - 3 else "")
-
-
-def cleaned(corpus: Corpus, steps: Sequence[Step], folder: Path, *, held_out: bool = False) -> Corpus:
-    """`corpus` after `steps`, the plan of which lies in `folder`; with `held_out`, the documents held out instead.
-
-    Nothing is read yet: see `terakoya.corpus.cleaning_plan.make_plan`. Raises UserError for `held_out` without such a
-    step and for a file given twice.
-    """
-    splits = any(isinstance(step, HoldOut) for step in steps)
-    if held_out and not splits:
-        raise UserError('held_out: expected a step {"type": "hold_out", "share": ...} in the list of cleaning steps')
-    files = tuple(corpus.sources)
-    names = [str(file) for file in files]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(f"{twice[0]}: is given twice; give it once to clean it")
-    side: Literal["all", "train", "held_out"] = "held_out" if held_out else "train" if splits else "all"
-    return replace(corpus, cleaning=Cleaning(tuple(steps), Path(folder), files, side))

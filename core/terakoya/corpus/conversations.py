@@ -22,7 +22,7 @@ _ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "ass
 _INPUTS, _OUTPUTS = ("input", "context"), ("output", "response")
 
 
-class UnfitError(Exception):
+class InvalidConversationError(Exception):
     """Why a line is no conversation to learn from."""
 
     def __init__(self, reason: Reason) -> None:
@@ -31,16 +31,18 @@ class UnfitError(Exception):
 
 
 def conversation_document(file: Source, line: int, value: Mapping[str, Any], record: bytes) -> Document | Reject:
-    """The conversation in the JSON object `value`, whose line is `record`, as a document, whose text `messages` reads;
-    or a reject."""
+    """Returns the conversation in the JSON object `value`, whose line is `record`, as a document or a reject.
+
+    `read_messages` reads the document's text.
+    """
     try:
         found = read_conversation(value)
-    except UnfitError as error:
+    except InvalidConversationError as error:
         return reject_bytes(file, line, error.reason, record)
     return Document(orjson.dumps(found).decode(), file, line)
 
 
-def messages(text: str) -> list[Message]:
+def read_messages(text: str) -> list[Message]:
     """The messages of a document that `conversation_document` made."""
     found: list[Message] = orjson.loads(text)
     return found
@@ -50,7 +52,7 @@ def read_conversation(value: Mapping[str, Any]) -> list[Message]:
     """The messages of one object: perhaps a system message, then users and answers in turn.
 
     Raises:
-        UnfitError: other keys, roles or orders, an empty message, one that is no text, or no answer at all.
+        InvalidConversationError: other keys, roles or orders, an empty message, one that is not text, or no answer.
     """
     if "messages" in value:
         found = [_message(each, "role", "content") for each in _listed(value["messages"])]
@@ -59,7 +61,7 @@ def read_conversation(value: Mapping[str, Any]) -> list[Message]:
     elif "instruction" in value and any(name in value for name in _OUTPUTS):
         found = _instruction(value)
     else:
-        raise UnfitError("not a conversation")
+        raise InvalidConversationError("not a conversation")
     if (system := value.get("system")) and "system" not in [each["role"] for each in found]:
         found = [{"role": "system", "content": _text(system)}, *found]
     _check_order([each["role"] for each in found])
@@ -68,16 +70,16 @@ def read_conversation(value: Mapping[str, Any]) -> list[Message]:
 
 def _listed(value: object) -> Sequence[object]:
     if not isinstance(value, list):
-        raise UnfitError("not a conversation")
+        raise InvalidConversationError("not a conversation")
     return value
 
 
 def _message(value: object, role_key: str, content_key: str) -> Message:
     if not isinstance(value, dict) or role_key not in value or content_key not in value:
-        raise UnfitError("not a conversation")
+        raise InvalidConversationError("not a conversation")
     role = value[role_key]
     if not isinstance(role, str) or role not in _ROLES:
-        raise UnfitError("unknown role")
+        raise InvalidConversationError("unknown role")
     return {"role": _ROLES[role], "content": _text(value[content_key])}
 
 
@@ -85,7 +87,7 @@ def _instruction(value: Mapping[str, Any]) -> list[Message]:
     question = {"role": "user", "content": _text(value["instruction"])}
     about = next((value[name] for name in _INPUTS if value.get(name)), "")
     if not isinstance(about, str):
-        raise UnfitError("message is not a string")
+        raise InvalidConversationError("message is not a string")
     if about.strip():
         question["input"] = about
     answer = next(value[name] for name in _OUTPUTS if name in value)
@@ -94,20 +96,20 @@ def _instruction(value: Mapping[str, Any]) -> list[Message]:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise UnfitError("message is not a string")
+        raise InvalidConversationError("message is not a string")
     if not value.strip():
-        raise UnfitError("empty message")
+        raise InvalidConversationError("empty message")
     return value
 
 
 def _check_order(roles: Sequence[str]) -> None:
     turns = roles[1:] if roles[:1] == ["system"] else roles
     if "system" in turns:
-        raise UnfitError("system message not at the beginning")
+        raise InvalidConversationError("system message not at the beginning")
     if "assistant" not in turns:
-        raise UnfitError("no answer")
+        raise InvalidConversationError("no answer")
     if turns[0] == "assistant":
-        raise UnfitError("answer without a question")
+        raise InvalidConversationError("answer without a question")
     for role, following in pairwise(turns):
         if role == following:
-            raise UnfitError("two questions in a row" if role == "user" else "two answers in a row")
+            raise InvalidConversationError("two questions in a row" if role == "user" else "two answers in a row")

@@ -11,16 +11,17 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
-from terakoya.corpus import parquet as corpus_parquet
-from terakoya.corpus import text_formats as corpus_lines
+from terakoya.corpus import parquet, text_formats
 from terakoya.corpus.cleaning import Cleaning
+from terakoya.corpus.cleaning_steps import HoldOut, Step
 from terakoya.corpus.documents import EXCERPT_CHARACTERS, Block, Document, Reason, Reject
-from terakoya.corpus.files import Hashing, Source, content_hash, find_files, has_version, kind_of
+from terakoya.corpus.files import HashingReader, Source, content_hash, find_files, format_of, has_version
 from terakoya.errors import UserError
 
 __all__ = ["EXCERPT_CHARACTERS", "Block", "Corpus", "Document", "Reason", "Reject"]
@@ -36,8 +37,8 @@ class Corpus:
     one. Lines with nothing but white space hold no document. A byte order mark at a file's start and carriage returns
     before line ends are dropped; NUL and other control characters are kept. All but parquet may be compressed (.gz,
     .zst, .xz, .bz2). A document of more than `max_document_bytes` is rejected, in text formats without being read
-    into memory. With `cleaning` (see `terakoya.corpus.cleaning.cleaned`) documents come out changed, and fewer.
-    With `conversations` each line of jsonl is one, and documents are what `terakoya.corpus.conversations.messages`
+    into memory. With `cleaning` (see `with_cleaning`) documents come out changed, and fewer.
+    With `conversations` each line of jsonl is one, and documents are what `terakoya.corpus.conversations.read_messages`
     reads. In a `digests` that is given, files are hashed while `blocks` reads them, for `fingerprint` to find.
 
     Raises UserError for a missing file or an unknown file name ending, and for conversations that are not jsonl or are
@@ -60,11 +61,30 @@ class Corpus:
         if self.max_document_bytes < 1 or self.block_bytes < 1:
             raise UserError("max_document_bytes and block_bytes: expected at least 1")
         object.__setattr__(self, "sources", find_files(self.sources))
-        other = next((file for file in self.sources if kind_of(file) != "jsonl"), None)
+        other = next((file for file in self.sources if format_of(file) != "jsonl"), None)
         if self.conversations and other is not None:
             raise UserError(f"{other}: conversations: expected a jsonl file (.gz, .zst, .xz, .bz2 too), got another")
         if self.conversations and self.cleaning is not None:
             raise UserError("clean: cleaning steps look at plain text, conversations have turns; leave one of them out")
+
+    def with_cleaning(self, steps: Sequence[Step], folder: Path, *, held_out: bool = False) -> Corpus:
+        """Returns this corpus after the cleaning `steps`, whose plan is in `folder`; with `held_out`, only the held-out
+        documents.
+
+        Reads no document: `terakoya.corpus.cleaning_plan.make_plan` does. Raises UserError for `held_out` without the
+        step `hold_out`, and for a file given twice.
+        """
+        splits = any(isinstance(step, HoldOut) for step in steps)
+        if held_out and not splits:
+            raise UserError(
+                'held_out: expected a step {"type": "hold_out", "share": ...} in the list of cleaning steps'
+            )
+        files = tuple(self.sources)
+        names = [str(file) for file in files]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise UserError(f"{twice[0]}: is given twice; give it once to clean it")
+        side: Literal["all", "train", "held_out"] = "held_out" if held_out else "train" if splits else "all"
+        return replace(self, cleaning=Cleaning(tuple(steps), Path(folder), files, side))
 
     @cached_property
     def total_bytes(self) -> int:
@@ -119,11 +139,11 @@ class Corpus:
         """
         size = block_bytes or self.block_bytes
         for file in self.sources:
-            if kind_of(file) == "parquet":
-                yield from corpus_parquet.cut(file, size, field=self.field)
+            if format_of(file) == "parquet":
+                yield from parquet.split_into_blocks(file, size, field=self.field)
                 continue
-            hashing: list[Hashing] | None = None if self.digests is None or has_version(file) else []
-            yield from corpus_lines.cut(
+            hashing: list[HashingReader] | None = None if self.digests is None or has_version(file) else []
+            yield from text_formats.split_into_blocks(
                 file,
                 size,
                 by_paragraph=self._by_paragraph(file),
@@ -139,11 +159,11 @@ class Corpus:
     def read(self, block: Block) -> Iterator[Document | Reject]:
         """The documents and rejects of `block`, in order."""
         limit = self.max_document_bytes
-        if kind_of(block.file) == "parquet":
-            items = corpus_parquet.read(block, field=self.field, max_document_bytes=limit)
+        if format_of(block.file) == "parquet":
+            items = parquet.read_block(block, field=self.field, max_document_bytes=limit)
         else:
             by_paragraph = self._by_paragraph(block.file)
-            items = corpus_lines.read(
+            items = text_formats.read_block(
                 block,
                 by_paragraph=by_paragraph,
                 field=self.field,
@@ -153,4 +173,4 @@ class Corpus:
         return items if self.cleaning is None else self.cleaning.apply(block, items)
 
     def _by_paragraph(self, file: Source) -> bool:
-        return self.documents == "blank" and kind_of(file) == "txt"
+        return self.documents == "blank" and format_of(file) == "txt"

@@ -15,23 +15,23 @@ from terakoya.errors import UserError
 if TYPE_CHECKING:
     from datasketch import MinHash
 
-    from terakoya.corpus.cleaning import NearDuplicates
+    from terakoya.corpus.cleaning_steps import NearDuplicates
 
-_TOGETHER = 2_000_000
+_DOCUMENTS_PER_PASS = 2_000_000
 _SHINGLES_AT_ONCE = 4096
 _SEED = 1
 _WEIGHTS = (0.1, 0.9)  # of false positives, which are looked at again, and of false negatives, which are not
 _FACTOR = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: Fibonacci hashing (Knuth, TAOCP volume 3, 6.4)
 
 
-def exact_duplicates(tables: Sequence[np.ndarray], verdicts: np.ndarray, number: int) -> None:
+def mark_exact_duplicates(tables: Sequence[np.ndarray], verdicts: np.ndarray, number: int) -> None:
     """Sets the verdict of all but the first of documents with equal `hash` to `number`.
 
     tables: records of the documents, in the order of the corpus. verdicts: (N,) uint8; documents with a smaller one
     were dropped by an earlier step. The records are gone through once for each two million documents, so that no more
     than those are in memory.
     """
-    turns = max(1, -(-len(verdicts) // _TOGETHER))
+    turns = max(1, -(-len(verdicts) // _DOCUMENTS_PER_PASS))
     for turn in range(turns):
         hashes, numbers, start = [np.zeros((0, 2), "<u8")], [np.zeros(0, np.int64)], 0
         for table in tables:
@@ -47,7 +47,7 @@ def exact_duplicates(tables: Sequence[np.ndarray], verdicts: np.ndarray, number:
         verdicts[at[order[1:]][same]] = number
 
 
-def signature(text: str, step: NearDuplicates) -> np.ndarray:
+def minhash_signature(text: str, step: NearDuplicates) -> np.ndarray:
     """The MinHash of the set of n-grams of `text`, white space aside, (permutations,) uint32."""
     points = np.frombuffer("".join(text.split()).encode("utf-32-le"), "<u4").astype(np.uint64)
     width = min(step.characters, max(1, len(points)))
@@ -61,11 +61,11 @@ def signature(text: str, step: NearDuplicates) -> np.ndarray:
     return np.asarray(minhash.hashvalues, "<u4")
 
 
-def near_duplicates(tables: Sequence[np.ndarray], verdicts: np.ndarray, number: int, step: NearDuplicates) -> None:
+def mark_near_duplicates(tables: Sequence[np.ndarray], verdicts: np.ndarray, number: int, step: NearDuplicates) -> None:
     """Sets the verdict of each document that is like an earlier one, which itself stays, to `number`.
 
-    Alike: at least `threshold` of the signature is equal. Shapes as in `exact_duplicates`. datasketch's index of the
-    documents that stay is in memory, about 5 KB each at the default settings: 10 GB for two million documents.
+    Two documents are alike if at least `threshold` of their signatures is equal. Shapes as in `mark_exact_duplicates`.
+    datasketch keeps the kept documents in memory, about 5 KB each at the default settings: 10 GB for two million.
     """
     from datasketch import MinHashLSH
 

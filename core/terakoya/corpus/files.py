@@ -23,7 +23,7 @@ from terakoya.errors import UserError
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-Kind = Literal["jsonl", "txt", "csv", "tsv", "parquet"]
+Format = Literal["jsonl", "txt", "csv", "tsv", "parquet"]
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".xz": "xz", ".bz2": "bzip2"}
 SUFFIXES = (".jsonl", ".txt", ".csv", ".tsv", ".parquet")
 _ENDINGS = f"{', '.join(SUFFIXES)} (all but parquet also compressed: {', '.join(COMPRESSIONS)})"
@@ -68,7 +68,7 @@ class RemoteFile:
 Source = Path | RemoteFile
 
 
-def kind_of(file: Source) -> Kind | None:
+def format_of(file: Source) -> Format | None:
     """What `file`'s name says it holds, None for anything but a corpus."""
     name = file.name.lower()
     if compression_of(file) is not None:
@@ -111,13 +111,13 @@ def find_files(sources: Sequence[Path | str | RemoteFile]) -> tuple[Source, ...]
 
 def _local_files(source: Path) -> list[Path]:
     if source.is_dir():
-        inside = sorted(file for file in source.rglob("*") if file.is_file() and kind_of(file) is not None)
+        inside = sorted(file for file in source.rglob("*") if file.is_file() and format_of(file) is not None)
         if not inside:
             raise UserError(f"{source}: expected files ending in {_ENDINGS}, found none")
         return inside
     if not source.is_file():
         raise UserError(f"{source}: no such file")
-    if kind_of(source) is None:
+    if format_of(source) is None:
         raise UserError(f"{source}: expected a file name ending in {_ENDINGS}")
     return [source]
 
@@ -137,7 +137,7 @@ def _remote_files(protocol: str, rest: str, given: str) -> list[RemoteFile]:
         if glob.has_magic(rest):
             names = [name for name in system.glob(address) if not system.isdir(name)]
         elif system.isdir(address):
-            names = [name for name in system.find(address) if kind_of(Path(name)) is not None]
+            names = [name for name in system.find(address) if format_of(Path(name)) is not None]
         else:
             names = [address]
         files = []
@@ -148,7 +148,7 @@ def _remote_files(protocol: str, rest: str, given: str) -> list[RemoteFile]:
     if not files:
         raise UserError(f"{address}: expected files ending in {_ENDINGS}, found none")
     for file in files:
-        if kind_of(file) is None:
+        if format_of(file) is None:
             raise UserError(f"{file}: expected a file name ending in {_ENDINGS}")
     return files
 
@@ -217,7 +217,7 @@ def content_hash(file: Source) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-class Hashing(io.RawIOBase):
+class HashingReader(io.RawIOBase):
     """A stream read from its start to its end that hashes what passes, as `content_hash` would."""
 
     def __init__(self, stream: io.BufferedIOBase) -> None:
@@ -241,8 +241,8 @@ class Hashing(io.RawIOBase):
 
 
 @contextmanager
-def open_plain(
-    file: Source, hashing: list[Hashing] | None = None
+def open_decompressed(
+    file: Source, hashing: list[HashingReader] | None = None
 ) -> Iterator[tuple[io.BufferedIOBase, io.BufferedIOBase]]:
     """Opens `file`; yields its decompressed bytes, and the stream below whose position tells how far reading got.
 
@@ -253,7 +253,7 @@ def open_plain(
     with file.open("rb") as opened:
         raw: io.BufferedIOBase = opened
         if hashing is not None:
-            hashing.append(Hashing(opened))
+            hashing.append(HashingReader(opened))
             raw = io.BufferedReader(hashing[-1], 1 << 20)
         if compression is None:
             yield raw, raw

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from terakoya.corpus.corpus import Corpus, Document
-from terakoya.corpus.files import Source, compression_of, kind_of, open_plain
+from terakoya.corpus.files import Source, compression_of, format_of, open_decompressed
 from terakoya.errors import UserError
 
 
@@ -21,7 +21,7 @@ def hold_out(corpus: Corpus, documents: int, folder: Path) -> tuple[list[Source]
     Raises UserError unless the last file is jsonl or txt and holds more than `documents` documents.
     """
     *others, last = corpus.sources
-    if kind_of(last) not in ("jsonl", "txt"):
+    if format_of(last) not in ("jsonl", "txt"):
         raise UserError(
             f"hold_out: expected the corpus to end with a jsonl or txt file, got {last}; give validation_corpus, or "
             'let the step "hold_out" of "clean" choose documents'
@@ -68,5 +68,5 @@ def _part(path: Path) -> Path:
 
 
 def _raw_lines(file: Source) -> Iterator[bytes]:
-    with open_plain(file) as (stream, _):
+    with open_decompressed(file) as (stream, _):
         yield from stream

@@ -13,14 +13,14 @@ from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.documents import Block, Document, Reject
 
 
-def joined(corpora: Sequence[Corpus]) -> Corpus:
+def join_corpora(corpora: Sequence[Corpus]) -> Corpus:
     """The documents of all of `corpora`, one corpus after the other. A file may be in more than one of them."""
     assert corpora, "nothing to join"
-    return corpora[0] if len(corpora) == 1 else _Joined((), members=tuple(corpora))
+    return corpora[0] if len(corpora) == 1 else _JoinedCorpus((), members=tuple(corpora))
 
 
 @dataclass(frozen=True)
-class _Joined(Corpus):
+class _JoinedCorpus(Corpus):
     """A corpus whose blocks say which of its members they are read by. Its own options mean nothing."""
 
     _: KW_ONLY

@@ -14,13 +14,13 @@ from terakoya.errors import UserError, nearest
 _BATCH_BYTES = 4 << 20
 
 
-def cut(file: Source, block_bytes: int, *, field: str) -> Iterator[Block]:
+def split_into_blocks(file: Source, block_bytes: int, *, field: str) -> Iterator[Block]:
     """Cuts `file` into blocks of about `block_bytes` of text, from its footer alone.
 
     Small row groups are taken together; the rows of a large one are shared evenly among several blocks, each of which
     has to pass over the rows before its own.
     """
-    with _opened(file, field) as (parquet, column):
+    with _open_parquet(file, field) as (parquet, column):
         row, start, pending = 0, 0, 0
         spans: list[tuple[int, int]] = []
         for number in range(parquet.metadata.num_row_groups):
@@ -46,9 +46,9 @@ def cut(file: Source, block_bytes: int, *, field: str) -> Iterator[Block]:
         yield Block(file, first, stop, first + 1, disk * stop // rows - disk * first // rows)
 
 
-def read(block: Block, *, field: str, max_document_bytes: int) -> Iterator[Document | Reject]:
+def read_block(block: Block, *, field: str, max_document_bytes: int) -> Iterator[Document | Reject]:
     """The documents and rejects of a block; the line of each is its row's number, from 1."""
-    with _opened(block.file, field) as (parquet, column):
+    with _open_parquet(block.file, field) as (parquet, column):
         row = 0
         for number in range(parquet.metadata.num_row_groups):
             group = parquet.metadata.row_group(number)
@@ -88,7 +88,7 @@ def _bytes(values: Any) -> list[bytes | None]:
 
 
 @contextmanager
-def _opened(file: Source, field: str) -> Iterator[tuple[Any, int]]:
+def _open_parquet(file: Source, field: str) -> Iterator[tuple[Any, int]]:
     """The open file, and which of its columns `field` is. UserError for a broken file or another column type."""
     pa = import_pyarrow(file)
     import pyarrow.parquet as pq

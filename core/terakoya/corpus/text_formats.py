@@ -14,7 +14,7 @@ import orjson
 
 from terakoya.corpus.conversations import conversation_document
 from terakoya.corpus.documents import Block, Document, Reason, Reject, reject_bytes, text_document
-from terakoya.corpus.files import Hashing, RemoteFile, Source, compression_of, kind_of, open_plain
+from terakoya.corpus.files import HashingReader, RemoteFile, Source, compression_of, format_of, open_decompressed
 from terakoya.errors import UserError, nearest
 
 Record = tuple[int, bytes, bool]
@@ -73,25 +73,25 @@ class Quotes:
                 at, self._inside = opening.end(), True
 
 
-def cut(
+def split_into_blocks(
     file: Source,
     block_bytes: int,
     *,
     by_paragraph: bool,
     field: str,
     max_document_bytes: int,
-    hashing: list[Hashing] | None = None,
+    hashing: list[HashingReader] | None = None,
 ) -> Iterator[Block]:
-    """Cuts a text file into blocks in one pass; see `Corpus.blocks`, and `open_plain` for `hashing`."""
-    column, columns = _find_column(file, field) if kind_of(file) in ("csv", "tsv") else (0, 0)
+    """Cuts a text file into blocks in one pass; see `Corpus.blocks`, and `open_decompressed` for `hashing`."""
+    column, columns = _find_column(file, field) if format_of(file) in ("csv", "tsv") else (0, 0)
     keep = compression_of(file) is not None or isinstance(file, RemoteFile)
     room = block_bytes + max_document_bytes + 8
     start, line, disk, last = 0, 1, 0, 1
     size = file.stat().st_size
-    quotes = Quotes() if kind_of(file) == "csv" else None
-    with open_plain(file, hashing) as (stream, raw):
+    quotes = Quotes() if format_of(file) == "csv" else None
+    with open_decompressed(file, hashing) as (stream, raw):
         while True:
-            bytes_read, newlines, data = _one_block(stream, block_bytes, by_paragraph, quotes, room if keep else 0)
+            bytes_read, newlines, data = _read_one_block(stream, block_bytes, by_paragraph, quotes, room if keep else 0)
             if not bytes_read:
                 if quotes is not None and quotes.open:
                     raise UserError(f"{file}, after line {last}: {_UNCLOSED}")
@@ -103,7 +103,7 @@ def cut(
             start, line, disk = start + bytes_read, line + newlines, disk_stop
 
 
-def _one_block(
+def _read_one_block(
     stream: io.BufferedIOBase, block_bytes: int, by_paragraph: bool, quotes: Quotes | None, room: int
 ) -> tuple[int, int, bytes]:
     """Moves `stream` over one block. Returns its bytes, its newlines, and its content (nothing if `room` is 0).
@@ -140,11 +140,11 @@ def _one_block(
         is_first = False
 
 
-def read(
+def read_block(
     block: Block, *, by_paragraph: bool, field: str, max_document_bytes: int, conversations: bool = False
 ) -> Iterator[Document | Reject]:
     """The documents and rejects of a block of a text file; see `Corpus.read`."""
-    file, limit, kind = block.file, max_document_bytes, kind_of(block.file)
+    file, limit, kind = block.file, max_document_bytes, format_of(block.file)
     with io.BytesIO(block.data) if block.data is not None else file.open("rb") as stream:
         if block.data is None:
             stream.seek(block.start)
@@ -219,17 +219,17 @@ def _from_row(block: Block, line: int, record: bytes) -> Document | Reject:
 def _split_row(file: Source, record: bytes) -> list[str]:
     """The fields of a row. In tsv a quote is an ordinary character, as in IANA's text/tab-separated-values."""
     text = record.decode()
-    return text.split("\t") if kind_of(file) == "tsv" else next(csv.reader([text], strict=True))
+    return text.split("\t") if format_of(file) == "tsv" else next(csv.reader([text], strict=True))
 
 
 def _find_column(file: Source, field: str) -> tuple[int, int]:
     """Which column is named `field`, and how many there are. UserError if none is."""
-    with open_plain(file) as (stream, _):
+    with open_decompressed(file) as (stream, _):
         quotes, header = Quotes(), b""
         while piece := stream.readline(_READ_BYTES):
             quotes.feed(piece)
             header += piece
-            if len(header) > _READ_BYTES or (piece.endswith(b"\n") and not (kind_of(file) == "csv" and quotes.open)):
+            if len(header) > _READ_BYTES or (piece.endswith(b"\n") and not (format_of(file) == "csv" and quotes.open)):
                 break
     try:
         names = _split_row(file, header.removeprefix(_BOM).removesuffix(b"\n").removesuffix(b"\r"))

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from terakoya.corpus.cleaning import Step, read_steps
-from terakoya.corpus.cleaning_plan import cleaned, make_plan
+from terakoya.corpus.cleaning_plan import make_plan
+from terakoya.corpus.cleaning_steps import Step, parse_steps
 from terakoya.corpus.corpus import Corpus, Reject
 from terakoya.corpus.files import Source, find_files
 from terakoya.corpus.hold_out import hold_out
@@ -90,12 +90,12 @@ class PipelineCorpus:
         if not steps:
             return corpus
         with self._named("clean"):
-            return cleaned(corpus, steps, self._clean_folder(part), held_out=held_out)
+            return corpus.with_cleaning(steps, self._clean_folder(part), held_out=held_out)
 
     def _steps(self) -> tuple[Step, ...]:
         settings = self.settings
         source = f"pipeline: {settings.key}clean"
-        return read_steps(settings.clean, source=source) if settings.clean else ()
+        return parse_steps(settings.clean, source=source) if settings.clean else ()
 
     def _clean_folder(self, part: Part) -> Path:
         settings = self.settings

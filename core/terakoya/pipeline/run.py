@@ -15,7 +15,7 @@ from typing import Any
 
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export, find_checkpoint
-from terakoya.corpus.joined_corpora import joined
+from terakoya.corpus.joined_corpora import join_corpora
 from terakoya.errors import Stopped, UserError
 from terakoya.json_settings import read_json
 from terakoya.pipeline.corpora import Part, PipelineCorpus
@@ -106,7 +106,7 @@ class _Plan:
     def _tokenizer(self) -> Mapping[str, Any]:
         pipeline = self.pipeline
         assert pipeline.tokenizer is not None
-        corpus = joined([each.to_learn_from() for each in self.corpora])
+        corpus = join_corpora([each.to_learn_from() for each in self.corpora])
         return train_tokenizer(
             corpus, pipeline.tokenizer_folder, settings=pipeline.tokenizer, processes=pipeline.workers
         )

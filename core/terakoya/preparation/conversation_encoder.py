@@ -20,7 +20,7 @@ import numpy as np
 
 from terakoya.components import Encoded
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.corpus.conversations import Message, messages
+from terakoya.corpus.conversations import Message, read_messages
 from terakoya.corpus.documents import Reason
 from terakoya.preparation.chat_template import ChatTemplate, Span, TemplateError
 from terakoya.toolkit.tokenizers.line_encoder import special_tokens
@@ -61,7 +61,7 @@ class _Rendered:
 
 
 class ConversationEncoder:
-    """Encodes what `terakoya.corpus.conversations.messages` reads; belongs to one process."""
+    """Encodes what `terakoya.corpus.conversations.read_messages` reads; belongs to one process."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, vocabulary: Vocabulary) -> None:
         """`vocabulary` is that of `tokenizer`, which from here on is the encoder's own.
@@ -82,7 +82,7 @@ class ConversationEncoder:
         refused: dict[int, Reason] = {}
         rendered: list[_Rendered | None] = []
         for number, text in enumerate(documents):
-            turns = messages(text)
+            turns = read_messages(text)
             for turn in turns:
                 literals.update(self._literal.findall("\n".join((turn["content"], turn.get("input", "")))))
             try:

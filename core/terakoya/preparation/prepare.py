@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from terakoya.corpus.cleaning_options import Clean, cleaned, read_clean
 from terakoya.errors import UserError
 from terakoya.preparation import conversation_options
 from terakoya.process_pool import cores
@@ -14,6 +13,7 @@ from terakoya.tokenization.recognise import recognise_tokenizer
 
 if TYPE_CHECKING:
     from terakoya.components import Tokenizer
+    from terakoya.corpus.cleaning_steps import StepsOrFile
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import RemoteFile
     from terakoya.preparation.chat_template import ChatTemplate
@@ -43,7 +43,7 @@ def prepare(
     max_rejects: int | float = 0.01,
     special_tokens_in_text: Specials | None = None,
     max_document_bytes: int = 100_000_000,
-    clean: Clean | None = None,
+    clean: StepsOrFile | None = None,
     clean_folder: Path | None = None,
     held_out: bool = False,
     shard: str | None = None,
@@ -116,7 +116,7 @@ def opened(
     field: str,
     special_tokens_in_text: Specials | None,
     max_document_bytes: int,
-    clean: Clean | None,
+    clean: StepsOrFile | None,
     clean_folder: Path | None,
     held_out: bool,
     conversations: bool,
@@ -124,12 +124,14 @@ def opened(
 ) -> tuple[Corpus, Tokenizer, ChatTemplate | None]:
     """The corpus, with the plan of its cleaning made, the tokenizer, and the template of conversations that the
     arguments of `prepare` mean."""
+    from terakoya.corpus.cleaning_plan import clean_corpus
+    from terakoya.corpus.cleaning_steps import load_steps
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files
 
     if conversations:
         conversation_options.check(cleaning=clean is not None, held_out=held_out)
-    steps = read_clean(clean)
+    steps = load_steps(clean)
     corpus = Corpus(
         find_files(sources),
         field=field,
@@ -139,7 +141,7 @@ def opened(
     )
     component = recognise_tokenizer(tokenizer, type=type)
     found = conversation_options.template_of(component, tokenizer, template, conversations=conversations)
-    corpus = cleaned(corpus, steps, clean_folder, out=out, processes=processes, held_out=held_out)
+    corpus = clean_corpus(corpus, steps, clean_folder, out=out, processes=processes, held_out=held_out)
     if special_tokens_in_text is not None:
         component = component.model_copy(update={"special_tokens_in_text": special_tokens_in_text})
     return corpus, component, found

@@ -17,7 +17,7 @@ import orjson
 
 from terakoya.atomic_files import sync_folder
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.corpus.files import Source, content_hash, find_files, open_plain
+from terakoya.corpus.files import Source, content_hash, find_files, open_decompressed
 from terakoya.errors import UserError
 from terakoya.store.recorded_hashes import check_recorded
 from terakoya.store.spans import Spans
@@ -164,7 +164,7 @@ def _files(source: Path | str) -> Sequence[Source]:
 
 def _blocks(files: Sequence[Source], vocabulary: Vocabulary) -> Iterator[np.ndarray]:
     for file in files:
-        with open_plain(file) as (stream, _):
+        with open_decompressed(file) as (stream, _):
             for number, line in enumerate(stream, start=1):
                 if line.strip():
                     yield _block(f"{file}, line {number}", line, vocabulary)

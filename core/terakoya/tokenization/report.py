@@ -110,7 +110,7 @@ class TokenizerReport:
         return [float(ordered[min(k, len(ordered)) - 1] / max(1, self.tokens)) for k in numbers]
 
 
-def measure(
+def measure_tokenizer(
     tokenizer: Tokenizer,
     folder: Path,
     corpus: Corpus,

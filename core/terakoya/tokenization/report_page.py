@@ -27,7 +27,7 @@ code { background: #f0f2f3; padding: 0 .25rem; border-radius: .2rem; white-space
 """
 
 
-def figures(report: TokenizerReport) -> Mapping[str, str]:
+def summary_figures(report: TokenizerReport) -> Mapping[str, str]:
     """The figures of one tokenizer, by name, as they are shown in a table."""
 
     def share(value: float | None) -> str:
@@ -50,11 +50,11 @@ def figures(report: TokenizerReport) -> Mapping[str, str]:
     }
 
 
-def page(reports: Sequence[TokenizerReport], *, corpus: str) -> str:
+def render_page(reports: Sequence[TokenizerReport], *, corpus: str) -> str:
     """The page for `reports` on one text; `corpus` says which."""
     names = [report.name for report in reports]
-    first = figures(reports[0])
-    each = [figures(report) for report in reports]
+    first = summary_figures(reports[0])
+    each = [summary_figures(report) for report in reports]
     parts = [
         f"<h1>Tokenizer report</h1><p>Text: <code>{escape(corpus)}</code></p>{_legend(names)}",
         _table(["", *names], [[name, *(figure[name] for figure in each)] for name in first]),

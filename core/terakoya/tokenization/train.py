@@ -37,7 +37,7 @@ def make_tokenizer(settings: Mapping[str, Any], *, source: str = "tokenizer") ->
         raise UserError("\n".join(f"{source}: {problem}" for problem in explain(error, component))) from None
 
 
-def check_new(folder: Path) -> None:
+def check_new_folder(folder: Path) -> None:
     """Raises UserError for a folder that is there already and not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: expected a new or empty folder, got one with something in it; choose another --out")
@@ -58,7 +58,7 @@ def train_tokenizer(
     """
     tokenizer = make_tokenizer(settings)
     folder = Path(folder)
-    check_new(folder)
+    check_new_folder(folder)
     staging = folder.with_name(f".{folder.name}.staging-{os.getpid()}")
     staging.mkdir(parents=True)
     try:

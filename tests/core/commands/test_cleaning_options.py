@@ -10,7 +10,7 @@ import pytest
 
 from terakoya.commands.tokenizer.app import train_tokenizer
 from terakoya.commands.tokenizer.count import count_words
-from terakoya.corpus.cleaning import HoldOut
+from terakoya.corpus.cleaning_steps import HoldOut
 from terakoya.errors import UserError
 
 TEXTS = [f"w{n} w{n}" for n in range(200)]

@@ -21,10 +21,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terakoya.corpus import cleaning_plan
-from terakoya.corpus import deduplication as cleaning_duplicates
-from terakoya.corpus.cleaning import change, read_steps
-from terakoya.corpus.cleaning_plan import cleaned, make_plan
+from terakoya.corpus import cleaning_plan, deduplication
+from terakoya.corpus.cleaning_plan import make_plan
+from terakoya.corpus.cleaning_steps import apply_steps, parse_steps
 from terakoya.corpus.corpus import Corpus, Document, Reject
 from terakoya.corpus.sentences import split_sentences
 from terakoya.errors import UserError
@@ -53,7 +52,7 @@ def read(corpus: Corpus, *, block_bytes: int = 1 << 20) -> list[str]:
 
 def run(corpus: Corpus, steps: list[dict[str, Any]], *, held_out: bool = False, processes: int = 1) -> list[str]:
     folder = Path(str(corpus.sources[0])).parent / "clean"
-    corpus = cleaned(corpus, read_steps(steps, source="clean"), folder, held_out=held_out)
+    corpus = corpus.with_cleaning(parse_steps(steps, source="clean"), folder, held_out=held_out)
     make_plan(corpus, processes=processes)
     return read(corpus, block_bytes=500)
 
@@ -93,7 +92,7 @@ def test_steps_see_what_the_steps_before_them_made(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("together", [2_000_000, 7])
 def test_the_first_of_equal_documents_stays(tmp_path: Path, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cleaning_duplicates, "_TOGETHER", together)
+    monkeypatch.setattr(deduplication, "_DOCUMENTS_PER_PASS", together)
     texts = [text(random.Random(n).randrange(20)) for n in range(100)]
     assert run(write(tmp_path, texts), [{"type": "exact_duplicates"}]) == list(dict.fromkeys(texts))
 
@@ -153,8 +152,8 @@ def test_splitting_loses_nothing_but_white_space(before: str) -> None:
 
 
 def test_change_is_all_steps_in_order() -> None:
-    steps = read_steps([{"type": "nfkc"}, {"type": "sentences"}], source="clean")
-    assert change(steps, "ｱ｡ｲ!ウ") == "ア。\nイ!ウ"
+    steps = parse_steps([{"type": "nfkc"}, {"type": "sentences"}], source="clean")
+    assert apply_steps(steps, "ｱ｡ｲ!ウ") == "ア。\nイ!ウ"
     assert unicodedata.normalize("NFKC", "ｱ") == "ア"
 
 
@@ -186,9 +185,9 @@ def test_the_result_does_not_depend_on_processes_or_kills(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     corpus = write(tmp_path, _mixture())
-    steps = read_steps(ALL, source="clean")
+    steps = parse_steps(ALL, source="clean")
     with caplog.at_level(logging.INFO, "terakoya"):
-        counts = make_plan(cleaned(corpus, steps, tmp_path / "one"))
+        counts = make_plan(corpus.with_cleaning(steps, tmp_path / "one"))
     assert counts == {
         "documents": 150,
         "dropped by length": 5,
@@ -201,7 +200,7 @@ def test_the_result_does_not_depend_on_processes_or_kills(
     assert "cleaning: length dropped 5 of 150 documents\n    " in caplog.text
     assert caplog.text.count(": 短\n") == 3
     assert re.search(rf"cleaning: {counts['held out']} documents held out(\n    \S+:\d+: .+){{3}}", caplog.text)
-    assert make_plan(cleaned(corpus, steps, tmp_path / "two"), processes=2) == counts
+    assert make_plan(corpus.with_cleaning(steps, tmp_path / "two"), processes=2) == counts
     files = _files(tmp_path / "one")
     assert files == _files(tmp_path / "two")
 
@@ -217,7 +216,7 @@ def test_the_result_does_not_depend_on_processes_or_kills(
     monkeypatch.setattr(cleaning_plan._Surveyor, "survey", dies)
     for _ in range(20):
         try:
-            make_plan(cleaned(corpus, steps, tmp_path / "three"))
+            make_plan(corpus.with_cleaning(steps, tmp_path / "three"))
             break
         except KeyboardInterrupt:
             seen = surveyed[:]
@@ -234,7 +233,7 @@ def test_other_settings_or_another_corpus_never_meet_an_old_plan(tmp_path: Path)
     corpus = write(tmp_path, ["一一一", "二二", "三三三"])
     assert run(corpus, [{"type": "length", "min_characters": 3}]) == ["一一一", "三三三"]
     prints = {
-        cleaned(corpus, read_steps(each, source=""), tmp_path).fingerprint
+        corpus.with_cleaning(parse_steps(each, source=""), tmp_path).fingerprint
         for each in ([{"type": "length", "min_characters": n}] for n in (2, 3))
     }
     assert len(prints | {corpus.fingerprint}) == 3
@@ -278,14 +277,14 @@ def test_a_plan_that_is_there_is_not_made_again(tmp_path: Path, monkeypatch: pyt
 def test_wrong_steps_are_refused(steps: Any, message: str) -> None:
     """One line that names the file, the place in its list, and nothing that the file has not."""
     with pytest.raises(UserError) as refused:
-        read_steps(steps, source="c2.json")
+        parse_steps(steps, source="c2.json")
     assert str(refused.value) == f"c2.json: {message}"
 
 
 def test_wrong_steps_among_other_settings_are_named_by_their_whole_path() -> None:
     steps = [{"type": "length", "min": 3}, {"type": "nfkc", "form": "C"}]
     with pytest.raises(UserError) as refused:
-        read_steps(steps, source="pipeline: corpora.wiki.clean")
+        parse_steps(steps, source="pipeline: corpora.wiki.clean")
     assert [line.partition(";")[0] for line in str(refused.value).split("\n")] == [
         "pipeline: corpora.wiki.clean.0.min: unknown key",
         "pipeline: corpora.wiki.clean.1.form: unknown key",
@@ -296,7 +295,7 @@ def test_a_file_given_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     corpus = Corpus([tmp_path / "a.txt", tmp_path / "a.txt"])
     with pytest.raises(UserError, match=r"a\.txt: is given twice"):
-        cleaned(corpus, read_steps([{"type": "nfkc"}], source=""), tmp_path / "clean")
+        corpus.with_cleaning(parse_steps([{"type": "nfkc"}], source=""), tmp_path / "clean")
 
 
 def test_unfinished_parts_of_other_settings_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,8 +309,8 @@ def test_unfinished_parts_of_other_settings_are_not_used(tmp_path: Path, monkeyp
 
 
 def test_near_duplicates_without_datasketch_name_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    corpus = cleaned(
-        write(tmp_path, ["一", "二"]), read_steps([{"type": "near_duplicates"}], source=""), tmp_path / "c"
+    corpus = write(tmp_path, ["一", "二"]).with_cleaning(
+        parse_steps([{"type": "near_duplicates"}], source=""), tmp_path / "c"
     )
 
     def missing(name: str) -> str:
@@ -325,15 +324,15 @@ def test_near_duplicates_without_datasketch_name_the_extra(tmp_path: Path, monke
 KILLED = """
 import sys
 from pathlib import Path
-from terakoya.corpus.cleaning import read_steps
-from terakoya.corpus.cleaning_plan import cleaned, make_plan
+from terakoya.corpus.cleaning_plan import make_plan
+from terakoya.corpus.cleaning_steps import parse_steps
 from terakoya.corpus.corpus import Corpus
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    steps = read_steps([{"type": "near_duplicates", "permutations": 256}], source="")
+    steps = parse_steps([{"type": "near_duplicates", "permutations": 256}], source="")
     corpus = Corpus([folder / "a.jsonl", folder / "b.jsonl.gz"])
-    make_plan(cleaned(corpus, steps, folder / "killed"), processes=2)
+    make_plan(corpus.with_cleaning(steps, folder / "killed"), processes=2)
 """
 
 
@@ -351,7 +350,7 @@ def test_after_a_kill_no_worker_is_left_and_the_same_plan_is_made(tmp_path: Path
     process.wait()
     assert not psutil.wait_procs(workers, timeout=10)[1]
     assert not (tmp_path / "killed" / "plan.json").exists()
-    steps = read_steps([{"type": "near_duplicates", "permutations": 256}], source="")
+    steps = parse_steps([{"type": "near_duplicates", "permutations": 256}], source="")
     for name in ("killed", "whole"):
-        make_plan(cleaned(corpus, steps, tmp_path / name))
+        make_plan(corpus.with_cleaning(steps, tmp_path / name))
     assert _files(tmp_path / "killed") == _files(tmp_path / "whole")

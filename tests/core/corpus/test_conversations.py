@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from chat_tokenizer import MESSAGES, WITH_INPUT, write_lines
 
-from terakoya.corpus.conversations import UnfitError, messages, read_conversation
+from terakoya.corpus.conversations import InvalidConversationError, read_conversation, read_messages
 from terakoya.corpus.corpus import Corpus, Document, Reject
 from terakoya.corpus.files import find_files
 from terakoya.errors import UserError
@@ -69,7 +69,7 @@ def test_shapes_are_told_apart_by_their_keys(record: dict[str, Any], expected: l
     ],
 )
 def test_what_is_no_conversation_is_named(record: dict[str, Any], reason: str) -> None:
-    with pytest.raises(UnfitError) as error:
+    with pytest.raises(InvalidConversationError) as error:
         read_conversation(record)
     assert error.value.reason == reason
 
@@ -82,7 +82,7 @@ def test_a_corpus_gives_conversations_and_rejects_with_their_lines(tmp_path: Pat
     for file in ("a.jsonl", "a.jsonl.gz"):
         corpus = Corpus(find_files([tmp_path / file]), conversations=True, block_bytes=100)
         items = [item for block in corpus.blocks() for item in corpus.read(block)]
-        found = [(item.line, messages(item.text)) for item in items if isinstance(item, Document)]
+        found = [(item.line, read_messages(item.text)) for item in items if isinstance(item, Document)]
         question = {"role": "user", "content": WITH_INPUT["instruction"], "input": WITH_INPUT["input"]}
         assert found == [(1, MESSAGES), (5, [question, {"role": "assistant", "content": WITH_INPUT["output"]}])]
         rejects = [(item.line, item.reason) for item in items if isinstance(item, Reject)]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from terakoya.corpus.cleaning import read_steps
-from terakoya.corpus.cleaning_plan import cleaned, make_plan
+from terakoya.corpus.cleaning_plan import make_plan
+from terakoya.corpus.cleaning_steps import parse_steps
 from terakoya.corpus.corpus import Corpus, Document
-from terakoya.corpus.joined_corpora import joined
+from terakoya.corpus.joined_corpora import join_corpora
 from terakoya.toolkit.tokenizers.word_counts import WordCounts, count_words
 
 
@@ -29,10 +29,10 @@ def corpora(tmp_path: Path) -> list[Corpus]:
     (tmp_path / "both.csv").write_text("title,body\n" + "".join(f"t{n},b{n} b\n" for n in range(300)))
     (tmp_path / "lines.txt.gz").write_bytes(gzip.compress("".join(f"l{n} l\n" for n in range(300)).encode()))
     (tmp_path / "some.jsonl").write_text("".join(json.dumps({"text": f"Ｓ{n % 40} s"}) + "\n" for n in range(120)))
-    steps = read_steps(
+    steps = parse_steps(
         [{"type": "nfkc"}, {"type": "exact_duplicates"}, {"type": "hold_out", "share": 0.3}], source="clean"
     )
-    some = cleaned(Corpus([tmp_path / "some.jsonl"]), steps, tmp_path / "clean")
+    some = Corpus([tmp_path / "some.jsonl"]).with_cleaning(steps, tmp_path / "clean")
     make_plan(some)
     return [
         Corpus([tmp_path / "both.csv"], field="body"),
@@ -49,7 +49,7 @@ def _texts(corpus: Corpus, block_bytes: int | None = None) -> list[str]:
 
 @pytest.mark.parametrize("block_bytes", [100, None])
 def test_each_is_read_its_own_way_in_order(corpora: list[Corpus], block_bytes: int | None) -> None:
-    together = _texts(joined(corpora), block_bytes)
+    together = _texts(join_corpora(corpora), block_bytes)
     assert together == [text for corpus in corpora for text in _texts(corpus)]
     assert together[:1] == ["b0 b"]
     assert together[300:301] == ["l0 l"]
@@ -60,31 +60,33 @@ def test_each_is_read_its_own_way_in_order(corpora: list[Corpus], block_bytes: i
 
 def test_the_counts_do_not_depend_on_the_processes(corpora: list[Corpus]) -> None:
     def table(processes: int, sample_bytes: int | None) -> WordCounts:
-        return count_words(joined(corpora), _splitter, processes=processes, sample_bytes=sample_bytes)
+        return count_words(join_corpora(corpora), _splitter, processes=processes, sample_bytes=sample_bytes)
 
     assert table(1, None) == table(2, None)
-    assert table(1, None).documents == len(_texts(joined(corpora)))
+    assert table(1, None).documents == len(_texts(join_corpora(corpora)))
     assert list(table(1, 2000).counts) == list(table(2, 2000).counts)
 
 
 def test_progress_counts_the_bytes_of_all(corpora: list[Corpus]) -> None:
     seen: list[tuple[int, int]] = []
-    count_words(joined(corpora), _splitter, progress=lambda done, total: seen.append((done, total)))
+    count_words(join_corpora(corpora), _splitter, progress=lambda done, total: seen.append((done, total)))
     total = sum(file.stat().st_size for corpus in corpora for file in corpus.sources)
     assert seen[-1] == seen[-2] == (total, total)
 
 
 def test_whatever_decides_about_documents_is_in_the_fingerprint(corpora: list[Corpus], tmp_path: Path) -> None:
     def facts() -> object:
-        return joined([Corpus(each.sources, field=each.field, documents=each.documents) for each in corpora]).facts
+        return join_corpora(
+            [Corpus(each.sources, field=each.field, documents=each.documents) for each in corpora]
+        ).facts
 
     before = facts()
     assert facts() == before
-    assert joined(corpora).facts != before
-    assert joined(corpora[::-1]).fingerprint != joined(corpora).fingerprint
+    assert join_corpora(corpora).facts != before
+    assert join_corpora(corpora[::-1]).fingerprint != join_corpora(corpora).fingerprint
     (tmp_path / "some.jsonl").write_text((tmp_path / "some.jsonl").read_text().replace("s", "z"))
     assert facts() != before
 
 
 def test_one_corpus_stays_what_it_is(corpora: list[Corpus]) -> None:
-    assert joined(corpora[:1]) is corpora[0]
+    assert join_corpora(corpora[:1]) is corpora[0]

@@ -12,11 +12,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from terakoya.commands.tokenizer.report import report
+from terakoya.commands.tokenizer.report import report_tokenizers
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.tokenization.report import TokenizerReport, character_class
-from terakoya.tokenization.report_page import COLOURS, figures, page
+from terakoya.tokenization.report_page import COLOURS, render_page, summary_figures
 from terakoya.tokenization.report_pieces import read_pieces
 from terakoya.tokenization.train import train_tokenizer
 
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(folder: Path) -> TokenizerReport:
-    return report([folder / "tok"], [folder / "other.jsonl"])[0]
+    return report_tokenizers([folder / "tok"], [folder / "other.jsonl"])[0]
 
 
 def test_figures_are_those_of_transformers(folder: Path, measured: TokenizerReport) -> None:
@@ -96,25 +96,25 @@ def test_classes(character: str, expected: str) -> None:
 
 
 def test_page_is_sound_and_escapes(measured: TokenizerReport) -> None:
-    text = page([measured, measured], corpus="<a & b>.txt")
+    text = render_page([measured, measured], corpus="<a & b>.txt")
     root = ElementTree.fromstring(text.split("\n", 1)[1].replace('<meta charset="utf-8">', ""))
     assert len(root.findall(".//svg")) == 4 and len(root.findall(".//rect")) > 40
     assert "&lt;a &amp; b&gt;.txt" in text and "<b>" not in text
-    for figure in figures(measured).values():
+    for figure in summary_figures(measured).values():
         assert figure in text
 
 
 def test_nothing_to_measure_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n\n")
     with pytest.raises(UserError, match="at least one document"):
-        report([folder / "tok"], [tmp_path / "empty.txt"])
+        report_tokenizers([folder / "tok"], [tmp_path / "empty.txt"])
 
 
 def test_byte_level_pieces_are_shown_as_text(folder: Path) -> None:
     source = folder / "text.txt"
     settings = {"type": "byte_bpe", "vocab_size": 1000}
     train_tokenizer(Corpus([source]), folder / "bytes", settings=settings)
-    pieces = report([folder / "bytes"], [source])[0].pieces
+    pieces = report_tokenizers([folder / "bytes"], [source])[0].pieces
     assert {"の", "\u2581", "いる"} <= set(pieces), [piece for piece in pieces if not piece.isascii()][-40:]
     assert len(set(pieces)) == len(pieces), "parts of characters are told apart"
     assert {"\\xe3", "\\x81", "\\x00", "\\n"} <= set(pieces)
@@ -149,7 +149,7 @@ def test_bytes_of_sentencepiece_are_one_character(folder: Path) -> None:
     settings = {"type": "sentencepiece", "vocab_size": 400, "byte_fallback": True, "hard_vocab_limit": False}
     train_tokenizer(Corpus([folder / "text.txt"]), folder / "pieces", settings=settings)
     (folder / "rare.txt").write_text("鱧の鱧", encoding="utf-8")
-    measured = report([folder / "pieces"], [folder / "rare.txt"])[0]
+    measured = report_tokenizers([folder / "pieces"], [folder / "rare.txt"])[0]
     byte = measured.pieces.index("<0xE9>")
     assert (measured.counts[byte], measured.lengths[byte]) == (2, 1)
     assert measured.longest(1)[0][1] == 2, "the most frequent of pieces of one character, which is a byte"
@@ -158,16 +158,16 @@ def test_bytes_of_sentencepiece_are_one_character(folder: Path) -> None:
 
 def test_tokenizers_without_words_have_no_bars(measured: TokenizerReport) -> None:
     wordless = replace(measured, name="a<b", words=None)
-    section = page([wordless, measured], corpus="").partition("<h2>Tokens per word</h2>")[2].partition("<h2>")[0]
+    section = render_page([wordless, measured], corpus="").partition("<h2>Tokens per word</h2>")[2].partition("<h2>")[0]
     assert section.count("<rect") == 5 and "left out: a&lt;b." in section
     assert COLOURS[1] in section and COLOURS[0] not in section, "colours are those of the legend"
-    section = page([measured], corpus="").partition("<h2>Tokens per word</h2>")[2].partition("<h2>")[0]
+    section = render_page([measured], corpus="").partition("<h2>Tokens per word</h2>")[2].partition("<h2>")[0]
     assert "left out" not in section
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 6, 14])
 def test_figures_in_pictures_do_not_overlap(measured: TokenizerReport, number: int) -> None:
-    text = page([measured] * number, corpus="")
+    text = render_page([measured] * number, corpus="")
     pictures = ElementTree.fromstring(text.split("\n", 1)[1].replace('<meta charset="utf-8">', "")).findall(".//svg")
     assert len(pictures) == 4
     for picture in pictures:

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_checkable
 
 import typer
 
@@ -14,9 +14,11 @@ from terakoya.commands.cleaning import CleanFolderOption, CleanOption
 from terakoya.commands.component_settings import FLAGS, gather, read_settings, take_flags
 from terakoya.commands.tokenizer import count as count_words
 from terakoya.commands.tokenizer import report as tokenizer_report
-from terakoya.corpus.cleaning_options import Clean, cleaned, read_clean
 from terakoya.errors import UserError
 from terakoya.process_pool import cores
+
+if TYPE_CHECKING:
+    from terakoya.corpus.cleaning_steps import StepsOrFile
 
 Documents = Literal["blank", "line"]
 
@@ -41,7 +43,7 @@ def train_tokenizer(
     processes: int | None = None,
     documents: Documents = "blank",
     field: str = "text",
-    clean: Clean | None = None,
+    clean: StepsOrFile | None = None,
     clean_folder: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Mapping[str, Any]:
@@ -58,16 +60,18 @@ def train_tokenizer(
     if processes > 1:
         warm_up(["terakoya.toolkit.tokenizers.word_counts"])
 
+    from terakoya.corpus.cleaning_plan import clean_corpus
+    from terakoya.corpus.cleaning_steps import load_steps
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files
-    from terakoya.tokenization.train import check_new, make_tokenizer
+    from terakoya.tokenization.train import check_new_folder, make_tokenizer
     from terakoya.tokenization.train import train_tokenizer as train
 
     settings = {**(settings or {}), "type": type}
     corpus = Corpus(find_files(sources), field=field, documents=documents)
     make_tokenizer(settings)  # before a corpus is cleaned for nothing
-    check_new(out)
-    corpus = cleaned(corpus, read_clean(clean), clean_folder, out=out, processes=processes)
+    check_new_folder(out)
+    corpus = clean_corpus(corpus, load_steps(clean), clean_folder, out=out, processes=processes)
     return train(corpus, out, settings=settings, processes=processes, progress=progress)
 
 
@@ -78,16 +82,16 @@ def import_tokenizer(
 
     Raises UserError for anything the user can mend, among it a kind that has no such files.
     """
-    from terakoya.tokenization.train import check_new, make_tokenizer
+    from terakoya.tokenization.train import check_new_folder, make_tokenizer
 
     kind = make_tokenizer({**(settings or {}), "type": type})
-    if not isinstance(kind, Importing):
+    if not isinstance(kind, ModelImporter):
         ready = "a tokenizer of Transformers is used as it is, by its folder"
         if ".json" in Path(model).suffixes:
             ready = f"put {model}, unpacked, into a folder of its own as tokenizer.json, and use that folder"
         raise UserError(f"--type {type}: this kind has no model files to take over: {ready}")
     out = Path(out)
-    check_new(out)
+    check_new_folder(out)
     staging = out.with_name(f".{out.name}.staging-{os.getpid()}")
     staging.mkdir(parents=True)
     try:
@@ -101,7 +105,7 @@ def import_tokenizer(
 
 
 @runtime_checkable
-class Importing(Protocol):
+class ModelImporter(Protocol):
     """A kind of tokenizer that can take over a model trained elsewhere."""
 
     def import_file(self, file: Path, folder: Path) -> Mapping[str, Any]:

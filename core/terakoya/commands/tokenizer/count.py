@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from terakoya.commands.cleaning import CleanFolderOption, CleanOption
-from terakoya.corpus.cleaning_options import Clean, cleaned, read_clean
 from terakoya.errors import UserError
 from terakoya.process_pool import cores
 
 if TYPE_CHECKING:
+    from terakoya.corpus.cleaning_steps import StepsOrFile
     from terakoya.toolkit.tokenizers.word_counts import WordCounts
 
 Documents = Literal["blank", "line"]
@@ -27,7 +27,7 @@ def count_words(
     processes: int | None = None,
     documents: Documents = "blank",
     field: str = "text",
-    clean: Clean | None = None,
+    clean: StepsOrFile | None = None,
     clean_folder: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> WordCounts:
@@ -46,6 +46,8 @@ def count_words(
     if processes > 1:
         warm_up(["terakoya.toolkit.tokenizers.word_counts"])
 
+    from terakoya.corpus.cleaning_plan import clean_corpus
+    from terakoya.corpus.cleaning_steps import load_steps
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files
     from terakoya.tokenization.train import make_tokenizer
@@ -61,7 +63,7 @@ def count_words(
         raise UserError(f"{out}: expected a new file, got one that is there already; choose another --out")
     corpus = Corpus(find_files(sources), field=field, documents=documents, digests={})
     splitting = tokenizer.splitting()
-    corpus = cleaned(corpus, read_clean(clean), clean_folder, out=out, processes=processes)
+    corpus = clean_corpus(corpus, load_steps(clean), clean_folder, out=out, processes=processes)
     before = corpus.sizes_and_times()
     table = counted(corpus, splitting, processes=processes, progress=progress)
     if corpus.sizes_and_times() != before:

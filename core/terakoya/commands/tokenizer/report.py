@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Documents = Literal["blank", "line"]
 
 
-def report(
+def report_tokenizers(
     folders: Sequence[Path],
     corpus: Sequence[Path],
     *,
@@ -29,13 +29,13 @@ def report(
     from terakoya.corpus.corpus import Corpus
     from terakoya.plugins import registry
     from terakoya.tokenization.recognise import recognise_tokenizer
-    from terakoya.tokenization.report import measure
+    from terakoya.tokenization.report import measure_tokenizer
 
     text = Corpus([Path(each) for each in corpus], field=field, documents=documents)
     names = {registry().component("tokenizers", name): name for name in registry().names("tokenizers")}
     components = [recognise_tokenizer(Path(folder)) for folder in folders]
     return [
-        measure(
+        measure_tokenizer(
             component, Path(folder), text, kind=names[type(component)], sample_bytes=sample_bytes, progress=progress
         )
         for folder, component in zip(folders, components, strict=True)
@@ -54,12 +54,12 @@ def command(
     from rich.table import Table
 
     from terakoya.log import console, progress_bar
-    from terakoya.tokenization.report_page import figures, page
+    from terakoya.tokenization.report_page import render_page, summary_figures
 
     if html is not None and not html.parent.is_dir():
         raise UserError(f"--html {html}: no such folder: {html.parent}")
     with progress_bar("report") as progress:
-        reports = report(
+        reports = report_tokenizers(
             folders,
             corpus,
             documents=documents,
@@ -71,7 +71,7 @@ def command(
     table.add_column("")
     for each in reports:
         table.add_column(each.name.replace("[", "\\["), justify="right")
-    shown = [figures(each) for each in reports]
+    shown = [summary_figures(each) for each in reports]
     for name in shown[0]:
         table.add_row(name, *(figure[name] for figure in shown))
     for name in reports[0].coverage:
@@ -84,5 +84,5 @@ def command(
         table.add_row("longest pieces" if number == 0 else "", *(cell.replace("[", "\\[") for cell in cells))
     console().print(table)
     if html is not None:
-        html.write_text(page(reports, corpus=", ".join(map(str, corpus))), encoding="utf-8")
+        html.write_text(render_page(reports, corpus=", ".join(map(str, corpus))), encoding="utf-8")
         console().print(f"{html}: written", markup=False, soft_wrap=True)

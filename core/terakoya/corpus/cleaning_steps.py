@@ -1,0 +1,188 @@
+"""Cleaning steps: what is changed in documents, which are left out, and which are held out, from a list of settings."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from terakoya.corpus.sentences import split_sentences
+from terakoya.errors import UserError, nearest
+from terakoya.json_settings import explain, shown
+
+VERSION = 1
+"""Raise this number when a step changes its meaning, so that earlier cleanings are done again."""
+
+StepsOrFile = Path | Sequence[Mapping[str, Any]]
+"""Cleaning steps as JSON values, or a JSON file with a list of them."""
+
+_CHARACTERS = {
+    "japanese": re.compile(
+        r"[\u3005-\u3007\u3041-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+        r"\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
+    ),
+    "kana": re.compile(r"[\u3041-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9f]"),
+    "kanji": re.compile(r"[\u3005-\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"),
+    "latin": re.compile(r"[A-Za-z\u00c0-\u024f\uff21-\uff3a\uff41-\uff5a]"),
+    "digits": re.compile(r"[0-9\uff10-\uff19]"),
+}
+
+
+class _Step(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def change(self, text: str) -> str:
+        """What becomes of a document."""
+        return text
+
+    def keeps(self, text: str) -> bool:
+        """Whether a document stays, as far as can be said from it alone."""
+        return True
+
+
+class Nfkc(_Step):
+    """Unicode normalisation form NFKC: full-width letters and half-width kana become the usual ones."""
+
+    type: Literal["nfkc"]
+
+    def change(self, text: str) -> str:
+        return unicodedata.normalize("NFKC", text)
+
+
+class Sentences(_Step):
+    """Each sentence becomes a line of its own."""
+
+    type: Literal["sentences"]
+
+    def change(self, text: str) -> str:
+        return split_sentences(text)
+
+
+class Length(_Step):
+    """Drops documents of fewer or of more characters."""
+
+    type: Literal["length"]
+    min_characters: int = Field(default=0, ge=0)
+    max_characters: int | None = Field(default=None, ge=1)
+
+    def keeps(self, text: str) -> bool:
+        return self.min_characters <= len(text) and (self.max_characters is None or len(text) <= self.max_characters)
+
+
+class Characters(_Step):
+    """Drops documents by the share of a kind of character among those that are not white space."""
+
+    type: Literal["characters"]
+    of: Literal["japanese", "kana", "kanji", "latin", "digits"]
+    min_share: float = Field(default=0.0, ge=0, le=1)
+    max_share: float = Field(default=1.0, ge=0, le=1)
+
+    def keeps(self, text: str) -> bool:
+        found = len(text) - len(_CHARACTERS[self.of].sub("", text))
+        total = len("".join(text.split()))
+        return self.min_share * total <= found <= self.max_share * total
+
+
+class ExactDuplicates(_Step):
+    """Keeps the first of all documents with the same text."""
+
+    type: Literal["exact_duplicates"]
+
+
+class NearDuplicates(_Step):
+    """Keeps the first of documents whose sets of character n-grams are alike, as far as MinHash can tell."""
+
+    type: Literal["near_duplicates"]
+    threshold: float = Field(default=0.8, ge=0.2, le=0.95)
+    permutations: int = Field(default=128, ge=16, le=1024)
+    characters: int = Field(default=5, ge=1)
+
+
+class HoldOut(_Step):
+    """Sets a share of the documents aside for validation, chosen by a hash of their text: the same text never stands on
+    both sides."""
+
+    type: Literal["hold_out"]
+    share: float = Field(gt=0, lt=1)
+    seed: int = 0
+
+    def takes(self, text: str) -> bool:
+        """Whether a document is held out."""
+        digest = hashlib.blake2b(text.encode(), digest_size=8, key=str(self.seed).encode()).digest()
+        return int.from_bytes(digest, "little") < self.share * 2**64
+
+
+Step = Nfkc | Sentences | Length | Characters | ExactDuplicates | NearDuplicates | HoldOut
+_TYPES: Mapping[str, type[Step]] = {
+    "nfkc": Nfkc,
+    "sentences": Sentences,
+    "length": Length,
+    "characters": Characters,
+    "exact_duplicates": ExactDuplicates,
+    "near_duplicates": NearDuplicates,
+    "hold_out": HoldOut,
+}
+
+
+def parse_steps(value: Any, *, source: str) -> tuple[Step, ...]:
+    """The steps that the JSON value `value` describes: a list of objects, each with its `type`.
+
+    `source`: where the list stands: a file's name, or its key, `clean` or `pipeline: corpora.wiki.clean`.
+
+    Raises UserError, each problem on a line that begins with `source`.
+    """
+    if not isinstance(value, list | tuple) or not value:
+        raise UserError(f"{source}: expected a list of one cleaning step or more, got {shown(value)}")
+    below = f"{source}." if source.endswith("clean") else f"{source}: "
+    steps: list[Step] = []
+    problems: list[str] = []
+    for number, each in enumerate(value):
+        kind = each.get("type") if isinstance(each, Mapping) else None
+        if not isinstance(kind, str) or kind not in _TYPES:
+            raise UserError(
+                f"{below}{number}.type: expected one of {', '.join(_TYPES)}, got {shown(kind)}"
+                + (nearest(kind, _TYPES) if isinstance(kind, str) else "")
+            )
+        try:
+            steps.append(_TYPES[kind].model_validate(each))
+        except ValidationError as error:
+            problems += explain(error, _TYPES[kind], str(number))
+    if problems:
+        raise UserError("\n".join(below + problem for problem in problems))
+    types = [step.type for step in steps]
+    if twice := sorted({each for each in types if types.count(each) > 1 and each != "characters"}):
+        raise UserError(f"{source}: {', '.join(twice)}: expected once, got it twice")
+    if "hold_out" in types[:-1]:
+        raise UserError(f"{source}: hold_out: expected as the last step, so that what is held out is clean too")
+    return tuple(steps)
+
+
+def load_steps(clean: StepsOrFile | None) -> tuple[Step, ...]:
+    """Returns the steps of `clean`, which is a list or a JSON file; none if it is None.
+
+    Raises UserError for a missing file and for invalid steps, each by its number.
+    """
+    if clean is None:
+        return ()
+    if not isinstance(clean, Path):
+        return parse_steps(list(clean), source="clean")
+    try:
+        value = json.loads(clean.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{clean}: no such file; expected a JSON list of cleaning steps") from None
+    except ValueError as error:
+        raise UserError(f"{clean}: expected a JSON list of cleaning steps, got something else ({error})") from error
+    return parse_steps(value, source=clean.name)
+
+
+def apply_steps(steps: Iterable[Step], text: str) -> str:
+    """Returns `text` after all of `steps`."""
+    for step in steps:
+        text = step.change(text)
+    return text
