@@ -16,7 +16,7 @@ def demo(out: Path = Path("work/demo"), *, max_steps: int | None = None, fresh: 
     What a former demo finished there is not done again, unless `fresh`.
     """
     from terakoya.log import console
-    from terakoya.pipeline.demo import MAX_STEPS, Demo, told
+    from terakoya.pipeline.demo import MAX_STEPS, Demo, summary_lines
     from terakoya.pipeline.run import run_pipeline
 
     files = Demo(out)
@@ -26,7 +26,7 @@ def demo(out: Path = Path("work/demo"), *, max_steps: int | None = None, fresh: 
     results = list(run_pipeline(files.write(max_steps=max_steps or MAX_STEPS)))
     seconds = time.perf_counter() - start
     console().print(f"\nterakoya demo: {seconds:.0f} s", soft_wrap=True)
-    for line in told(files, results):
+    for line in summary_lines(files, results):
         console().print(line, markup=False, soft_wrap=True)
     if all(result.skipped for result in results):
         console().print("\nEverything was there already; `terakoya demo --fresh` does it all again.", soft_wrap=True)

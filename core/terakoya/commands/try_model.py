@@ -1,5 +1,5 @@
-"""`terakoya try`: the top words for each [MASK] of a sentence, the tokens a discriminator believes replaced, or how a
-text goes on."""
+"""`terakoya try`: shows the top words for each [MASK], the tokens that a discriminator considers replaced, or generated
+text."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import typer
 
 from terakoya.errors import UserError
 from terakoya.inference.loading import find_model
-from terakoya.inference.predictions import Judged, fill_mask, find_replaced, write_on
+from terakoya.inference.predictions import TokenPrediction, fill_mask, find_replaced, generate
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from terakoya.inference.generation import Sampling, Writer
-NO_TEMPLATE = "; the tokenizer has no chat template: each line goes on from all that was written before"
+    from terakoya.inference.generation import Sampling, TextGenerator
+NO_TEMPLATE = "; the tokenizer has no chat template: the model continues the whole conversation as plain text"
 
 
 def command(
@@ -25,64 +25,74 @@ def command(
     texts: Annotated[
         list[str] | None, typer.Argument(help='For example "東京は日本の[MASK]です。"', metavar="[TEXT]...")
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many words for each mask.")] = 5,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="How many tokens are written at most.")] = 64,
-    temperature: Annotated[float, typer.Option(min=0, help="Lower is less daring; 0 takes the likeliest.")] = 0.8,
-    top_p: Annotated[float, typer.Option(min=0, max=1, help="Draw among the likeliest that hold this share.")] = 0.95,
-    top_k: Annotated[int, typer.Option(min=0, help="Draw among so many of the likeliest; 0 is all.")] = 0,
-    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
-    chat: Annotated[bool, typer.Option("--chat", help="Go on writing to it, turn by turn.")] = False,
+    top: Annotated[int, typer.Option(min=1, help="Number of words to show for each mask.")] = 5,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens to generate.")] = 64,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Sampling temperature; lower is less random, 0 is greedy decoding.")
+    ] = 0.8,
+    top_p: Annotated[
+        float, typer.Option(min=0, max=1, help="Sample among the most probable tokens that together have this share.")
+    ] = 0.95,
+    top_k: Annotated[int, typer.Option(min=0, help="Sample among this many most probable tokens; 0: all.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    chat: Annotated[bool, typer.Option("--chat", help="Start an interactive chat.")] = False,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the code that a model of its own kind brings.")
+        bool, typer.Option("--trust-remote-code", help="Run Python code that the model's folder contains.")
     ] = False,
 ) -> None:
-    """Fill in the [MASK]s of a sentence; with a discriminator, mark the tokens it believes replaced; with a causal
-    model, write on, several texts at once or in a chat; with an encoder-decoder, write what it makes of the text."""
+    """Try a model on a text.
+
+    A masked model fills in each [MASK]. A discriminator marks the tokens that it considers replaced. A causal model
+    continues one or several texts, or chats. An encoder-decoder generates its output for the text.
+    """
     from rich.console import Console
 
-    from terakoya.inference.generation import Sampling, Writer, is_causal
+    from terakoya.inference.generation import Sampling, TextGenerator, is_causal
 
     console = Console(highlight=False)
     for text in texts or ():
-        whole = text.encode("utf-8", "replace").decode("utf-8")
-        if whole != text:
-            raise UserError(f'the text that ends in "{whole[-20:]}": expected UTF-8; a character is cut in two')
+        valid = text.encode("utf-8", "replace").decode("utf-8")
+        if valid != text:
+            raise UserError(f'the text that ends in "{valid[-20:]}": expected UTF-8; a character is cut in two')
     model, _ = find_model(folder, texts[0] if texts else "")
     if is_causal(model):
         sampling = Sampling(max_new_tokens, temperature, top_p, top_k, seed)
-        writer = Writer(model, trust_remote_code=trust_remote_code)
-        for text, written in zip(texts or (), writer.write(texts, sampling) if texts else (), strict=True):
-            console.print(f"[bold]{_plain(text)}[/bold]{_plain(written)}", soft_wrap=True)
+        generator = TextGenerator(model, trust_remote_code=trust_remote_code)
+        continuations = generator.generate(texts, sampling) if texts else ()
+        for text, continuation in zip(texts or (), continuations, strict=True):
+            console.print(f"[bold]{_plain(text)}[/bold]{_plain(continuation)}", soft_wrap=True)
         if chat:
-            _chat(writer, sampling, console)
+            _chat(generator, sampling, console)
         elif not texts:
-            raise UserError("expected a text to go on from, or --chat")
+            raise UserError("expected a text to continue, or --chat")
         return
     if chat or not texts:
-        raise UserError(f"{model}: expected a text" + (", and no --chat: the model does not write" if chat else ""))
+        not_causal = ", and no --chat: the model is not a causal language model" if chat else ""
+        raise UserError(f"{model}: expected a text{not_causal}")
     for text in texts:
-        _answer(folder, text, top, max_new_tokens, console, trust=trust_remote_code)
+        _predict(folder, text, top, max_new_tokens, console, trust=trust_remote_code)
 
 
-def _answer(folder: Path, text: str, top: int, most: int, console: Console, *, trust: bool) -> None:
-    """What a model that is not causal makes of `text`."""
+def _predict(folder: Path, text: str, top: int, max_new_tokens: int, console: Console, *, trust: bool) -> None:
+    """Prints the predictions for `text` of a model that is not causal."""
     model, is_discriminator = find_model(folder, text)
     if is_discriminator:
-        show(find_replaced(folder, text, trust_remote_code=trust), console)
+        print_tokens(find_replaced(folder, text, trust_remote_code=trust), console)
         return
     if json.loads((model / "config.json").read_text(encoding="utf-8")).get("is_encoder_decoder"):
-        console.print(write_on(folder, text, most=most, trust_remote_code=trust), markup=False)
+        output = generate(folder, text, max_new_tokens=max_new_tokens, trust_remote_code=trust)
+        console.print(output, markup=False)
         return
-    for number, guesses in enumerate(fill_mask(folder, text, top=top, trust_remote_code=trust), 1):
+    for number, predictions in enumerate(fill_mask(folder, text, top=top, trust_remote_code=trust), 1):
         console.print(f"[MASK] {number}", markup=False)
-        for guess in guesses:
-            console.print(f"  {guess.probability:6.3f}  {guess.word}", markup=False)
+        for prediction in predictions:
+            console.print(f"  {prediction.probability:6.3f}  {prediction.word}", markup=False)
 
 
-def _chat(writer: Writer, sampling: Sampling, console: Console) -> None:
-    """Reads a line, answers, and so on, until the input ends or an empty line comes."""
+def _chat(generator: TextGenerator, sampling: Sampling, console: Console) -> None:
+    """Reads lines and prints a reply to each, until the input ends or a line is empty."""
     turns: list[dict[str, str]] = []
-    console.print("an empty line ends the chat" + ("" if writer.has_template else NO_TEMPLATE), soft_wrap=True)
+    console.print("an empty line ends the chat" + ("" if generator.has_template else NO_TEMPLATE), soft_wrap=True)
     while True:
         try:
             text = console.input("> ")
@@ -91,31 +101,34 @@ def _chat(writer: Writer, sampling: Sampling, console: Console) -> None:
         if not text.strip():
             return
         turns.append({"role": "user", "content": text})
-        answer = writer.answer(turns, sampling)
-        turns.append({"role": "assistant", "content": answer})
-        console.print(answer, markup=False, soft_wrap=True)
+        reply = generator.reply(turns, sampling)
+        turns.append({"role": "assistant", "content": reply})
+        console.print(reply, markup=False, soft_wrap=True)
 
 
 def _plain(text: str) -> str:
-    """`text` so that rich prints it as it is."""
+    """`text`, escaped so that rich prints it unchanged."""
     from rich.markup import escape
 
     return escape(text)
 
 
-def show(tokens: list[Judged], console: Console) -> None:
-    """Prints the text with replaced tokens in red, or between marks where there is no colour, and their probabilities;
-    if there are none, the likeliest."""
+def print_tokens(tokens: list[TokenPrediction], console: Console) -> None:
+    """Prints the text with its replaced tokens marked, and the probabilities of these tokens.
+
+    Replaced tokens are red, or between « and » where there is no colour. If no token is replaced, the most probable one
+    is printed.
+    """
     from rich.text import Text
 
-    marks = not console.is_terminal or console.no_color
+    use_marks = not console.is_terminal or console.no_color
     line = Text()
-    for number, each in enumerate(tokens):
-        shown = f"«{each.token}»" if each.replaced and marks else each.token
-        line.append(" " if number else "").append(shown, style="bold red" if each.replaced else "")
+    for number, token in enumerate(tokens):
+        shown = f"«{token.token}»" if token.replaced and use_marks else token.token
+        line.append(" " if number else "").append(shown, style="bold red" if token.replaced else "")
     console.print(line, soft_wrap=True)
-    found = [each for each in tokens if each.replaced]
-    if not found:
-        console.print("no token is believed replaced; the likeliest:")
-    for each in found or sorted(tokens, key=lambda each: -each.probability)[:1]:
-        console.print(f"  {each.probability:6.3f}  {each.token}", markup=False)
+    replaced = [token for token in tokens if token.replaced]
+    if not replaced:
+        console.print("the model considers no token replaced; the most probable one:")
+    for token in replaced or sorted(tokens, key=lambda token: -token.probability)[:1]:
+        console.print(f"  {token.probability:6.3f}  {token.token}", markup=False)

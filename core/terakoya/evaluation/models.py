@@ -18,7 +18,7 @@ from transformers import (
 from transformers.models.auto import modeling_auto
 
 from terakoya.errors import UserError
-from terakoya.inference.loading import load, longest
+from terakoya.inference.loading import load_model_and_tokenizer, max_length
 from terakoya.training.model.start_config import quiet
 
 Kind = Literal["causal", "masked"]
@@ -73,7 +73,7 @@ def from_folder(folder: Path, *, device: torch.device, dtype: torch.dtype, trust
     config = _config(folder)
     kind = _kind(folder, config)
     with quiet():
-        model, tokenizer = load(AUTO[kind], folder, trust=trust_remote_code, dtype=dtype)
+        model, tokenizer = load_model_and_tokenizer(AUTO[kind], folder, trust=trust_remote_code, dtype=dtype)
     return _subject(folder, model.to(device), tokenizer, kind)
 
 
@@ -97,7 +97,7 @@ def from_checkpoint(folder: Path, manifest: dict[str, Any], *, device: torch.dev
 
 
 def _subject(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kind: Kind) -> Subject:
-    return Subject(folder, model.eval(), tokenizer, kind, longest(model))
+    return Subject(folder, model.eval(), tokenizer, kind, max_length(model))
 
 
 def _config(folder: Path) -> dict[str, Any]:

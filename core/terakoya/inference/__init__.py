@@ -1,1 +1,1 @@
-"""Finished models in use: loading, filling masks, generation."""
+"""Uses finished models: loads them, fills masks, finds replaced tokens, generates text."""

@@ -1,4 +1,4 @@
-"""How a causal model goes on from a text: in a batch, or turn by turn."""
+"""Generates text with a causal model: continues texts in a batch, or replies in a chat."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.errors import UserError
-from terakoya.inference.loading import load, longest
+from terakoya.inference.loading import load_model_and_tokenizer, max_length
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn, by the names of Transformers' `GenerationConfig`; temperature 0 takes the likeliest."""
+    """Settings of sampling, named as in Transformers' `GenerationConfig`; temperature 0 is greedy decoding."""
 
     max_new_tokens: int = 64
     temperature: float = 0.8
@@ -24,95 +24,111 @@ class Sampling:
 
 
 def is_causal(folder: Path) -> bool:
-    """Whether the Transformers folder `folder` holds a model that writes on."""
+    """Whether the Transformers folder `folder` contains a causal language model."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     names = [*(config.get("architectures") or ()), *(config.get("auto_map") or ())]
     return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
 
 
-class Writer:
+class TextGenerator:
     """A causal model with its tokenizer, loaded once."""
 
     def __init__(self, folder: Path, *, trust_remote_code: bool = False) -> None:
-        """Loads the Transformers folder `folder`. Raises UserError where it does not load."""
+        """Loads the Transformers folder `folder`. Raises UserError if it cannot be loaded."""
         from transformers import AutoModelForCausalLM
 
-        self.model, self.tokenizer = load(AutoModelForCausalLM, folder, trust=trust_remote_code)
-        self.folder, self.longest = folder, longest(self.model)
+        self.model, self.tokenizer = load_model_and_tokenizer(AutoModelForCausalLM, folder, trust=trust_remote_code)
+        self.folder, self.max_length = folder, max_length(self.model)
         self.has_template = bool(getattr(self.tokenizer, "chat_template", None))
 
-    def write(self, texts: Sequence[str], sampling: Sampling = Sampling()) -> list[str]:
-        """How each of `texts` goes on, all in one batch; special tokens are left out.
+    def generate(self, texts: Sequence[str], sampling: Sampling = Sampling()) -> list[str]:
+        """Returns the continuation of each of `texts`, computed in one batch, without special tokens.
 
         Raises:
-            UserError: a text is too long for the model, or empty for a tokenizer without a beginning of its own.
+            UserError: a text is too long for the model, or is empty and the tokenizer has no token that begins a
+                document.
         """
-        return self._write([self.prompt(text) for text in texts], sampling)
+        return self._generate([self.prompt_ids(text) for text in texts], sampling)
 
-    def answer(self, turns: Sequence[Mapping[str, str]], sampling: Sampling = Sampling()) -> str:
-        """The next turn after `turns`, each with `role` and `content`: by the tokenizer's chat template, or without one
-        as the text goes on. The oldest turns are forgotten where all are too long together."""
+    def reply(self, turns: Sequence[Mapping[str, str]], sampling: Sampling = Sampling()) -> str:
+        """Returns the next turn of a conversation.
+
+        The tokenizer's chat template formats the prompt; without a template, the turns are joined and continued. If the
+        prompt is too long for the model, the oldest turns are left out.
+
+        Args:
+            turns: the turns so far, each with `role` and `content`.
+        """
         kept = list(turns)
-        room = None if self.longest is None else self.longest - min(sampling.max_new_tokens, self.longest // 2)
+        limit = None
+        if self.max_length is not None:
+            limit = self.max_length - min(sampling.max_new_tokens, self.max_length // 2)
         while True:
             if self.has_template:
                 ids = self.tokenizer.apply_chat_template(kept, add_generation_prompt=True, return_dict=False)
             else:
-                ids = self.prompt("".join(turn["content"] for turn in kept))
-            if room is None or len(ids) <= room or len(kept) == 1:
-                return self._write([list(ids)], sampling)[0]
+                ids = self.prompt_ids("".join(turn["content"] for turn in kept))
+            if limit is None or len(ids) <= limit or len(kept) == 1:
+                return self._generate([list(ids)], sampling)[0]
             kept = kept[2:] if len(kept) > 2 else kept[-1:]
 
-    def prompt(self, text: str) -> list[int]:
-        """The ids that `text` begins a document with: what the tokenizer gives, without what ends or frames it."""
+    def prompt_ids(self, text: str) -> list[int]:
+        """Ids of a prompt: those of `text`, with BOS if the tokenizer adds it, without tokens that end or frame a text.
+
+        Raises:
+            UserError: `text` is empty and the tokenizer has no token that begins a document.
+        """
         tokenizer = self.tokenizer
         ids: list[int] = list(tokenizer(text)["input_ids"])
-        own = len(tokenizer(text, add_special_tokens=False)["input_ids"])
-        if len(ids) > own and ids[-1] in (tokenizer.eos_token_id, tokenizer.sep_token_id):
+        plain_length = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+        if len(ids) > plain_length and ids[-1] in (tokenizer.eos_token_id, tokenizer.sep_token_id):
             ids = ids[:-1]
-        if len(ids) > own and ids[0] == tokenizer.cls_token_id != tokenizer.bos_token_id:
+        if len(ids) > plain_length and ids[0] == tokenizer.cls_token_id != tokenizer.bos_token_id:
             ids = ids[1:]
         if not ids:
             start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
             if start is None:
-                raise UserError("the text is empty, and the tokenizer has no token that a document begins with")
+                raise UserError("the text is empty, and the tokenizer has no token that begins a document")
             ids = [start]
         return ids
 
-    def _write(self, prompts: Sequence[list[int]], sampling: Sampling) -> list[str]:
+    def _generate(self, prompts: Sequence[list[int]], sampling: Sampling) -> list[str]:
         import torch
 
         width = max(map(len, prompts))
-        most = sampling.max_new_tokens
-        if self.longest is not None:
-            if width >= self.longest:
+        max_new_tokens = sampling.max_new_tokens
+        if self.max_length is not None:
+            if width >= self.max_length:
                 raise UserError(
-                    f"a text of {width} tokens leaves no room to write: the model in {self.folder} takes "
-                    f"{self.longest} in all"
+                    f"a text of {width} tokens leaves no room for new tokens: the model in {self.folder} accepts "
+                    f"{self.max_length} in total"
                 )
-            most = min(most, self.longest - width)
+            max_new_tokens = min(max_new_tokens, self.max_length - width)
         end = self.model.generation_config.eos_token_id
-        pad = next((each for each in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id) if each is not None), 0)
+        special_ids = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
+        pad = next((number for number in special_ids if number is not None), 0)
         ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        drawn: dict[str, Any] = {"do_sample": False}
+        settings: dict[str, Any] = {"do_sample": False}
         if sampling.temperature > 0:
-            drawn = {
+            settings = {
                 "do_sample": True,
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
                 "top_k": sampling.top_k,
             }
         torch.manual_seed(sampling.seed)
-        written = self.model.generate(
-            ids, attention_mask=mask, max_new_tokens=most, pad_token_id=pad,
-            eos_token_id=self.tokenizer.eos_token_id if end is None else end, **drawn,
+        generated = self.model.generate(
+            ids, attention_mask=mask, max_new_tokens=max_new_tokens, pad_token_id=pad,
+            eos_token_id=self.tokenizer.eos_token_id if end is None else end, **settings,
         )  # fmt: skip
-        return [self._new_text(prompt, row[width:].tolist()) for prompt, row in zip(prompts, written, strict=True)]
+        return [self._new_text(prompt, row[width:].tolist()) for prompt, row in zip(prompts, generated, strict=True)]
 
     def _new_text(self, prompt: list[int], new: list[int]) -> str:
-        """The text of the ids `new` after those of `prompt`: what they add to it, so that a space between the two is
-        right, and a character whose bytes lie in both."""
+        """The text that the ids `new` add to `prompt`.
+
+        Decoding the two together gets two things right: a space between them, and a character whose bytes are in both.
+        """
         before = self.tokenizer.decode(prompt, skip_special_tokens=True)
         whole = self.tokenizer.decode([*prompt, *new], skip_special_tokens=True)
         if whole.startswith(before):

@@ -1,6 +1,6 @@
-"""A finished model: a Transformers folder, an export or a checkpoint, found and loaded for use.
+"""Finds a finished model (a Transformers folder, an export or a checkpoint) and loads it.
 
-It is loaded as anybody would load it, with Transformers' Auto classes, from this machine alone.
+Transformers' Auto classes load the model, from local files only.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 from terakoya.errors import UserError
 
 MASK = "[MASK]"
-DISCRIMINATOR = "ElectraForPreTraining"
-"""Transformers' class that says of each token whether it was replaced."""
-REPLACED = "replaced"
+DISCRIMINATOR_CLASS = "ElectraForPreTraining"
+"""Transformers' class that predicts for each token whether it was replaced."""
+REPLACED_LABEL = "replaced"
 """The label that makes a token classifier a discriminator."""
 
 
 def find_model(folder: Path, text: str = "") -> tuple[Path, bool]:
-    """The Transformers folder that `folder` means, and whether its model is a discriminator.
+    """Returns the Transformers folder that `folder` refers to, and whether its model is a discriminator.
 
-    `folder` is that folder itself, a run (its newest checkpoint), a checkpoint, or what holds `generator/` and
-    `discriminator/`: the first for a `text` with a [MASK], the second for any other.
+    `folder` is a Transformers folder, a run (its newest checkpoint is used), a checkpoint, or a folder that contains
+    `generator/` and `discriminator/`: the generator is used if `text` contains a [MASK], else the discriminator.
 
     Raises:
         UserError: there is no model.
@@ -42,44 +42,53 @@ def find_model(folder: Path, text: str = "") -> tuple[Path, bool]:
         folder = part
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     classes = config.get("architectures") or ()
-    return folder, DISCRIMINATOR in classes or REPLACED in (config.get("label2id") or {})
+    return folder, DISCRIMINATOR_CLASS in classes or REPLACED_LABEL in (config.get("label2id") or {})
 
 
-def own_code(folder: Path) -> list[str]:
-    """The files with the model's own code that Transformers would run to load the one in `folder`; none where it knows
-    the model."""
+def custom_code_files(folder: Path) -> list[str]:
+    """Names of the Python files that Transformers would run to load the model in `folder`.
+
+    Empty if Transformers has the model itself.
+    """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if config.get("model_type") in CONFIG_MAPPING_NAMES:
         return []
-    named = (config.get("auto_map") or {}).values()
-    classes = [each for value in named for each in (value if isinstance(value, list) else [value]) if each]
-    return sorted({f"{each.rpartition('.')[0]}.py" for each in classes})
+    auto_map = (config.get("auto_map") or {}).values()
+    classes = [name for value in auto_map for name in (value if isinstance(value, list) else [value]) if name]
+    return sorted({f"{name.rpartition('.')[0]}.py" for name in classes})
 
 
-def load(auto: Any, folder: Path, *, trust: bool = False, **options: Any) -> tuple[Any, Any]:
-    """Model, in evaluation, and tokenizer of the folder `folder`; in a checkpoint the tokenizer lies beside
-    the models. Code in it is run only with `trust`. `options`, such as `dtype`, are those of `from_pretrained`.
+def load_model_and_tokenizer(auto: Any, folder: Path, *, trust: bool = False, **options: Any) -> tuple[Any, Any]:
+    """Returns the model of `folder`, in evaluation mode, and its tokenizer.
+
+    In a checkpoint the tokenizer is in a folder next to the models.
+
+    Args:
+        auto: the Auto class of Transformers that loads the model.
+        trust: whether to run Python code that the folder contains.
+        options: further arguments of `from_pretrained`, such as `dtype`.
 
     Raises:
-        UserError: it cannot be loaded, lacks weights, or brings code that is not to be run.
+        UserError: the model or tokenizer cannot be loaded, weights are missing, or the folder contains code and `trust`
+            is false.
     """
     from transformers import AutoTokenizer
 
     from terakoya.toolkit.formats import model_folder
 
-    code = own_code(folder)
+    code = custom_code_files(folder)
     if code and not trust:
         raise UserError(
-            f"{folder}: Transformers does not have this model; it brings its own code, {', '.join(code)}. Read that "
-            "and, if it may run on this machine, say so: --trust-remote-code (in Python: trust_remote_code=True)"
+            f"{folder}: Transformers does not have this model; the folder contains its code, {', '.join(code)}. Read "
+            "the code; to run it on this machine, add --trust-remote-code (in Python: trust_remote_code=True)"
         )
-    model_folder.quieten()
-    places = [folder, folder.parent / "tokenizer", folder.parent.parent / "tokenizer"]
-    home = next((place for place in places if (place / "tokenizer_config.json").is_file()), folder)
+    model_folder.silence_logging()
+    candidates = [folder, folder.parent / "tokenizer", folder.parent.parent / "tokenizer"]
+    tokenizer_folder = next((path for path in candidates if (path / "tokenizer_config.json").is_file()), folder)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(home, local_files_only=True, trust_remote_code=trust)
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True, trust_remote_code=trust)
         model, info = auto.from_pretrained(
             folder, local_files_only=True, trust_remote_code=trust, output_loading_info=True, **options
         )
@@ -88,16 +97,16 @@ def load(auto: Any, folder: Path, *, trust: bool = False, **options: Any) -> tup
     if info["missing_keys"]:
         raise UserError(
             f"{folder}: has no weights for {', '.join(sorted(info['missing_keys'])[:5])}; "
-            "what Transformers draws at random in their place says nothing of the model"
+            "Transformers would initialise them at random, so the model's output would mean nothing"
         )
     return model.eval(), tokenizer
 
 
-def longest(model: Any) -> int | None:
-    """The most tokens that `model` takes, None where its config does not say."""
+def max_length(model: Any) -> int | None:
+    """The largest number of tokens that `model` accepts; None if its config sets no limit."""
     config = model.config
-    found: int | None = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    length: int | None = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
-    if found is not None and table is not None and table.padding_idx is not None:
-        found -= table.padding_idx + 1  # RoBERTa's positions begin behind the padding id
-    return found
+    if length is not None and table is not None and table.padding_idx is not None:
+        length -= table.padding_idx + 1  # RoBERTa's positions start after the padding id
+    return length

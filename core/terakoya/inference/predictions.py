@@ -1,21 +1,24 @@
-"""What a finished model says: words for masks, replaced tokens, continuations."""
+"""Predictions of a finished model: words for masks, replaced tokens, text from an encoder-decoder."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from terakoya.errors import UserError
-from terakoya.inference.loading import DISCRIMINATOR, REPLACED, find_model, load, longest
-
-if TYPE_CHECKING:
-    pass
+from terakoya.inference.loading import (
+    DISCRIMINATOR_CLASS,
+    REPLACED_LABEL,
+    find_model,
+    load_model_and_tokenizer,
+    max_length,
+)
 
 
 @dataclass(frozen=True)
-class Guess:
+class MaskPrediction:
     """A word for a mask, and its probability."""
 
     word: str
@@ -23,7 +26,7 @@ class Guess:
 
 
 @dataclass(frozen=True)
-class Judged:
+class TokenPrediction:
     """A token of the text, and the probability that it was replaced."""
 
     token: str
@@ -31,24 +34,25 @@ class Judged:
 
     @property
     def replaced(self) -> bool:
-        """Whether that is likelier than not."""
+        """Whether the token was probably replaced."""
         return self.probability >= 0.5
 
 
-def fill_mask(folder: Path, text: str, *, top: int = 5, trust_remote_code: bool = False) -> list[list[Guess]]:
-    """The `top` guesses for each [MASK] in `text`, best first, by the model in `folder`.
+def fill_mask(folder: Path, text: str, *, top: int = 5, trust_remote_code: bool = False) -> list[list[MaskPrediction]]:
+    """Returns the `top` most probable words for each [MASK] in `text`, best first.
 
-    `folder` is an export, a checkpoint's `model/` (its tokenizer lies beside it) or the checkpoint itself. Code that a
-    model of its own kind brings along is run if `trust_remote_code`.
+    Args:
+        folder: an export, a checkpoint's `model/` (its tokenizer is in the folder next to it), or a checkpoint.
+        trust_remote_code: whether to run Python code that the folder contains.
 
     Raises:
-        UserError: no model or tokenizer there, code that is not to be run, no mask in `text`, or too long a text.
+        UserError: no model or tokenizer, code that may not run, no mask in `text`, or a text that is too long.
     """
     import torch
     from transformers import AutoModelForMaskedLM
 
     folder, _ = find_model(folder, text)
-    model, tokenizer, inputs = _load(AutoModelForMaskedLM, folder, text, trust=trust_remote_code)
+    model, tokenizer, inputs = _load_with_inputs(AutoModelForMaskedLM, folder, text, trust=trust_remote_code)
     masks = (inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero().flatten()
     if not len(masks):
         raise UserError(f'"{text}": expected a {tokenizer.mask_token} to fill in, found none')
@@ -56,35 +60,40 @@ def fill_mask(folder: Path, text: str, *, top: int = 5, trust_remote_code: bool 
         logits = model(**inputs).logits[0, masks].float()
     best = logits.softmax(-1).topk(top)
     return [
-        [Guess(word, probability) for word, probability in zip(tokenizer.convert_ids_to_tokens(ids), row, strict=True)]
-        for ids, row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        [
+            MaskPrediction(word, probability)
+            for word, probability in zip(tokenizer.convert_ids_to_tokens(ids), probabilities, strict=True)
+        ]
+        for ids, probabilities in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
 
 
-def write_on(folder: Path, text: str, *, most: int = 64, trust_remote_code: bool = False) -> str:
-    """What the encoder-decoder in `folder` (as for `fill_mask`) writes of `text`, at most `most` tokens, the likeliest
-    each time; special tokens, such as those that stand for spans, included.
+def generate(folder: Path, text: str, *, max_new_tokens: int = 64, trust_remote_code: bool = False) -> str:
+    """Returns what the encoder-decoder in `folder` generates from `text` by greedy decoding.
+
+    The result contains special tokens, such as those that stand for spans. `folder` is as for `fill_mask`.
 
     Raises:
-        UserError: no model or tokenizer there, code that is not to be run, or too long a text.
+        UserError: no model or tokenizer, code that may not run, or a text that is too long.
     """
     import torch
     from transformers import AutoModelForSeq2SeqLM
 
     folder, _ = find_model(folder, text)
-    model, tokenizer, inputs = _load(AutoModelForSeq2SeqLM, folder, text, trust=trust_remote_code)
+    model, tokenizer, inputs = _load_with_inputs(AutoModelForSeq2SeqLM, folder, text, trust=trust_remote_code)
     inputs.pop("token_type_ids", None)
     with torch.no_grad():
-        written = model.generate(**inputs, max_new_tokens=most, do_sample=False)[0, 1:]
-    return " ".join(tokenizer.convert_ids_to_tokens(written))
+        generated = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)[0, 1:]
+    return " ".join(tokenizer.convert_ids_to_tokens(generated))
 
 
-def find_replaced(folder: Path, text: str, *, trust_remote_code: bool = False) -> list[Judged]:
-    """Every token of `text` with the probability that it was replaced, by the discriminator in `folder` (as for
-    `fill_mask`). Tokens that the tokenizer adds are left out.
+def find_replaced(folder: Path, text: str, *, trust_remote_code: bool = False) -> list[TokenPrediction]:
+    """Returns every token of `text` with the probability that it was replaced, by the discriminator in `folder`.
+
+    Tokens that the tokenizer adds are left out. `folder` is as for `fill_mask`.
 
     Raises:
-        UserError: no discriminator or tokenizer there, code that is not to be run, or too long a text.
+        UserError: no discriminator or tokenizer, code that may not run, or a text that is too long.
     """
     import torch
     from transformers import AutoModelForPreTraining, AutoModelForTokenClassification
@@ -92,28 +101,29 @@ def find_replaced(folder: Path, text: str, *, trust_remote_code: bool = False) -
     folder, is_discriminator = find_model(folder, text)
     if not is_discriminator:
         raise UserError(
-            f"{folder}: expected a discriminator: {DISCRIMINATOR}, or a token classifier with the label {REPLACED}"
+            f"{folder}: expected a discriminator: {DISCRIMINATOR_CLASS}, or a token classifier with the label "
+            f"{REPLACED_LABEL}"
         )
     classes = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("label2id") or {}
-    auto = AutoModelForTokenClassification if REPLACED in classes else AutoModelForPreTraining
-    model, tokenizer, inputs = _load(auto, folder, text, trust=trust_remote_code)
+    auto = AutoModelForTokenClassification if REPLACED_LABEL in classes else AutoModelForPreTraining
+    model, tokenizer, inputs = _load_with_inputs(auto, folder, text, trust=trust_remote_code)
     with torch.no_grad():
         logits = model(**inputs).logits[0].float()
     labels = model.config.label2id
-    replaced = logits.softmax(-1)[:, labels[REPLACED]] if REPLACED in labels else logits.sigmoid()
+    replaced = logits.softmax(-1)[:, labels[REPLACED_LABEL]] if REPLACED_LABEL in labels else logits.sigmoid()
     probabilities = replaced.tolist()
     ids = inputs["input_ids"][0].tolist()
-    # asked for with the text: of ids alone, an unknown word would count as added, too
+    # computed from the text: computed from ids alone, the mask would also mark unknown words
     added = tokenizer(text, return_special_tokens_mask=True)["special_tokens_mask"]
     tokens = zip(tokenizer.convert_ids_to_tokens(ids), probabilities, added, strict=True)
-    return [Judged(token, probability) for token, probability, special in tokens if not special]
+    return [TokenPrediction(token, probability) for token, probability, special in tokens if not special]
 
 
-def _load(auto: Any, folder: Path, text: str, *, trust: bool) -> tuple[Any, Any, Any]:
-    """Model and tokenizer of `folder`, and `text` as the model takes it. Code in it is run only with `trust`."""
-    model, tokenizer = load(auto, folder, trust=trust)
+def _load_with_inputs(auto: Any, folder: Path, text: str, *, trust: bool) -> tuple[Any, Any, Any]:
+    """Returns model, tokenizer and `text` as the model's inputs. `trust` allows running code in `folder`."""
+    model, tokenizer = load_model_and_tokenizer(auto, folder, trust=trust)
     inputs = tokenizer(text, return_tensors="pt")
-    length, most = inputs["input_ids"].shape[1], longest(model)
-    if most is not None and length > most:
-        raise UserError(f"the text has {length} tokens; the model in {folder} takes at most {most}")
+    length, limit = inputs["input_ids"].shape[1], max_length(model)
+    if limit is not None and length > limit:
+        raise UserError(f"the text has {length} tokens; the model in {folder} takes at most {limit}")
     return model, tokenizer, inputs

@@ -107,7 +107,7 @@ class Demo:
         return [record for record in map(json.loads, lines) if record["kind"] == "validation"]
 
 
-def told(demo: Demo, results: list[StageResult]) -> Iterator[str]:
+def summary_lines(demo: Demo, results: list[StageResult]) -> Iterator[str]:
     """What the demo did, in order, one line each: `results` in words, the losses, an example, where the model lies."""
     from terakoya.inference.predictions import fill_mask
 

@@ -1,4 +1,4 @@
-"""`terakoya try` says what a model believes, as a user sees it."""
+"""`terakoya try` prints a model's predictions, as a user sees them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from transformers import (
 )
 
 from terakoya.commands.main import main
-from terakoya.commands.try_model import show
+from terakoya.commands.try_model import print_tokens
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.inference.predictions import Judged, fill_mask, find_replaced
+from terakoya.inference.predictions import TokenPrediction, fill_mask, find_replaced
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.architectures.electra import Electra
 from terakoya_plugins.architectures.roberta import Roberta
@@ -40,7 +40,7 @@ TEXT = "山 に 電話 が 降る"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an export of an ELECTRA looks like: a generator that says 雪, a discriminator that hits on 電話."""
+    """An export of an ELECTRA: a generator that predicts 雪, and a discriminator that marks 電話."""
     torch.manual_seed(0)
     base = tmp_path_factory.mktemp("electra")
     electra = Electra(embedding_size=8, **SIZES)  # type: ignore[arg-type]
@@ -65,13 +65,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base
 
 
-def save(model: PreTrainedModel, place: Path) -> None:
-    model.save_pretrained(place)
-    (place / "vocab.txt").write_text("\n".join(WORDS))
-    BertTokenizer(str(place / "vocab.txt"), do_lower_case=False, tokenize_chinese_chars=False).save_pretrained(place)
+def save(model: PreTrainedModel, folder: Path) -> None:
+    """Saves `model` and a tokenizer of `WORDS` into `folder`."""
+    model.save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    BertTokenizer(str(folder / "vocab.txt"), do_lower_case=False, tokenize_chinese_chars=False).save_pretrained(folder)
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+def run_try(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    """Runs `terakoya try`, checks its exit code, and returns its output, or its error output if `code` is not 0."""
     with pytest.raises(SystemExit) as caught:
         main(["try", *arguments])
     out, err = capsys.readouterr()
@@ -79,43 +81,43 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
     return out if code == 0 else err
 
 
-def test_a_discriminator_marks_what_it_believes_replaced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = printed(capsys, str(folder), TEXT).splitlines()
+def test_a_discriminator_marks_replaced_tokens(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = run_try(capsys, str(folder), TEXT).splitlines()
     assert out[0] == "山 に «電話» が 降る"
     assert len(out) == 2 and out[1].endswith("電話") and 0.9 < float(out[1].split()[0]) <= 1.0
     tokens = find_replaced(folder / "discriminator", TEXT)
-    assert [each.token for each in tokens] == TEXT.split(), "what the tokenizer adds is left out"
+    assert [each.token for each in tokens] == TEXT.split(), "tokens that the tokenizer adds are left out"
     assert [each.replaced for each in tokens] == [False, False, True, False, False]
-    assert [each.token for each in find_replaced(folder, "山 に 犬")] == ["山", "に", "[UNK]"], "unknown words stay"
+    assert [each.token for each in find_replaced(folder, "山 に 犬")] == ["山", "に", "[UNK]"], "unknown words are kept"
 
 
-def test_in_a_terminal_it_is_red() -> None:
-    tokens = [Judged("山", 0.1), Judged("電話", 0.9)]
+def test_in_a_terminal_replaced_tokens_are_red() -> None:
+    tokens = [TokenPrediction("山", 0.1), TokenPrediction("電話", 0.9)]
     for options, expected in (
         ({"force_terminal": True, "color_system": "standard"}, "山 \x1b[1;31m電話\x1b[0m"),
         ({"force_terminal": True, "no_color": True}, "«電話»"),
         ({"force_terminal": False}, "山 «電話»"),
     ):
         console = Console(file=StringIO(), highlight=False, **options)  # type: ignore[arg-type]
-        show(tokens, console)
+        print_tokens(tokens, console)
         assert expected in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_nothing_replaced_is_said_too() -> None:
+def test_without_replaced_tokens_the_most_probable_one_is_printed() -> None:
     console = Console(file=StringIO(), highlight=False)
-    show([Judged("[山]", 0.1), Judged("雪", 0.3)], console)
+    print_tokens([TokenPrediction("[山]", 0.1), TokenPrediction("雪", 0.3)], console)
     assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
-        "[山] 雪", "no token is believed replaced; the likeliest:", "   0.300  雪"
+        "[山] 雪", "the model considers no token replaced; the most probable one:", "   0.300  雪"
     ]  # fmt: skip
 
 
-def test_a_text_with_a_mask_goes_to_the_generator(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = printed(capsys, str(folder), "山 に [MASK] が 降る", "--top", "2").splitlines()
+def test_the_generator_reads_a_text_with_a_mask(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = run_try(capsys, str(folder), "山 に [MASK] が 降る", "--top", "2").splitlines()
     assert out[0] == "[MASK] 1" and out[1].endswith("雪") and len(out) == 3
     assert fill_mask(folder / "generator", "[MASK]")[0][0].word == "雪"
 
 
-def test_a_masked_language_model_lies_in_the_folder_itself(tmp_path: Path) -> None:
+def test_a_masked_language_model_may_be_in_the_folder_itself(tmp_path: Path) -> None:
     model = Bert(**SIZES).build(VOCABULARY, "masked")  # type: ignore[arg-type]
     assert isinstance(model, BertForMaskedLM)
     save(model, tmp_path)
@@ -124,7 +126,7 @@ def test_a_masked_language_model_lies_in_the_folder_itself(tmp_path: Path) -> No
         find_replaced(tmp_path, TEXT)
 
 
-def test_a_token_classifier_with_such_a_label_is_a_discriminator(tmp_path: Path) -> None:
+def test_a_token_classifier_with_the_label_replaced_is_a_discriminator(tmp_path: Path) -> None:
     labels = {0: "replaced", 1: "original"}
     config = BertConfig(vocab_size=len(WORDS), **SIZES, id2label=labels, label2id={"replaced": 0, "original": 1})
     model = BertForTokenClassification(config)
@@ -137,7 +139,7 @@ def test_a_token_classifier_with_such_a_label_is_a_discriminator(tmp_path: Path)
     assert {round(each.probability, 4) for each in tokens} == {0.8808}, "the logistic function of 2"
 
 
-def test_a_checkpoints_models_use_the_tokenizer_beside_them(folder: Path, tmp_path: Path) -> None:
+def test_a_checkpoints_models_use_the_tokenizer_of_the_checkpoint(folder: Path, tmp_path: Path) -> None:
     checkpoint = tmp_path / "step-00000001"
     (checkpoint / "model").mkdir(parents=True)
     (checkpoint / "manifest.json").write_text("{}")
@@ -151,71 +153,73 @@ def test_a_checkpoints_models_use_the_tokenizer_beside_them(folder: Path, tmp_pa
     assert find_replaced(checkpoint, TEXT)[2].replaced
 
 
-def test_an_encoder_decoder_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_encoder_decoder_generates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
     model = T5(d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2).build(VOCABULARY, "seq2seq")
-    with torch.no_grad():  # whatever it reads, it writes 雪, whose embedding is the longest by far
+    with torch.no_grad():  # for any input it generates 雪, whose embedding is by far the longest
         for weight in (model.shared.weight, model.decoder.block[0].layer[2].DenseReluDense.wo.weight):
             weight.abs_()
         model.shared.weight[WORDS.index("雪")] *= 100
     save(model, tmp_path)
-    out = printed(capsys, str(tmp_path), TEXT).split()
+    out = run_try(capsys, str(tmp_path), TEXT).split()
     assert len(out) == 64 and set(out) == {"雪"}
 
 
-def test_a_model_whose_positions_begin_later_takes_so_many_fewer(
+def test_a_model_whose_positions_begin_later_takes_fewer_tokens(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(Roberta(**SIZES).build(VOCABULARY, "masked"), tmp_path)  # type: ignore[arg-type]
-    assert "takes at most 12" in printed(capsys, str(tmp_path), "[MASK] " * 11, code=2)
-    assert "[MASK] 10\n" in printed(capsys, str(tmp_path), "[MASK] " * 10)
+    assert "takes at most 12" in run_try(capsys, str(tmp_path), "[MASK] " * 11, code=2)
+    assert "[MASK] 10\n" in run_try(capsys, str(tmp_path), "[MASK] " * 10)
 
 
 def test_mistakes_are_explained(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "found no config.json" in printed(capsys, str(tmp_path), TEXT, code=2)
-    assert "takes at most 12" in printed(capsys, str(folder), "山 " * 11, code=2)
-    assert "has 13 tokens" in printed(capsys, str(folder), "[MASK] " * 11, code=2)
-    assert "expected a [MASK] to fill in" in printed(capsys, str(folder / "generator"), TEXT, code=2)
+    assert "found no config.json" in run_try(capsys, str(tmp_path), TEXT, code=2)
+    assert "takes at most 12" in run_try(capsys, str(folder), "山 " * 11, code=2)
+    assert "has 13 tokens" in run_try(capsys, str(folder), "[MASK] " * 11, code=2)
+    assert "expected a [MASK] to fill in" in run_try(capsys, str(folder / "generator"), TEXT, code=2)
 
 
-OWN = """
+CUSTOM_CODE = """
 from transformers import BertConfig, BertForMaskedLM
 
 
-class OwnConfig(BertConfig):
-    model_type = "one_of_its_own"
+class CustomConfig(BertConfig):
+    model_type = "custom"
 
 
-class OwnForMaskedLM(BertForMaskedLM):
-    config_class = OwnConfig
+class CustomForMaskedLM(BertForMaskedLM):
+    config_class = CustomConfig
 """
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Path:
-    """A model with code of its own, as an export writes it."""
-    place = tmp_path / "own"
-    save(BertForMaskedLM(BertConfig(vocab_size=len(WORDS), **SIZES)), place)
-    config = json.loads((place / "config.json").read_text())
-    names = {"AutoConfig": "own_model.OwnConfig", "AutoModelForMaskedLM": "own_model.OwnForMaskedLM"}
-    (place / "config.json").write_text(json.dumps({**config, "model_type": "one_of_its_own", "auto_map": names}))
-    (place / "own_model.py").write_text(OWN)
-    return place
+def custom_model(tmp_path: Path) -> Path:
+    """A model with custom code, as an export writes it."""
+    folder = tmp_path / "custom"
+    save(BertForMaskedLM(BertConfig(vocab_size=len(WORDS), **SIZES)), folder)
+    config = json.loads((folder / "config.json").read_text())
+    names = {"AutoConfig": "custom_model.CustomConfig", "AutoModelForMaskedLM": "custom_model.CustomForMaskedLM"}
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "custom", "auto_map": names}))
+    (folder / "custom_model.py").write_text(CUSTOM_CODE)
+    return folder
 
 
-def test_code_of_its_own_is_run_where_the_user_says_so(
-    own: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_custom_code_runs_only_if_the_user_allows_it(
+    custom_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("the terminal was asked"))
-    said = printed(capsys, str(own), "山 に [MASK]", code=2)
-    assert "brings its own code, own_model.py. Read that and" in said and "--trust-remote-code (in Python" in said
-    assert "[MASK] 1" in printed(capsys, str(own), "山 に [MASK]", "--trust-remote-code")
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("the command read from the terminal"))
+    error = run_try(capsys, str(custom_model), "山 に [MASK]", code=2)
+    assert "the folder contains its code, custom_model.py. Read" in error and "--trust-remote-code (in Python" in error
+    assert "[MASK] 1" in run_try(capsys, str(custom_model), "山 に [MASK]", "--trust-remote-code")
 
 
-def test_a_folder_that_does_not_load_is_told(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_loaded_is_an_error(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for file in (folder / "generator").iterdir():
         if file.suffix != ".safetensors":
             (tmp_path / file.name).write_bytes(file.read_bytes())
-    assert "cannot be loaded: Error no file named model.safetensors" in printed(
+    assert "cannot be loaded: Error no file named model.safetensors" in run_try(
         capsys, str(tmp_path), "山 に [MASK]", code=2
     )

@@ -1,4 +1,4 @@
-"""A causal model writes on: as plain Transformers says, in batches as alone, turn by turn, within its length."""
+"""Generated text is that of plain Transformers: in batches, one by one and in chats, within the model's length."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transformers import (
 
 from terakoya.commands.main import main
 from terakoya.errors import UserError
-from terakoya.inference.generation import Sampling, Writer
+from terakoya.inference.generation import Sampling, TextGenerator
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"山川雪月花鳥風空海雨が降るに"]
 GREEDY = Sampling(max_new_tokens=6, temperature=0)
@@ -27,6 +27,7 @@ TEMPLATE = "{% for m in messages %}{{ '月' if m['role'] == 'user' else '花' }}
 
 
 def models() -> dict[str, PreTrainedModel]:
+    """A small GPT-2 and a small Llama."""
     torch.manual_seed(0)
     sizes = {"vocab_size": len(WORDS), "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 3}
     gpt2 = GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=20, initializer_range=0.5, **sizes)
@@ -39,17 +40,18 @@ def models() -> dict[str, PreTrainedModel]:
 
 @pytest.fixture(scope="module", params=["gpt2", "llama"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("causal")
-    models()[request.param].save_pretrained(place)
-    (place / "vocab.txt").write_text("\n".join(WORDS))
-    BertTokenizer(str(place / "vocab.txt"), do_lower_case=False).save_pretrained(place)
-    return place
+    """A model with a tokenizer of `WORDS`."""
+    folder = tmp_path_factory.mktemp("causal")
+    models()[request.param].save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    BertTokenizer(str(folder / "vocab.txt"), do_lower_case=False).save_pretrained(folder)
+    return folder
 
 
-def likeliest(folder: Path, ids: list[int], most: int) -> list[int]:
-    """Token after token by whole forwards of the plain model, until the end or `most`."""
+def greedy(folder: Path, ids: list[int], max_new_tokens: int) -> list[int]:
+    """Greedy decoding with a full forward pass of the plain model for each token."""
     model, ids, start = AutoModelForCausalLM.from_pretrained(folder).eval(), list(ids), len(ids)
-    while len(ids) < start + most:
+    while len(ids) < start + max_new_tokens:
         with torch.no_grad():
             ids.append(int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
         if ids[-1] == 3:
@@ -57,80 +59,84 @@ def likeliest(folder: Path, ids: list[int], most: int) -> list[int]:
     return ids[start:]
 
 
-def test_a_batch_is_each_text_alone_and_the_plain_models_likeliest(folder: Path) -> None:
-    writer = Writer(folder)
+def test_a_batch_gives_the_texts_of_single_calls_and_of_greedy_decoding(folder: Path) -> None:
+    generator = TextGenerator(folder)
     texts = ["山に雪が降る", "月", "空と海"]
-    together = writer.write(texts, GREEDY)
-    for text, written in zip(texts, together, strict=True):
+    batch = generator.generate(texts, GREEDY)
+    for text, continuation in zip(texts, batch, strict=True):
         ids = [WORDS.index(each) if each in WORDS else 1 for each in text]
-        assert writer.prompt(text) == ids, "no [CLS], no [SEP]"
-        new = [WORDS[each] for each in likeliest(folder, ids, 6) if each >= 5]
-        assert written.replace(" ", "") == "".join(new)
-        assert [written] == writer.write([text], GREEDY)
+        assert generator.prompt_ids(text) == ids, "no [CLS], no [SEP]"
+        new = [WORDS[each] for each in greedy(folder, ids, 6) if each >= 5]
+        assert continuation.replace(" ", "") == "".join(new)
+        assert [continuation] == generator.generate([text], GREEDY)
 
 
-def test_what_is_drawn_follows_the_seed(folder: Path) -> None:
-    writer = Writer(folder)
-    drawn = [
-        writer.write(["山に雪"] * 3, Sampling(max_new_tokens=12, temperature=2.0, seed=seed)) for seed in (1, 1, 2)
+def test_the_seed_decides_what_is_sampled(folder: Path) -> None:
+    generator = TextGenerator(folder)
+    samples = [
+        generator.generate(["山に雪"] * 3, Sampling(max_new_tokens=12, temperature=2.0, seed=seed))
+        for seed in (1, 1, 2)
     ]
-    assert drawn[0] == drawn[1] != drawn[2]
-    daring = writer.write(["山に雪"] * 3, Sampling(max_new_tokens=12, temperature=2.0, top_k=1))
-    assert daring == writer.write(["山に雪"] * 3, Sampling(max_new_tokens=12, temperature=0)), "one to choose from"
+    assert samples[0] == samples[1] != samples[2]
+    top_1 = generator.generate(["山に雪"] * 3, Sampling(max_new_tokens=12, temperature=2.0, top_k=1))
+    assert top_1 == generator.generate(["山に雪"] * 3, Sampling(max_new_tokens=12, temperature=0)), (
+        "with one token to choose from"
+    )
 
 
-def test_it_stops_where_the_model_ends(folder: Path) -> None:
-    writer = Writer(folder)
-    ids = writer.prompt("山" * 15)
+def test_generation_stops_at_the_models_length(folder: Path) -> None:
+    generator = TextGenerator(folder)
+    ids = generator.prompt_ids("山" * 15)
     assert len(
-        writer.tokenizer(writer.write(["山" * 15], Sampling(100, temperature=0))[0])["input_ids"]
+        generator.tokenizer(generator.generate(["山" * 15], Sampling(100, temperature=0))[0])["input_ids"]
     ) - 2 <= 20 - len(ids)
     with pytest.raises(UserError, match="leaves no room"):
-        writer.write(["山" * 20], GREEDY)
+        generator.generate(["山" * 20], GREEDY)
 
 
-def test_turns_go_through_the_chat_template_and_the_oldest_are_forgotten(
+def test_the_chat_template_formats_turns_and_the_oldest_are_left_out(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = Writer(folder)
-    asked: list[list[int]] = []
-    monkeypatch.setattr(writer, "_write", lambda prompts, sampling: asked.append(prompts[0]) or ["雨"])
+    generator = TextGenerator(folder)
+    prompts_seen: list[list[int]] = []
+    monkeypatch.setattr(generator, "_generate", lambda prompts, sampling: prompts_seen.append(prompts[0]) or ["雨"])
     turns = [
         {"role": "user", "content": "山"},
         {"role": "assistant", "content": "川"},
         {"role": "user", "content": "雪"},
     ]
-    writer.answer(turns, GREEDY)
-    writer.tokenizer.chat_template, writer.has_template = TEMPLATE, True
-    writer.answer(turns, GREEDY)
+    generator.reply(turns, GREEDY)
+    generator.tokenizer.chat_template, generator.has_template = TEMPLATE, True
+    generator.reply(turns, GREEDY)
     long = [{"role": role, "content": "海" * 5} for role in ("user", "assistant", "user", "assistant", "user")]
-    writer.answer(long, GREEDY)
-    shown = ["".join(WORDS[each] for each in ids if each >= 5) for ids in asked]
+    generator.reply(long, GREEDY)
+    shown = ["".join(WORDS[each] for each in ids if each >= 5) for ids in prompts_seen]
     assert shown == ["山川雪", "月山花川月雪鳥", "月海海海海海鳥"]
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    with pytest.raises(SystemExit) as left:
+    """Runs `terakoya try`, checks its exit code, and returns its output, or its error output if `code` is not 0."""
+    with pytest.raises(SystemExit) as caught:
         main(["try", *arguments])
     out, err = capsys.readouterr()
-    assert int(left.value.code or 0) == code, err
+    assert int(caught.value.code or 0) == code, err
     return err if code else out
 
 
-def test_the_command_writes_on_and_chats(
+def test_the_command_continues_texts_and_chats(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = Writer(folder).write(["山 に", "[海]"], GREEDY)
+    expected = TextGenerator(folder).generate(["山 に", "[海]"], GREEDY)
     options = ["--max-new-tokens", "6", "--temperature", "0"]
     assert run(capsys, str(folder), "山 に", "[海]", *options).splitlines() == [
         f"山 に{expected[0]}", f"[海]{expected[1]}"
     ]  # fmt: skip
-    first = Writer(folder).write(["雪"], GREEDY)[0]
-    second = Writer(folder).write([f"雪{first}月"], GREEDY)[0]
+    first = TextGenerator(folder).generate(["雪"], GREEDY)[0]
+    second = TextGenerator(folder).generate([f"雪{first}月"], GREEDY)[0]
     monkeypatch.setattr("sys.stdin", io.StringIO("雪\n月\n\n花\n"))
     lines = run(capsys, str(folder), "--chat", *options).splitlines()
     assert "no chat template" in " ".join(lines[:2])
-    assert [line.removeprefix("> ") for line in lines[-3:-1]] == [first, second], "and nothing after the empty line"
-    assert "expected a text to go on from" in run(capsys, str(folder), code=2)
-    cut = "山に".encode()[:-1].decode("utf-8", "surrogateescape")  # as a command line hands over what is no UTF-8
+    assert [line.removeprefix("> ") for line in lines[-3:-1]] == [first, second], "no reply after the empty line"
+    assert "expected a text to continue" in run(capsys, str(folder), code=2)
+    cut = "山に".encode()[:-1].decode("utf-8", "surrogateescape")  # how Python decodes arguments that are not UTF-8
     assert "a character is cut in two" in run(capsys, str(folder), cut, code=2)

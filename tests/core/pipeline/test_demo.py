@@ -12,7 +12,7 @@ from terakoya.commands.demo import demo
 from terakoya.commands.run import run
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.errors import UserError
-from terakoya.pipeline.demo import SENTENCE, Demo, told
+from terakoya.pipeline.demo import SENTENCE, Demo, summary_lines
 from terakoya.pipeline.run import read_pipeline, run_pipeline
 from terakoya.pipeline.stages import StageResult
 
@@ -39,7 +39,7 @@ def test_every_stage_is_made_and_told_in_order(finished: tuple[Demo, list[StageR
     files, results = finished
     assert [result.name for result in results] == ["tokenizer", "prepare", "prepare validation", "train", "export"]
     assert not any(result.skipped for result in results)
-    lines = list(told(files, results))
+    lines = list(summary_lines(files, results))
     assert [line[:2] for line in lines[:5]] == ["1.", "2.", "3.", "4.", "5."]
     text = "\n".join(lines)
     before, after = files.validations()[0], files.validations()[-1]

@@ -14,11 +14,11 @@ from transformers.utils import logging as transformers_logging
 
 def write(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None = None) -> None:
     """Saves `model` into `folder`: config.json and safetensors weights, its own or those of its state dict `state`."""
-    quieten()
+    silence_logging()
     model.save_pretrained(folder, state_dict=state)
 
 
-def quieten() -> None:
+def silence_logging() -> None:
     """Keeps Transformers from drawing bars, and DeepSpeed from warning of a machine without a GPU.
 
     Transformers asks DeepSpeed, where it is installed, whether a model is wrapped, when it saves and when it generates;

@@ -65,7 +65,7 @@ def adapt(parameters: Parameters, module: nn.Module) -> None:
 
 
 def _peft() -> ModuleType:
-    model_folder.quieten()  # it asks accelerate, which asks DeepSpeed
+    model_folder.silence_logging()  # it asks accelerate, which asks DeepSpeed
     try:
         return importlib.import_module("peft")
     except ImportError as error:
