@@ -276,6 +276,7 @@ SENTENCES = [
 
 
 def test_data_is_prepared_by_an_array_and_training_waits_for_it(cluster: Path, tmp_path: Path) -> None:
+    pytest.importorskip("datatrove", reason="datatrove is not installed")
     texts = ["".join(SENTENCES[(index * k) % 3] for k in range(1, 4 + index % 5)) for index in range(120)]
     corpus = [tmp_path / f"corpus{number}.jsonl" for number in range(6)]  # what one job reads is at least a file
     for number, file in enumerate(corpus):
@@ -290,11 +291,12 @@ def test_data_is_prepared_by_an_array_and_training_waits_for_it(cluster: Path, t
         return done.stdout
 
     terakoya("tokenizer", "train", *corpus, "--type", "mecab_wordpiece", "--vocab-size", "200", "--out", "tokenizer")
-    script = terakoya("prepare", *corpus, "--tokenizer", "tokenizer", "--out", "store", "--slurm-array", "2")
-    script = script.replace("MEMORY=16G", "MEMORY=500M").replace("CPUS=4", "CPUS=1")
-    (tmp_path / "jobs.sh").write_text(script)
-    told = subprocess.run(["bash", tmp_path / "jobs.sh"], check=True, capture_output=True, text=True).stdout
-    joins = told.split(" then joins")[0].rpartition("job ")[2]
+    printed = terakoya(
+        "prepare", *corpus, "--tokenizer", "tokenizer", "--out", "store",
+        "--engine", "datatrove", "--executor", "slurm",
+        "--set", "tasks=2", "--set", "partition=low", "--set", "time=10", "--set", "mem_per_cpu_gb=1",
+    )  # fmt: skip
+    joins = printed.split(" then joins")[0].rpartition("job ")[2]
     file = tmp_path / "run.json"
     file.write_text(json.dumps(toy.parameters(Path("store"), max_steps=12)))
     shown = terakoya(

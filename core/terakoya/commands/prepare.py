@@ -21,7 +21,6 @@ Executor = Literal["local", "slurm", "ray"]
 
 
 def command(
-    context: typer.Context,
     corpus: Annotated[
         list[str],
         typer.Argument(help="jsonl, txt, csv, tsv (.gz, .zst, .xz, .bz2 too), parquet; folders, s3://, gs://, hf://."),
@@ -73,17 +72,11 @@ def command(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="One of those, such as partition=cpu; may be repeated."),
     ] = None,
-    slurm_array: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Only print a script that does it in N Slurm jobs.", show_default=False),
-    ] = None,
 ) -> None:
     """Encode text into a token store. Interrupted and started again, it finishes what is left."""
     from terakoya.commands import prepare_elsewhere
     from terakoya.log import console, progress_bar
 
-    if slurm_array is not None:
-        return prepare_elsewhere.print_script(context, shards=slurm_array)
     if engine == "datatrove":
         processes = processes or cores()
         tokenizer = conversation_options.tokenizer_folder(tokenizer)

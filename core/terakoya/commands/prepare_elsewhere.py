@@ -1,13 +1,10 @@
-"""`terakoya prepare` where others hand out the work: datatrove's executors, or people who run a printed script."""
+"""`terakoya prepare` where others hand out the work: datatrove's executors."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import typer
+from typing import TYPE_CHECKING
 
 from terakoya.errors import UserError
 
@@ -17,8 +14,6 @@ if TYPE_CHECKING:
     from terakoya.preparation.chat_template import ChatTemplate
     from terakoya.preparation.datatrove_settings import Executor
     from terakoya.store.token_store import StoreFacts, Unit
-
-_OF_ONE_RUN = ("out", "processes", "slurm_array")
 
 
 def in_words(out: Path, facts: StoreFacts) -> str:
@@ -77,46 +72,3 @@ def run_datatrove(
     else:
         said = in_words(out, made)
     console().print(said, soft_wrap=True, markup=False)
-
-
-def print_script(context: typer.Context, *, shards: int) -> None:
-    """Prints the script that does what was typed in `shards` Slurm jobs. UserError for options that contradict it."""
-    from terakoya.preparation.slurm_array import array_script
-
-    for name in ("shard", "clean_folder", "force", "engine", "executor", "executor_settings", "set"):
-        if _typed(context, name):
-            raise UserError(f"--slurm-array: --{name.replace('_', '-')} cannot go with it; leave one of them out")
-    parameters = context.params
-    sys.stdout.write(
-        array_script(
-            list(_as_typed(context.parent)) if context.parent is not None else [],
-            list(_as_typed(context)),
-            out=parameters["out"],
-            shards=shards,
-            folder=Path.cwd(),
-            programs=Path(sys.executable).parent,
-            processes=parameters["processes"],
-            cleaning=parameters["clean"] is not None,
-        )
-    )
-
-
-def _typed(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def _as_typed(context: Any) -> Iterator[str]:
-    """The arguments and options that were typed, as words of a command line."""
-    for parameter in context.command.params:
-        name = parameter.name
-        if name is None or name in _OF_ONE_RUN or not _typed(context, name):
-            continue
-        value = context.params[name]
-        if parameter.param_type_name == "argument":
-            yield from map(str, value)
-        elif value is True:
-            yield parameter.opts[0]
-        else:
-            for each in value if isinstance(value, list | tuple) else (value,):
-                yield from (parameter.opts[0], str(each))

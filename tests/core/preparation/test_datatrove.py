@@ -122,15 +122,15 @@ def test_shares_are_neighbours_and_hold_every_block_once(folder: Path) -> None:
 
 def test_a_killed_command_is_finished_by_either_engine(folder: Path) -> None:
     code = """
-from pathlib import Path
-from test_prepare_datatrove import preparation
+from test_datatrove import preparation
 from terakoya.preparation.datatrove import prepare_datatrove
 if __name__ == "__main__":
     prepare_datatrove(preparation("out"), processes=2)
 """
     (folder / "command.py").write_text(code)
     for each in ("datatrove", "processes"):
-        environment = {**os.environ, "WORD_TOKENIZER_DELAY": "0.2", "OMP_NUM_THREADS": "1"}
+        paths = os.pathsep.join([str(Path(__file__).parent), os.environ["PYTHONPATH"]])
+        environment = {**os.environ, "PYTHONPATH": paths, "WORD_TOKENIZER_DELAY": "0.2", "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen([sys.executable, "command.py"], env=environment, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
         while len(list(Path("out/.parts").glob("0*.json"))) < 4 and time.monotonic() < deadline:

@@ -188,7 +188,7 @@ class Slurm(Launcher):
         notes = [
             f"rows a step on each node: {rows}; {job.folder} and {job.run} are on a file system all nodes see",
             f"what the job prints is added to {folder}/JOB.out; its data, prepared by jobs too, is waited for with "
-            "--after JOB (prepare --slurm-array, prepare --executor slurm)",
+            "--after JOB (prepare --executor slurm)",
         ]
         return LaunchPlan({"job.sbatch": script}, [words("sbatch", str(folder / "job.sbatch"))], notes)
 

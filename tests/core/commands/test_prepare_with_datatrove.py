@@ -1,4 +1,4 @@
-"""`terakoya prepare` under datatrove and as a printed Slurm script, as typed, beside one process."""
+"""`terakoya prepare --engine datatrove` as typed: the stores equal those of one process."""
 
 from __future__ import annotations
 
@@ -90,53 +90,3 @@ def test_without_datatrove_the_extra_is_named(folder: Path, monkeypatch: pytest.
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder / "hidden"), os.environ["PYTHONPATH"]]))
     failed = prepare("out", "--engine", "datatrove", fails=True)
     assert 'pip install "terakoya[datatrove]"' in failed.stderr
-
-
-@pytest.mark.parametrize("clean", [False, True])
-def test_the_printed_script_makes_the_store_of_one_run(folder: Path, slurm: FakeSlurm, clean: bool) -> None:
-    more = ["--max-rejects", "2%"]
-    if clean:
-        (folder / "clean.json").write_text('[{"type": "exact_duplicates"}]')
-        more += ["--clean", "clean.json"]
-    before = set(contents(folder))
-    script = prepare("a store", *more, "--slurm-array", 3).stdout
-    assert not [file for file in set(contents(folder)) - before if "__pycache__" not in file], "something was written"
-    for setting, changed in {"MEMORY=16G": "MEMORY=7G", "ACCOUNT=": "ACCOUNT=lab", "CPUS=4": "CPUS=1"}.items():
-        assert f"\n{setting}" in script
-        script = script.replace(f"\n{setting}", f"\n{changed}")
-    (folder / "jobs.sh").write_text(script)
-    subprocess.run(["bash", "-n", "jobs.sh"], check=True)
-    prepare("one", "--processes", 1, *more)
-
-    def run_script() -> str:
-        return subprocess.run(
-            ["bash", str(folder / "jobs.sh")], cwd="/", check=True, text=True, capture_output=True
-        ).stdout
-
-    encoding = "102" if clean else "101"
-    assert f"submitted: job {encoding} encodes 3 shards" in run_script()
-    jobs = slurm.jobs()
-    assert jobs["101"]["mem"] == "7G" and jobs["101"]["account"] == "lab" and "partition" not in jobs["101"]
-    assert "requeue" in jobs["101"] and jobs["101"]["array"] == ("1-1" if clean else "1-3")
-    ended = slurm.work_off(run=lambda job, task: (job, task) != (encoding, 3))  # one job dies
-    assert ended[encoding] == "failed" and "cancelled" in ended.values() and not (folder / "a store").exists()
-    run_script()  # again: what was done is left alone
-    ended = slurm.work_off()
-    logs = [log.read_text() for log in sorted((folder / "a store.shards" / "logs").iterdir())]
-    assert list(ended.values())[-1] == "completed", logs
-    assert sum("nothing to do" in log for log in logs) == 2
-    assert contents(folder / "a store") == contents(folder / "one")
-    assert "is finished already" in run_script()
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--slurm-array", 1], "expected at least 2 shards, got 1"),
-        (["--slurm-array", 4, "--shard", "1/2"], "--shard cannot go with it"),
-        (["--slurm-array", 4, "--force"], "--force cannot go with it"),
-        (["--slurm-array", 4, "--engine", "datatrove"], "--engine cannot go with it"),
-    ],
-)
-def test_what_contradicts_the_script_is_refused(folder: Path, more: list[object], message: str) -> None:
-    assert message in prepare("out", *more, fails=True).stderr
