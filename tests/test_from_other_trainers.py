@@ -6,12 +6,12 @@ import re
 from typing import Any, get_args
 
 import pytest
+from documented_commands import ROOT, check_command
 from pydantic import BaseModel
 
 from terakoya import plugins
 from terakoya.config.parameters import COMPONENTS, Parameters
 from terakoya_plugins.formats.megatron.script_flags import FLAGS
-from test_readme import ROOT, _check_command
 
 PAGE = ROOT / "parameters" / "FROM_OTHER_TRAINERS.md"
 WORDS = {"nothing", "the same", "**no place**"}
@@ -105,7 +105,7 @@ def test_what_the_page_names_exists() -> None:
     for _, then, here, why in rows():
         for code in codes(here):
             if code.startswith("terakoya "):
-                _check_command(code)
+                check_command(code)
                 commands += 1
             else:
                 assert has_key(code), f"{then}: {code} is no key"

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
+from documented_commands import ROOT, check_command
 
-from terakoya import plugins
-from terakoya.commands.main import app
 from terakoya.config.parameters import Parameters
 from terakoya.doctor.checks import shared_memory
 from terakoya.pipeline.run import Pipeline
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.ja.md")}
 DOCUMENTS = [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md", "core/README.md"]
 
@@ -40,52 +34,6 @@ ORIGINAL_FLAGS = {
     "parameter.json": ["batch-size", "--logdir"],
 }  # fmt: skip
 """Every flag, variable and key that the original's README names, by program."""
-
-
-@functools.cache
-def _root() -> Any:
-    return typer.main.get_command(app)
-
-
-def _command(words: list[str]) -> tuple[Any, list[str]]:
-    """The command that `terakoya WORDS` means, and the words that are left."""
-    command = _root()
-    while words and words[0] in getattr(command, "commands", {}):
-        command = command.commands[words[0]]
-        words = words[1:]
-    return command, words
-
-
-def _check_command(text: str) -> None:
-    """Fails unless the verbs and the flags of the command `text` exist."""
-    words = shlex.split(text.split("   #")[0], comments=False)
-    assert words[0] == "terakoya", text
-    first = 1
-    top = {flag for parameter in _command([])[0].params for flag in parameter.opts}
-    while first < len(words) and words[first] in top:
-        first += 2  # an option before the verb and its value
-    command, rest = _command(words[first:])
-    known = {flag for parameter in command.params for flag in [*parameter.opts, *parameter.secondary_opts]} | {"--help"}
-    if command.context_settings.get("ignore_unknown_options"):  # every setting of a kind of component is an option too
-        known |= _settings_flags({"export": "exporters", "import": "importers"}.get(words[first], "tokenizers"))
-    values = 0
-    for before, word in itertools.pairwise(["", *rest]):
-        if word.startswith("--"):
-            assert word.split("=")[0] in known, f"{text}: {word} is not an option of it; known: {sorted(known)}"
-        values += not word.startswith("--") and not before.startswith("--")
-    arguments = any(parameter.param_type_name == "argument" for parameter in command.params)
-    assert arguments or not values, f"{text}: no such verb"
-
-
-@functools.cache
-def _settings_flags(plural: str) -> set[str]:
-    """Every setting of every tokenizer (exporter, importer) as an option, as `terakoya plugins show` and SentencePiece
-    spell it, and SentencePiece's names for corpus and folder."""
-    registry = plugins.registry()
-    kinds = [registry.component(plural, name) for name in registry.names(plural)]
-    names = {name for kind in kinds for name in kind.model_fields}
-    names |= {"input", "output_dir", "model_prefix"} if plural == "tokenizers" else set()
-    return {f"--{spelt}" for name in names for spelt in (name, name.replace("_", "-"))}
 
 
 def _code_blocks(page: str, language: str) -> list[str]:
@@ -110,7 +58,7 @@ def test_every_command_exists(name: str) -> None:
     for text in commands:
         for verb in re.split(r"\|", text) if "|" in text and "--" not in text else [text]:
             words = text.split()
-            _check_command(verb if verb.startswith("terakoya") else " ".join([*words[:2], verb]))
+            check_command(verb if verb.startswith("terakoya") else " ".join([*words[:2], verb]))
 
 
 def _flag_rows(page: str) -> dict[str, dict[str, str]]:
@@ -145,7 +93,7 @@ def test_what_replaces_the_flags_exists(name: str) -> None:
         for answer in flags.values():
             for code in re.findall(r"`([^`]+)`", answer):
                 if code.startswith("terakoya "):
-                    _check_command(code)
+                    check_command(code)
             for key in re.findall(r"(?:the key|キー) `([^`]+)`", answer):
                 _assert_key(key)
                 keys += 1
@@ -201,7 +149,7 @@ def test_the_keys_it_explains_exist(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_it_explains_every_check_of_the_doctor_that_may_fail(name: str) -> None:
-    source = "".join((ROOT / "core" / "terakoya" / file).read_text() for file in ("machine.py", "doctor.py"))
+    source = "".join((ROOT / "core" / "terakoya" / file).read_text() for file in ("doctor/checks.py", "doctor/diagnose.py"))
     checks = set(re.findall(r'Finding\(\s*"([^"]+)",\s*"(?:error|warning)"', source))
     assert shared_memory(Path("/nowhere"))[0].check in checks
     assert len(checks) >= 10

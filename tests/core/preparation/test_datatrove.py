@@ -15,13 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 from fake_slurm import FakeSlurm
+from small_preparation import preparation
 from word_tokenizer import WordTokenizer, make_folder
 
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.preparation.block_list import list_blocks
 from terakoya.preparation.datatrove_settings import executor_settings
-from terakoya.preparation.job import Preparation
 from terakoya.preparation.local import prepare
 from terakoya.preparation.sharding import Shard
 from terakoya.store.token_store import StoreFacts
@@ -57,11 +57,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2] / "helpers"), os.environ.get("PYTHONPATH", "")])
     )
     return tmp_path
-
-
-def preparation(out: str, *, shard: Shard | None = None) -> Preparation:
-    corpus = Corpus([Path("a.jsonl"), Path("b.jsonl.gz")], block_bytes=6000)
-    return Preparation.of(corpus, WordTokenizer(), Path("tokenizer"), Path(out), max_rejects=1.0, shard=shard)
 
 
 def one_process(out: str, *, shard: Shard | None = None) -> dict[str, bytes]:
@@ -122,7 +117,7 @@ def test_shares_are_neighbours_and_hold_every_block_once(folder: Path) -> None:
 
 def test_a_killed_command_is_finished_by_either_engine(folder: Path) -> None:
     code = """
-from test_datatrove import preparation
+from small_preparation import preparation
 from terakoya.preparation.datatrove import prepare_datatrove
 if __name__ == "__main__":
     prepare_datatrove(preparation("out"), processes=2)

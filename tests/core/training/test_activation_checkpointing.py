@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import toy
+from dropouts import DROPOUTS
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -25,11 +26,6 @@ from terakoya.training.model.activation_checkpointing import is_dear, wrap
 from terakoya.training.model.build import build_trained
 
 KINDS = ("full", "selective")
-DROPOUTS = (
-    "hidden_dropout_prob", "attention_probs_dropout_prob", "resid_pdrop", "attn_pdrop", "embd_pdrop",
-    "attention_dropout", "mlp_dropout", "embedding_dropout", "dropout_rate",
-)  # fmt: skip
-"""What the architectures call their dropouts."""
 SUBJECTS = [
     *((name, "masked_lm", "packed", 0.1) for name in ("bert", "roberta", "deberta", "deberta_v2", "modernbert")),
     *((name, "causal_lm", "packed", 0.1) for name in ("gpt2", "gptj", "llama", "qwen3")),

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import toy
+from saved_weights import FAULTS
 
-FAULTS = [Path(__file__).parents[2] / "helpers" / "faults.py"]
 TWO = (1, 1)
 STEPS = (2, 4, 6)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import toy
-from test_deepspeed import assert_close, checkpoint, here, settings, start
+from engine_runs import assert_close, checkpoint, here, settings, start
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 

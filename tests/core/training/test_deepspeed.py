@@ -7,83 +7,36 @@ runs two empty ones. The model's sizes are odd, so that nothing divides by two.
 import importlib.util
 import json
 import os
-import shutil
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import toy
+from engine_runs import (
+    HALF,
+    LAST,
+    LION,
+    MIDDLE,
+    STAGES,
+    assert_close,
+    assert_same_losses,
+    checkpoint,
+    here,
+    settings,
+    start,
+    state,
+)
 
-from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.training.setup import train_here
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 
-STAGES = (0, 1, 2, 3)
 RECOMPUTED = ((2, "selective"), (3, "full"))
-LAST, MIDDLE = 4, 2
-WORKER = Path(__file__).parents[2] / "helpers" / "deepspeed_worker.py"
 
 
-def settings(store: Path, validation: Path, stage: int | None, rows: dict[str, int], **changes: Any) -> dict[str, Any]:
-    """The parameter JSON; `stage` None is without DeepSpeed."""
-    base = toy.parameters(store, validation, batch_size=rows, micro_batch_size=2, max_steps=LAST)
-    shape = {"hidden_size": 15, "num_attention_heads": 3, "intermediate_size": 33, "num_hidden_layers": 1}
-    return {
-        **base,
-        "architecture": toy.without_dropout({**base["architecture"], **shape}),
-        # with a large eps the update is nearly proportional to the gradient, so that errors show as they are
-        "optimizer": {"type": "adamw", "learning_rate": 0.1, "eps": 1.0, "weight_decay": 0.1},
-        "checkpoint": {"save_steps": MIDDLE},
-        "evaluation": {"steps": MIDDLE, "batches": 2},
-        **({} if stage is None else {"parallel": {"engine": "deepspeed", "zero_stage": stage}}),
-        **changes,
-    }
-
-
-HALF = {
-    "precision": "fp16", "evaluation": None,
-    "loss_scaling": {"init_scale": 2.0**40, "backoff_factor": 2.0**-24},
-}  # fmt: skip
-"""The first step overflows, wherever; from then on the scale does."""
-LION = {"optimizer": {"type": "lion", "learning_rate": 1e-3, "weight_decay": 0.1}, "evaluation": None}
 UNCORRECTED = {"type": "adamw", "learning_rate": 0.01, "bias_correction": False}
-
-
-def start(jobs: Sequence[dict[str, Any]], folder: Path, processes: int) -> list[subprocess.Popen[str]]:
-    """Starts a world that runs `jobs`; a single process gets no launcher's variables."""
-    folder.mkdir(exist_ok=True)
-    file = folder / f"jobs{processes}.json"
-    file.write_text(json.dumps(jobs))
-    found = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # helpers as they lie here
-    command = [sys.executable, str(WORKER), str(file)]
-    started = []
-    for variables in toy.launched((1,) * processes):
-        environment = {**os.environ, **found, **variables}
-        started.append(
-            subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        )
-    return started
-
-
-def checkpoint(out: Path, step: int) -> Path:
-    return out / f"checkpoints/step-{step:08d}"
-
-
-def state(out: Path, kind: str, step: int = LAST) -> dict[str, torch.Tensor]:
-    return toy.saved(checkpoint(out, step), kind)
-
-
-def here(out: Path, parameters: dict[str, Any], start_from: Path | None = None) -> None:
-    """Trains in this process without DeepSpeed."""
-    if start_from is not None:
-        shutil.copytree(start_from, out / "checkpoints" / start_from.name)
-    train_here(Parameters.from_dict(parameters, source="test"), out, allow_change=frozenset({"parallel"}))
 
 
 @pytest.fixture(scope="module")
@@ -133,23 +86,6 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
     for stage in STAGES:
         here(base / f"to_plain{stage}", plain, checkpoint(base / f"stage{stage}", MIDDLE))
     return base, "".join(said)
-
-
-def assert_close(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], tolerance: float) -> None:
-    """Each tensor's error relative to the tensor's own norm."""
-    assert first.keys() == second.keys()
-    for name, value in first.items():
-        assert value.shape == second[name].shape, name
-        error = (value.double() - second[name].double()).norm() / value.double().norm().clamp(min=1e-6)
-        assert error <= tolerance, f"{name}: {error:.1e}"
-
-
-def assert_same_losses(first: Path, second: Path, tolerance: float, *, after: int = 0) -> None:
-    mine, theirs = toy.losses(first), toy.losses(second)
-    steps = [step for step in theirs if step > after]
-    assert steps and steps[-1] in mine
-    for step in steps:
-        assert mine[step] == pytest.approx(theirs[step], rel=tolerance, abs=0.0), step
 
 
 @pytest.mark.parametrize("stage", STAGES)

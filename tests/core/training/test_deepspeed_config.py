@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_deepspeed import LAST, MIDDLE, assert_close, assert_same_losses, checkpoint, here, settings, start, state
+from engine_runs import LAST, MIDDLE, assert_close, assert_same_losses, checkpoint, here, settings, start, state
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import toy
+from engine_runs import LAST, assert_close, checkpoint, here, settings, start, state
 from safetensors.torch import load_file
-from test_deepspeed import LAST, assert_close, checkpoint, here, settings, start, state
 
 from terakoya.conversion.export import export
 

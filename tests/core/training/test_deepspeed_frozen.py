@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import toy
+from engine_runs import LAST, MIDDLE, STAGES, assert_close, checkpoint, here, settings, start, state
+from frozen_weights import is_low
 from safetensors.torch import load_file
-from test_deepspeed import LAST, MIDDLE, STAGES, assert_close, checkpoint, here, settings, start, state
-from test_frozen import is_low
-from test_start import spread
+from start_folders import spread
 from transformers import BertConfig, BertForMaskedLM
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")

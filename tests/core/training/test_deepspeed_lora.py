@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import toy
+from engine_runs import LAST, MIDDLE, assert_close, checkpoint, here, settings, start, state
 from safetensors.torch import load_file
-from test_deepspeed import LAST, MIDDLE, assert_close, checkpoint, here, settings, start, state
-from test_start import spread
+from start_folders import spread
 from transformers import BertConfig, BertForMaskedLM
 
 from terakoya.conversion.export import export

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import toy
-from test_invariants import FAULTS, relative_error, same_weights, weights
+from saved_weights import FAULTS, relative_error, same_weights, weights
 
 from terakoya.config.parameters import Parameters
 from terakoya.training.setup import train_here

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 import toy
+from frozen_weights import is_low
 from safetensors.torch import load_file
-from test_invariants import same_weights, weights
-from test_start import electra, save_bert, save_electra, settings
+from saved_weights import FAULTS, same_weights, weights
+from start_folders import electra, save_bert, save_electra, settings
 from torch import nn
 
 from terakoya.config.parameters import Parameters
@@ -20,14 +21,6 @@ from terakoya.training.model.build import build_module
 from terakoya.training.model.frozen_layers import freeze
 from terakoya.training.setup import train_here
 from terakoya.training.stores import Stores
-
-FAULTS = [Path(__file__).parents[2] / "helpers" / "faults.py"]
-LOWEST = ("embeddings", "encoder.layer.0.")
-
-
-def is_low(name: str) -> bool:
-    """Whether a weight of BERT's or ELECTRA's is an embedding or of the lowest layer."""
-    return any(part in name for part in LOWEST) or "decoder.weight" in name
 
 
 def frozen_and_trained(raw: dict[str, Any]) -> tuple[set[str], set[str]]:

@@ -17,10 +17,10 @@ import pytest
 import torch
 import toy
 import worlds
+from engine_runs import HALF, LAST, LION, MIDDLE, assert_close, assert_same_losses, checkpoint, here, settings, state
+from frozen_weights import is_low
 from safetensors.torch import load_file
-from test_deepspeed import HALF, LAST, LION, MIDDLE, assert_close, assert_same_losses, checkpoint, here, settings, state
-from test_frozen import is_low
-from test_start import spread
+from start_folders import spread
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,

@@ -12,8 +12,8 @@ import fsdp_worker
 import pytest
 import toy
 import worlds
-from test_deepspeed import LAST, MIDDLE, assert_close, assert_same_losses, checkpoint, here, settings, start, state
-from test_invariants import FAULTS, same_weights
+from engine_runs import LAST, MIDDLE, assert_close, assert_same_losses, checkpoint, here, settings, start, state
+from saved_weights import FAULTS, same_weights
 
 AS_FSDP = ("--set", "parallel.engine=fsdp")
 

@@ -17,9 +17,9 @@ import pytest
 import torch
 import toy
 import worlds
+from dropouts import DROPOUTS
 from safetensors.torch import load_file
-from test_activation_checkpointing import DROPOUTS
-from test_start import trainer
+from start_folders import trainer
 from torch import nn
 
 from terakoya.config.parameters import Parameters

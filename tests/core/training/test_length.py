@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import toy
+from saved_weights import FAULTS
 
 from terakoya.config.parameters import Parameters
 from terakoya.rows.loader import Loader
@@ -15,8 +16,6 @@ from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import TokenStore
 from terakoya.training.batches import BatchMaker
 from terakoya.training.distributed.topology import Share
-
-FAULTS = [Path(__file__).parents[2] / "helpers" / "faults.py"]
 
 
 def in_tokens(store: Path, **changes: Any) -> dict[str, Any]:

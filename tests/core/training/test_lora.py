@@ -16,8 +16,8 @@ import torch.nn.functional as F
 import toy
 from safetensors import safe_open
 from safetensors.torch import load_file
-from test_invariants import relative_error, same_weights, weights
-from test_start import electra, save_bert, save_electra, settings, spread, trainer
+from saved_weights import FAULTS, relative_error, same_weights, weights
+from start_folders import electra, save_bert, save_electra, settings, spread, trainer
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -51,7 +51,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
 )  # PeftModel asks
 
-FAULTS = [Path(__file__).parents[2] / "helpers" / "faults.py"]
 GPT2 = {
     "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 32,
     "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,

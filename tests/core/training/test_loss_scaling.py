@@ -13,6 +13,7 @@ import pytest
 import torch
 import toy
 from safetensors.torch import load_file
+from saved_weights import FAULTS
 
 from terakoya.config.loss_scaling import LossScaling
 from terakoya.config.parameters import Parameters
@@ -23,7 +24,6 @@ from terakoya.training.model.build import build_module
 from terakoya.training.setup import train_here
 
 CPU = torch.device("cpu")
-FAULTS = [Path(__file__).parents[2] / "helpers" / "faults.py"]
 GPT2 = {
     "type": "gpt2", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 32,
 }  # fmt: skip

@@ -15,6 +15,7 @@ import pytest
 import torch
 import toy
 from safetensors.torch import load_file
+from saved_weights import FAULTS
 from transformers import AutoModelForCausalLM
 
 from terakoya.contract.toy import make_store, values
@@ -22,7 +23,6 @@ from terakoya.plugins import registry
 
 pytestmark = pytest.mark.timeout(600)  # the runs that all tests share take most of it on a busy machine
 
-FAULTS = [Path(__file__).parents[2] / "helpers" / "faults.py"]
 LAST, MIDDLE = 3, 2
 FAMILIES = ("gpt2", "gptj", "llama", "qwen3")
 DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout")

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 import toy
+from saved_weights import FAULTS
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.training.setup import train_here
-
-FAULTS = [Path(__file__).parents[2] / "helpers" / "faults.py"]
 
 
 def run(settings: dict[str, object], out: Path, **options: object) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 import toy
+from saved_weights import FAULTS
 from transformers import AutoModelForCausalLM
 
-FAULTS = [Path(__file__).parents[2] / "helpers" / "faults.py"]
 LLAMA = {
     "type": "llama", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 32, "max_position_embeddings": 32,

@@ -16,7 +16,7 @@ import tensor_worker
 import torch
 import toy
 import worlds
-from test_deepspeed import assert_close, assert_same_losses, here
+from engine_runs import assert_close, assert_same_losses, here
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 LAST, MIDDLE = 2, 1

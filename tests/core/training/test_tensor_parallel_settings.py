@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import toy
-from test_invariants import FAULTS, same_weights
+from saved_weights import FAULTS, same_weights
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
