@@ -149,7 +149,9 @@ def test_the_keys_it_explains_exist(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_it_explains_every_check_of_the_doctor_that_may_fail(name: str) -> None:
-    source = "".join((ROOT / "core" / "terakoya" / file).read_text() for file in ("doctor/checks.py", "doctor/diagnose.py"))
+    source = "".join(
+        (ROOT / "core" / "terakoya" / file).read_text() for file in ("doctor/checks.py", "doctor/diagnose.py")
+    )
     checks = set(re.findall(r'Finding\(\s*"([^"]+)",\s*"(?:error|warning)"', source))
     assert shared_memory(Path("/nowhere"))[0].check in checks
     assert len(checks) >= 10
