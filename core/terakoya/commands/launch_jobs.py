@@ -82,6 +82,6 @@ def _print_states(job: SubmittedJob, name: str, run: Path | None, every: float |
             now = run_status.read(run) if run is not None else None
             if now is not None and (now.state, now.step) != step:
                 step = (now.state, now.step)
-                console().print(status.shown([now]))
+                console().print(status.render([now]))
     if state is not None and state.failed:
         raise typer.Exit(1)

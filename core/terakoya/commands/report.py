@@ -1,4 +1,4 @@
-"""`terakoya report`: one HTML file about one run or several."""
+"""`terakoya report`: one HTML file about one or more runs."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ import typer
 
 def command(
     runs: Annotated[
-        list[Path], typer.Argument(help="One run's folder, or several to set side by side.", metavar="RUN...")
+        list[Path], typer.Argument(help="One run folder, or several to compare side by side.", metavar="RUN...")
     ],
     out: Annotated[Path, typer.Option(help="The HTML file to write, for example report.html.")],
     label: Annotated[
-        list[str] | None, typer.Option(help="A name for each run, in their order; default: the folders' own.")
+        list[str] | None, typer.Option(help="A name for each run, in order. Default: the folders' names.")
     ] = None,
-    against: Annotated[Literal["step", "hours", "tokens"], typer.Option(help="What curves are drawn over.")] = "step",
+    against: Annotated[
+        Literal["step", "hours", "tokens"], typer.Option(help="The horizontal axis of the curves.")
+    ] = "step",
 ) -> None:
-    """Write a page about runs: curves, restarts, parameters and what differs, counts, stores, versions.
+    """Write a page about runs: curves, restarts, parameters and their differences, counts, stores, versions.
 
-    The file needs nothing else, no network either. Runs may be in progress.
+    The file is self-contained and needs no network. Runs may be in progress.
     """
     from terakoya.errors import UserError
     from terakoya.log import console
-    from terakoya.runs.report import collect
-    from terakoya.runs.report_page import page
+    from terakoya.runs.report import read_reports
+    from terakoya.runs.report_page import render_page
 
-    found = collect(runs, label)
-    text = page(found, made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"), against=against)
+    reports = read_reports(runs, label)
+    text = render_page(reports, created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"), against=against)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"--out {out}: {error.strerror}") from None
-    of = f"{len(found)} runs" if len(found) > 1 else found[0].label
-    console().print(f"wrote {out}: {of}, {len(text.encode()) / 1e3:,.0f} kB", markup=False, soft_wrap=True)
+    subject = f"{len(reports)} runs" if len(reports) > 1 else reports[0].label
+    console().print(f"wrote {out}: {subject}, {len(text.encode()) / 1e3:,.0f} kB", markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`terakoya status`: what runs are doing, from their files alone."""
+"""`terakoya status`: the state of runs, read from their files alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from terakoya.runs.status import RunStatus
 
 COLOURS = {"training": "green", "finished": "green", "starting": "cyan", "stopped": "yellow", "not started": "yellow"}
-"""Of the states that are no failure."""
+"""Colours of the states that are not failures."""
 SHOWN_WARNINGS = 3
 RATES = (
     ("tokens_per_second", "{:,.0f} tokens/s"),
@@ -29,62 +29,60 @@ RATES = (
 
 
 def command(
-    runs: Annotated[list[Path], typer.Argument(help="One run's folder, or several.", metavar="RUN...")],
-    watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
-    every: Annotated[float, typer.Option(min=0.2, help="With --watch: seconds between two looks.")] = 5.0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON instead: a list with an object for each run.")
-    ] = False,
+    runs: Annotated[list[Path], typer.Argument(help="One or more run folders.", metavar="RUN...")],
+    watch: Annotated[bool, typer.Option("--watch", help="Update until Ctrl-C.")] = False,
+    every: Annotated[float, typer.Option(min=0.2, help="With --watch: polling interval in seconds.")] = 5.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list with one object a run.")] = False,
 ) -> None:
-    """Say what runs are doing: step, loss, rate, time left, last validation and checkpoint, whether they live."""
+    """Show the state of runs: step, loss, rate, remaining time, last validation and checkpoint, whether still alive."""
     from terakoya.errors import UserError
     from terakoya.log import console
     from terakoya.runs.status import read
 
     if as_json and watch:
-        raise UserError("--json: prints one moment; leave out --watch")
+        raise UserError("--json prints the state once; leave out --watch")
     if as_json:
-        typer.echo(json.dumps([as_object(read(run)) for run in runs], indent=2, ensure_ascii=False))
+        typer.echo(json.dumps([to_json(read(run)) for run in runs], indent=2, ensure_ascii=False))
         return
     if not watch:
-        console().print(shown([read(run) for run in runs]))
+        console().print(render([read(run) for run in runs]))
         return
     try:
         if not console().is_terminal:
             while True:
-                console().print(shown([read(run) for run in runs]))
+                console().print(render([read(run) for run in runs]))
                 time.sleep(every)
         from rich.live import Live
 
-        with Live(shown([read(run) for run in runs]), console=console(), auto_refresh=False) as live:
+        with Live(render([read(run) for run in runs]), console=console(), auto_refresh=False) as live:
             while True:
                 time.sleep(every)
-                live.update(shown([read(run) for run in runs]), refresh=True)
+                live.update(render([read(run) for run in runs]), refresh=True)
     except KeyboardInterrupt:
         return
 
 
-def as_object(status: RunStatus) -> dict[str, Any]:
-    """The status as JSON has it."""
+def to_json(status: RunStatus) -> dict[str, Any]:
+    """Returns the status as a JSON object."""
     return {**asdict(status), "folder": str(status.folder)}
 
 
-def shown(statuses: Sequence[RunStatus]) -> Table | Group:
-    """One run in lines, several as a table with what is wrong below it."""
+def render(statuses: Sequence[RunStatus]) -> Table | Group:
+    """Returns one run as lines of facts, several as a table with their problems below it."""
     from rich.console import Group
 
     if len(statuses) == 1:
-        return lines(statuses[0])
-    notes = [f"{each.folder}: {each.told}" for each in statuses if each.state in ("failed", "killed")]
-    notes += [f"{each.folder}: {problem}" for each in statuses for problem in each.problems]
+        return details(statuses[0])
+    notes = [f"{status.folder}: {status.told}" for status in statuses if status.state in ("failed", "killed")]
+    notes += [f"{status.folder}: {problem}" for status in statuses for problem in status.problems]
     return Group(table(statuses), *(_plain(note) for note in notes)) if notes else table(statuses)
 
 
-def lines(status: RunStatus) -> Table:
-    """A run, one fact a line."""
+def details(status: RunStatus) -> Table:
+    """Returns the facts of one run, one a line."""
     from rich.table import Table
 
-    from terakoya.runs.status import duration
+    from terakoya.runs.status import format_duration
 
     grid = Table(box=None, show_header=False, pad_edge=False)
     grid.add_column(style="dim", no_wrap=True)
@@ -101,51 +99,62 @@ def lines(status: RunStatus) -> Table:
     add("learning rate", _number(status.values.get("learning_rate"), "{:.3g}"))
     add("gradient norm", _number(status.values.get("grad_norm"), "{:.3g}"))
     add("rate", "  ".join(form.format(status.values[name]) for name, form in RATES if name in status.values))
-    add("left", _left(status))
-    for each in status.validations:
-        values = "  ".join(f"{name} {value:.4f}" for name, value in each.values.items())
-        add("validation", f"step {each.step:,}{f' on {each.store}' if each.store else ''}: {values}")
+    add("remaining", _remaining(status))
+    for check in status.validations:
+        values = "  ".join(f"{name} {value:.4f}" for name, value in check.values.items())
+        add("validation", f"step {check.step:,}{f' on {check.store}' if check.store else ''}: {values}")
     if status.checkpoint:
         kept = f"{status.checkpoint.kept} kept" if status.checkpoint.kept > 1 else "the only one"
-        add("checkpoint", f"{status.checkpoint.name}, {duration(status.checkpoint.age)} ago; {kept}")
+        add("checkpoint", f"{status.checkpoint.name}, {format_duration(status.checkpoint.age)} ago; {kept}")
     elif status.step:
         add("checkpoint", "none yet")
     if status.saving_step is not None:
         add("saving", f"step {status.saving_step:,} is being written")
     if status.seconds_since_word is not None:
-        add("last word", f"{duration(status.seconds_since_word)} ago")
+        add("last record", f"{format_duration(status.seconds_since_word)} ago")
     add("restarts", f"{status.restarts}" if status.restarts else None)
     for text in status.warnings[-SHOWN_WARNINGS:]:
         add("warning", text, "yellow")
     if len(status.warnings) > SHOWN_WARNINGS:
-        add("warning", f"and {len(status.warnings) - SHOWN_WARNINGS:,} before these, in metrics.jsonl", "yellow")
+        add("warning", f"and {len(status.warnings) - SHOWN_WARNINGS:,} earlier ones, in metrics.jsonl", "yellow")
     for text in status.problems:
         add("files", text, "yellow")
     return grid
 
 
 def table(statuses: Sequence[RunStatus]) -> Table:
-    """Several runs, one a row."""
+    """Returns a table of several runs, one a row."""
     from rich.table import Table
 
-    from terakoya.runs.status import duration
+    from terakoya.runs.status import format_duration
 
-    names = ("run", "state", "step", "loss", "change", "tokens/s", "left", "validation loss", "checkpoint", "restarts")
+    names = (
+        "run",
+        "state",
+        "step",
+        "loss",
+        "change",
+        "tokens/s",
+        "remaining",
+        "validation loss",
+        "checkpoint",
+        "restarts",
+    )
     grid = Table(*names, box=None, header_style="bold", pad_edge=False)
-    for each in statuses:
-        losses = [check.values["loss"] for check in each.validations if "loss" in check.values]
-        saved = each.checkpoint
+    for status in statuses:
+        losses = [check.values["loss"] for check in status.validations if "loss" in check.values]
+        saved = status.checkpoint
         grid.add_row(
-            _plain(str(each.folder)),
-            _plain(each.state, COLOURS.get(each.state, "bold red")),
-            _progress(each) or "",
-            _number(each.loss, "{:.4f}") or "",
-            _number(each.loss_change, "{:+.4f}") or "",
-            _number(each.values.get("tokens_per_second"), "{:,.0f}") or "",
-            "" if each.seconds_left is None else duration(each.seconds_left),
+            _plain(str(status.folder)),
+            _plain(status.state, COLOURS.get(status.state, "bold red")),
+            _progress(status) or "",
+            _number(status.loss, "{:.4f}") or "",
+            _number(status.loss_change, "{:+.4f}") or "",
+            _number(status.values.get("tokens_per_second"), "{:,.0f}") or "",
+            "" if status.seconds_left is None else format_duration(status.seconds_left),
             "  ".join(f"{loss:.4f}" for loss in losses),
-            f"{saved.step:,}, {duration(saved.age)} ago" if saved else "",
-            str(each.restarts or ""),
+            f"{saved.step:,}, {format_duration(saved.age)} ago" if saved else "",
+            str(status.restarts or ""),
         )
     return grid
 
@@ -168,14 +177,14 @@ def _loss(status: RunStatus) -> str | None:
     return f"{status.loss:.4f}, {status.loss_change:+.4f} in {status.loss_change_steps:,} steps"
 
 
-def _left(status: RunStatus) -> str | None:
-    from terakoya.runs.status import duration
+def _remaining(status: RunStatus) -> str | None:
+    from terakoya.runs.status import format_duration
 
     limit = status.seconds_to_limit
-    left = None if status.seconds_left is None else duration(status.seconds_left)
+    remaining = None if status.seconds_left is None else format_duration(status.seconds_left)
     if limit is None or (status.seconds_left is not None and status.seconds_left <= limit):
-        return left
-    return f"{left or 'not known yet'}; max_minutes stops it in {duration(limit)}"
+        return remaining
+    return f"{remaining or 'not known yet'}; max_minutes stops it in {format_duration(limit)}"
 
 
 def _number(value: float | None, form: str) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from terakoya.runs import metrics
-from terakoya.runs.charts import Line, picture
+from terakoya.runs.charts import Line, standalone_chart
 from terakoya.runs.metrics import Metrics
 from terakoya.version import __version__
 
@@ -52,7 +52,7 @@ class Trained:
             Line(0, name, points, name.startswith("validation"), number)
             for number, (name, points) in enumerate(sorted(found.items(), key=lambda each: len(each[0].split())))
         ]
-        return picture(lines, title="loss over optimizer steps") if lines else None
+        return standalone_chart(lines, title="loss over optimizer steps") if lines else None
 
 
 def write(
@@ -156,7 +156,7 @@ def _losses(trained: Trained) -> str:
     if not steps:
         return ""
     chosen = sorted({round(index * (len(steps) - 1) / max(1, POINTS - 1)) for index in range(POINTS)})
-    checks = [entry for entry in trained.metrics.of("validation") if entry.get("store")]
+    checks = [entry for entry in trained.metrics.of_kind("validation") if entry.get("store")]
     stores = list(dict.fromkeys(entry["store"] for entry in checks))
     heads = ["step", "tokens", "training loss", *(f"validation on {PurePath(store).name}" for store in stores)]
     shown = f"![training loss in blue, validation in red]({CURVE})"

@@ -1,1 +1,1 @@
-"""Runs as their files tell of them: status, report, metrics."""
+"""Runs as their files describe them: status, report, metrics."""

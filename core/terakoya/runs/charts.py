@@ -1,4 +1,4 @@
-"""Curves drawn as SVG: readable as they stand, with values under the pointer where the page's script runs."""
+"""Draws curves as SVG, readable without a script; the report's script adds the values under the pointer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from terakoya.runs.metrics import Point
 Against = Literal["step", "hours", "tokens"]
 WIDTH, HEIGHT = 640, 260
 LEFT, RIGHT, TOP, BOTTOM = 62, 12, 10, 34
-"""Of the picture around the plot, in the picture's units."""
-MOST_POINTS = 800
-"""Points of a curve that are drawn; of a longer one in each stretch the first, the last, the lowest and the highest."""
-LOWEST_SHARE = 0.03
-"""Of the points of training: the highest such share is cut off at the top, so that the first steps do not flatten all
-the others."""
+"""Margins around the plot, in the units of the view box."""
+MAX_POINTS = 800
+"""How many points of a curve are drawn; a longer curve is thinned, see `thin_points`."""
+CUT_SHARE = 0.03
+"""The share of the training points that may lie above the plot, so that the first steps do not flatten all others."""
 PLOT = (
     f'<clipPath id="plot"><rect x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT - RIGHT}" '
     f'height="{HEIGHT - TOP - BOTTOM}"/></clipPath>'
@@ -31,12 +30,19 @@ STYLE = (
     ".dash1 polyline{stroke-dasharray:6 3}.dash2 polyline{stroke-dasharray:2 3}"
     ".dash3 polyline{stroke-dasharray:9 3 2 3}"
 )
-"""Of a picture that stands alone."""
+"""The style sheet of a chart that is a file of its own."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One curve of a chart: whose it is, by number, what it is called, and whether it is of a validation."""
+    """One curve of a chart.
+
+    Attributes:
+        run: the index of the run.
+        name: the label.
+        validation: whether the values come from a validation.
+        dash: which dash pattern a validation curve has.
+    """
 
     run: int
     name: str
@@ -53,68 +59,68 @@ def chart(
     against: Against,
     right: float,
 ) -> str:
-    """An SVG of `lines` over steps, hours or tokens up to `right`; `restarts` are (run, place) of dotted upright
-    lines."""
-    drawn = [(line, thinned(line.points)) for line in lines]
+    """Returns an SVG of `lines` over steps, hours or tokens up to `right`. `restarts` are the (run, position) of dotted
+    vertical lines."""
+    drawn = [(line, thin_points(line.points)) for line in lines]
     right = right or 1.0
     low, high = _bounds([(line.validation, [point.value for point in points]) for line, points in drawn])
     x = _scale(0.0, right, LEFT, WIDTH - RIGHT)
     y = _scale(low, high, HEIGHT - BOTTOM, TOP)
     parts = [_axes(right, low, high, x, y, against)]
     parts += [
-        f'<line class="restart run{run % 8}" data-run="{run}" x1="{x(place):.1f}" x2="{x(place):.1f}" y1="{TOP}" '
+        f'<line class="restart run{run % 8}" data-run="{run}" x1="{x(position):.1f}" x2="{x(position):.1f}" y1="{TOP}" '
         f'y2="{HEIGHT - BOTTOM}"><title>restart</title></line>'
-        for run, place in restarts
+        for run, position in restarts
     ]
     for line, points in drawn:
-        parts.append(_curve(line, [(x(place_of(point, against)), y(point.value)) for point in points]))
+        parts.append(_curve(line, [(x(axis_position(point, against)), y(point.value)) for point in points]))
     shown = [
         {
             "run": line.run,
             "name": line.name,
-            "x": [round(x(place_of(point, against)), 1) for point in points],
+            "x": [round(x(axis_position(point, against)), 1) for point in points],
             "y": [round(min(max(y(point.value), TOP), HEIGHT - BOTTOM), 1) for point in points],
-            "at": [_short(place_of(point, against)) for point in points],
+            "at": [_short(axis_position(point, against)) for point in points],
             "value": [f"{point.value:.5g}" for point in points],
         }
         for line, points in drawn
     ]
     data = escape(json.dumps(shown, ensure_ascii=False, separators=(",", ":")), quote=True)
-    return f'{_opened(title)} data-lines="{data}">{PLOT}{"".join(parts)}<g class="pointer"></g></svg>'
+    return f'{_opening_tag(title)} data-lines="{data}">{PLOT}{"".join(parts)}<g class="pointer"></g></svg>'
 
 
-def picture(lines: Sequence[Line], *, title: str) -> str:
-    """An SVG file of its own with `lines` over steps, readable on white and on black."""
-    right = max(place_of(line.points[-1], "step") for line in lines)
+def standalone_chart(lines: Sequence[Line], *, title: str) -> str:
+    """Returns an SVG file with `lines` over steps, readable on a white and on a black background."""
+    right = max(axis_position(line.points[-1], "step") for line in lines)
     low, high = _bounds([(line.validation, [point.value for point in line.points]) for line in lines])
     x, y = _scale(0.0, right or 1.0, LEFT, WIDTH - RIGHT), _scale(low, high, HEIGHT - BOTTOM, TOP)
-    curves = [_curve(line, [(x(point.step), y(point.value)) for point in thinned(line.points)]) for line in lines]
+    curves = [_curve(line, [(x(point.step), y(point.value)) for point in thin_points(line.points)]) for line in lines]
     drawn = _axes(right, low, high, x, y, "step") + "".join(curves)
-    return f'{_opened(title)} xmlns="http://www.w3.org/2000/svg"><style>{STYLE}</style>{PLOT}{drawn}</svg>\n'
+    return f'{_opening_tag(title)} xmlns="http://www.w3.org/2000/svg"><style>{STYLE}</style>{PLOT}{drawn}</svg>\n'
 
 
-def _opened(title: str) -> str:
+def _opening_tag(title: str) -> str:
     return f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}"'
 
 
-def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """At most about `most` of `points`: all, or in each of equal stretches the first, last, lowest and highest."""
-    if len(points) <= most:
+def thin_points(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
+    """Returns about `limit` of `points` at most: all, or of each of equal segments the first, last, lowest, highest."""
+    if len(points) <= limit:
         return list(points)
-    stretches = max(1, most // 4)
+    segments = max(1, limit // 4)
     kept = []
-    for number in range(stretches):
-        part = points[number * len(points) // stretches : (number + 1) * len(points) // stretches]
-        chosen = {0, len(part) - 1}
-        chosen.add(min(range(len(part)), key=lambda at: part[at].value))
-        chosen.add(max(range(len(part)), key=lambda at: part[at].value))
-        kept += [part[at] for at in sorted(chosen)]
+    for number in range(segments):
+        segment = points[number * len(points) // segments : (number + 1) * len(points) // segments]
+        chosen = {0, len(segment) - 1}
+        chosen.add(min(range(len(segment)), key=lambda index: segment[index].value))
+        chosen.add(max(range(len(segment)), key=lambda index: segment[index].value))
+        kept += [segment[index] for index in sorted(chosen)]
     return kept
 
 
-def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers from `low` to `high`, about so many."""
-    rough = (high - low) / about
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Returns about `count` round numbers from `low` to `high`."""
+    rough = (high - low) / count
     if rough <= 0:
         return [low]
     size = 10.0 ** math.floor(math.log10(rough))
@@ -124,21 +130,20 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def _bounds(curves: Sequence[tuple[bool, Sequence[float]]]) -> tuple[float, float]:
-    """What is drawn from bottom to top, with a margin: all values but the highest few of training curves that are far
-    above the rest."""
-    values = sorted(value for _, each in curves for value in each)
+    """Returns the lowest and the highest value of the plot, with a margin; a few values far above the rest are cut."""
+    values = sorted(value for _, curve in curves for value in curve)
     if not values:
         return 0.0, 1.0
     low, high = values[0], values[-1]
-    usual = values[min(len(values) - 1, math.ceil((1 - LOWEST_SHARE) * len(values)))]
+    usual = values[min(len(values) - 1, math.ceil((1 - CUT_SHARE) * len(values)))]
     if len(values) > 40 and high - usual > 0.4 * (high - low):
         high = usual
     margin = 0.05 * (high - low) or abs(high) * 0.05 or 1.0
     return (low - margin if low - margin > 0 or low < 0 else 0.0), high + margin
 
 
-def place_of(point: Point, against: Against) -> float:
-    """Where `point` stands on the axis `against`."""
+def axis_position(point: Point, against: Against) -> float:
+    """Returns the position of `point` on the axis `against`."""
     return float({"step": point.step, "hours": point.hours, "tokens": point.tokens}[against])
 
 
@@ -167,18 +172,18 @@ def _axes(
     return "".join(parts)
 
 
-def _curve(line: Line, places: Sequence[tuple[float, float]]) -> str:
+def _curve(line: Line, positions: Sequence[tuple[float, float]]) -> str:
     kind = f"curve run{line.run % 8}" + (f" check dash{line.dash % 4}" if line.validation else "")
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    drawn = f'<polyline points="{path}"/>' if len(places) > 1 else ""
-    dots = line.validation or len(places) == 1
-    marks = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4"/>' for x, y in places) if dots else ""
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in positions)
+    drawn = f'<polyline points="{path}"/>' if len(positions) > 1 else ""
+    dots = line.validation or len(positions) == 1
+    marks = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4"/>' for x, y in positions) if dots else ""
     title = f"<title>{escape(line.name)}</title>"
     return f'<g class="{kind}" data-run="{line.run}" clip-path="url(#plot)">{title}{drawn}{marks}</g>'
 
 
 def _short(value: float) -> str:
-    """A number for an axis: 0.05, 1.5, 2,000, 30k, 1.2M, 3e-5."""
+    """Formats a number for an axis: 0.05, 1.5, 2,000, 30k, 1.2M, 3e-5."""
     size = abs(value)
     if value == 0:
         return "0"

@@ -1,4 +1,4 @@
-"""What lies in a run's folder, read from outside while another process may write: lock, checkpoints, parameters."""
+"""Reads a run's folder while another process may write to it: lock, checkpoints, parameters."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Lock:
     """The state of `run.lock`.
 
     Attributes:
-        held: whether a process holds it, and so trains. The system lets go of it when the process dies.
-        holder: who took it last, in the words of the file; "" if nobody did.
-        since: when, in seconds since 1970; None if nobody did.
+        held: whether a process holds the lock and so trains. The system releases it when the process dies.
+        holder: the text in the file, which names the last process that took the lock; "" if none did.
+        since: when that process took the lock, in seconds since 1970; None if none did.
     """
 
     held: bool
@@ -32,15 +32,15 @@ class Lock:
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A committed checkpoint, and when it was."""
+    """A committed checkpoint, and when it was committed, in seconds since 1970."""
 
     folder: Path
     step: int
     time: float
 
 
-def lock(folder: Path) -> Lock:
-    """The lock of the run in `folder`. Looks for an instant; who takes the lock then tries again."""
+def read_lock(folder: Path) -> Lock:
+    """Returns the state of the run's lock. Holds the lock for an instant; a process that wants it then tries again."""
     file = folder / "run.lock"
     try:
         handle = os.open(file, os.O_RDONLY)
@@ -56,34 +56,34 @@ def lock(folder: Path) -> Lock:
     return Lock(held, file.read_text(encoding="utf-8").strip(), file.stat().st_mtime)
 
 
-def checkpoints(folder: Path) -> list[SavedCheckpoint]:
-    """The committed checkpoints of the run in `folder`, oldest first."""
-    found = []
-    for path in _inside(folder / "checkpoints"):
+def find_checkpoints(folder: Path) -> list[SavedCheckpoint]:
+    """Returns the committed checkpoints of the run in `folder`, oldest first."""
+    checkpoints = []
+    for path in _list_folder(folder / "checkpoints"):
         match = CHECKPOINT.fullmatch(path.name)
         manifest = path / "manifest.json"
         if match and manifest.is_file():
-            found.append(SavedCheckpoint(path, int(match[1]), manifest.stat().st_mtime))
-    return sorted(found, key=lambda each: each.step)
+            checkpoints.append(SavedCheckpoint(path, int(match[1]), manifest.stat().st_mtime))
+    return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
 
 
-def saving(folder: Path) -> int | None:
-    """The step whose checkpoint is being written, or was when the process died; None if there is none."""
-    steps = [int(match[1]) for path in _inside(folder / "checkpoints") if (match := STAGING.fullmatch(path.name))]
-    return max(steps, default=None)
+def saving_step(folder: Path) -> int | None:
+    """Returns the step of the checkpoint that is being written, or was when the process died; None if there is none."""
+    names = [path.name for path in _list_folder(folder / "checkpoints")]
+    return max((int(match[1]) for name in names if (match := STAGING.fullmatch(name))), default=None)
 
 
-def parameters(folder: Path) -> Mapping[str, Any]:
-    """`parameters.json` as plain JSON; empty where there is none yet or it is no JSON."""
-    return _object(folder / "parameters.json")
+def read_parameters(folder: Path) -> Mapping[str, Any]:
+    """Returns `parameters.json` as plain JSON; empty if the file is missing or not JSON."""
+    return _read_object(folder / "parameters.json")
 
 
-def manifest(checkpoint: SavedCheckpoint) -> Mapping[str, Any]:
-    """The manifest of `checkpoint`; empty where it is damaged, or pruned by now."""
-    return _object(checkpoint.folder / "manifest.json")
+def read_manifest(checkpoint: SavedCheckpoint) -> Mapping[str, Any]:
+    """Returns the manifest of `checkpoint`; empty if it is damaged or was pruned in the meantime."""
+    return _read_object(checkpoint.folder / "manifest.json")
 
 
-def _object(file: Path) -> Mapping[str, Any]:
+def _read_object(file: Path) -> Mapping[str, Any]:
     try:
         value = json.loads(file.read_bytes())
     except (OSError, ValueError):
@@ -91,7 +91,7 @@ def _object(file: Path) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _inside(folder: Path) -> list[Path]:
+def _list_folder(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError:

@@ -1,4 +1,4 @@
-"""What a run wrote down: reading `metrics.jsonl` into records and curves, finished or not, damaged or not."""
+"""Reads a run's `metrics.jsonl` into records and curves, even if the run is unfinished or the file damaged."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from terakoya.errors import UserError
 
 FILE = "metrics.jsonl"
-NO_CURVES = frozenset({"kind", "step", "time", "tokens", "store"})
-"""Numbers of a record that are no curve."""
+NON_METRIC_KEYS = frozenset({"kind", "step", "time", "tokens", "store"})
+"""Keys of a record that are not metrics and have no curve."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Metrics:
     """The records of one run in the order in which they were written.
 
     Attributes:
-        records: one object each; `kind` says what of.
-        unfinished: whether the last line is cut off, as a run that is killed, or is writing, leaves it.
-        damaged: the numbers of other lines that are no records, from 1; they are left out.
+        records: one object a line; its `kind` names the event it records.
+        unfinished: whether the last line is truncated because the run was killed or is writing it.
+        damaged: the numbers, from 1, of other lines that are not records; they are skipped.
     """
 
     records: tuple[Mapping[str, Any], ...]
@@ -32,22 +32,22 @@ class Metrics:
     damaged: tuple[int, ...] = ()
 
     def problems(self) -> list[str]:
-        """What is wrong with the file, in words."""
-        said = [f"line {number} of {FILE} is damaged and left out" for number in self.damaged[:3]]
-        if len(self.damaged) > len(said):
-            said.append(f"{len(self.damaged) - len(said):,} more lines of {FILE} are damaged and left out")
-        return said + [f"the last line of {FILE} is cut off"] * self.unfinished
+        """Returns a sentence for each problem of the file."""
+        sentences = [f"line {number} of {FILE} is damaged and skipped" for number in self.damaged[:3]]
+        if len(self.damaged) > len(sentences):
+            sentences.append(f"{len(self.damaged) - len(sentences):,} more lines of {FILE} are damaged and skipped")
+        return sentences + [f"the last line of {FILE} is truncated"] * self.unfinished
 
-    def of(self, kind: str) -> list[Mapping[str, Any]]:
-        """The records of one kind."""
+    def of_kind(self, kind: str) -> list[Mapping[str, Any]]:
+        """Returns the records of one kind."""
         return [record for record in self.records if record.get("kind") == kind]
 
 
 def read(folder: Path) -> Metrics:
-    """The metrics of the run in `folder`; without any where the run has written none yet.
+    """Reads the metrics of the run in `folder`; there are no records if the run has not written any yet.
 
     Raises:
-        UserError: `folder` is no run.
+        UserError: `folder` is not a run's folder.
     """
     file = folder / FILE
     try:
@@ -73,7 +73,7 @@ def read(folder: Path) -> Metrics:
 
 
 class Point(NamedTuple):
-    """One value of a curve: at which step, after how many hours of training and how many tokens."""
+    """One value of a curve, with its step and the hours and tokens trained by then."""
 
     step: int
     hours: float
@@ -83,90 +83,91 @@ class Point(NamedTuple):
 
 @dataclass
 class Curves:
-    """What a run's metrics hold as curves.
+    """A run's metrics as curves.
 
     Attributes:
-        points: the points of each curve by name; those of a validation are called "validation STORE NAME".
+        points: the points of each curve by name; a validation curve is called "validation STORE METRIC".
         restarts: where the run was resumed, as (step, hours).
 
-    Hours count the time spent training: the pause between a stop and its resumption is left out.
+    Hours count the time spent training: the pause between a stop and the resume is excluded.
     """
 
     points: dict[str, list[Point]] = field(default_factory=dict)
     restarts: list[tuple[int, float]] = field(default_factory=list)
 
-    def named(self, number: str) -> dict[str, list[Point]]:
-        """The curves of `number` alone: of training and of every validation."""
-        return {name: points for name, points in self.points.items() if name.split()[-1] == number}
+    def of_metric(self, metric: str) -> dict[str, list[Point]]:
+        """Returns the curves of one metric: of training and of every validation."""
+        return {name: points for name, points in self.points.items() if name.split()[-1] == metric}
 
-    def numbers(self) -> list[str]:
-        """Which numbers there are curves of, in the order in which they came."""
+    def metric_names(self) -> list[str]:
+        """Returns the metrics that have curves, in the order of their first record."""
         return list(dict.fromkeys(name.split()[-1] for name in self.points))
 
 
-def curves(metrics: Metrics, numbers: Collection[str] | None = None) -> Curves:
-    """The curves of `numbers`, or of all there are. Steps that a resumed run did again count once, as last done."""
-    found = Curves()
-    names = store_names(str(record["store"]) for record in metrics.of("validation") if record.get("store"))
-    tokens_at, hours, written = {0: 0}, 0.0, {0: 0.0}  # tokens trained on and hours, by logged step
+def curves(metrics: Metrics, names: Collection[str] | None = None) -> Curves:
+    """Returns the curves of the metrics `names`, or of all. Of a step that a resumed run repeated, the last record
+    counts."""
+    result = Curves()
+    stores = store_names(str(record["store"]) for record in metrics.of_kind("validation") if record.get("store"))
+    tokens_at, hours, hours_at = {0: 0}, 0.0, {0: 0.0}  # tokens and hours trained, by logged step
     for record in metrics.records:
         kind, step = record.get("kind"), int(record.get("step") or 0)
         if kind == "resume":
-            _forget_after(found, step)
+            _drop_after(result, step)
             tokens_at = {logged: tokens for logged, tokens in tokens_at.items() if logged <= step}
-            written = {logged: value for logged, value in written.items() if logged <= step}
-            hours = max(written.values())
-            found.restarts.append((step, hours))
+            hours_at = {logged: value for logged, value in hours_at.items() if logged <= step}
+            hours = max(hours_at.values())
+            result.restarts.append((step, hours))
         elif kind == "step":
             rate, tokens = record.get("tokens_per_second"), record.get("tokens")
             if rate and tokens is not None:
                 hours += (tokens - max(tokens_at.values())) / rate / 3600
-                tokens_at[step], written[step] = tokens, hours
-            _add(found, record, step, hours, max(tokens_at.values()), numbers, prefix="")
+                tokens_at[step], hours_at[step] = tokens, hours
+            _add(result, record, step, hours, max(tokens_at.values()), names, prefix="")
         elif kind == "validation":
             store = record.get("store")
-            prefix = f"validation {names[store]} " if store else "validation "
-            _add(found, record, step, hours, max(tokens_at.values()), numbers, prefix=prefix)
-    return found
+            prefix = f"validation {stores[store]} " if store else "validation "
+            _add(result, record, step, hours, max(tokens_at.values()), names, prefix=prefix)
+    return result
 
 
 def _add(
-    found: Curves,
+    result: Curves,
     record: Mapping[str, Any],
     step: int,
     hours: float,
     tokens: int,
-    numbers: Collection[str] | None,
+    names: Collection[str] | None,
     *,
     prefix: str,
 ) -> None:
     for name, value in record.items():
-        wanted = name not in NO_CURVES if numbers is None else name in numbers
+        wanted = name not in NON_METRIC_KEYS if names is None else name in names
         if wanted and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             point = Point(step, hours, float(value), int(record.get("tokens") or tokens))
-            found.points.setdefault(prefix + name, []).append(point)
+            result.points.setdefault(prefix + name, []).append(point)
 
 
-def _forget_after(found: Curves, step: int) -> None:
+def _drop_after(result: Curves, step: int) -> None:
     """Drops the points after `step`."""
-    for name, points in found.points.items():
-        found.points[name] = [point for point in points if point.step <= step]
-    found.restarts = [restart for restart in found.restarts if restart[0] <= step]
+    for name, points in result.points.items():
+        result.points[name] = [point for point in points if point.step <= step]
+    result.restarts = [restart for restart in result.restarts if restart[0] <= step]
 
 
 def store_names(stores: Iterable[str]) -> dict[str, str]:
-    """What each of the paths `stores` is called: its folder's name, or the path where two have the same."""
+    """Returns a short name for each path of `stores`: its folder's name, or the whole path if two names are equal."""
     paths = list(dict.fromkeys(stores))
-    often = Counter(Path(path).name for path in paths)
-    return {path: Path(path).name if often[Path(path).name] == 1 else path for path in paths}
+    counts = Counter(Path(path).name for path in paths)
+    return {path: Path(path).name if counts[Path(path).name] == 1 else path for path in paths}
 
 
 def kept_steps(metrics: Metrics) -> list[Mapping[str, Any]]:
-    """The records of logged steps, without those that a resumed run threw away."""
+    """Returns the records of logged steps, without those that a resumed run discarded."""
     kept: list[Mapping[str, Any]] = []
     for record in metrics.records:
         if record.get("kind") == "resume":
-            kept = [each for each in kept if int(each.get("step") or 0) <= int(record.get("step") or 0)]
+            kept = [step for step in kept if int(step.get("step") or 0) <= int(record.get("step") or 0)]
         elif record.get("kind") == "step":
             kept.append(record)
     return kept

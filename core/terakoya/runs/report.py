@@ -1,4 +1,4 @@
-"""What `terakoya report` shows of runs: their files read into one object each, ready to be set side by side."""
+"""Reads the files of runs into one object a run, for `terakoya report` to show side by side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from terakoya.runs import files as run_files
 from terakoya.runs import metrics
 from terakoya.runs import status as run_status
 from terakoya.runs.metrics import Curves
-from terakoya.runs.status import RunStatus, duration
+from terakoya.runs.status import RunStatus, format_duration
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class RunReport:
     """One run.
 
     Attributes:
-        label: what it is called, unlike every other.
-        parameters: its settings by key path, as JSON.
-        facts: what it did and on what, as words by name.
-        stores: its token stores: path, what for, documents, tokens, fingerprint, as words.
-        versions: of the programs it ran under.
+        label: the run's unique name in the report.
+        parameters: the settings by key path, as JSON values.
+        facts: the run's progress, devices and rates by name, formatted.
+        stores: the token stores: path, purpose, documents, tokens, fingerprint, formatted.
+        versions: the versions of the programs that it ran with, by name.
     """
 
     label: str
@@ -39,13 +39,14 @@ class RunReport:
     versions: Mapping[str, str]
 
 
-def collect(
+def read_reports(
     folders: Sequence[Path], labels: Sequence[str] | None = None, *, now: float | None = None
 ) -> list[RunReport]:
-    """The runs in `folders`, under `labels` or the folders' own names, told apart by what is before them in the path.
+    """Reads the runs in `folders`, labelled with `labels` or with the folders' names; equal names are extended by the
+    folders above them.
 
     Raises:
-        UserError: a folder is no run, or there are not as many labels as runs.
+        UserError: a folder is not a run's folder, or the number of labels differs from the number of runs.
     """
     if labels and len(labels) != len(folders):
         raise UserError(f"--label: expected {len(folders)} names, one for each run, got {len(labels)}")
@@ -54,8 +55,9 @@ def collect(
     return [_read(folder, name, now) for folder, name in zip(folders, names, strict=True)]
 
 
-def differing(runs: Sequence[RunReport]) -> tuple[list[str], list[str]]:
-    """The key paths of parameters in which the runs differ, and those in which all are alike, in the files' order."""
+def compare_parameters(runs: Sequence[RunReport]) -> tuple[list[str], list[str]]:
+    """Returns the key paths of the parameters that differ between the runs, and of those that are equal in all, in the
+    files' order."""
     absent = object()
     paths = list(dict.fromkeys(path for run in runs for path in run.parameters))
     differ = [path for path in paths if any(run.parameters.get(path, absent) != runs[0].parameters.get(path, absent)
@@ -64,23 +66,23 @@ def differing(runs: Sequence[RunReport]) -> tuple[list[str], list[str]]:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """As short an end of each path as tells it from the others."""
-    whole = [folder.resolve().parts for folder in folders]
-    for length in range(1, max(map(len, whole)) + 1):
-        names = ["/".join(parts[-length:]) for parts in whole]
+    """Returns the shortest tails of the paths that all differ."""
+    paths = [folder.resolve().parts for folder in folders]
+    for length in range(1, max(map(len, paths)) + 1):
+        names = ["/".join(parts[-length:]) for parts in paths]
         if len(set(names)) == len(names):
             return names
-    return [f"{'/'.join(parts[-2:])} ({number})" for number, parts in enumerate(whole, start=1)]
+    return [f"{'/'.join(parts[-2:])} ({number})" for number, parts in enumerate(paths, start=1)]
 
 
 def _read(folder: Path, label: str, now: float) -> RunReport:
     status = run_status.read(folder, now=now)
     written = metrics.read(folder)
-    saved = run_files.checkpoints(folder)
-    manifest = run_files.manifest(saved[-1]) if saved else {}
-    starts = written.of("start")
+    saved = run_files.find_checkpoints(folder)
+    manifest = run_files.read_manifest(saved[-1]) if saved else {}
+    starts = written.of_kind("start")
     start = {**manifest, **(starts[-1] if starts else {})}
-    settings = run_files.parameters(folder) or manifest.get("parameters", {})
+    settings = run_files.read_parameters(folder) or manifest.get("parameters", {})
     return RunReport(
         label=label,
         status=status,
@@ -95,7 +97,7 @@ def _read(folder: Path, label: str, now: float) -> RunReport:
 def _facts(status: RunStatus, written: metrics.Metrics, start: Mapping[str, Any]) -> dict[str, str]:
     steps = metrics.kept_steps(written)
     world = start.get("world", {})
-    devices = start.get("devices") or {world.get("device", "not known"): world.get("processes", 1)}
+    devices = start.get("devices") or {world.get("device", "unknown"): world.get("processes", 1)}
     hours = metrics.curves(written, ["loss"]).points.get("loss", [])
     checkpoint = status.checkpoint
     facts = {
@@ -103,28 +105,30 @@ def _facts(status: RunStatus, written: metrics.Metrics, start: Mapping[str, Any]
         "steps": f"{status.step:,}" + (f" of {status.max_steps:,}" if status.max_steps else ""),
         "tokens": f"{status.tokens:,}" + (f" of {status.max_tokens:,}" if status.max_tokens else ""),
         "rows a step": _number(start.get("global_rows"), "{:,}"),
-        "hours of training": f"{hours[-1].hours:.2f}" if hours else "not known",
+        "hours of training": f"{hours[-1].hours:.2f}" if hours else "unknown",
         "parameters": _number(start.get("parameter_count"), "{:,}"),
         "processes": ", ".join(f"{count} x {name}" for name, count in devices.items()),
-        "engine": str(world.get("engine", "not known")),
+        "engine": str(world.get("engine", "unknown")),
         "tokens/s, median": _median(steps, "tokens_per_second", "{:,.0f}"),
         "samples/s, median": _median(steps, "samples_per_second", "{:,.1f}"),
         "TFLOP/s a device, median": _median(steps, "tflops", "{:,.3g}"),
         "MFU, median": _median(steps, "mfu", "{:.1%}"),
         "GFLOP a token": _number(start.get("flops_per_token"), "{:,.3g}", 1e-9),
         "restarts": str(status.restarts),
-        "last checkpoint": "none" if checkpoint is None else f"{checkpoint.name}, {duration(checkpoint.age)} ago",
+        "last checkpoint": "none"
+        if checkpoint is None
+        else f"{checkpoint.name}, {format_duration(checkpoint.age)} ago",
     }
     return {name: value for name, value in facts.items() if value}
 
 
 def _stores(settings: Mapping[str, Any], fingerprints: Mapping[str, str]) -> list[dict[str, str]]:
-    """What the run was trained and validated on; counts where the stores are still there."""
+    """Returns the stores that the run trained and validated on, with counts if the stores still exist."""
     data = settings.get("data", {})
     used = [(each.get("store", ""), f"training, weight {each.get('weight', 1):g}") if isinstance(each, dict)
             else (str(each), "training") for each in data.get("train", ())]  # fmt: skip
     used += [(str(each), "validation") for each in data.get("validation", ())]
-    return [{"store": path, "for": what, **_counts(Path(path), fingerprints.get(path))} for path, what in used]
+    return [{"store": path, "for": purpose, **_counts(Path(path), fingerprints.get(path))} for path, purpose in used]
 
 
 def _counts(folder: Path, fingerprint: str | None) -> dict[str, str]:
@@ -134,7 +138,7 @@ def _counts(folder: Path, fingerprint: str | None) -> dict[str, str]:
     try:
         facts = read_facts(folder)
     except (UserError, OSError):
-        return {"documents": "no longer there", "tokens": "", "fingerprint": short}
+        return {"documents": "missing", "tokens": "", "fingerprint": short}
     changed = f"{short}; now {facts.fingerprint[:12]}" if fingerprint and facts.fingerprint != fingerprint else None
     return {
         "documents": f"{facts.documents:,}",

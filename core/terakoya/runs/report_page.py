@@ -1,4 +1,4 @@
-"""The report of runs as one HTML page that needs no network: curves, parameters side by side, counts, versions."""
+"""Renders the report of runs as one HTML page without external resources: curves, parameters, counts, versions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from terakoya.runs.charts import Against, Line, chart, place_of
+from terakoya.runs.charts import Against, Line, axis_position, chart
 from terakoya.runs.metrics import Curves
-from terakoya.runs.report import RunReport, differing
+from terakoya.runs.report import RunReport, compare_parameters
 
 FIRST = ("loss", "perplexity")
-"""Numbers whose charts come first; those of `LAST` come last and smaller, in this order."""
+"""Metrics whose charts come first; the charts of `LAST` come last and are smaller, in this order."""
 LAST = ("learning_rate", "grad_norm", "tokens_per_second", "samples_per_second", "tflops", "mfu")
 TITLES = {
     "tokens_per_second": "tokens a second", "samples_per_second": "samples a second", "tflops": "TFLOP/s a device",
@@ -96,8 +96,8 @@ for (const svg of document.querySelectorAll("svg.chart")) {
 """
 
 
-def page(runs: Sequence[RunReport], *, made: str, against: Against = "step") -> str:
-    """The page for `runs`; `made` says when."""
+def render_page(runs: Sequence[RunReport], *, created: str, against: Against = "step") -> str:
+    """Returns the page for `runs`; `created` is the time of its creation, as text."""
     title = f"Run report: {', '.join(run.label for run in runs)}"
     colours = "".join(f".run{number} {{ --colour: var(--c{number}) }}" for number in range(8))
     hidden = "".join(
@@ -105,10 +105,10 @@ def page(runs: Sequence[RunReport], *, made: str, against: Against = "step") -> 
     )
     body = "\n".join(
         [
-            f'<h1>{escape(title)}</h1><p class="quiet">Made {escape(made)}.</p>',
+            f'<h1>{escape(title)}</h1><p class="quiet">Created {escape(created)}.</p>',
             _legend(runs),
             _charts(runs, against),
-            "<h2>What they did</h2>",
+            "<h2>Summary</h2>",
             _facts(runs),
             "<h2>Parameters</h2>",
             _parameters(runs),
@@ -134,51 +134,51 @@ def _legend(runs: Sequence[RunReport]) -> str:
         f"{escape(run.label)}</label>"
         for number, run in enumerate(runs)
     )
-    return f'<p class="legend">{boxes}<span class="quiet">dashed: validation; dotted upright: a restart</span></p>'
+    return f'<p class="legend">{boxes}<span class="quiet">dashed: validation; dotted vertical line: restart</span></p>'
 
 
 def _charts(runs: Sequence[RunReport], against: Against) -> str:
-    """First losses and perplexities, then all other numbers, then rates, two to four a line."""
-    numbers = list(dict.fromkeys(number for run in runs for number in run.curves.numbers()))
-    if not numbers:
-        return "<p>No run has written a number yet.</p>"
-    usual = [name for name in numbers if name not in FIRST and name not in LAST]
-    large = [name for name in FIRST if name in numbers] + [name for name in usual if not _repeats(runs, name)]
-    small = [name for name in LAST if name in numbers]
-    left_out = [name for name in usual if name not in large]
-    said = f'<p class="quiet">Equal to loss everywhere and left out: {escape(", ".join(left_out))}.</p>'
+    """Returns the charts, two to four a line: first losses and perplexities, then all other metrics, then rates."""
+    metrics = list(dict.fromkeys(metric for run in runs for metric in run.curves.metric_names()))
+    if not metrics:
+        return "<p>No run has written a metric yet.</p>"
+    usual = [name for name in metrics if name not in FIRST and name not in LAST]
+    large = [name for name in FIRST if name in metrics] + [name for name in usual if not _equals_loss(runs, name)]
+    small = [name for name in LAST if name in metrics]
+    omitted = [name for name in usual if name not in large]
+    note = f'<p class="quiet">Equal to loss everywhere, not shown: {escape(", ".join(omitted))}.</p>'
     return (
-        f'<div class="charts">{"".join(_chart(runs, name, against) for name in large)}</div>{said * bool(left_out)}'
+        f'<div class="charts">{"".join(_chart(runs, name, against) for name in large)}</div>{note * bool(omitted)}'
         f'<h2>Pace</h2><div class="charts small">{"".join(_chart(runs, name, against) for name in small)}</div>'
     )
 
 
-def _repeats(runs: Sequence[RunReport], name: str) -> bool:
-    """Whether `name` is the loss under another name, as an objective's only loss is."""
+def _equals_loss(runs: Sequence[RunReport], name: str) -> bool:
+    """Returns whether the metric `name` equals the loss everywhere, as the only loss of an objective does."""
 
-    def values(curves: Curves, number: str) -> list[list[Any]]:
-        return [list(points) for points in curves.named(number).values()]
+    def values(curves: Curves, metric: str) -> list[list[Any]]:
+        return [list(points) for points in curves.of_metric(metric).values()]
 
     return all(values(run.curves, name) == values(run.curves, "loss") for run in runs)
 
 
-def _chart(runs: Sequence[RunReport], number: str, against: Against) -> str:
+def _chart(runs: Sequence[RunReport], metric: str, against: Against) -> str:
     lines, restarts = [], []
     dashes: dict[str, int] = {}
     for index, run in enumerate(runs):
-        for name, points in run.curves.named(number).items():
-            kind = name.removesuffix(number).strip()
-            called = f"{run.label}: {kind or 'training'}" if len(runs) > 1 else kind or "training"
+        for name, points in run.curves.of_metric(metric).items():
+            kind = name.removesuffix(metric).strip()
+            label = f"{run.label}: {kind or 'training'}" if len(runs) > 1 else kind or "training"
             dash = dashes.setdefault(kind, len(dashes)) if kind else 0
-            lines.append(Line(index, called, points, bool(kind), dash - 1 if kind and "" in dashes else dash))
-        if run.curves.named(number):
-            at = {"step": 0, "hours": 1}.get(against)
-            restarts += [(index, float(restart[at])) for restart in run.curves.restarts if at is not None]
-    title = TITLES.get(number, number.replace("_", " "))
-    every = (points[-1] for run in runs for points in run.curves.points.values() if points)
-    right = max((place_of(point, against) for point in every), default=1.0)  # the same for all charts
-    picture = chart(lines, restarts, title=title, against=against, right=right)
-    return f"<figure><h3>{escape(title)}</h3>{picture}</figure>"
+            lines.append(Line(index, label, points, bool(kind), dash - 1 if kind and "" in dashes else dash))
+        if run.curves.of_metric(metric):
+            axis = {"step": 0, "hours": 1}.get(against)
+            restarts += [(index, float(restart[axis])) for restart in run.curves.restarts if axis is not None]
+    title = TITLES.get(metric, metric.replace("_", " "))
+    last_points = (points[-1] for run in runs for points in run.curves.points.values() if points)
+    right = max((axis_position(point, against) for point in last_points), default=1.0)  # the same for all charts
+    svg = chart(lines, restarts, title=title, against=against, right=right)
+    return f"<figure><h3>{escape(title)}</h3>{svg}</figure>"
 
 
 def _facts(runs: Sequence[RunReport]) -> str:
@@ -198,34 +198,34 @@ def _fact(run: RunReport, name: str) -> str:
 
 
 def _parameters(runs: Sequence[RunReport]) -> str:
-    differ, alike = differing(runs)
-    if not differ and not alike:
-        return "<p>None is written down.</p>"
+    differ, equal = compare_parameters(runs)
+    if not differ and not equal:
+        return "<p>None recorded.</p>"
 
     def row(path: str, differs: bool) -> str:
         cells = "".join(
             f"<td><code>{escape(json.dumps(run.parameters[path], ensure_ascii=False))}</code></td>"
             if path in run.parameters
-            else '<td class="quiet">not there</td>'
+            else '<td class="quiet">missing</td>'
             for run in runs
         )
         return f'<tr class="{"differs" if differs else ""}"><th><code>{escape(path)}</code></th>{cells}</tr>'
 
     if len(runs) == 1:
-        return _table(_heads(runs), [row(path, False) for path in alike])
-    first = _table(_heads(runs), [row(path, True) for path in differ]) if differ else "<p>They do not differ.</p>"
-    rest = _table(_heads(runs), [row(path, False) for path in alike])
-    return f"{first}<details><summary>{len(alike)} that are alike</summary>{rest}</details>"
+        return _table(_heads(runs), [row(path, False) for path in equal])
+    first = _table(_heads(runs), [row(path, True) for path in differ]) if differ else "<p>No differences.</p>"
+    rest = _table(_heads(runs), [row(path, False) for path in equal])
+    return f"{first}<details><summary>{len(equal)} equal parameters</summary>{rest}</details>"
 
 
 def _validations(runs: Sequence[RunReport]) -> str:
     rows = []
     for run in runs:
-        for each in run.status.validations:
-            values = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in each.values.items())
-            cells = [run.label, each.store or "all", f"{each.step:,}", values]
+        for check in run.status.validations:
+            values = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in check.values.items())
+            cells = [run.label, check.store or "all", f"{check.step:,}", values]
             rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
-    return _table(["run", "store", "step", "numbers"], rows) if rows else "<p>None yet.</p>"
+    return _table(["run", "store", "step", "metrics"], rows) if rows else "<p>None yet.</p>"
 
 
 def _stores(runs: Sequence[RunReport]) -> str:
@@ -235,27 +235,27 @@ def _stores(runs: Sequence[RunReport]) -> str:
         for run in runs
         for store in run.stores
     ]
-    return _table(["run", *names], rows) if rows else "<p>None is written down.</p>"
+    return _table(["run", *names], rows) if rows else "<p>None recorded.</p>"
 
 
 def _versions(runs: Sequence[RunReport]) -> str:
     names = list(dict.fromkeys(name for run in runs for name in run.versions))
     if not names:
-        return "<p>None is written down.</p>"
+        return "<p>None recorded.</p>"
     rows = []
     for name in names:
-        found = [run.versions.get(name, "") for run in runs]
-        cells = "".join(f"<td>{escape(version)}</td>" for version in found)
-        rows.append(f'<tr class="{"differs" if len(set(found)) > 1 else ""}"><th>{escape(name)}</th>{cells}</tr>')
+        versions = [run.versions.get(name, "") for run in runs]
+        cells = "".join(f"<td>{escape(version)}</td>" for version in versions)
+        rows.append(f'<tr class="{"differs" if len(set(versions)) > 1 else ""}"><th>{escape(name)}</th>{cells}</tr>')
     return _table(_heads(runs), rows)
 
 
 def _warnings(runs: Sequence[RunReport]) -> str:
-    said = [(run.label, text) for run in runs for text in [*run.status.problems, *run.status.warnings]]
-    if not said:
+    warnings = [(run.label, text) for run in runs for text in [*run.status.problems, *run.status.warnings]]
+    if not warnings:
         return ""
-    items = "".join(f"<li>{escape(label)}: {escape(text)}</li>" for label, text in said[:SHOWN_WARNINGS])
-    more = f"<p>and {len(said) - SHOWN_WARNINGS:,} more</p>" if len(said) > SHOWN_WARNINGS else ""
+    items = "".join(f"<li>{escape(label)}: {escape(text)}</li>" for label, text in warnings[:SHOWN_WARNINGS])
+    more = f"<p>and {len(warnings) - SHOWN_WARNINGS:,} more</p>" if len(warnings) > SHOWN_WARNINGS else ""
     return f"<h2>Warnings</h2><ul>{items}</ul>{more}"
 
 

@@ -1,4 +1,4 @@
-"""What a run is doing, told from its files alone: from another terminal, another machine, or long after."""
+"""Reads the state of a run from its files alone: from another terminal, another machine, or long after its end."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from terakoya.runs.files import Lock
 from terakoya.runs.metrics import Metrics
 
 State = Literal["not started", "starting", "training", "finished", "stopped", "failed", "killed"]
-ENDS: Mapping[str, State] = {"finished": "finished", "stopped": "stopped", "error": "failed"}
-"""Kinds of records that end a start of the run."""
+END_STATES: Mapping[str, State] = {"finished": "finished", "stopped": "stopped", "error": "failed"}
+"""The state after each kind of record that ends a start of the run."""
 WINDOW = 20
-"""How many logged steps the rate is taken from, and the change of the loss."""
+"""Number of logged steps from which the rate and the change of the loss are computed."""
 QUIET_INTERVALS, QUIET_SECONDS = 10, 60.0
-"""A run that has written nothing for so many of its own intervals, and for so long, is said to be quiet."""
+"""A run counts as quiet if it has written nothing for this many of its logging intervals and this many seconds."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The last checkpoint: its name, its step, its age in seconds, and how many there are."""
+    """The last checkpoint: its name, its step, its age in seconds, and the number of checkpoints."""
 
     name: str
     step: int
@@ -43,16 +43,18 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run at one moment. What is not known is None.
+    """A run at one moment; unknown values are None. The field names are the keys of `status --json`.
 
     Attributes:
-        state: `killed` is a process that is gone without a word, `stopped` one that was asked to and saved.
-        told: the state in a sentence, with what to do where something is to be done.
-        loss_change: the mean loss of the newer half of the last logged steps less that of the older half, and
-            `loss_change_steps` the steps from the middle of one to the middle of the other.
-        seconds_left: until the run's length, at the pace of the last logged steps, saving and validating included.
-        seconds_to_limit: until `max_minutes` stops this start.
-        warnings: the texts of all, oldest first; `problems` is what is wrong with the files themselves.
+        state: `killed` if the process ended without a record, `stopped` if it saved after a stop request.
+        told: the state in a sentence, with what to do if the user has to act.
+        loss_change: the mean loss of the newer half of the last logged steps minus that of the older half;
+            `loss_change_steps` is the number of steps from the middle of one half to the middle of the other.
+        seconds_left: time to the full length at the pace of the last logged steps, saving and validation included.
+        seconds_to_limit: time until `max_minutes` stops this start.
+        seconds_since_word: time since the last record.
+        warnings: the texts of all warnings, oldest first.
+        problems: sentences about damage to the files themselves.
     """
 
     folder: Path
@@ -80,33 +82,35 @@ class RunStatus:
 
 
 def read(folder: Path, *, now: float | None = None) -> RunStatus:
-    """The state of the run in `folder`, at `now` (seconds since 1970).
+    """Reads the state of the run in `folder` at `now` (seconds since 1970).
 
     Raises:
-        UserError: `folder` is no run.
+        UserError: `folder` is not a run's folder.
     """
     now = time.time() if now is None else now
     written = metrics.read(folder)
-    lock, settings = run_files.lock(folder), run_files.parameters(folder)
-    saved = run_files.checkpoints(folder)
+    lock, settings = run_files.read_lock(folder), run_files.read_parameters(folder)
+    saved = run_files.find_checkpoints(folder)
     steps = metrics.kept_steps(written)
-    starts = [*written.of("start"), *([run_files.manifest(saved[-1])] if saved else []), settings]
-    unit = _first(starts, "length_unit")
-    max_steps = None if unit == "tokens" else _first(starts, "max_steps")
-    max_tokens = _first([settings], "max_tokens") or (_first(starts, "max_tokens") if unit == "tokens" else None)
-    state, told = _state(written, lock, steps, now)
+    starts = [*written.of_kind("start"), *([run_files.read_manifest(saved[-1])] if saved else []), settings]
+    unit = _last_value(starts, "length_unit")
+    max_steps = None if unit == "tokens" else _last_value(starts, "max_steps")
+    max_tokens = _last_value([settings], "max_tokens") or (
+        _last_value(starts, "max_tokens") if unit == "tokens" else None
+    )
+    state, sentence = _state(written, lock, steps, now)
     step, tokens = _position(written, steps)
     last = steps[-1] if steps else {}
-    change = _change(steps)
+    change = _loss_change(steps)
     left = _seconds_left(_since_start(written, steps), step, tokens, max_steps, max_tokens)
-    word = written.records[-1].get("time") if written.records else None
+    last_time = written.records[-1].get("time") if written.records else None
     alive = lock.held
     limit = settings.get("max_minutes")
     done = (step / max_steps) if max_steps else (tokens / max_tokens if max_tokens else None)
     return RunStatus(
         folder=folder,
         state=state,
-        told=told,
+        told=sentence,
         process=lock.holder if alive else None,
         step=step,
         max_steps=max_steps,
@@ -117,68 +121,68 @@ def read(folder: Path, *, now: float | None = None) -> RunStatus:
         loss_change=change[0] if change else None,
         loss_change_steps=change[1] if change else None,
         values={name: value for name, value in last.items() if _is_value(name, value)},
-        seconds_left=max(0.0, left - (now - word)) if alive and left is not None and word else None,
+        seconds_left=max(0.0, left - (now - last_time)) if alive and left is not None and last_time else None,
         seconds_to_limit=max(0.0, lock.since + 60 * limit - now) if alive and limit and lock.since else None,
-        seconds_since_word=None if word is None else max(0.0, now - word),
+        seconds_since_word=None if last_time is None else max(0.0, now - last_time),
         validations=_validations(written, step),
         checkpoint=Checkpoint(saved[-1].folder.name, saved[-1].step, max(0.0, now - saved[-1].time), len(saved))
         if saved
         else None,
-        saving_step=run_files.saving(folder) if alive else None,
-        restarts=len(written.of("resume")),
-        warnings=tuple(str(record.get("text")) for record in written.of("warning")),
-        problems=tuple(problem for problem in written.problems() if not (alive and "cut off" in problem)),
+        saving_step=run_files.saving_step(folder) if alive else None,
+        restarts=len(written.of_kind("resume")),
+        warnings=tuple(str(record.get("text")) for record in written.of_kind("warning")),
+        problems=tuple(problem for problem in written.problems() if not (alive and "truncated" in problem)),
     )
 
 
 def _state(written: Metrics, lock: Lock, steps: Sequence[Mapping[str, Any]], now: float) -> tuple[State, str]:
-    """The state, and the sentence that tells it."""
-    ends = [record for record in written.records if record.get("kind") in {*ENDS, "start", "resume"}]
-    end: Mapping[str, Any] = ends[-1] if ends else {}
-    ended = ENDS.get(end.get("kind", ""))
+    """Returns the state, and the sentence that describes it."""
+    boundaries = [record for record in written.records if record.get("kind") in {*END_STATES, "start", "resume"}]
+    boundary: Mapping[str, Any] = boundaries[-1] if boundaries else {}
+    end_state = END_STATES.get(boundary.get("kind", ""))
     if lock.held:
         fresh = [step for step in _since_start(written, steps) if step.get("time", 0) >= (lock.since or 0) - 1]
-        if ended or not fresh:
-            return "starting", f"starting: {lock.holder} has it, no step is logged yet"
-        word, interval = written.records[-1].get("time", now), _interval(fresh)
-        if interval and now - word > max(QUIET_SECONDS, QUIET_INTERVALS * interval):
+        if end_state or not fresh:
+            return "starting", f"starting: {lock.holder} holds the run, no step is logged yet"
+        last_time, interval = written.records[-1].get("time", now), _interval(fresh)
+        if interval and now - last_time > max(QUIET_SECONDS, QUIET_INTERVALS * interval):
             return "training", (
-                f"training, but quiet: nothing was written for {duration(now - word)}, "
-                f"a step was logged every {duration(interval)}; {lock.holder} lives"
+                f"training, but quiet: nothing was written for {format_duration(now - last_time)}, "
+                f"a step was logged every {format_duration(interval)}; {lock.holder} is alive"
             )
         return "training", f"training: {lock.holder}"
     if not written.records:
-        return "not started", "not started: nothing is written yet and no process has it"
-    if ended == "finished":
-        return ended, "finished"
-    if ended == "stopped":
-        return ended, f"stopped by {end.get('reason') or 'a request'}; the same command goes on"
-    if ended == "failed":
-        return ended, f"failed: {end.get('text')}"
+        return "not started", "not started: nothing is written yet and no process holds the run"
+    if end_state == "finished":
+        return end_state, "finished"
+    if end_state == "stopped":
+        return end_state, f"stopped by {boundary.get('reason') or 'a request'}; the same command continues the run"
+    if end_state == "failed":
+        return end_state, f"failed: {boundary.get('text')}"
     return "killed", (
-        f"killed: the process is gone without a word ({lock.holder or 'it left no name'}); the same command goes on "
+        f"killed: the process ended without a record ({lock.holder or 'it left no name'}); the same command continues "
         "from the last checkpoint"
     )
 
 
 def _position(written: Metrics, steps: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-    """Steps and tokens done as far as they are written down."""
-    at = [(int(record.get("step") or 0), int(record.get("tokens") or 0)) for record in steps[-1:]]
+    """Returns the steps and tokens done according to the records."""
+    logged = [(int(record.get("step") or 0), int(record.get("tokens") or 0)) for record in steps[-1:]]
     ends = [record for record in written.records[-3:] if record.get("kind") in ("finished", "stopped", "checkpoint")]
     last = max((int(record.get("step") or 0) for record in ends), default=0)
-    step, tokens = at[0] if at else (0, 0)
+    step, tokens = logged[0] if logged else (0, 0)
     return max(step, last), tokens
 
 
 def _since_start(written: Metrics, steps: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those of `steps` that the last start of the run has logged."""
+    """Returns those of `steps` that the last start of the run logged."""
     starts = [index for index, record in enumerate(written.records) if record.get("kind") in ("start", "resume")]
-    mine = {id(record) for record in written.records[starts[-1] if starts else 0 :]}
-    return [record for record in steps if id(record) in mine]
+    since = {id(record) for record in written.records[starts[-1] if starts else 0 :]}
+    return [record for record in steps if id(record) in since]
 
 
 def _interval(steps: Sequence[Mapping[str, Any]]) -> float | None:
-    """Seconds between logged steps."""
+    """Returns the mean seconds between logged steps."""
     times = [record["time"] for record in steps[-WINDOW:] if "time" in record]
     return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
 
@@ -186,17 +190,18 @@ def _interval(steps: Sequence[Mapping[str, Any]]) -> float | None:
 def _seconds_left(
     steps: Sequence[Mapping[str, Any]], step: int, tokens: int, max_steps: int | None, max_tokens: int | None
 ) -> float | None:
-    """From the last logged step to the end of the run."""
+    """Returns the seconds from the last logged step to the end of the run."""
     recent = [record for record in steps[-WINDOW:] if "time" in record]
     if len(recent) < 2:
         return None
     seconds = recent[-1]["time"] - recent[0]["time"]
-    name, done, whole = ("tokens", tokens, max_tokens) if max_tokens else ("step", step, max_steps)
-    came = recent[-1].get(name, 0) - recent[0].get(name, 0)
-    return None if whole is None or came <= 0 else max(0, whole - done) * seconds / came
+    unit, done, total = ("tokens", tokens, max_tokens) if max_tokens else ("step", step, max_steps)
+    progress = recent[-1].get(unit, 0) - recent[0].get(unit, 0)
+    return None if total is None or progress <= 0 else max(0, total - done) * seconds / progress
 
 
-def _change(steps: Sequence[Mapping[str, Any]]) -> tuple[float, int] | None:
+def _loss_change(steps: Sequence[Mapping[str, Any]]) -> tuple[float, int] | None:
+    """Returns `loss_change` and `loss_change_steps` of `RunStatus`."""
     recent = [record for record in steps[-WINDOW:] if isinstance(record.get("loss"), float)]
     half = len(recent) // 2
     if not half:
@@ -208,9 +213,9 @@ def _change(steps: Sequence[Mapping[str, Any]]) -> tuple[float, int] | None:
 
 
 def _validations(written: Metrics, step: int) -> tuple[Validation, ...]:
-    """The last of each store, none of a step that was not reached again."""
+    """Returns the last validation of each store, ignoring steps that a resumed run has not reached again."""
     last: dict[str | None, Validation] = {}
-    for record in written.of("validation"):
+    for record in written.of_kind("validation"):
         if int(record.get("step") or 0) <= step:
             values = {name: value for name, value in record.items() if _is_value(name, value)}
             last[record.get("store")] = Validation(record.get("store"), int(record.get("step") or 0), values)
@@ -218,16 +223,16 @@ def _validations(written: Metrics, step: int) -> tuple[Validation, ...]:
 
 
 def _is_value(name: str, value: Any) -> bool:
-    return name not in metrics.NO_CURVES and isinstance(value, int | float)
+    return name not in metrics.NON_METRIC_KEYS and isinstance(value, int | float)
 
 
-def _first(records: Sequence[Mapping[str, Any]], name: str) -> Any:
-    """`name` of the last record of a start that has it, else of the others."""
+def _last_value(records: Sequence[Mapping[str, Any]], name: str) -> Any:
+    """Returns the value of `name` in the last of `records` that has it, else None."""
     return next((record[name] for record in reversed(records) if record.get(name) is not None), None)
 
 
-def duration(seconds: float) -> str:
-    """A time as it is said: 42 s, 12 min, 3 h 20 min, 2 d 4 h."""
+def format_duration(seconds: float) -> str:
+    """Formats a duration for people: 42 s, 12 min, 3 h 20 min, 2 d 4 h."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

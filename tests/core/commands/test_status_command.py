@@ -1,4 +1,4 @@
-"""`terakoya status` as its user sees it."""
+"""`terakoya status` as the user sees it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
     return done, failed
 
 
-def called(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+def status_output(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
     try:
         main(["status", *arguments])
     except SystemExit as left:
@@ -40,38 +40,38 @@ def called(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_one_run_in_lines(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    lines = called(str(runs[0]), capsys=capsys).splitlines()
+def test_one_run_is_printed_as_lines(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    lines = status_output(str(runs[0]), capsys=capsys).splitlines()
     facts = dict(line.split("  ", 1) for line in lines)
     assert facts["state"].strip() == "finished" and facts["step"].strip() == "100/100 (100.0%)"
     assert facts["rate"].strip() == "1,234 tokens/s  MFU 41.2%"
-    assert facts["last word"].strip() == "5 min ago"
+    assert facts["last record"].strip() == "5 min ago"
 
 
-def test_several_runs_as_a_table_with_what_is_wrong(
+def test_several_runs_are_printed_as_a_table_with_their_problems(
     runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    printed = called(*map(str, runs), capsys=capsys).splitlines()
+    printed = status_output(*map(str, runs), capsys=capsys).splitlines()
     assert printed[0].split()[:4] == ["run", "state", "step", "loss"]
     assert "finished  100/100 (100.0%)  2.5000" in printed[1]
-    assert "failed" in printed[2] and str(runs[1]) in printed[2], "markup in a name is a name"
+    assert "failed" in printed[2] and str(runs[1]) in printed[2], "markup in a name is printed literally"
     assert printed[3] == f"{runs[1]}: failed: ValueError: a [red]name[/red]"
 
 
 def test_json(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = json.loads(called(*map(str, runs), "--json", capsys=capsys))
+    first, second = json.loads(status_output(*map(str, runs), "--json", capsys=capsys))
     assert (first["folder"], first["state"], first["step"], first["loss"]) == (str(runs[0]), "finished", 100, 2.5)
     assert second["state"] == "failed" and second["loss"] is None and "loss" not in second["values"]
 
 
-def test_no_run_is_an_error_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["status", str(tmp_path / "nowhere")])
     assert left.value.code == 2
     assert "no such file; expected the folder of a run" in capsys.readouterr().err
 
 
-def test_watching_looks_again_until_it_is_stopped(runs: tuple[Path, Path]) -> None:
+def test_watch_prints_again_until_it_is_stopped(runs: tuple[Path, Path]) -> None:
     command = [sys.executable, "-m", "terakoya", "status", str(runs[0]), "--watch", "--every", "0.2"]
     watching = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert watching.stdout is not None

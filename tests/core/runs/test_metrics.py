@@ -1,4 +1,4 @@
-"""Reading what a run wrote down: whole, cut off, damaged, resumed, begun and not begun."""
+"""Reading a run's metrics: complete, truncated, damaged, resumed, started and not started."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def step(number: int, **values: float) -> dict[str, Any]:
     return {"kind": "step", "step": number, "tokens": 3600 * number, "tokens_per_second": 3600.0, **values}
 
 
-def test_a_cut_off_line_is_said_and_what_is_before_it_kept(tmp_path: Path) -> None:
+def test_a_truncated_last_line_is_reported_and_the_lines_before_it_are_kept(tmp_path: Path) -> None:
     read = metrics.read(written(tmp_path / "run", step(1, loss=2.0), step(2, loss=1.0), end='\n{"kind": "step", "lo'))
     assert [record["step"] for record in read.records] == [1, 2] and read.unfinished
     half = '\n{"kind": "warning", "text": "語'.encode()[:-1]
@@ -31,7 +31,7 @@ def test_a_cut_off_line_is_said_and_what_is_before_it_kept(tmp_path: Path) -> No
     assert not metrics.read(written(tmp_path / "run", step(1))).unfinished
 
 
-def test_a_damaged_line_in_the_middle_is_left_out_and_named(tmp_path: Path) -> None:
+def test_a_damaged_line_in_the_middle_is_skipped_and_reported(tmp_path: Path) -> None:
     folder = written(tmp_path / "run")
     lines = [
         json.dumps(step(1)),
@@ -46,20 +46,20 @@ def test_a_damaged_line_in_the_middle_is_left_out_and_named(tmp_path: Path) -> N
     assert [record["step"] for record in read.records] == [1, 2, 3]
     assert (read.damaged, read.unfinished) == ((2, 4), True)
     assert read.problems() == [
-        "line 2 of metrics.jsonl is damaged and left out",
-        "line 4 of metrics.jsonl is damaged and left out",
-        "the last line of metrics.jsonl is cut off",
+        "line 2 of metrics.jsonl is damaged and skipped",
+        "line 4 of metrics.jsonl is damaged and skipped",
+        "the last line of metrics.jsonl is truncated",
     ]
 
 
-def test_no_run_and_a_run_that_wrote_nothing_yet(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_and_a_run_without_records(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file; expected the folder of a run"):
         metrics.read(tmp_path)
     (tmp_path / "run.lock").touch()
     assert metrics.read(tmp_path).records == ()
 
 
-def test_curves_of_all_numbers(tmp_path: Path) -> None:
+def test_curves_of_all_metrics(tmp_path: Path) -> None:
     checks = [
         {"kind": "validation", "step": 2, "store": store, "loss": value, "tokens": 7200}
         for store, value in (("a/val", 1.5), ("b/val", 1.25), ("c/wiki", 3.0))
@@ -67,15 +67,15 @@ def test_curves_of_all_numbers(tmp_path: Path) -> None:
     added = {"kind": "validation", "step": 2, "store": None, "bleu": 0.5, "tokens": 7200}
     read = metrics.read(written(tmp_path / "run", step(1, loss=2.0), step(2, loss=None), *checks, added))  # type: ignore[arg-type]
     curves = metrics.curves(read)
-    assert curves.numbers() == ["tokens_per_second", "loss", "bleu"]
-    assert list(curves.named("loss")) == [
+    assert curves.metric_names() == ["tokens_per_second", "loss", "bleu"]
+    assert list(curves.of_metric("loss")) == [
         "loss", "validation a/val loss", "validation b/val loss", "validation wiki loss",
     ]  # fmt: skip
     assert curves.points["validation wiki loss"] == [(2, pytest.approx(2 / 3600), 3.0, 7200)]
-    assert [point.step for point in curves.points["loss"]] == [1], "no number is no point"
+    assert [point.step for point in curves.points["loss"]] == [1], "a missing value is not a point"
 
 
-def test_a_step_done_again_counts_as_last_done(tmp_path: Path) -> None:
+def test_of_a_repeated_step_the_last_record_counts(tmp_path: Path) -> None:
     again = [step(3, loss=9.0), {"kind": "resume", "step": 2}, step(3, loss=3.0), step(4, loss=2.0)]
     curves = metrics.curves(metrics.read(written(tmp_path / "run", step(1, loss=5.0), step(2, loss=4.0), *again)))
     assert [(point.step, point.value) for point in curves.points["loss"]] == [(1, 5.0), (2, 4.0), (3, 3.0), (4, 2.0)]

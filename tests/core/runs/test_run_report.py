@@ -1,4 +1,4 @@
-"""The report of runs: what it reads, what it draws, and that the page stands alone."""
+"""The report of runs: what it reads, what it draws, and that the page is self-contained."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import pytest
 
 from terakoya.commands.main import main
 from terakoya.errors import UserError
-from terakoya.runs.charts import MOST_POINTS, Line, chart, thinned, ticks
+from terakoya.runs.charts import MAX_POINTS, Line, chart, thin_points, ticks
 from terakoya.runs.metrics import Point
-from terakoya.runs.report import collect, differing
-from terakoya.runs.report_page import page
+from terakoya.runs.report import compare_parameters, read_reports
+from terakoya.runs.report_page import render_page
 
 NOW = 1_800_000_000.0
 
 
 def make_run(folder: Path, *, learning_rate: float, restart: int | None = None, **more: Any) -> Path:
-    """40 logged steps of 3,600 tokens at 3,600 tokens a second."""
+    """Writes a run of 40 logged steps of 3,600 tokens at 3,600 tokens a second."""
     folder.mkdir(parents=True)
     settings = {"optimizer": {"type": "adamw", "learning_rate": learning_rate}, "seed": 42, "max_steps": 40, **more}
     settings["data"] = {"train": [{"store": "work/a", "weight": 2.0}], "validation": ["work/a.val"]}
@@ -58,33 +58,33 @@ def runs(tmp_path: Path) -> list[Path]:
     ]
 
 
-def test_runs_are_told_apart_and_their_parameters_compared(runs: list[Path]) -> None:
-    one, two = collect(runs, now=NOW + 100)
+def test_runs_get_different_labels_and_their_parameters_are_compared(runs: list[Path]) -> None:
+    one, two = read_reports(runs, now=NOW + 100)
     assert (one.label, two.label) == ("one/run", "two/run")
-    differ, alike = differing([one, two])
+    differ, equal = compare_parameters([one, two])
     assert differ == ["optimizer.learning_rate", "frozen_layers"]
-    assert "seed" in alike and not set(differ) & set(alike)
-    assert differing([one]) == ([], list(one.parameters))
-    assert [each.label for each in collect(runs, ["a", "b"])] == ["a", "b"]
+    assert "seed" in equal and not set(differ) & set(equal)
+    assert compare_parameters([one]) == ([], list(one.parameters))
+    assert [report.label for report in read_reports(runs, ["a", "b"])] == ["a", "b"]
     with pytest.raises(UserError, match="expected 2 names, one for each run, got 1"):
-        collect(runs, ["a"])
+        read_reports(runs, ["a"])
 
 
 def test_facts_of_a_run(runs: list[Path]) -> None:
-    facts = collect(runs, now=NOW + 100)[0].facts
+    facts = read_reports(runs, now=NOW + 100)[0].facts
     assert facts["state"] == "finished" and facts["steps"] == "40 of 40" and facts["tokens"] == "144,000"
     assert facts["processes"] == "2 x NVIDIA H200" and facts["parameters"] == "1,234,567"
     assert facts["samples/s, median"] == "36.5" and facts["MFU, median"] == "41.0%" and facts["restarts"] == "1"
     assert facts["hours of training"] == f"{40 / 3600:.2f}" and facts["GFLOP a token"] == "2.5"
-    assert collect(runs)[0].stores == [
-        {"store": "work/a", "for": "training, weight 2", "documents": "no longer there", "tokens": "",
+    assert read_reports(runs)[0].stores == [
+        {"store": "work/a", "for": "training, weight 2", "documents": "missing", "tokens": "",
          "fingerprint": "f" * 12},
-        {"store": "work/a.val", "for": "validation", "documents": "no longer there", "tokens": "", "fingerprint": ""},
+        {"store": "work/a.val", "for": "validation", "documents": "missing", "tokens": "", "fingerprint": ""},
     ]  # fmt: skip
 
 
 class Reader(HTMLParser):
-    """What a page refers to, its text, and whether its tags close."""
+    """Collects the links, texts and classes of a page, and checks that its tags are closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -112,28 +112,28 @@ class Reader(HTMLParser):
 
 
 @pytest.mark.parametrize("against", ["step", "hours", "tokens"])
-def test_the_page_stands_alone_and_says_it_all(runs: list[Path], against: Any) -> None:
-    text = page(collect(runs, now=NOW + 100), made="today", against=against)
-    read = Reader(text)
-    assert read.open == [] and read.links == [] and not re.search(r"https?:|@import|url\((?!#plot)", text)
-    words = " ".join(read.words)
-    for said in ("one/run", "perplexity", "loss (nats)", "optimizer.learning_rate", "2.13.0", "144,000", "work/a.val"):
-        assert said in words, said
-    assert "Equal to loss everywhere and left out: mlm_loss" in words
-    assert "<script>alert" not in text and "<script>alert(1)</script>" in html.unescape(text)
-    assert read.classes.count("differs") == 2, "two rows of parameters, no version"
-    assert [each for each in read.classes if each.startswith("restart")] == (
+def test_the_page_is_self_contained_and_complete(runs: list[Path], against: Any) -> None:
+    page = render_page(read_reports(runs, now=NOW + 100), created="today", against=against)
+    reader = Reader(page)
+    assert reader.open == [] and reader.links == [] and not re.search(r"https?:|@import|url\((?!#plot)", page)
+    words = " ".join(reader.words)
+    for text in ("one/run", "perplexity", "loss (nats)", "optimizer.learning_rate", "2.13.0", "144,000", "work/a.val"):
+        assert text in words, text
+    assert "Equal to loss everywhere, not shown: mlm_loss" in words
+    assert "<script>alert" not in page and "<script>alert(1)</script>" in html.unescape(page)
+    assert reader.classes.count("differs") == 2, "two rows of parameters, no version"
+    assert [name for name in reader.classes if name.startswith("restart")] == (
         ["restart run0"] * 5 if against != "tokens" else []
     ), "one in each chart of the run that was resumed"
 
 
 def test_a_page_of_one_run_and_of_one_that_wrote_nothing(runs: list[Path], tmp_path: Path) -> None:
-    alone = page(collect(runs[:1]), made="today")
+    alone = render_page(read_reports(runs[:1]), created="today")
     assert "differs" not in Reader(alone).classes and "optimizer.learning_rate" in alone
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "run.lock").touch()
-    text = page(collect([tmp_path / "empty"]), made="today")
-    assert "No run has written a number yet." in text and "not started" in text
+    text = render_page(read_reports([tmp_path / "empty"]), created="today")
+    assert "No run has written a metric yet." in text and "not started" in text
 
 
 def points(values: list[float]) -> list[Point]:
@@ -162,8 +162,8 @@ def test_first_steps_far_above_do_not_flatten_the_rest() -> None:
 def test_long_curves_keep_their_peaks() -> None:
     values = [float(step % 7) for step in range(50_000)]
     values[31_234], values[777] = 99.0, -99.0
-    kept = thinned(points(values))
-    assert len(kept) <= MOST_POINTS and [point.step for point in kept] == sorted({point.step for point in kept})
+    kept = thin_points(points(values))
+    assert len(kept) <= MAX_POINTS and [point.step for point in kept] == sorted({point.step for point in kept})
     assert {99.0, -99.0} <= {point.value for point in kept}
     assert kept[0].step == 0 and kept[-1].step == 49_999
 

@@ -1,4 +1,4 @@
-"""What is said of a run, in every state that a run's folder can be found in."""
+"""The status of a run in every state of its folder."""
 
 from __future__ import annotations
 
@@ -71,21 +71,21 @@ def test_a_run_that_trains(held: Path) -> None:
     assert status.loss == pytest.approx(2.5)
     assert (status.loss_change, status.loss_change_steps) == (pytest.approx(-0.2), 20), "of (30, 20) to (50, 40)"
     assert status.seconds_left == pytest.approx(50 * 2.0 - 5)
-    assert [(each.store, each.step, each.values) for each in status.validations] == [("w/val", 40, {"loss": 2.75})]
+    assert [(check.store, check.step, check.values) for check in status.validations] == [("w/val", 40, {"loss": 2.75})]
     assert status.checkpoint == run_status.Checkpoint("step-00000040", 40, pytest.approx(25), 2)
     assert status.saving_step == 50 and status.warnings == ("slow disk",)
-    assert status.problems == (), "a line that is being written is no problem"
+    assert status.problems == (), "a line that is being written is not a problem"
     assert status.values["mfu"] == 0.25 and status.seconds_since_word == pytest.approx(5)
 
 
-def test_a_run_that_says_nothing_for_long(held: Path) -> None:
+def test_a_run_that_writes_nothing_for_long_is_quiet(held: Path) -> None:
     write(held, {"kind": "start", "step": 0, "time": NOW - 500}, *(step(n, at=2.0 * (n - 50)) for n in (30, 40, 50)))
     assert "quiet" not in run_status.read(held, now=NOW + 190).told
     told = run_status.read(held, now=NOW + 210).told
     assert told.startswith("training, but quiet: nothing was written for 4 min, a step was logged every 20 s")
 
 
-def test_a_run_by_tokens_and_by_minutes(held: Path) -> None:
+def test_a_run_with_limits_in_tokens_and_minutes(held: Path) -> None:
     (held / "parameters.json").write_text(json.dumps({"max_steps": None, "max_tokens": 100_000, "max_minutes": 20.0}))
     start = {"kind": "start", "step": 0, "max_steps": 77, "max_tokens": 100_000, "length_unit": "tokens"}
     write(held, {**start, "time": NOW - 500}, *(step(number, at=2.0 * (number - 50)) for number in (40, 50)))
@@ -102,13 +102,13 @@ def test_a_run_that_starts_again_after_a_stop(held: Path) -> None:
     assert status.seconds_left is None
 
 
-def test_a_resumed_run_forgets_what_it_does_again(run: Path) -> None:
+def test_a_resumed_run_drops_the_steps_that_it_repeats(run: Path) -> None:
     checks = [{"kind": "validation", "step": number, "store": "v", "loss": float(number)} for number in (10, 30)]
     resume = {"kind": "resume", "step": 20, "time": NOW}
     write(run, step(10, at=-9), checks[0], step(20, at=-8), step(30, at=-7), checks[1], resume, step(21, at=1))
     status = run_status.read(run, now=NOW)
     assert status.step == 21 and status.restarts == 1
-    assert [each.step for each in status.validations] == [10]
+    assert [check.step for check in status.validations] == [10]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_resumed_run_forgets_what_it_does_again(run: Path) -> None:
         (
             {"kind": "stopped", "step": 60, "reason": "SIGTERM"},
             "stopped",
-            "stopped by SIGTERM; the same command goes on",
+            "stopped by SIGTERM; the same command continues the run",
         ),
         ({"kind": "error", "step": 60, "text": "UserError: disk full"}, "failed", "failed: UserError: disk full"),
     ],
@@ -132,18 +132,18 @@ def test_how_a_run_ended(run: Path, record: dict[str, Any], state: str, told: st
     assert status.step == (record["step"] if record["kind"] != "error" else 50)
 
 
-def test_a_killed_run_and_one_that_never_began(run: Path) -> None:
+def test_a_killed_run_and_one_that_never_started(run: Path) -> None:
     assert run_status.read(run, now=NOW).state == "not started"
     os.close(lock_run(run / "run.lock"))
     write(run, {"kind": "start", "step": 0, "time": NOW - 500}, step(50, at=-10), end='\n{"kind"')
     status = run_status.read(run, now=NOW)
     assert status.state == "killed" and f"pid {os.getpid()}" in status.told
-    assert status.problems == ("the last line of metrics.jsonl is cut off",)
+    assert status.problems == ("the last line of metrics.jsonl is truncated",)
     with pytest.raises(UserError, match="expected the folder of a run"):
         run_status.read(run.parent)
 
 
-def test_a_run_without_a_start_record_takes_its_length_from_elsewhere(run: Path) -> None:
+def test_a_run_without_a_start_record_takes_its_length_from_the_checkpoint(run: Path) -> None:
     (run / "parameters.json").write_text(json.dumps({"epochs": 2.0}))
     write(run, step(50, at=-10))
     assert run_status.read(run, now=NOW).max_steps is None
@@ -151,23 +151,23 @@ def test_a_run_without_a_start_record_takes_its_length_from_elsewhere(run: Path)
     assert run_status.read(run, now=NOW).max_steps == 400
 
 
-def test_looking_at_the_lock_neither_takes_nor_disturbs_it(run: Path) -> None:
-    assert run_files.lock(run) == run_files.Lock(False, "", None)
+def test_reading_the_lock_neither_takes_nor_disturbs_it(run: Path) -> None:
+    assert run_files.read_lock(run) == run_files.Lock(False, "", None)
     handle = lock_run(run / "run.lock")
-    assert run_files.lock(run).held
+    assert run_files.read_lock(run).held
     with pytest.raises(UserError, match="is in use by pid"):
         lock_run(run / "run.lock")
     os.close(handle)
-    assert not run_files.lock(run).held
+    assert not run_files.read_lock(run).held
     looking = os.open(run / "run.lock", os.O_RDONLY)
     fcntl.flock(looking, fcntl.LOCK_SH)
     threading.Thread(target=lambda: (time.sleep(0.03), os.close(looking))).start()
-    os.close(lock_run(run / "run.lock"))  # while somebody looks
+    os.close(lock_run(run / "run.lock"))  # while another process reads the lock
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "text"),
     [(3.4, "3 s"), (99, "99 s"), (120, "2 min"), (5999, "1 h 40 min"), (12_000, "3 h 20 min"), (200_000, "2 d 7 h")],
 )
-def test_durations(seconds: float, said: str) -> None:
-    assert run_status.duration(seconds) == said
+def test_durations(seconds: float, text: str) -> None:
+    assert run_status.format_duration(seconds) == text
