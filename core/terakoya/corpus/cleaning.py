@@ -24,12 +24,12 @@ _LINE_BITS = 40
 
 @dataclass(frozen=True)
 class Cleaning:
-    """Cleaning as part of a corpus: its steps, and the plan that says which documents they leave out.
+    """The cleaning of a corpus: its steps, and the plan that says which documents they drop.
 
     Attributes:
-        folder: where the plan lies; `terakoya.corpus.cleaning_plan.make_plan` writes it.
-        files: all files of the corpus: places in the plan are numbers in this list.
-        side: which documents are read: all, or without the ones held out, or those alone.
+        folder: holds the plan, which `terakoya.corpus.cleaning_plan.make_plan` writes.
+        files: all files of the corpus; document numbers in the plan contain the index in this list.
+        side: which documents are read: all, all but the held-out ones, or only the held-out ones.
     """
 
     steps: tuple[Step, ...]
@@ -39,7 +39,7 @@ class Cleaning:
 
     @cached_property
     def settings(self) -> str:
-        """What the result depends on beside the files, as JSON."""
+        """Everything but the files that the result depends on, as JSON."""
         facts: dict[str, Any] = {
             "version": VERSION,
             "steps": [step.model_dump() for step in self.steps],
@@ -55,56 +55,60 @@ class Cleaning:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """Documents in all, dropped by each step, held out. UserError if there is no plan."""
+        """Number of documents in total, dropped by each step, and held out. Raises UserError if there is no plan."""
         try:
             facts = json.loads((self.folder / PLAN).read_bytes())
         except FileNotFoundError:
-            raise UserError(f"{self.folder}: expected the plan of a cleaning, found none; start again") from None
+            raise UserError(f"{self.folder}: expected a cleaning plan, found none; start again") from None
         return {name: int(count) for name, count in facts["counts"].items()}
 
     @property
     def facts(self) -> dict[str, str | int]:
-        """Settings and counts, for the record of what was made from the documents."""
+        """Settings and counts, to be recorded with what is made from the documents."""
         return {"clean": self.settings, **{f"clean: {name}": count for name, count in self.counts.items()}}
 
     def document_number(self, file: Source, line: int) -> int:
-        """The number of a document in the plan; it grows through the corpus."""
-        return self._numbers[str(file)] << _LINE_BITS | line
+        """Returns the number of a document in the plan; numbers increase through the corpus."""
+        return self._file_indices[str(file)] << _LINE_BITS | line
+
+    def file_and_line(self, number: int) -> tuple[Source, int]:
+        """Returns the file and the line of the document that has `number`."""
+        return self.files[number >> _LINE_BITS], number & (1 << _LINE_BITS) - 1
 
     def apply(self, block: Block, items: Iterable[Document | Reject]) -> Iterator[Document | Reject]:
-        """The documents of `block` that are left, changed by the steps; rejects as they are."""
+        """Yields the remaining documents of `block`, changed by the steps, and the rejects unchanged."""
         first = self.document_number(block.file, block.line)
         dropped = _DocumentNumbers(self.folder / "dropped.u8", first)
-        held = _DocumentNumbers(self.folder / "held_out.u8", first)
+        held_out = _DocumentNumbers(self.folder / "held_out.u8", first)
         for item in items:
             if isinstance(item, Reject):
                 yield item
                 continue
-            place = self.document_number(item.file, item.line)
-            if dropped.has(place) or (self.side != "all" and held.has(place) != (self.side == "held_out")):
+            number = self.document_number(item.file, item.line)
+            if dropped.has(number) or (self.side != "all" and held_out.has(number) != (self.side == "held_out")):
                 continue
             yield replace(item, text=apply_steps(self.steps, item.text))
 
     @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {str(file): number for number, file in enumerate(self.files)}
+    def _file_indices(self) -> dict[str, int]:
+        return {str(file): index for index, file in enumerate(self.files)}
 
 
 class _DocumentNumbers:
-    """A sorted list of places on disk, asked in rising order."""
+    """A sorted list of document numbers on disk, searched in increasing order."""
 
     def __init__(self, file: Path, first: int) -> None:
         empty = not file.stat().st_size
-        self._places = np.zeros(0, "<u8") if empty else np.memmap(file, "<u8", "r")
-        self._at = int(np.searchsorted(self._places, np.uint64(first)))
-        self._next = self._look()
+        self._numbers = np.zeros(0, "<u8") if empty else np.memmap(file, "<u8", "r")
+        self._index = int(np.searchsorted(self._numbers, np.uint64(first)))
+        self._next = self._current()
 
-    def has(self, place: int) -> bool:
-        """Whether `place` is in the list; never smaller than the one asked before."""
-        while self._next < place:
-            self._at += 1
-            self._next = self._look()
-        return self._next == place
+    def has(self, number: int) -> bool:
+        """Whether `number` is in the list. It must not be smaller than in the previous call."""
+        while self._next < number:
+            self._index += 1
+            self._next = self._current()
+        return self._next == number
 
-    def _look(self) -> int:
-        return int(self._places[self._at]) if self._at < len(self._places) else 1 << 64
+    def _current(self) -> int:
+        return int(self._numbers[self._index]) if self._index < len(self._numbers) else 1 << 64

@@ -1,4 +1,4 @@
-"""Cleaning steps: what is changed in documents, which are left out, and which are held out, from a list of settings."""
+"""Cleaning steps: each changes documents, drops some of them, or holds some out. They are read from a JSON list."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class _Step(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def change(self, text: str) -> str:
-        """What becomes of a document."""
+        """Returns the changed text of a document."""
         return text
 
     def keeps(self, text: str) -> bool:
-        """Whether a document stays, as far as can be said from it alone."""
+        """Whether a document stays, as far as its own text decides."""
         return True
 
 
 class Nfkc(_Step):
-    """Unicode normalisation form NFKC: full-width letters and half-width kana become the usual ones."""
+    """Applies Unicode normalisation form NFKC: full-width letters and half-width kana become the usual ones."""
 
     type: Literal["nfkc"]
 
@@ -56,7 +56,7 @@ class Nfkc(_Step):
 
 
 class Sentences(_Step):
-    """Each sentence becomes a line of its own."""
+    """Puts each sentence on a line of its own."""
 
     type: Literal["sentences"]
 
@@ -65,7 +65,7 @@ class Sentences(_Step):
 
 
 class Length(_Step):
-    """Drops documents of fewer or of more characters."""
+    """Drops documents with fewer or more characters than the limits."""
 
     type: Literal["length"]
     min_characters: int = Field(default=0, ge=0)
@@ -76,7 +76,7 @@ class Length(_Step):
 
 
 class Characters(_Step):
-    """Drops documents by the share of a kind of character among those that are not white space."""
+    """Drops documents by the share of one kind of character among the characters that are not white space."""
 
     type: Literal["characters"]
     of: Literal["japanese", "kana", "kanji", "latin", "digits"]
@@ -84,19 +84,19 @@ class Characters(_Step):
     max_share: float = Field(default=1.0, ge=0, le=1)
 
     def keeps(self, text: str) -> bool:
-        found = len(text) - len(_CHARACTERS[self.of].sub("", text))
+        matching = len(text) - len(_CHARACTERS[self.of].sub("", text))
         total = len("".join(text.split()))
-        return self.min_share * total <= found <= self.max_share * total
+        return self.min_share * total <= matching <= self.max_share * total
 
 
 class ExactDuplicates(_Step):
-    """Keeps the first of all documents with the same text."""
+    """Keeps only the first document of each text."""
 
     type: Literal["exact_duplicates"]
 
 
 class NearDuplicates(_Step):
-    """Keeps the first of documents whose sets of character n-grams are alike, as far as MinHash can tell."""
+    """Keeps only the first of documents with similar sets of character n-grams, as estimated by MinHash."""
 
     type: Literal["near_duplicates"]
     threshold: float = Field(default=0.8, ge=0.2, le=0.95)
@@ -105,15 +105,15 @@ class NearDuplicates(_Step):
 
 
 class HoldOut(_Step):
-    """Sets a share of the documents aside for validation, chosen by a hash of their text: the same text never stands on
-    both sides."""
+    """Holds out a share of the documents for validation, chosen by a hash of their text, so that equal texts are either
+    all held out or all kept."""
 
     type: Literal["hold_out"]
     share: float = Field(gt=0, lt=1)
     seed: int = 0
 
-    def takes(self, text: str) -> bool:
-        """Whether a document is held out."""
+    def holds_out(self, text: str) -> bool:
+        """Whether the document with this text is held out."""
         digest = hashlib.blake2b(text.encode(), digest_size=8, key=str(self.seed).encode()).digest()
         return int.from_bytes(digest, "little") < self.share * 2**64
 
@@ -131,35 +131,35 @@ _TYPES: Mapping[str, type[Step]] = {
 
 
 def parse_steps(value: Any, *, source: str) -> tuple[Step, ...]:
-    """The steps that the JSON value `value` describes: a list of objects, each with its `type`.
+    """Returns the steps of the JSON value `value`, a list of objects that each have a `type`.
 
-    `source`: where the list stands: a file's name, or its key, `clean` or `pipeline: corpora.wiki.clean`.
+    `source` names the list in error messages: its file, or its key such as `clean` or `pipeline: corpora.wiki.clean`.
 
-    Raises UserError, each problem on a line that begins with `source`.
+    Raises UserError with one line for each problem; each line begins with `source`.
     """
     if not isinstance(value, list | tuple) or not value:
         raise UserError(f"{source}: expected a list of one cleaning step or more, got {shown(value)}")
-    below = f"{source}." if source.endswith("clean") else f"{source}: "
+    prefix = f"{source}." if source.endswith("clean") else f"{source}: "
     steps: list[Step] = []
     problems: list[str] = []
-    for number, each in enumerate(value):
-        kind = each.get("type") if isinstance(each, Mapping) else None
+    for number, settings in enumerate(value):
+        kind = settings.get("type") if isinstance(settings, Mapping) else None
         if not isinstance(kind, str) or kind not in _TYPES:
             raise UserError(
-                f"{below}{number}.type: expected one of {', '.join(_TYPES)}, got {shown(kind)}"
+                f"{prefix}{number}.type: expected one of {', '.join(_TYPES)}, got {shown(kind)}"
                 + (nearest(kind, _TYPES) if isinstance(kind, str) else "")
             )
         try:
-            steps.append(_TYPES[kind].model_validate(each))
+            steps.append(_TYPES[kind].model_validate(settings))
         except ValidationError as error:
             problems += explain(error, _TYPES[kind], str(number))
     if problems:
-        raise UserError("\n".join(below + problem for problem in problems))
+        raise UserError("\n".join(prefix + problem for problem in problems))
     types = [step.type for step in steps]
-    if twice := sorted({each for each in types if types.count(each) > 1 and each != "characters"}):
-        raise UserError(f"{source}: {', '.join(twice)}: expected once, got it twice")
+    if repeated := sorted({kind for kind in types if types.count(kind) > 1 and kind != "characters"}):
+        raise UserError(f"{source}: {', '.join(repeated)}: expected once, got it twice")
     if "hold_out" in types[:-1]:
-        raise UserError(f"{source}: hold_out: expected as the last step, so that what is held out is clean too")
+        raise UserError(f"{source}: hold_out: expected as the last step, so that held-out documents are clean too")
     return tuple(steps)
 
 

@@ -1,7 +1,7 @@
-"""Conversations as they lie in jsonl: three shapes of a line, told apart by their keys, become one.
+"""Conversations in jsonl files: three formats of a line, distinguished by their keys, are read into one.
 
-`{"messages": [{"role", "content"}, ...]}`; `{"instruction", "input", "output"}`, as Alpaca has it, or `{"instruction",
-"context", "response"}`, as Dolly has it; `{"conversations": [{"from", "value"}, ...]}`, as ShareGPT has it.
+`{"messages": [{"role", "content"}, ...]}`; `{"instruction", "input", "output"}`, as in Alpaca, or `{"instruction",
+"context", "response"}`, as in Dolly; `{"conversations": [{"from", "value"}, ...]}`, as in ShareGPT.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from terakoya.corpus.documents import Document, Reason, Reject, reject_bytes
 from terakoya.corpus.files import Source
 
 Message = dict[str, str]
-"""`role` (system, user or assistant) and `content`; of a user also `input`, what the instruction is about."""
+"""`role` (system, user or assistant) and `content`; a user message may have `input`, the text to work on."""
 
 _ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
 _INPUTS, _OUTPUTS = ("input", "context"), ("output", "response")
 
 
 class InvalidConversationError(Exception):
-    """Why a line is no conversation to learn from."""
+    """A line is not a conversation that a model can be trained on; `reason` says why."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)
@@ -36,39 +36,39 @@ def conversation_document(file: Source, line: int, value: Mapping[str, Any], rec
     `read_messages` reads the document's text.
     """
     try:
-        found = read_conversation(value)
+        messages = read_conversation(value)
     except InvalidConversationError as error:
         return reject_bytes(file, line, error.reason, record)
-    return Document(orjson.dumps(found).decode(), file, line)
+    return Document(orjson.dumps(messages).decode(), file, line)
 
 
 def read_messages(text: str) -> list[Message]:
-    """The messages of a document that `conversation_document` made."""
-    found: list[Message] = orjson.loads(text)
-    return found
+    """Returns the messages in the text of a document from `conversation_document`."""
+    messages: list[Message] = orjson.loads(text)
+    return messages
 
 
 def read_conversation(value: Mapping[str, Any]) -> list[Message]:
-    """The messages of one object: perhaps a system message, then users and answers in turn.
+    """Returns the messages of one object: an optional system message, then users and answers in turn.
 
     Raises:
         InvalidConversationError: other keys, roles or orders, an empty message, one that is not text, or no answer.
     """
     if "messages" in value:
-        found = [_message(each, "role", "content") for each in _listed(value["messages"])]
+        messages = [_message(item, "role", "content") for item in _require_list(value["messages"])]
     elif "conversations" in value:
-        found = [_message(each, "from", "value") for each in _listed(value["conversations"])]
+        messages = [_message(item, "from", "value") for item in _require_list(value["conversations"])]
     elif "instruction" in value and any(name in value for name in _OUTPUTS):
-        found = _instruction(value)
+        messages = _instruction_messages(value)
     else:
         raise InvalidConversationError("not a conversation")
-    if (system := value.get("system")) and "system" not in [each["role"] for each in found]:
-        found = [{"role": "system", "content": _text(system)}, *found]
-    _check_order([each["role"] for each in found])
-    return found
+    if (system := value.get("system")) and "system" not in [message["role"] for message in messages]:
+        messages = [{"role": "system", "content": _require_text(system)}, *messages]
+    _check_order([message["role"] for message in messages])
+    return messages
 
 
-def _listed(value: object) -> Sequence[object]:
+def _require_list(value: object) -> Sequence[object]:
     if not isinstance(value, list):
         raise InvalidConversationError("not a conversation")
     return value
@@ -80,21 +80,21 @@ def _message(value: object, role_key: str, content_key: str) -> Message:
     role = value[role_key]
     if not isinstance(role, str) or role not in _ROLES:
         raise InvalidConversationError("unknown role")
-    return {"role": _ROLES[role], "content": _text(value[content_key])}
+    return {"role": _ROLES[role], "content": _require_text(value[content_key])}
 
 
-def _instruction(value: Mapping[str, Any]) -> list[Message]:
-    question = {"role": "user", "content": _text(value["instruction"])}
-    about = next((value[name] for name in _INPUTS if value.get(name)), "")
-    if not isinstance(about, str):
+def _instruction_messages(value: Mapping[str, Any]) -> list[Message]:
+    question = {"role": "user", "content": _require_text(value["instruction"])}
+    given = next((value[name] for name in _INPUTS if value.get(name)), "")
+    if not isinstance(given, str):
         raise InvalidConversationError("message is not a string")
-    if about.strip():
-        question["input"] = about
+    if given.strip():
+        question["input"] = given
     answer = next(value[name] for name in _OUTPUTS if name in value)
-    return [question, {"role": "assistant", "content": _text(answer)}]
+    return [question, {"role": "assistant", "content": _require_text(answer)}]
 
 
-def _text(value: object) -> str:
+def _require_text(value: object) -> str:
     if not isinstance(value, str):
         raise InvalidConversationError("message is not a string")
     if not value.strip():

@@ -1,7 +1,7 @@
-"""Raw text as documents: jsonl, txt, csv, tsv and parquet, cut into blocks that any process can read.
+"""Raw text as documents: jsonl, txt, csv, tsv and parquet, split into blocks that any process can read.
 
-A block never splits a document and depends on the files alone, so results do not depend on how many processes share
-the blocks. Whatever is not a document comes out as a `Reject` with its file and line, never as an exception.
+A block never splits a document and depends only on the files, so results do not depend on how many processes share the
+blocks. Anything that is not a document is returned as a `Reject` with its file and line, never raised as an exception.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ __all__ = ["EXCERPT_CHARACTERS", "Block", "Corpus", "Document", "Reason", "Rejec
 
 @dataclass(frozen=True)
 class Corpus:
-    """Files of documents, in the given order; a folder stands for its corpus files, sorted by path, a pattern for what
-    it matches, an address such as `s3://bucket/wiki` for what lies there.
+    """Files of documents, in the given order. A source may be a folder (its corpus files, sorted by path), a pattern,
+    or an address such as `s3://bucket/wiki`.
 
-    `jsonl`: one object a line, the text under `field`. `csv`, `tsv`, `parquet`: a row is a document, its text the
-    column `field`. `txt`: with `documents="blank"` documents are separated by blank lines, with `"line"` every line is
-    one. Lines with nothing but white space hold no document. A byte order mark at a file's start and carriage returns
-    before line ends are dropped; NUL and other control characters are kept. All but parquet may be compressed (.gz,
-    .zst, .xz, .bz2). A document of more than `max_document_bytes` is rejected, in text formats without being read
-    into memory. With `cleaning` (see `with_cleaning`) documents come out changed, and fewer.
-    With `conversations` each line of jsonl is one, and documents are what `terakoya.corpus.conversations.read_messages`
-    reads. In a `digests` that is given, files are hashed while `blocks` reads them, for `fingerprint` to find.
+    `jsonl`: one object for each line, the text under `field`. `csv`, `tsv`, `parquet`: a row is a document, its text is
+    in the column `field`. `txt`: with `documents="blank"` blank lines separate documents, with `"line"` every line is
+    one. Lines of white space only contain no document. A byte order mark at a file's start and carriage returns before
+    line ends are dropped; NUL and other control characters are kept. All but parquet may be compressed (.gz, .zst, .xz,
+    .bz2). A document of more than `max_document_bytes` is rejected, in text formats without being read into memory.
+    `cleaning` (see `with_cleaning`) changes and drops documents. With `conversations` each line of jsonl is a
+    conversation, and `terakoya.corpus.conversations.read_messages` reads its document. If `digests` is given, `blocks`
+    hashes the files as it reads them and stores the hashes there for `fingerprint`.
 
-    Raises UserError for a missing file or an unknown file name ending, and for conversations that are not jsonl or are
-    to be cleaned.
+    Raises UserError for a missing file or an unknown file name ending, and for conversations that are not jsonl or have
+    cleaning steps.
     """
 
     sources: Sequence[Source]
@@ -61,11 +61,15 @@ class Corpus:
         if self.max_document_bytes < 1 or self.block_bytes < 1:
             raise UserError("max_document_bytes and block_bytes: expected at least 1")
         object.__setattr__(self, "sources", find_files(self.sources))
-        other = next((file for file in self.sources if format_of(file) != "jsonl"), None)
-        if self.conversations and other is not None:
-            raise UserError(f"{other}: conversations: expected a jsonl file (.gz, .zst, .xz, .bz2 too), got another")
+        not_jsonl = next((file for file in self.sources if format_of(file) != "jsonl"), None)
+        if self.conversations and not_jsonl is not None:
+            raise UserError(
+                f"{not_jsonl}: conversations: expected a jsonl file (.gz, .zst, .xz, .bz2 too), got another"
+            )
         if self.conversations and self.cleaning is not None:
-            raise UserError("clean: cleaning steps look at plain text, conversations have turns; leave one of them out")
+            raise UserError(
+                "clean: cleaning steps work on plain text, but conversations have turns; leave one of them out"
+            )
 
     def with_cleaning(self, steps: Sequence[Step], folder: Path, *, held_out: bool = False) -> Corpus:
         """Returns this corpus after the cleaning `steps`, whose plan is in `folder`; with `held_out`, only the held-out
@@ -81,20 +85,22 @@ class Corpus:
             )
         files = tuple(self.sources)
         names = [str(file) for file in files]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise UserError(f"{twice[0]}: is given twice; give it once to clean it")
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise UserError(f"{repeated[0]}: is given twice; give it once to clean it")
         side: Literal["all", "train", "held_out"] = "held_out" if held_out else "train" if splits else "all"
         return replace(self, cleaning=Cleaning(tuple(steps), Path(folder), files, side))
 
     @cached_property
     def total_bytes(self) -> int:
-        """Bytes of all files as they lie on disk."""
+        """Total size of all files on disk, in bytes."""
         return sum(file.stat().st_size for file in self.sources)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the files' names, sizes and contents (read whole, once, where no object store keeps a hash of
-        them) and of the cleaning steps; where the files lie does not matter."""
+        """A hash of the files' names, sizes and contents and of the cleaning steps, but not of the files' folders.
+
+        Reads each file whole, once, unless an object store keeps a hash of it.
+        """
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             hashes = list(pool.map(self._content_hash, self.sources))
         facts: list[Any] = [
@@ -105,7 +111,7 @@ class Corpus:
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def sizes_and_times(self) -> list[tuple[int, object]]:
-        """Of each file what changes when it is written to."""
+        """Returns the size and the modification time of each file."""
         return [(stat.st_size, stat.st_mtime_ns) for stat in (file.stat() for file in self.sources)]
 
     def _content_hash(self, file: Source) -> str:
@@ -117,8 +123,8 @@ class Corpus:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What decides which documents there are, as JSON values: the files' contents and every option, but not where
-        the files lie or how they are cut up."""
+        """Everything that determines the documents, as JSON values: the files' contents and every option, but not the
+        files' folders or the size of blocks."""
         return {
             "field": self.field,
             "documents": self.documents,
@@ -129,13 +135,13 @@ class Corpus:
         }
 
     def blocks(self, *, block_bytes: int | None = None) -> Iterator[Block]:
-        """Cuts the files into blocks of about `block_bytes` (after decompression) at document boundaries.
+        """Splits the files into blocks of about `block_bytes` (after decompression) at document boundaries.
 
-        Reads every file once, in one pass and in bounded memory; of parquet only the footer. The bytes of compressed
-        and of remote files travel with their blocks, so that they are read once whatever the processes.
+        Reads every file once, in one pass and in bounded memory; only the footer of parquet. The blocks of compressed
+        and of remote files contain their bytes, so that each file is read once for any number of processes.
 
-        Raises UserError for a damaged file, for a column that is not there, and for a file that is not what `digests`
-        say of it.
+        Raises UserError for a damaged file, for a missing column, and for a file whose hash is not the one in
+        `digests`.
         """
         size = block_bytes or self.block_bytes
         for file in self.sources:
@@ -157,7 +163,7 @@ class Corpus:
                     raise UserError(f"{file}: was changed while it was read; leave the files alone and start again")
 
     def read(self, block: Block) -> Iterator[Document | Reject]:
-        """The documents and rejects of `block`, in order."""
+        """Yields the documents and rejects of `block`, in order."""
         limit = self.max_document_bytes
         if format_of(block.file) == "parquet":
             items = parquet.read_block(block, field=self.field, max_document_bytes=limit)

@@ -1,4 +1,4 @@
-"""What a corpus is cut into: blocks, and in them documents and rejects."""
+"""The parts of a corpus: blocks, and the documents and rejects in them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Reason = Literal[
     "no tokens",
     "special token in text",
 ]
-"""Why a document, or a conversation, was quarantined. The last four are found while encoding."""
+"""Why a document or a conversation was rejected. The last four are found while encoding."""
 
 REMEDIES: Mapping[str, str] = {
     "bad UTF-8": "convert the text to UTF-8, for example with `iconv -f SHIFT_JIS -t UTF-8` or `-f UTF-16`",
@@ -47,17 +47,17 @@ REMEDIES: Mapping[str, str] = {
     "two answers in a row": "join them, or put a question between them",
     "refused by the template": "choose another --template",
     "document too large": "allow longer ones with --max-document-bytes",
-    "special token in text": "choose what becomes of them with --special-tokens-in-text",
+    "special token in text": "choose how to treat them with --special-tokens-in-text",
 }
-"""What a user can do about many rejects of one reason."""
+"""What a user can do when there are many rejects for one reason."""
 
 EXCERPT_CHARACTERS = 80
 
 
 @dataclass(frozen=True)
 class Document:
-    """One document: its text, without the line ending, and the line (from 1) of `file` that it begins in; in parquet
-    the row (from 1)."""
+    """One document: its text, without the line ending, and the line of `file` where it begins (in parquet the row),
+    counted from 1."""
 
     text: str
     file: Source
@@ -66,7 +66,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Reject:
-    """What could not be taken as a document, and where it stands."""
+    """Content that is not a document, with its file, its line and the reason."""
 
     file: Source
     line: int
@@ -81,11 +81,11 @@ class Block:
     Attributes:
         start, stop: byte range in the file, after decompression; in parquet a range of rows, from 0.
         line: the number of the first line or row, from 1.
-        disk_bytes: how many bytes of the file on disk this block stands for, for progress.
-        data: the bytes themselves for compressed and for remote files (a document over the limit is cut short, which
-            keeps it over the limit); None for plain files and parquet, which are read where the block is.
+        disk_bytes: the size of this block in the file on disk, for progress.
+        data: the bytes themselves for compressed and for remote files (a document over the limit is cut short but stays
+            over the limit); None for plain files and parquet, which the process that gets the block reads itself.
         column, columns: in csv and tsv, which column (from 0) holds the text, and how many there are.
-        corpus: which of several corpora that are read as one it belongs to, from 0.
+        corpus: index (from 0) of its corpus where several corpora are read as one.
     """
 
     file: Source
@@ -100,13 +100,13 @@ class Block:
 
 
 def reject_bytes(file: Source, line: int, reason: Reason, record: bytes) -> Reject:
-    """A reject that shows the beginning of `record`, whatever bytes it holds."""
+    """Returns a reject with the beginning of `record`, which may contain any bytes."""
     excerpt = record[: 4 * EXCERPT_CHARACTERS].decode(errors="backslashreplace")[:EXCERPT_CHARACTERS]
     return Reject(file, line, reason, excerpt)
 
 
 def text_document(file: Source, line: int, text: str) -> Document | Reject:
-    """The document `text`, or a reject if there is nothing in it but white space."""
+    """Returns the document `text`, or a reject if it is empty or only white space."""
     if not text or text.isspace():
         return Reject(file, line, "empty document", text[:EXCERPT_CHARACTERS])
     return Document(text, file, line)

@@ -1,4 +1,4 @@
-"""Where a corpus lies: files, folders, patterns, and addresses such as s3://bucket/wiki, opened as plain bytes."""
+"""The files of a corpus: found in folders, by patterns or at addresses such as s3://bucket/wiki, opened as bytes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 Format = Literal["jsonl", "txt", "csv", "tsv", "parquet"]
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".xz": "xz", ".bz2": "bzip2"}
-SUFFIXES = (".jsonl", ".txt", ".csv", ".tsv", ".parquet")
-_ENDINGS = f"{', '.join(SUFFIXES)} (all but parquet also compressed: {', '.join(COMPRESSIONS)})"
+FORMATS: tuple[Format, ...] = ("jsonl", "txt", "csv", "tsv", "parquet")
+_ENDINGS = (
+    f"{', '.join(f'.{format}' for format in FORMATS)} (all but parquet also compressed: {', '.join(COMPRESSIONS)})"
+)
 # pathlib folds the two slashes of an address into one.
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/{1,3}(?=[^/])")
 _HUB_REVISION = re.compile(r"hf://(?:datasets/|spaces/|models/)?[^/@]+/[^/@]+@(?!main(?:/|$))[^/]+")
@@ -38,7 +40,7 @@ class RemoteFile:
 
     Attributes:
         address: for example `s3://bucket/wiki/a.jsonl`.
-        version: what the store says of the content (an ETag, a hash); empty if it says nothing.
+        version: the store's identifier of the content (an ETag, a hash); empty if it has none.
     """
 
     address: str
@@ -50,15 +52,15 @@ class RemoteFile:
         return PurePosixPath(self.address).name
 
     def stat(self) -> SimpleNamespace:
-        """`st_size`, and as `st_mtime_ns` whatever tells one version of the content from another."""
-        with _explained(self.address):
+        """Returns `st_size`, and as `st_mtime_ns` anything that distinguishes versions of the content."""
+        with _convert_errors(self.address):
             info = _file_system(self.address).info(self.address)
         version = _version(info) or str(info.get("mtime") or info.get("created") or "")
         return SimpleNamespace(st_size=int(info["size"]), st_mtime_ns=version)
 
     def open(self, mode: Literal["rb"] = "rb") -> io.BufferedIOBase:
-        """The content as a stream that can seek; it is fetched in ranges as it is read."""
-        with _explained(self.address):
+        """Opens the content as a seekable stream, which fetches ranges as they are read."""
+        with _convert_errors(self.address):
             return _file_system(self.address).open(self.address, mode)
 
     def __str__(self) -> str:
@@ -69,26 +71,26 @@ Source = Path | RemoteFile
 
 
 def format_of(file: Source) -> Format | None:
-    """What `file`'s name says it holds, None for anything but a corpus."""
+    """Returns the format that the name of `file` means, None if it is not a corpus file."""
     name = file.name.lower()
     if compression_of(file) is not None:
         name = name.rpartition(".")[0]
-    for kind in ("jsonl", "txt", "csv", "tsv", "parquet"):
-        if name.endswith(f".{kind}"):
-            return None if kind == "parquet" and compression_of(file) is not None else kind
+    for format in FORMATS:
+        if name.endswith(f".{format}"):
+            return None if format == "parquet" and compression_of(file) is not None else format
     return None
 
 
 def compression_of(file: Source) -> str | None:
-    """`gzip`, `zstd`, `xz`, `bzip2`, or None for a plain file."""
+    """Returns `gzip`, `zstd`, `xz`, `bzip2`, or None for a plain file."""
     return COMPRESSIONS.get(PurePosixPath(file.name.lower()).suffix)
 
 
 def find_files(sources: Sequence[Path | str | RemoteFile]) -> tuple[Source, ...]:
-    """The corpus files that `sources` mean, in their order.
+    """Returns the corpus files of `sources`, in their order.
 
-    A folder stands for the corpus files in it, a pattern for what it matches, both sorted by path. Raises UserError
-    for what is not there, for an unknown file name ending, and for an address without a pinned revision.
+    A folder means the corpus files in it, a pattern the files that it matches, both sorted by path. Raises UserError
+    for a missing file or folder, for an unknown file name ending, and for an address without a pinned revision.
     """
     files: list[Source] = []
     for source in sources:
@@ -100,8 +102,8 @@ def find_files(sources: Sequence[Path | str | RemoteFile]) -> tuple[Source, ...]
             matches = sorted(glob.glob(str(source), recursive=True))  # noqa: PTH207 - Path's takes no absolute pattern
             if not matches:
                 raise UserError(f"corpus: no file matches {source}")
-            for each in matches:
-                files += _local_files(Path(each))
+            for path in matches:
+                files += _local_files(Path(path))
         else:
             files += _local_files(Path(source))
     if not files:
@@ -111,10 +113,10 @@ def find_files(sources: Sequence[Path | str | RemoteFile]) -> tuple[Source, ...]
 
 def _local_files(source: Path) -> list[Path]:
     if source.is_dir():
-        inside = sorted(file for file in source.rglob("*") if file.is_file() and format_of(file) is not None)
-        if not inside:
+        files = sorted(file for file in source.rglob("*") if file.is_file() and format_of(file) is not None)
+        if not files:
             raise UserError(f"{source}: expected files ending in {_ENDINGS}, found none")
-        return inside
+        return files
     if not source.is_file():
         raise UserError(f"{source}: no such file")
     if format_of(source) is None:
@@ -132,7 +134,7 @@ def _remote_files(protocol: str, rest: str, given: str) -> list[RemoteFile]:
             f"{address}: expected a revision, as in hf://datasets/NAME/SET@REVISION/...: without one, or with main, "
             "the data can change between two runs of the same command; take the commit that the dataset's page shows"
         )
-    with _explained(address):
+    with _convert_errors(address):
         system = _file_system(address)
         if glob.has_magic(rest):
             names = [name for name in system.glob(address) if not system.isdir(name)]
@@ -165,22 +167,22 @@ def _file_system(address: str) -> AbstractFileSystem:
 
 
 @contextmanager
-def _explained(address: str) -> Iterator[None]:
-    """UserError instead of what a missing file, a network or a store's library raises."""
+def _convert_errors(address: str) -> Iterator[None]:
+    """Raises UserError in place of the errors of missing files, of the network and of a store's library."""
     try:
         yield
     except FileNotFoundError:
         raise UserError(f"{address}: no such file") from None
     except _remote_errors() as error:
         raise UserError(
-            f"{address}: cannot be read ({error or type(error).__name__}); look at the address, your credentials and "
+            f"{address}: cannot be read ({error or type(error).__name__}); check the address, your credentials and "
             "the network"
         ) from error
 
 
 def _remote_errors() -> tuple[type[BaseException], ...]:
-    """What the libraries behind fsspec raise, as far as they are loaded; not all of it is an OSError."""
-    named = [
+    """The errors of those libraries behind fsspec that are loaded; not all of them are an OSError."""
+    names = [
         ("botocore.exceptions", "BotoCoreError"),
         ("google.auth.exceptions", "GoogleAuthError"),
         ("gcsfs.retry", "HttpError"),
@@ -188,11 +190,11 @@ def _remote_errors() -> tuple[type[BaseException], ...]:
         ("httpx", "HTTPError"),
         ("httpx2", "HTTPError"),
     ]
-    return (OSError, *(getattr(sys.modules[module], name) for module, name in named if module in sys.modules))
+    return (OSError, *(getattr(sys.modules[module], name) for module, name in names if module in sys.modules))
 
 
 def _version(info: dict[str, Any]) -> str:
-    """What object stores say of a file's content, "" where they say nothing."""
+    """Returns an object store's identifier of a file's content, "" if it has none."""
     lfs = info.get("lfs")
     sha256 = lfs.get("sha256") if isinstance(lfs, dict) else None
     for value in (sha256, info.get("blob_id"), info.get("ETag"), info.get("md5Hash"), info.get("etag")):
@@ -205,12 +207,12 @@ def _version(info: dict[str, Any]) -> str:
 
 
 def has_version(file: Source) -> bool:
-    """Whether the place where `file` lies keeps a hash of its content."""
+    """Whether the store of `file` keeps a hash of its content."""
     return isinstance(file, RemoteFile) and bool(file.version)
 
 
 def content_hash(file: Source) -> str:
-    """A hash of the content of `file`: of its bytes, read whole, or the one that an object store keeps."""
+    """Returns a hash of the content of `file`: the one that an object store keeps, or of its bytes, read whole."""
     if isinstance(file, RemoteFile) and file.version:
         return file.version
     with file.open("rb") as stream:
@@ -218,7 +220,7 @@ def content_hash(file: Source) -> str:
 
 
 class HashingReader(io.RawIOBase):
-    """A stream read from its start to its end that hashes what passes, as `content_hash` would."""
+    """A stream, read from start to end, that hashes the bytes that are read, as `content_hash` does."""
 
     def __init__(self, stream: io.BufferedIOBase) -> None:
         self._stream, self._hash, self.count = stream, hashlib.sha256(), 0
@@ -236,7 +238,7 @@ class HashingReader(io.RawIOBase):
         return self.count
 
     def digest(self) -> str:
-        """The hash of the `count` bytes that have passed."""
+        """Returns the hash of the `count` bytes read so far."""
         return self._hash.hexdigest()
 
 
@@ -244,9 +246,9 @@ class HashingReader(io.RawIOBase):
 def open_decompressed(
     file: Source, hashing: list[HashingReader] | None = None
 ) -> Iterator[tuple[io.BufferedIOBase, io.BufferedIOBase]]:
-    """Opens `file`; yields its decompressed bytes, and the stream below whose position tells how far reading got.
+    """Opens `file`; yields a stream of decompressed bytes, and the stream below it, whose position shows the progress.
 
-    What hashes the bytes as they lie on disk is appended to `hashing`. Reading and leaving raise UserError for a
+    Appends to `hashing` the reader that hashes the bytes on disk. Reading, and leaving the block, raise UserError for a
     damaged or truncated compressed file.
     """
     compression = compression_of(file)
@@ -259,7 +261,7 @@ def open_decompressed(
             yield raw, raw
             return
         try:
-            yield _decompressed(compression, raw, file), raw
+            yield _decompress(compression, raw, file), raw
         except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
             raise UserError(
                 f"{file}: expected a whole {compression} file, got a damaged or truncated one ({error}); get or make "
@@ -267,20 +269,20 @@ def open_decompressed(
             ) from error
 
 
-def _decompressed(compression: str, raw: io.BufferedIOBase, file: Source) -> io.BufferedIOBase:
+def _decompress(compression: str, raw: io.BufferedIOBase, file: Source) -> io.BufferedIOBase:
     if compression == "gzip":
         return gzip.GzipFile(fileobj=raw)
     if compression == "xz":
         return lzma.LZMAFile(cast(IO[bytes], raw))
     if compression == "bzip2":
         return bz2.BZ2File(raw)
-    # pyarrow's stream says when the end is missing; that of the package zstandard ends there without a word.
+    # pyarrow's stream raises an error if the end is missing; that of the package zstandard ends there silently.
     pa = import_pyarrow(file)
     return io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd"), 1 << 20)
 
 
 def import_pyarrow(file: Source) -> Any:
-    """The module pyarrow. UserError that names the extra if it is not installed."""
+    """Imports pyarrow. Raises UserError that names the extra if it is not installed."""
     try:
         import pyarrow
     except ImportError as error:

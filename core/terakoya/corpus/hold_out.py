@@ -1,4 +1,4 @@
-"""The last documents of a corpus set aside for validation, without copying more than its last file."""
+"""Holds out the last documents of a corpus for validation; only the last file is copied."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from terakoya.errors import UserError
 
 
 def hold_out(corpus: Corpus, documents: int, folder: Path) -> tuple[list[Source], Path]:
-    """Cuts the last `documents` documents off `corpus`.
+    """Splits the last `documents` documents off `corpus`.
 
-    Its last file is written in two parts into `folder`, byte for byte, bad lines included; the other files stay where
-    they are. Returns the files that are left for training and the file held out.
+    Writes the last file in two parts into `folder`, byte for byte, bad lines included; the other files stay where they
+    are. Returns the files for training and the held-out file.
 
-    Raises UserError unless the last file is jsonl or txt and holds more than `documents` documents.
+    Raises UserError unless the last file is jsonl or txt and has more than `documents` documents.
     """
     *others, last = corpus.sources
     if format_of(last) not in ("jsonl", "txt"):
@@ -46,24 +46,24 @@ def hold_out(corpus: Corpus, documents: int, folder: Path) -> tuple[list[Source]
             "hold out fewer or give validation_corpus"
         )
     stem, suffix = _split_name(last)
-    kept, held = folder / f"{stem}.train{suffix}", folder / f"{stem}.held_out{suffix}"
+    train_file, held_out_file = folder / f"{stem}.train{suffix}", folder / f"{stem}.held_out{suffix}"
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        parts = [stack.enter_context(_part(path).open("wb")) for path in (kept, held)]
+        parts = [stack.enter_context(_draft(path).open("wb")) for path in (train_file, held_out_file)]
         for number, line in enumerate(_raw_lines(last), start=1):
             parts[number >= starts[0]].write(line)
-    for path in (kept, held):
-        _part(path).replace(path)
-    return [*others, kept], held
+    for path in (train_file, held_out_file):
+        _draft(path).replace(path)
+    return [*others, train_file], held_out_file
 
 
 def _split_name(file: Source) -> tuple[str, str]:
-    """`wiki.jsonl.gz` -> (`wiki`, `.jsonl`)."""
+    """Returns stem and suffix: `wiki.jsonl.gz` -> (`wiki`, `.jsonl`)."""
     name = Path(file.name).stem if compression_of(file) is not None else file.name
     return Path(name).stem, Path(name).suffix
 
 
-def _part(path: Path) -> Path:
+def _draft(path: Path) -> Path:
     return path.with_name(path.name + ".part")
 
 

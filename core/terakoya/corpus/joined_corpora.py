@@ -1,4 +1,4 @@
-"""Several corpora read as one, each with its own field, way of separating documents and cleaning."""
+"""Reads several corpora as one, each with its own field, separation of documents and cleaning."""
 
 from __future__ import annotations
 
@@ -14,37 +14,39 @@ from terakoya.corpus.documents import Block, Document, Reject
 
 
 def join_corpora(corpora: Sequence[Corpus]) -> Corpus:
-    """The documents of all of `corpora`, one corpus after the other. A file may be in more than one of them."""
+    """Returns one corpus with the documents of all `corpora`, in order. A file may be in more than one of them."""
     assert corpora, "nothing to join"
     return corpora[0] if len(corpora) == 1 else _JoinedCorpus((), members=tuple(corpora))
 
 
 @dataclass(frozen=True)
 class _JoinedCorpus(Corpus):
-    """A corpus whose blocks say which of its members they are read by. Its own options mean nothing."""
+    """A corpus whose blocks name the member that reads them. Its own options are not used."""
 
     _: KW_ONLY
     members: tuple[Corpus, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sources", tuple(file for each in self.members for file in each.sources))
+        object.__setattr__(self, "sources", tuple(file for member in self.members for file in member.sources))
 
     @cached_property
     def total_bytes(self) -> int:
-        return sum(each.total_bytes for each in self.members)
+        return sum(member.total_bytes for member in self.members)
 
     @cached_property
     def fingerprint(self) -> str:
-        return hashlib.sha256(json.dumps([each.fingerprint for each in self.members]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([member.fingerprint for member in self.members]).encode()).hexdigest()
 
     @property
     def facts(self) -> dict[str, Any]:
         numbered = enumerate(self.members, start=1)
-        return {f"{name} of corpus {number}": value for number, each in numbered for name, value in each.facts.items()}
+        return {
+            f"{name} of corpus {number}": value for number, member in numbered for name, value in member.facts.items()
+        }
 
     def blocks(self, *, block_bytes: int | None = None) -> Iterator[Block]:
-        for number, each in enumerate(self.members):
-            for block in each.blocks(block_bytes=block_bytes):
+        for number, member in enumerate(self.members):
+            for block in member.blocks(block_bytes=block_bytes):
                 yield replace(block, corpus=number)
 
     def read(self, block: Block) -> Iterator[Document | Reject]:

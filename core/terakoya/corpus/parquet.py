@@ -1,4 +1,4 @@
-"""Parquet files: row groups as blocks, large ones in ranges of rows, read where the block is."""
+"""Parquet files: a block is one or more row groups, or a range of rows of a large one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _BATCH_BYTES = 4 << 20
 
 
 def split_into_blocks(file: Source, block_bytes: int, *, field: str) -> Iterator[Block]:
-    """Cuts `file` into blocks of about `block_bytes` of text, from its footer alone.
+    """Splits `file` into blocks of about `block_bytes` of text; reads only its footer.
 
-    Small row groups are taken together; the rows of a large one are shared evenly among several blocks, each of which
-    has to pass over the rows before its own.
+    A block has several small row groups; the rows of a large one are divided evenly among several blocks, and reading
+    such a block skips the rows before its own.
     """
     with _open_parquet(file, field) as (parquet, column):
         row, start, pending = 0, 0, 0
@@ -32,8 +32,8 @@ def split_into_blocks(file: Source, block_bytes: int, *, field: str) -> Iterator
                 spans.append((start, row))
                 start, pending = row, 0
             if size > block_bytes:
-                pieces = min(group.num_rows, -(-size // block_bytes))
-                ends = [row + group.num_rows * piece // pieces for piece in range(pieces + 1)]
+                count = min(group.num_rows, -(-size // block_bytes))
+                ends = [row + group.num_rows * index // count for index in range(count + 1)]
                 spans += itertools.pairwise(ends)
                 start = row + group.num_rows
             else:
@@ -47,7 +47,7 @@ def split_into_blocks(file: Source, block_bytes: int, *, field: str) -> Iterator
 
 
 def read_block(block: Block, *, field: str, max_document_bytes: int) -> Iterator[Document | Reject]:
-    """The documents and rejects of a block; the line of each is its row's number, from 1."""
+    """Yields the documents and rejects of a block; the line of each is the number of its row, from 1."""
     with _open_parquet(block.file, field) as (parquet, column):
         row = 0
         for number in range(parquet.metadata.num_row_groups):
@@ -57,14 +57,14 @@ def read_block(block: Block, *, field: str, max_document_bytes: int) -> Iterator
                 continue
             average = max(1, group.column(column).total_uncompressed_size // group.num_rows)
             rows = max(1, min(4096, _BATCH_BYTES // average))
-            at = first
+            batch_start = first
             for batch in parquet.iter_batches(rows, row_groups=[number], columns=[field], use_threads=False):
                 values = batch.column(0)
-                skip = max(0, block.start - at)
-                for offset, value in enumerate(_bytes(values.slice(skip, max(0, block.stop - at - skip)))):
-                    yield _document(block.file, at + skip + offset + 1, value, max_document_bytes)
-                at += len(values)
-                if at >= block.stop:
+                skip = max(0, block.start - batch_start)
+                for offset, value in enumerate(_bytes(values.slice(skip, max(0, block.stop - batch_start - skip)))):
+                    yield _document(block.file, batch_start + skip + offset + 1, value, max_document_bytes)
+                batch_start += len(values)
+                if batch_start >= block.stop:
                     return
 
 
@@ -80,7 +80,7 @@ def _document(file: Source, row: int, value: bytes | None, limit: int) -> Docume
 
 
 def _bytes(values: Any) -> list[bytes | None]:
-    """The values of a column of strings, undecoded: one bad string must not spoil its neighbours."""
+    """Returns the values of a column of strings undecoded, so that one bad string does not affect the others."""
     if hasattr(values, "dictionary"):
         values = values.dictionary_decode()
     kind = "large_binary" if str(values.type).startswith("large") else "binary"
@@ -89,7 +89,7 @@ def _bytes(values: Any) -> list[bytes | None]:
 
 @contextmanager
 def _open_parquet(file: Source, field: str) -> Iterator[tuple[Any, int]]:
-    """The open file, and which of its columns `field` is. UserError for a broken file or another column type."""
+    """Yields the open file and the index of the column `field`. UserError for a broken file or a wrong column."""
     pa = import_pyarrow(file)
     import pyarrow.parquet as pq
 

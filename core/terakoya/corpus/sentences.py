@@ -1,4 +1,4 @@
-"""Text cut into sentences, one a line: at Japanese full stops outside brackets, at Western ones before a capital."""
+"""Puts each sentence on its own line: splits at Japanese stops outside brackets, at Western ones before a capital."""
 
 from __future__ import annotations
 
@@ -11,41 +11,42 @@ _CAPITAL_FOLLOWS = re.compile(r"\s+[A-Z\"'(]")
 
 
 def split_sentences(text: str) -> str:
-    """`text` with each sentence on a line of its own; empty lines are kept, white space around sentences is not.
+    """Returns `text` with each sentence on its own line; keeps empty lines, removes white space around sentences.
 
-    A stop inside brackets ends no sentence (「はい。そうです。」と答えた。), unless they do not pair up in that line.
+    A stop inside brackets does not end a sentence (「はい。そうです。」と答えた。), unless the brackets in its line
+    do not match.
     """
     return "\n".join("\n".join(_sentences(line)) for line in text.split("\n"))
 
 
 def _sentences(line: str) -> list[str]:
-    paired = _pairs_up(line)
-    found, start, depth = [], 0, 0
+    matched = _brackets_match(line)
+    sentences, start, depth = [], 0, 0
     for mark in _MARK.finditer(line):
         character = mark[0][0]
         if character in _OPEN:
             depth += 1
         elif character in _CLOSE:
             depth -= 1
-        elif not (paired and depth):
+        elif not (matched and depth):
             end = mark.end()
-            if character in ".!?" or not paired:
-                end = _past_closing(line, end)
+            if character in ".!?" or not matched:
+                end = _skip_closing(line, end)
             if character in ".!?" and not _CAPITAL_FOLLOWS.match(line, end):
                 continue
-            found.append(line[start:end].strip())
+            sentences.append(line[start:end].strip())
             start = end
-    found.append(line[start:].strip())
-    return [sentence for sentence in found if sentence] or [""]
+    sentences.append(line[start:].strip())
+    return [sentence for sentence in sentences if sentence] or [""]
 
 
-def _past_closing(line: str, at: int) -> int:
-    found = _TRAILING.match(line, at)
-    assert found is not None, "the pattern matches nothing, too"
-    return found.end()
+def _skip_closing(line: str, position: int) -> int:
+    match = _TRAILING.match(line, position)
+    assert match is not None, "the pattern also matches the empty string"
+    return match.end()
 
 
-def _pairs_up(line: str) -> bool:
+def _brackets_match(line: str) -> bool:
     expected: list[str] = []
     for mark in _MARK.finditer(line):
         character = mark[0][0]

@@ -1,4 +1,4 @@
-"""Text formats: jsonl, txt, csv and tsv, cut into blocks of whole documents and read back line by line."""
+"""Text formats: jsonl, txt, csv and tsv, split into blocks of whole documents and read line by line."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from terakoya.corpus.files import HashingReader, RemoteFile, Source, compression
 from terakoya.errors import UserError, nearest
 
 Record = tuple[int, bytes, bool]
-"""The first line's number, the content, and whether it is over the limit (it is then cut short)."""
+"""The number of the first line, the content, and whether it is over the limit (then the content is cut short)."""
 
 _READ_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
-# A blank line: spaces, tabs, carriage returns and ideographic spaces (U+3000, three bytes in UTF-8) only.
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+# A blank line: spaces, tabs, carriage returns and ideographic spaces (U+3000, three bytes in UTF-8) only.
 _BLANK = re.compile(rb"(?:[ \t\r\n]|\xe3\x80\x80)*\Z")
-_UNCLOSED = "expected a closing quote, the file ends without one; mend the file"
+_UNCLOSED = "expected a closing quote, the file ends without one; repair the file"
 _OPENING = re.compile(rb'[,\r\n]"')
 
 
-class Quotes:
-    """Follows the quotes of a csv file (RFC 4180) through pieces of its bytes."""
+class QuoteTracker:
+    """Tracks the quotes of a csv file (RFC 4180) through consecutive chunks of its bytes."""
 
     def __init__(self) -> None:
         self._inside = self._maybe_closed = False
@@ -39,38 +39,38 @@ class Quotes:
 
     @property
     def open(self) -> bool:
-        """Whether a line ending here is part of a field."""
+        """Whether a line ending at the current position is part of a field."""
         return self._inside and not self._maybe_closed
 
-    def feed(self, piece: bytes) -> None:
-        """Moves on over `piece`."""
-        if not piece:
+    def feed(self, chunk: bytes) -> None:
+        """Moves the current position to the end of `chunk`."""
+        if not chunk:
             return
-        at = 0
+        position = 0
         if self._first:
             self._first = False
-            at = len(_BOM) if piece.startswith(_BOM) else 0
-        while at < len(piece):
+            position = len(_BOM) if chunk.startswith(_BOM) else 0
+        while position < len(chunk):
             if self._maybe_closed:
                 self._maybe_closed = False
-                if piece[at : at + 1] == b'"':  # doubled: a quote inside the field
-                    at += 1
+                if chunk[position : position + 1] == b'"':  # doubled: a quote inside the field
+                    position += 1
                 else:
                     self._inside = False
                     self._at_field_start = False
             elif self._inside:
-                found = piece.find(b'"', at)
-                if found < 0:
+                quote = chunk.find(b'"', position)
+                if quote < 0:
                     return
-                at, self._maybe_closed = found + 1, True
-            elif self._at_field_start and piece[at : at + 1] == b'"':
-                at, self._inside = at + 1, True
+                position, self._maybe_closed = quote + 1, True
+            elif self._at_field_start and chunk[position : position + 1] == b'"':
+                position, self._inside = position + 1, True
             else:
-                opening = _OPENING.search(piece, at)
+                opening = _OPENING.search(chunk, position)
                 if opening is None:
-                    self._at_field_start = piece.endswith((b",", b"\n", b"\r"))
+                    self._at_field_start = chunk.endswith((b",", b"\n", b"\r"))
                     return
-                at, self._inside = opening.end(), True
+                position, self._inside = opening.end(), True
 
 
 def split_into_blocks(
@@ -82,73 +82,75 @@ def split_into_blocks(
     max_document_bytes: int,
     hashing: list[HashingReader] | None = None,
 ) -> Iterator[Block]:
-    """Cuts a text file into blocks in one pass; see `Corpus.blocks`, and `open_decompressed` for `hashing`."""
+    """Splits a text file into blocks in one pass; see `Corpus.blocks`, and `open_decompressed` for `hashing`."""
     column, columns = _find_column(file, field) if format_of(file) in ("csv", "tsv") else (0, 0)
-    keep = compression_of(file) is not None or isinstance(file, RemoteFile)
-    room = block_bytes + max_document_bytes + 8
+    keep_data = compression_of(file) is not None or isinstance(file, RemoteFile)
+    max_data_bytes = block_bytes + max_document_bytes + 8
     start, line, disk, last = 0, 1, 0, 1
     size = file.stat().st_size
-    quotes = Quotes() if format_of(file) == "csv" else None
+    quotes = QuoteTracker() if format_of(file) == "csv" else None
     with open_decompressed(file, hashing) as (stream, raw):
         while True:
-            bytes_read, newlines, data = _read_one_block(stream, block_bytes, by_paragraph, quotes, room if keep else 0)
+            bytes_read, newlines, data = _read_one_block(
+                stream, block_bytes, by_paragraph, quotes, max_data_bytes if keep_data else 0
+            )
             if not bytes_read:
                 if quotes is not None and quotes.open:
                     raise UserError(f"{file}, after line {last}: {_UNCLOSED}")
                 return
             last = line
             disk_stop = raw.tell() if bytes_read >= block_bytes else size
-            content = data if keep else None
+            content = data if keep_data else None
             yield Block(file, start, start + bytes_read, line, disk_stop - disk, content, column, columns)
             start, line, disk = start + bytes_read, line + newlines, disk_stop
 
 
 def _read_one_block(
-    stream: io.BufferedIOBase, block_bytes: int, by_paragraph: bool, quotes: Quotes | None, room: int
+    stream: io.BufferedIOBase, block_bytes: int, by_paragraph: bool, quotes: QuoteTracker | None, max_data_bytes: int
 ) -> tuple[int, int, bytes]:
-    """Moves `stream` over one block. Returns its bytes, its newlines, and its content (nothing if `room` is 0).
+    """Reads one block. Returns its number of bytes and of newlines, and its data (empty if `max_data_bytes` is 0).
 
-    The document that the cut falls into belongs to this block; of one over the limit only so much is kept, up to
-    `room` bytes of a block, as shows that it is over the limit.
+    A document that goes over `block_bytes` belongs to this block as a whole. The data stop after `max_data_bytes`,
+    which is enough to show that a document is over the limit.
     """
-    kept = bytearray()
+    data = bytearray()
     count = newlines = 0
 
-    def take(piece: bytes, room: int) -> bytes:
+    def add(chunk: bytes, max_bytes: int) -> bytes:
         nonlocal count, newlines
-        count += len(piece)
-        newlines += piece.count(b"\n")
-        if len(kept) < room:
-            kept.extend(piece)
+        count += len(chunk)
+        newlines += chunk.count(b"\n")
+        if len(data) < max_bytes:
+            data.extend(chunk)
         if quotes is not None:
-            quotes.feed(piece)
-        return piece
+            quotes.feed(chunk)
+        return chunk
 
     while count < block_bytes:
-        if not take(stream.read(min(_READ_BYTES, block_bytes - count)), min(room, block_bytes)):
-            return count, newlines, bytes(kept)
+        if not add(stream.read(min(_READ_BYTES, block_bytes - count)), min(max_data_bytes, block_bytes)):
+            return count, newlines, bytes(data)
     is_first = True
     while True:
         whole_line = True
-        piece = take(stream.readline(_READ_BYTES), room)
-        blank = bool(_BLANK.match(piece))
-        while piece and not piece.endswith(b"\n"):
-            piece, whole_line = take(stream.readline(_READ_BYTES), room), False
+        chunk = add(stream.readline(_READ_BYTES), max_data_bytes)
+        blank = bool(_BLANK.match(chunk))
+        while chunk and not chunk.endswith(b"\n"):
+            chunk, whole_line = add(stream.readline(_READ_BYTES), max_data_bytes), False
         ends = not (by_paragraph or (quotes is not None and quotes.open))
-        if not piece or ends or (by_paragraph and blank and whole_line and not is_first):
-            return count, newlines, bytes(kept)
+        if not chunk or ends or (by_paragraph and blank and whole_line and not is_first):
+            return count, newlines, bytes(data)
         is_first = False
 
 
 def read_block(
     block: Block, *, by_paragraph: bool, field: str, max_document_bytes: int, conversations: bool = False
 ) -> Iterator[Document | Reject]:
-    """The documents and rejects of a block of a text file; see `Corpus.read`."""
-    file, limit, kind = block.file, max_document_bytes, format_of(block.file)
+    """Yields the documents and rejects of a block of a text file; see `Corpus.read`."""
+    file, limit, format = block.file, max_document_bytes, format_of(block.file)
     with io.BytesIO(block.data) if block.data is not None else file.open("rb") as stream:
         if block.data is None:
             stream.seek(block.start)
-        quotes = Quotes() if kind == "csv" else None
+        quotes = QuoteTracker() if format == "csv" else None
         lines = _lines(stream, block, limit, quotes.feed if quotes is not None else None)
         if by_paragraph:
             records = _paragraphs(lines, limit)
@@ -157,24 +159,24 @@ def read_block(
             records = _csv_records(lines, quotes, limit, file if whole else None)
         else:
             records = ((line, record, len(record) > limit) for line, record, _ in lines)
-        if kind in ("csv", "tsv"):
+        if format in ("csv", "tsv"):
             if block.start == 0:
                 next(records, None)  # the names of the columns
-            csv.field_size_limit(sys.maxsize)  # our own limit is looked at before
+            csv.field_size_limit(sys.maxsize)  # our own limit was checked before
         for line, record, too_large in records:
             if too_large:
                 yield reject_bytes(file, line, "document too large", record)
             elif _BLANK.match(record):
                 continue
-            elif kind == "jsonl":
+            elif format == "jsonl":
                 yield _from_json(file, line, record, None if conversations else field)
-            elif kind == "txt":
+            elif format == "txt":
                 yield _from_txt(file, line, record)
             else:
                 yield _from_row(block, line, record)
 
 
-# ------------------------------------------------------------------------------------------------- one document each
+# ------------------------------------------------------------------------------------------------- single documents
 
 
 def _from_txt(file: Source, line: int, record: bytes) -> Document | Reject:
@@ -185,11 +187,11 @@ def _from_txt(file: Source, line: int, record: bytes) -> Document | Reject:
 
 
 def _from_json(file: Source, line: int, record: bytes, field: str | None) -> Document | Reject:
-    """The text under `field`, or with None the conversation that the object is."""
+    """Returns the text under `field`; with None, the object is a conversation."""
     try:
         value = orjson.loads(record)
     except orjson.JSONDecodeError:
-        return reject_bytes(file, line, _not_json(record), record)
+        return reject_bytes(file, line, _json_error(record), record)
     if not isinstance(value, dict):
         return reject_bytes(file, line, "not a JSON object", record)
     if field is None:
@@ -217,39 +219,39 @@ def _from_row(block: Block, line: int, record: bytes) -> Document | Reject:
 
 
 def _split_row(file: Source, record: bytes) -> list[str]:
-    """The fields of a row. In tsv a quote is an ordinary character, as in IANA's text/tab-separated-values."""
+    """Returns the fields of a row. In tsv a quote is an ordinary character, as in IANA's text/tab-separated-values."""
     text = record.decode()
     return text.split("\t") if format_of(file) == "tsv" else next(csv.reader([text], strict=True))
 
 
 def _find_column(file: Source, field: str) -> tuple[int, int]:
-    """Which column is named `field`, and how many there are. UserError if none is."""
+    """Returns the index of the column `field` and the number of columns. UserError unless one column has that name."""
     with open_decompressed(file) as (stream, _):
-        quotes, header = Quotes(), b""
-        while piece := stream.readline(_READ_BYTES):
-            quotes.feed(piece)
-            header += piece
-            if len(header) > _READ_BYTES or (piece.endswith(b"\n") and not (format_of(file) == "csv" and quotes.open)):
+        quotes, header = QuoteTracker(), b""
+        while chunk := stream.readline(_READ_BYTES):
+            quotes.feed(chunk)
+            header += chunk
+            if len(header) > _READ_BYTES or (chunk.endswith(b"\n") and not (format_of(file) == "csv" and quotes.open)):
                 break
     try:
         names = _split_row(file, header.removeprefix(_BOM).removesuffix(b"\n").removesuffix(b"\r"))
     except (UnicodeDecodeError, csv.Error, StopIteration) as error:
-        raise UserError(f"{file}: expected the columns' names in its first line, got {header[:80]!r}") from error
+        raise UserError(f"{file}: expected column names in the first line, got {header[:80]!r}") from error
     if names.count(field) != 1:
-        found = f"{names.count(field)} of them" if field in names else f"none{nearest(field, names)}"
-        raise UserError(f'{file}: expected one column named "{field}", got {found}; choose with --field')
+        count = f"{names.count(field)} of them" if field in names else f"none{nearest(field, names)}"
+        raise UserError(f'{file}: expected one column named "{field}", got {count}; choose with --field')
     return names.index(field), len(names)
 
 
-def _not_json(record: bytes) -> Reason:
-    """Why orjson refuses `record`."""
+def _json_error(record: bytes) -> Reason:
+    """Returns why orjson refuses `record`."""
     try:
         text = record.decode()
     except UnicodeDecodeError:
         return "bad UTF-8"
     if _SURROGATE.search(text):
         with suppress(ValueError, RecursionError):
-            json.loads(text)  # takes halves of characters
+            json.loads(text)  # accepts lone surrogates
             return "lone surrogate"
     return "bad JSON"
 
@@ -258,11 +260,11 @@ def _not_json(record: bytes) -> Reason:
 
 
 def _lines(
-    stream: io.BufferedIOBase, block: Block, limit: int, watch: Callable[[bytes], None] | None = None
+    stream: io.BufferedIOBase, block: Block, limit: int, observe: Callable[[bytes], None] | None = None
 ) -> Iterator[tuple[int, bytes, int]]:
-    """Yields each line of `block` as (number, content, bytes with its ending); `watch` sees every piece before that.
+    """Yields each line of `block` as (number, content, size in bytes with its line ending).
 
-    A line's content is cut short a little above `limit` bytes.
+    Calls `observe` with the bytes of a line before yielding it. A content is cut short a little above `limit` bytes.
     """
     remaining = block.stop - block.start
     number = block.line
@@ -270,14 +272,14 @@ def _lines(
         line = tail = stream.readline(min(limit + len(_BOM) + 2, remaining))
         if not line:
             return
-        if watch is not None:
-            watch(line)
+        if observe is not None:
+            observe(line)
         size = len(line)
         while size < remaining and tail and not tail.endswith(b"\n"):
             tail = stream.readline(min(_READ_BYTES, remaining - size))
             size += len(tail)
-            if watch is not None:
-                watch(tail)
+            if observe is not None:
+                observe(tail)
         remaining -= size
         if number == 1:
             line = line.removeprefix(_BOM)
@@ -286,7 +288,7 @@ def _lines(
 
 
 def _paragraphs(lines: Iterator[tuple[int, bytes, int]], limit: int) -> Iterator[Record]:
-    """Joins lines up to each blank one."""
+    """Joins the lines between blank lines."""
     first, size = 0, 0
     kept: list[bytes] = []
     for number, content, line_bytes in lines:
@@ -305,11 +307,11 @@ def _paragraphs(lines: Iterator[tuple[int, bytes, int]], limit: int) -> Iterator
 
 
 def _csv_records(
-    lines: Iterator[tuple[int, bytes, int]], quotes: Quotes, limit: int, file: Source | None
+    lines: Iterator[tuple[int, bytes, int]], quotes: QuoteTracker, limit: int, file: Source | None
 ) -> Iterator[Record]:
     """Joins the lines of each row.
 
-    UserError, if `file` is given, for a quote that is never closed: the rest of the file would be one large field.
+    If `file` is given, raises UserError for a quote that is not closed: the rest of the file would be one large field.
     """
     first, size = 0, 0
     kept: list[bytes] = []

@@ -28,7 +28,7 @@ def corpus(tmp_path: Path) -> Path:
 
 def _held_out() -> set[str]:
     step = HoldOut(type="hold_out", share=0.3)
-    return {text for text in TEXTS if step.takes(text)}
+    return {text for text in TEXTS if step.holds_out(text)}
 
 
 def _train(corpus: Path, out: str, **options: Any) -> bytes:
@@ -72,7 +72,7 @@ def test_a_table_serves_the_same_steps_only(corpus: Path, tmp_path: Path) -> Non
 def test_wrong_options_are_found_before_anything_is_cleaned(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no\.json: no such file"):
         _train(corpus, "out", clean=tmp_path / "no.json")
-    with pytest.raises(UserError, match="--clean-folder: expected --clean with it"):
+    with pytest.raises(UserError, match="--clean-folder: expected --clean as well"):
         _train(corpus, "out", clean=None, clean_folder=tmp_path / "folder")
     with pytest.raises(UserError, match="vocab_sice"):
         _train(corpus, "out", settings={"vocab_sice": 3})

@@ -205,15 +205,15 @@ def test_the_result_does_not_depend_on_processes_or_kills(
     assert files == _files(tmp_path / "two")
 
     surveyed: list[int] = []
-    survey = cleaning_plan._Surveyor.survey
+    survey = cleaning_plan._PartWriter.write_part
 
-    def dies(self: cleaning_plan._Surveyor, number: int, block: Any) -> None:
+    def dies(self: cleaning_plan._PartWriter, number: int, block: Any) -> None:
         if len(surveyed) == 3:
             raise KeyboardInterrupt
         surveyed.append(number)
         survey(self, number, block)
 
-    monkeypatch.setattr(cleaning_plan._Surveyor, "survey", dies)
+    monkeypatch.setattr(cleaning_plan._PartWriter, "write_part", dies)
     for _ in range(20):
         try:
             make_plan(corpus.with_cleaning(steps, tmp_path / "three"))
@@ -243,7 +243,7 @@ def test_a_plan_that_is_there_is_not_made_again(tmp_path: Path, monkeypatch: pyt
     corpus = write(tmp_path, ["一", "二二"])
     steps: list[dict[str, Any]] = [{"type": "length", "min_characters": 2}, {"type": "hold_out", "share": 0.5}]
     run(corpus, steps)
-    monkeypatch.setattr(cleaning_plan, "_survey", None)
+    monkeypatch.setattr(cleaning_plan, "_write_parts", None)
     run(corpus, steps, held_out=True)
 
 
@@ -268,7 +268,7 @@ def test_a_plan_that_is_there_is_not_made_again(tmp_path: Path, monkeypatch: pyt
         ([{"type": "nfkc"}, {"type": "nfkc"}], "nfkc: expected once, got it twice"),
         (
             [{"type": "hold_out", "share": 0.1}, {"type": "nfkc"}],
-            "hold_out: expected as the last step, so that what is held out is clean too",
+            "hold_out: expected as the last step, so that held-out documents are clean too",
         ),
         ([], "expected a list of one cleaning step or more, got []"),
         ({"clean": []}, 'expected a list of one cleaning step or more, got {"clean": []}'),
@@ -301,7 +301,7 @@ def test_a_file_given_twice_is_refused(tmp_path: Path) -> None:
 def test_unfinished_parts_of_other_settings_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = write(tmp_path, ["一", "二二", "三三三"])
     with monkeypatch.context() as patch:
-        patch.setattr(cleaning_plan, "_decide", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(cleaning_plan, "_write_plan", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             run(corpus, [{"type": "length", "min_characters": 2}])
     assert list((tmp_path / "clean" / "parts").glob("*.npy"))

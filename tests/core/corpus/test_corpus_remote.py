@@ -119,7 +119,7 @@ def test_a_store_that_cannot_be_reached_is_a_users_error(memory: str, monkeypatc
     for name in ("info", "open"):
         monkeypatch.setattr(type(fsspec.filesystem("memory")), name, fails)
     for ask in (file.open, file.stat, lambda: find_files([f"{memory}/a.jsonl"])):
-        with pytest.raises(UserError, match=r"a\.jsonl: cannot be read \(no credentials\); look at .*credentials"):
+        with pytest.raises(UserError, match=r"a\.jsonl: cannot be read \(no credentials\); check .*credentials"):
             ask()
 
 
