@@ -1,10 +1,13 @@
-"""The package's own functions."""
+"""The package: its functions, its folders, its types."""
 
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 
 import terakoya
+import terakoya_plugins
 
 
 @pytest.mark.parametrize("name", ["train_tokenizer", "prepare", "train", "export", "fill_mask", "find_replaced"])
@@ -16,3 +19,26 @@ def test_what_the_command_line_does_is_a_function(name: str) -> None:
 def test_anything_else_is_missing() -> None:
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         terakoya.trian  # noqa: B018
+
+
+def test_the_tree_in_the_readme_names_every_folder_and_file_of_the_core() -> None:
+    package = Path(terakoya.__file__).parent
+    tree = (package.parent / "README.md").read_text(encoding="utf-8").split("```")[1]
+    folders = [each for folder in (package, package / "training") for each in folder.iterdir() if each.is_dir()]
+    names = {f"{each.name}/" for each in folders if not each.name.startswith((".", "__"))}
+    names |= {each.name for each in package.glob("*.py")}
+    named = set(re.findall(r"^ +((?:[a-z_]+/|[a-z_]+\.py)(?:  [a-z_]+\.py)*)", tree, re.M))
+    assert names <= {name for line in named for name in line.split()}, names - named
+
+
+def test_every_folder_of_the_core_is_small_enough_to_read() -> None:
+    package = Path(terakoya.__file__).parent
+    folders = [package, *(each for each in package.rglob("*") if each.is_dir())]
+    sizes = {str(each.relative_to(package)): len(list(each.glob("*.py"))) for each in folders}
+    assert sizes.pop(".") <= 10
+    assert {name: size for name, size in sizes.items() if size > 25} == {}
+
+
+def test_its_types_are_for_others_too() -> None:
+    for package in (terakoya, terakoya_plugins):
+        assert Path(package.__file__).with_name("py.typed").is_file()
