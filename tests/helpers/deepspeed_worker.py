@@ -56,7 +56,7 @@ def watch(trainer: Trainer, out: Path) -> None:
     def watched(folder: Path, rank: int, owner: Any) -> Any:
         writing[0] = True
         try:
-            sizes.update({piece.name: piece.value.numel() for piece in owner.owned_pieces("model")})
+            sizes.update({piece.name: piece.value.numel() for piece in owner.shards_to_save("model")})
             return write(folder, rank, owner)
         finally:
             writing[0] = False
@@ -76,7 +76,7 @@ def poison(trainer: Trainer, out: Path) -> None:
     engine, run = trainer.engine, trainer.run
 
     def values() -> dict[str, torch.Tensor]:
-        pieces = [piece for kind in KINDS for piece in engine.owned_pieces(kind)]
+        pieces = [piece for kind in KINDS for piece in engine.shards_to_save(kind)]
         return {f"{piece.name} {piece.start}": piece.value.clone() for piece in pieces}
 
     found = []

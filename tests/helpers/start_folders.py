@@ -24,7 +24,7 @@ from terakoya.plugins import registry
 from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import Launched
 from terakoya.training.model.build import build_module
-from terakoya.training.model.start_from import start
+from terakoya.training.model.start_from import load_start_weights
 from terakoya.training.run_log import Record
 from terakoya.training.setup import build
 from terakoya.training.stores import Stores
@@ -94,7 +94,7 @@ def begin(raw: Mapping[str, Any]) -> Any:
     parameters = Parameters.from_dict(raw, source="test")
     stores = Stores.open(parameters)
     module = build_module(parameters, stores.vocabulary)
-    begin.notes = start(parameters, module, stores.vocabulary, stores.train[0].tokenizer_folder).notes  # type: ignore[attr-defined]
+    begin.notes = load_start_weights(parameters, module, stores.vocabulary, stores.train[0].tokenizer_folder).notes  # type: ignore[attr-defined]
     return module
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.estimation.devices import GIB
-from terakoya.estimation.layouts.cluster import Cluster, Gpu, Layout, Program, gpu
+from terakoya.estimation.layouts.cluster import Cluster, Gpu, Layout, Program, find_gpu
 from terakoya.estimation.layouts.rank_memory import rank_memory
 from terakoya.estimation.layouts.step_time import StepTime, step_time
 from terakoya.estimation.layouts.transformer import Transformer, decoder
@@ -126,8 +126,8 @@ class Published:
 def device(name: str) -> Gpu:
     """The GPU of a published run: torchtitan's H100s have slower memory, more of it, and less power."""
     if name == "h100-500w":
-        return replace(gpu("h100"), name=name, memory=96 * GIB, bandwidth=2.4e12 * 0.9)
-    return gpu(name)
+        return replace(find_gpu("h100"), name=name, memory=96 * GIB, bandwidth=2.4e12 * 0.9)
+    return find_gpu(name)
 
 
 def published(file: Path = FILE) -> list[Published]:

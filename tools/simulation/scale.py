@@ -16,10 +16,10 @@ from pathlib import Path
 from terakoya.commands.estimate_layouts import shown
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.estimation.layouts.cluster import Cluster, gpu
-from terakoya.estimation.layouts.measured_model import transformer_of
+from terakoya.estimation.layouts.cluster import Cluster, find_gpu
+from terakoya.estimation.layouts.measured_model import measure_transformer
 from terakoya.estimation.layouts.suggest import Suggestion, suggest
-from terakoya.estimation.synthetic_rows import text_of
+from terakoya.estimation.synthetic_rows import row_statistics
 
 PRESET = Path(__file__).parents[2] / "parameters" / "llama_8b.json"
 TOKENS = 1e12
@@ -36,14 +36,18 @@ def main() -> int:
     parser.add_argument("--gpus-per-node", type=int, default=8)
     arguments = parser.parse_args()
     parameters = Parameters.load(arguments.parameters)
-    text = text_of(parameters, arguments.vocab_size)
-    model, state = transformer_of(parameters, text.vocabulary, context=text.context)
+    text = row_statistics(parameters, arguments.vocab_size)
+    model, state = measure_transformer(parameters, text.vocabulary, context=text.context)
     print(f"| {arguments.gpu} | layout | micro-batch | recomputed | memory | a step | tokens/s | MFU | 10^12 tokens |")
     print("|---:|---|---:|---|---:|---:|---:|---:|---:|")
     for count in arguments.gpus:
         try:
             found = suggest(
-                parameters, model, Cluster(gpu(arguments.gpu), count, arguments.gpus_per_node), state=state, count=1
+                parameters,
+                model,
+                Cluster(find_gpu(arguments.gpu), count, arguments.gpus_per_node),
+                state=state,
+                count=1,
             )
         except UserError as error:
             print(f"| {count} | {error} | | | | | | | |")

@@ -114,19 +114,19 @@ def find(
     from terakoya.estimation import devices
     from terakoya.estimation.layouts import cluster
     from terakoya.estimation.layouts import suggest as layouts
-    from terakoya.estimation.layouts.measured_model import transformer_of
-    from terakoya.estimation.synthetic_rows import text_of
+    from terakoya.estimation.layouts.measured_model import measure_transformer
+    from terakoya.estimation.synthetic_rows import row_statistics
 
     loaded = Parameters.load(parameters, overrides)
     notes = []
     if gpu is None:
-        here = devices.here()
+        here = devices.local_device()
         gpu = here.name if here.gpu else GUESSED
         if not here.gpu:
             notes.append(f"no GPU is here: each is taken to be an {GUESSED}; name another with --gpu")
-    many = cluster.Cluster(cluster.gpu(gpu), gpus, per_node)
-    text = text_of(loaded, vocab_size)
-    model, state = transformer_of(loaded, text.vocabulary, context=text.context)
+    many = cluster.Cluster(cluster.find_gpu(gpu), gpus, per_node)
+    text = row_statistics(loaded, vocab_size)
+    model, state = measure_transformer(loaded, text.vocabulary, context=text.context)
     suggestions = layouts.suggest(loaded, model, many, state=state)
     return Layouts(many, suggestions, layouts.batch_size(loaded, many), notes)
 

@@ -56,7 +56,13 @@ def command(
         from terakoya.estimation import out_of_memory
         from terakoya.training.dry_run import dry_run as check
 
-        check(loaded, out, node_rank=node_rank, expected_processes=processes, advice=out_of_memory.explaining)
+        check(
+            loaded,
+            out,
+            node_rank=node_rank,
+            expected_processes=processes,
+            advice=out_of_memory.explain_allocation_errors,
+        )
         return
     result = train(loaded, out, processes=processes, node_rank=node_rank, allow_change=allow_change or ())
     from terakoya.training.distributed import signals

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from terakoya.components import Architecture, TensorPartition
 from terakoya.contract.findings import NotLookedAt, Wrong
-from terakoya.training.engines.tensor_layers import LINEAR, Cut, Place, share
+from terakoya.training.engines.tensor_layers import LINEAR, TensorParallelGroup, WeightPartition, partition_blocks
 
 SIZE = 2
 """Processes that share a model."""
@@ -42,13 +42,13 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Thread(Place):
+class Thread(TensorParallelGroup):
     """A place that is a thread's."""
 
     meeting: Meeting
 
-    def added(self, values: Tensor) -> Tensor:
-        """See `Place`."""
+    def all_reduce(self, values: Tensor) -> Tensor:
+        """See `TensorParallelGroup`."""
         return self.meeting.add(self.index, values)
 
 
@@ -58,7 +58,7 @@ class Computed:
 
     hidden: Tensor
     gradients: Mapping[str, Tensor]
-    cuts: Mapping[str, Cut]
+    cuts: Mapping[str, WeightPartition]
 
 
 def check(architecture: Architecture, models: Sequence[nn.Module], batch: Mapping[str, Tensor]) -> None:
@@ -84,7 +84,7 @@ def check(architecture: Architecture, models: Sequence[nn.Module], batch: Mappin
             with torch.enable_grad():
                 place = Thread(index, SIZE, meeting)
                 blocks = architecture.blocks(model)
-                return _compute(architecture, model, batch, share(blocks, partition, place, dropout=None))
+                return _compute(architecture, model, batch, partition_blocks(blocks, partition, place, dropout=None))
         except BaseException:
             meeting.barrier.abort()
             raise
@@ -121,7 +121,10 @@ def _on_parts(architecture: Architecture, model: nn.Module, partition: TensorPar
 
 
 def _compute(
-    architecture: Architecture, model: nn.Module, batch: Mapping[str, Tensor], cuts: Mapping[nn.Parameter, Cut]
+    architecture: Architecture,
+    model: nn.Module,
+    batch: Mapping[str, Tensor],
+    cuts: Mapping[nn.Parameter, WeightPartition],
 ) -> Computed:
     hidden = architecture.hidden(model, batch)
     (hidden * torch.linspace(-1, 1, hidden.shape[-1])).sum().backward()

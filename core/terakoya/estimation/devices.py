@@ -37,7 +37,7 @@ class Device:
         return self.name != CPU
 
 
-def device(name: str) -> Device:
+def find_device(name: str) -> Device:
     """The device `name`, such as "h100", "a100-80gb", "NVIDIA H100 80GB HBM3" or "cpu".
 
     Raises:
@@ -54,7 +54,7 @@ def device(name: str) -> Device:
     return Device(name, MEMORY_GIB[found] * GIB if found else None, peak)
 
 
-def here() -> Device:
+def local_device() -> Device:
     """What this machine would train on."""
     import psutil
     import torch

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from terakoya.config.deepspeed import OFFLOAD_OPTIMIZER, OFFLOAD_PARAM
-from terakoya.estimation.fake_step import FORWARD, LATE_BACKWARD, STEP, Sizes
-from terakoya.estimation.live_bytes import GRADIENTS, OPTIMIZER, WEIGHTS
+from terakoya.estimation.fake_step import FORWARD, LATE_BACKWARD, STEP, ModelSizes
+from terakoya.estimation.memory_tracker import GRADIENTS, OPTIMIZER, WEIGHTS
 
 COMMUNICATION = "communication"
 BUCKET = 500_000_000
@@ -33,7 +33,7 @@ FLOAT32 = 4
 
 
 @dataclass(frozen=True)
-class World:
+class Sharding:
     """How many processes share what.
 
     Attributes:
@@ -61,7 +61,9 @@ class World:
         return self.micro_steps > 1 and self.zero_stage < 2
 
 
-def shared(windows: Mapping[str, Mapping[str, int]], world: World, held: Sizes) -> dict[str, dict[str, int]]:
+def memory_per_process(
+    windows: Mapping[str, Mapping[str, int]], world: Sharding, held: ModelSizes
+) -> dict[str, dict[str, int]]:
     """Bytes by part in each of `windows` (of a process that holds everything) in each process of `world`.
 
     `held` is what the model holds. DDP's buckets are the gradients' own memory.
@@ -81,7 +83,7 @@ def shared(windows: Mapping[str, Mapping[str, int]], world: World, held: Sizes) 
     return result
 
 
-def _zero(parts: dict[str, int], world: World, held: Sizes, *, window: str) -> None:
+def _zero(parts: dict[str, int], world: Sharding, held: ModelSizes, *, window: str) -> None:
     """Changes `parts` to what a process holds in DeepSpeed's stage 1, 2 or 3, in that `window` of a step."""
     mine = _share(held.trained, world)
     bucket = min(held.trained, BUCKET) * FLOAT32
@@ -107,7 +109,7 @@ def _zero(parts: dict[str, int], world: World, held: Sizes, *, window: str) -> N
         parts[COMMUNICATION] += min(held.parameters, AHEAD) * FLOAT32
 
 
-def _without_host(parts: dict[str, int], world: World, held: Sizes, *, window: str) -> None:
+def _without_host(parts: dict[str, int], world: Sharding, held: ModelSizes, *, window: str) -> None:
     """Takes away from `parts` what lies on the host: see `on_host`."""
     if OFFLOAD_OPTIMIZER in world.offloaded:
         parts[OPTIMIZER] = 0
@@ -120,7 +122,7 @@ def _without_host(parts: dict[str, int], world: World, held: Sizes, *, window: s
         parts[WEIGHTS] -= _share(held.parameters, world)
 
 
-def on_host(windows: Mapping[str, Mapping[str, int]], world: World, held: Sizes) -> dict[str, int]:
+def offloaded_memory(windows: Mapping[str, Mapping[str, int]], world: Sharding, held: ModelSizes) -> dict[str, int]:
     """Bytes by part of the host's memory in which each process of `world` keeps what DeepSpeed offloads.
 
     Beside the part that this process updates: in stage 1 and 2 a buffer in which it goes back to the device and one of
@@ -144,7 +146,7 @@ def on_host(windows: Mapping[str, Mapping[str, int]], world: World, held: Sizes)
     return {part: size for part, size in found.items() if size}
 
 
-def _cut(parts: dict[str, int], world: World, held: Sizes, *, step: bool) -> None:
+def _cut(parts: dict[str, int], world: Sharding, held: ModelSizes, *, step: bool) -> None:
     """Changes `parts` to what a process holds under `fully_shard`: a share of all, and whole while they are needed what
     is in no block and two blocks, the one that runs and the next; their gradients likewise until they are sent."""
     outside = held.parameters - held.blocks
@@ -156,6 +158,6 @@ def _cut(parts: dict[str, int], world: World, held: Sizes, *, step: bool) -> Non
     parts[COMMUNICATION] = 0 if step else min(held.parameters, outside + held.largest_block) * FLOAT32
 
 
-def _share(elements: int, world: World) -> int:
+def _share(elements: int, world: Sharding) -> int:
     """Bytes of one process's part."""
     return -(-elements // world.processes) * FLOAT32

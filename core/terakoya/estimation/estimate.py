@@ -14,9 +14,9 @@ from terakoya.config.parameters import Parameters, resolve_length
 from terakoya.errors import UserError
 from terakoya.estimation import devices
 from terakoya.estimation.devices import Device
-from terakoya.estimation.engine_memory import World, on_host, shared
-from terakoya.estimation.fake_step import Sizes, simulate, sizes
-from terakoya.estimation.synthetic_rows import Text, text_of
+from terakoya.estimation.engine_memory import Sharding, memory_per_process, offloaded_memory
+from terakoya.estimation.fake_step import ModelSizes, model_sizes, simulate_step
+from terakoya.estimation.synthetic_rows import RowStatistics, row_statistics
 from terakoya.rows import loader
 from terakoya.training.distributed.topology import Place, Share, Topology, shares
 
@@ -63,7 +63,7 @@ class Estimate:
         notes: what was assumed.
     """
 
-    sizes: Sizes
+    sizes: ModelSizes
     memory: Memory
     processes: int
     engine: str
@@ -121,12 +121,12 @@ def estimate(
         UserError: anything the user can mend: parameters, a missing store, an unknown device.
     """
     loaded = Parameters.load(parameters, overrides) if isinstance(parameters, Path) else parameters
-    target = devices.device(device) if device else devices.here()
-    text = text_of(loaded, vocab_size)
+    target = devices.find_device(device) if device else devices.local_device()
+    text = row_statistics(loaded, vocab_size)
     if processes is None:
         processes = math.lcm(len(batch_table.hosts(loaded.batch_size)), loaded.parallel.replica_size)
-    share = share_of(loaded, processes)
-    held = sizes(loaded, text.vocabulary, context=text.context)
+    share = first_rank_batch(loaded, processes)
+    held = model_sizes(loaded, text.vocabulary, context=text.context)
     memory, optimizer_bytes, notes = measure(loaded, text.vocabulary, share, held, processes=processes, gpu=target.gpu)
     tokens = share.global_rows * text.tokens_per_row
     steps = _steps(loaded, text, share)
@@ -145,17 +145,19 @@ def estimate(
 
 
 def measure(
-    parameters: Parameters, vocabulary: Vocabulary, share: Share, held: Sizes, *, processes: int, gpu: bool
+    parameters: Parameters, vocabulary: Vocabulary, share: Share, held: ModelSizes, *, processes: int, gpu: bool
 ) -> tuple[Memory, int, tuple[str, ...]]:
     """The memory of each rank, the bytes of the whole optimizer state, and what was assumed."""
     parallel = parameters.parallel
-    world = World(
+    world = Sharding(
         processes, parallel.zero_stage, share.micro_steps,
         cut=parallel.engine == "fsdp" and processes > 1, offloaded=parallel.offloaded,
     )  # fmt: skip
     interpreter = _resident()
-    found = simulate(parameters, vocabulary, rows=share.micro_batch_size, gradients_stay=world.gradients_stay, gpu=gpu)
-    windows = shared(found.windows, world, held)
+    found = simulate_step(
+        parameters, vocabulary, rows=share.micro_batch_size, gradients_stay=world.gradients_stay, gpu=gpu
+    )
+    windows = memory_per_process(found.windows, world, held)
     moments = {name: sum(parts.values()) for name, parts in windows.items()}
     moment = max(moments, key=moments.__getitem__)
     parts = {part: size for part, size in sorted(windows[moment].items(), key=lambda each: -each[1]) if size}
@@ -165,7 +167,7 @@ def measure(
         notes.append(f"layers are alike: memory follows from models of {' and '.join(map(str, found.depths))} layers")
     if parallel.replica_size > 1:
         notes.append(f"memory is that of a whole replica; {parallel.replica_size} processes share it: see --gpus")
-    offloaded = on_host(found.windows, world, held)
+    offloaded = offloaded_memory(found.windows, world, held)
     if offloaded and gpu:
         notes.append(
             "pinned memory is given out in powers of two: what is offloaded takes up to twice as much of the host"
@@ -175,7 +177,7 @@ def measure(
     return Memory(parts, moment, moments, offloaded, interpreter, ahead), found.optimizer_bytes, tuple(notes)
 
 
-def share_of(parameters: Parameters, processes: int) -> Share:
+def first_rank_batch(parameters: Parameters, processes: int) -> Share:
     """What rank 0 of `processes` takes of each batch, nodes having equally many of them.
 
     Raises:
@@ -194,7 +196,7 @@ def share_of(parameters: Parameters, processes: int) -> Share:
     )[0]
 
 
-def _steps(parameters: Parameters, text: Text, share: Share) -> int | None:
+def _steps(parameters: Parameters, text: RowStatistics, share: Share) -> int | None:
     """The run's optimizer steps; None where they depend on stores that are not there."""
     if text.rows is None and parameters.epochs is not None:
         return None
@@ -217,7 +219,7 @@ def _speed(
     return used * device.peak_tflops, used
 
 
-def _assumed(text: Text, steps: int | None) -> list[str]:
+def _assumed(text: RowStatistics, steps: int | None) -> list[str]:
     notes = [] if text.known else ["the stores are not there: rows are taken to be full, and one document each"]
     if steps is None:
         notes.append("epochs: how many steps that is depends on the stores")

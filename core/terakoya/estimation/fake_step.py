@@ -24,8 +24,8 @@ from terakoya.components import Architecture
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parallel import Parallel
 from terakoya.config.parameters import Parameters
-from terakoya.estimation.live_bytes import BATCH, GRADIENTS, OPTIMIZER, WEIGHTS, LiveBytes
-from terakoya.estimation.synthetic_rows import trial_rows
+from terakoya.estimation.memory_tracker import BATCH, GRADIENTS, OPTIMIZER, WEIGHTS, MemoryTracker
+from terakoya.estimation.synthetic_rows import full_rows
 from terakoya.toolkit.architectures import attention
 from terakoya.training import setup
 from terakoya.training.batches import to_device
@@ -35,7 +35,7 @@ from terakoya.training.distributed.topology import Place, Topology
 from terakoya.training.engines import build as engines
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.loss import weighted
-from terakoya.training.model.named_weights import saved_values
+from terakoya.training.model.module_parts import saved_values
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,7 +48,7 @@ FORWARD, BACKWARD, LATE_BACKWARD, STEP = "forward", "backward", "backward, secon
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ModelSizes:
     """What a module and its saved state hold.
 
     Attributes:
@@ -90,15 +90,15 @@ class Simulation:
     depths: tuple[int, ...]
 
 
-def sizes(parameters: Parameters, vocabulary: Vocabulary, *, context: float) -> Sizes:
+def model_sizes(parameters: Parameters, vocabulary: Vocabulary, *, context: float) -> ModelSizes:
     """What the module of `parameters` holds; none of its weights are allocated."""
-    with without_data(vocabulary):
+    with fake_tensors(vocabulary):
         module = _module(parameters, vocabulary)
         tables = {id(each.weight): each.weight for each in module.modules() if isinstance(each, nn.Embedding)}
         exported = parameters.objective.exports(module)
         blocks = [_elements(block) for model in exported.values() for block in _blocks(parameters, model)]
         models = [{id(each): each for each in model.parameters()}.values() for model in exported.values()]
-        return Sizes(
+        return ModelSizes(
             parameters=sum(each.numel() for each in module.parameters()),
             trained=sum(each.numel() for each in module.parameters() if each.requires_grad),
             embeddings=sum(each.numel() for each in tables.values()),
@@ -124,7 +124,7 @@ def _elements(module: nn.Module) -> int:
     return sum(each.numel() for each in module.parameters())
 
 
-def simulate(
+def simulate_step(
     parameters: Parameters, vocabulary: Vocabulary, *, rows: int, gradients_stay: bool, gpu: bool = False
 ) -> Simulation:
     """One optimizer step of `rows` rows in a process that holds all weights.
@@ -132,11 +132,11 @@ def simulate(
     `gradients_stay` says that gradients of earlier micro-steps, or the buckets they lie in, are there from the start.
     """
     run = partial(_simulate, vocabulary=vocabulary, rows=rows, gradients_stay=gradients_stay, gpu=gpu)
-    smaller = [at_depth(parameters, depth) for depth in DEPTHS]
-    if depth_of(parameters) <= DEPTHS[-1] or None in smaller:
+    smaller = [with_depth(parameters, depth) for depth in DEPTHS]
+    if number_of_layers(parameters) <= DEPTHS[-1] or None in smaller:
         return run(parameters)
     less, more = (run(each) for each in smaller if each is not None)
-    factor = (depth_of(parameters) - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
+    factor = (number_of_layers(parameters) - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
 
     def further(first: int, second: int) -> int:
         return max(0, round(first + (second - first) * factor))
@@ -148,13 +148,13 @@ def simulate(
     return Simulation(windows, further(less.optimizer_bytes, more.optimizer_bytes), less.batch_bytes, depths=DEPTHS)
 
 
-def depth_of(parameters: Parameters) -> int:
+def number_of_layers(parameters: Parameters) -> int:
     """The layers of the run's architecture; 0 where it does not say under a usual name."""
     depths = [getattr(parameters.architecture, name, None) for name in DEPTH_FIELDS]
     return next((depth for depth in depths if isinstance(depth, int)), 0)
 
 
-def at_depth(parameters: Parameters, depth: int) -> Parameters | None:
+def with_depth(parameters: Parameters, depth: int) -> Parameters | None:
     """`parameters` with `depth` layers; None where that is another run in more than depth."""
     architecture = parameters.architecture
     field = next((name for name in DEPTH_FIELDS if hasattr(architecture, name)), None)
@@ -171,7 +171,7 @@ def _module(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
     """The module as it is trained, adapters included."""
     from terakoya.training.model import lora
 
-    module = setup.build_trained(parameters, vocabulary)
+    module = setup.build_module_for_training(parameters, vocabulary)
     lora.adapt(parameters, module)
     module.to = lambda *_, **__: module  # type: ignore[method-assign] # it is where it should be; moving it needs data
     return module
@@ -185,11 +185,11 @@ def _simulate(
     connection = Connection(0, 1, device, Topology((Place(0, 0, 0, ""),)), None, None)
     length = parameters.data.sequence_length
     layout = parameters.objective.row_layout()
-    batch = parameters.objective.collate(trial_rows(layout, vocabulary, rows=rows, sequence_length=length), vocabulary)
+    batch = parameters.objective.collate(full_rows(layout, vocabulary, rows=rows, sequence_length=length), vocabulary)
     tensors = to_device(batch, device, flash=False)
     if gpu and layout.framing == "causal":  # kernels for documents of any length keep what one long document would
         tensors[attention.WHOLE_ROWS] = torch.empty(0, dtype=torch.int64)
-    with without_data(vocabulary) as (fake, tracker):
+    with fake_tensors(vocabulary) as (fake, tracker):
         module = _module(alone, vocabulary)
         attention.use(module, "eager" if parameters.attention == "eager" else "sdpa")
         module.train()
@@ -230,7 +230,7 @@ def _simulate(
     return Simulation(tracker.peaks, optimizer_bytes, batch_bytes, depths=())
 
 
-def _watch_gradients(tracker: LiveBytes, trained: list[nn.Parameter]) -> None:
+def _watch_gradients(tracker: MemoryTracker, trained: list[nn.Parameter]) -> None:
     """Hooks on all weights that say what gradients are, and begin the second half of the backward half-way."""
     seen = 0
 
@@ -259,7 +259,7 @@ class _SmallScores(TorchFunctionMode):
 
 
 @contextmanager
-def without_data(vocabulary: Vocabulary) -> Iterator[tuple[FakeTensorMode, LiveBytes]]:
+def fake_tensors(vocabulary: Vocabulary) -> Iterator[tuple[FakeTensorMode, MemoryTracker]]:
     """While open, new tensors have no data, and their bytes are followed. Leaves torch's generator as it was."""
-    with torch.random.fork_rng(devices=()), FakeTensorMode() as fake, LiveBytes(fake, vocabulary.size) as tracker:
+    with torch.random.fork_rng(devices=()), FakeTensorMode() as fake, MemoryTracker(fake, vocabulary.size) as tracker:
         yield fake, tracker

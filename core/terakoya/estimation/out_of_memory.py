@@ -44,7 +44,7 @@ class Remedy:
 
 
 @contextmanager
-def explaining(parameters: Parameters, vocabulary: Vocabulary, connection: Connection) -> Iterator[None]:
+def explain_allocation_errors(parameters: Parameters, vocabulary: Vocabulary, connection: Connection) -> Iterator[None]:
     """While open, an error of an allocator becomes a UserError with advice; what the failed step held is let go first.
 
     Each rank explains its own; the others leave with their next collective.
@@ -55,7 +55,7 @@ def explaining(parameters: Parameters, vocabulary: Vocabulary, connection: Conne
         if not is_out_of_memory(error):
             raise
         traceback.clear_frames(error.__traceback__)
-        advice = explained(str(error), parameters, vocabulary, connection)
+        advice = out_of_memory_error(str(error), parameters, vocabulary, connection)
     else:
         return
     raise advice
@@ -68,15 +68,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and bool(SIGNS.search(str(error)))
 
 
-def asked_for(text: str) -> int | None:
+def requested_bytes(text: str) -> int | None:
     """The bytes that the allocator whose error says `text` was asked for, None where it does not say."""
     found = ASKED.search(text)
     return round(float(found[1]) * UNITS[found[2].lower()]) if found else None
 
 
-def explained(text: str, parameters: Parameters, vocabulary: Vocabulary, connection: Connection) -> UserError:
+def out_of_memory_error(text: str, parameters: Parameters, vocabulary: Vocabulary, connection: Connection) -> UserError:
     """What to tell the user of an allocator's error that says `text`."""
-    asked = asked_for(text)
+    asked = requested_bytes(text)
     more = "" if asked is None else f": {asked / 1e9:.2f} GB more were asked for"
     device = "a GPU" if connection.device.type == "cuda" else "this machine"
     said = [f"rank {connection.rank}: {device} is out of memory{more}."]
@@ -159,10 +159,10 @@ def _share(parameters: Parameters, connection: Connection) -> Share:
 def _peak(parameters: Parameters, vocabulary: Vocabulary, connection: Connection) -> tuple[int, dict[str, int], str]:
     """The bytes of tensors that each rank holds at the peak, by part too, and when that is."""
     from terakoya.estimation.estimate import measure
-    from terakoya.estimation.fake_step import sizes
+    from terakoya.estimation.fake_step import model_sizes
 
     share = _share(parameters, connection)
-    held = sizes(parameters, vocabulary, context=float(parameters.data.sequence_length))
+    held = model_sizes(parameters, vocabulary, context=float(parameters.data.sequence_length))
     memory, _, _ = measure(
         parameters, vocabulary, share, held, processes=connection.world_size, gpu=connection.device.type == "cuda"
     )

@@ -24,7 +24,7 @@ ONE_A_ROW = ("lines", "padded")
 
 
 @dataclass(frozen=True)
-class Text:
+class RowStatistics:
     """What rows will hold.
 
     Attributes:
@@ -42,7 +42,7 @@ class Text:
     known: bool
 
 
-def text_of(parameters: Parameters, vocab_size: int | None) -> Text:
+def row_statistics(parameters: Parameters, vocab_size: int | None) -> RowStatistics:
     """What the stores of `parameters` hold, from their headers, or what `vocab_size` leaves to assume without them.
 
     Raises:
@@ -57,20 +57,20 @@ def text_of(parameters: Parameters, vocab_size: int | None) -> Text:
                 f"data.train: there is no store at {missing[0]}, whose vocabulary the model would have; prepare it, or "
                 "say how many pieces it will have: --vocab-size 32768"
             )
-        return Text(invented(vocab_size, length), float(length), float(length), None, known=False)
+        return RowStatistics(synthetic_vocabulary(vocab_size, length), float(length), float(length), None, known=False)
     layout = parameters.objective.row_layout()
     stores = [TokenStore.open(folder) for folder in folders]
     weights = np.array([each.weight for each in parameters.data.train])
     found = np.array([_lengths(store, layout, length) for store in stores])  # context, tokens a row, rows
     vocabulary = stores[0].facts.vocabulary
     if vocab_size is not None and vocab_size != vocabulary.size:
-        vocabulary = invented(vocab_size, length)
+        vocabulary = synthetic_vocabulary(vocab_size, length)
     share = 1.0 if parameters.data.split is None else parameters.data.split[0] / sum(parameters.data.split)
     context, tokens = np.average(found[:, :2], axis=0, weights=weights)
-    return Text(vocabulary, float(context), float(tokens), max(1, int(found[:, 2].sum() * share)), known=True)
+    return RowStatistics(vocabulary, float(context), float(tokens), max(1, int(found[:, 2].sum() * share)), known=True)
 
 
-def invented(size: int, sequence_length: int) -> Vocabulary:
+def synthetic_vocabulary(size: int, sequence_length: int) -> Vocabulary:
     """A vocabulary of `size` ids that has every special token, and as many unused ones as objectives may ask for.
 
     Raises:
@@ -82,7 +82,7 @@ def invented(size: int, sequence_length: int) -> Vocabulary:
     return Vocabulary(size=size, pad=0, unk=1, cls=2, sep=3, mask=4, bos=5, eos=6, special=special)
 
 
-def trial_rows(layout: Layout, vocabulary: Vocabulary, *, rows: int, sequence_length: int) -> Rows:
+def full_rows(layout: Layout, vocabulary: Vocabulary, *, rows: int, sequence_length: int) -> Rows:
     """`rows` full rows (B, T) of one document each, as `layout` cuts them."""
     shape = (rows, sequence_length)
     tokens = np.resize(vocabulary.ordinary, shape).astype(np.int32)

@@ -19,7 +19,7 @@ from transformers.models.auto import modeling_auto
 
 from terakoya.errors import UserError
 from terakoya.inference.loading import load_model_and_tokenizer, max_length
-from terakoya.training.model.start_config import quiet
+from terakoya.training.model.start_config import silence_transformers
 
 Kind = Literal["causal", "masked"]
 AUTO = {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM}
@@ -72,7 +72,7 @@ def from_folder(folder: Path, *, device: torch.device, dtype: torch.dtype, trust
         folder = folder / "generator"
     config = _config(folder)
     kind = _kind(folder, config)
-    with quiet():
+    with silence_transformers():
         model, tokenizer = load_model_and_tokenizer(AUTO[kind], folder, trust=trust_remote_code, dtype=dtype)
     return _subject(folder, model.to(device), tokenizer, kind)
 
@@ -90,7 +90,7 @@ def from_checkpoint(folder: Path, manifest: dict[str, Any], *, device: torch.dev
     names = [type(each).__name__ for each in models.values()]
     if model is None:
         raise UserError(f"{folder}: exports {', '.join(names)}; evaluate it by its objective: --measure objective")
-    with quiet():
+    with silence_transformers():
         tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer", local_files_only=True)
     described = {**model.config.to_dict(), "architectures": [type(model).__name__]}
     return _subject(folder, model.to(device, dtype), tokenizer, _kind(folder, described, model))
@@ -137,6 +137,6 @@ def _kind(folder: Path, config: dict[str, Any], model: PreTrainedModel | None = 
 
 def same_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> bool:
     """Whether the tokenizer in `folder` has the same pieces under the same ids."""
-    with quiet():
+    with silence_transformers():
         other = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return bool(tokenizer.get_vocab() == other.get_vocab())

@@ -75,5 +75,5 @@ def train(
         node_rank=node_rank,
         expected_processes=processes,
         allow_change=frozenset(allow_change),
-        advice=out_of_memory.explaining,
+        advice=out_of_memory.explain_allocation_errors,
     )

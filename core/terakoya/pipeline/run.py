@@ -155,7 +155,9 @@ class _Plan:
         processes = pipeline.training_processes or max(1, torch.cuda.device_count())
         if processes == 1:
             result = train_here(
-                Parameters.from_dict(parameters, source="parameters"), pipeline.run, advice=out_of_memory.explaining
+                Parameters.from_dict(parameters, source="parameters"),
+                pipeline.run,
+                advice=out_of_memory.explain_allocation_errors,
             )
             if result.stopped_by:
                 raise Stopped(f"train: stopped at step {result.step} by {result.stopped_by}; the same command goes on")

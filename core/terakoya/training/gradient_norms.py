@@ -24,7 +24,7 @@ class Norms:
 
     def values(self) -> dict[str, float]:
         """What is logged: the last step's norm, in fp16 the scale and how many steps of the run were left out."""
-        return {"grad_norm": float(self.norms[-1]), **(self.scaler.values() if self.scaler else {})}
+        return {"grad_norm": float(self.norms[-1]), **(self.scaler.log_values() if self.scaler else {})}
 
     def look(self, run: Run, record: Record, *, first_row: int) -> None:
         """Looks at all of them and forgets them; `first_row` is the first row of the last step. Called before anything
@@ -39,7 +39,7 @@ class Norms:
             if bad:
                 scale = f"loss scale {float(self.scaler.scale):,.10g}"
                 record.say(f"step {run.step:,}: {bad} step(s) left out, as gradients overflowed fp16; {scale}")
-            self.scaler.refuse_stuck(run.step)
+            self.scaler.raise_if_stuck(run.step)
         elif bad:
             raise UserError(
                 f"step {run.step}: gradients were not finite in {bad} step(s) since the last look; such steps leave "

@@ -35,9 +35,9 @@ from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import weighted
 from terakoya.training.model import lora
-from terakoya.training.model.build import build_trained
-from terakoya.training.model.frozen_layers import described
-from terakoya.training.model.start_from import Started, start_together
+from terakoya.training.model.build import build_module_for_training
+from terakoya.training.model.frozen_layers import parameter_summary
+from terakoya.training.model.start_from import LoadedWeights, load_on_rank0_and_broadcast
 from terakoya.training.resuming import newest_checkpoint, resume
 from terakoya.training.run import Run
 from terakoya.training.run_log import Record
@@ -171,7 +171,7 @@ def build(
         tokens_per_row=_tokens_per_row(loader, objective, stores.vocabulary) if epoch_rows else 0.0,
         global_rows=share.global_rows,
     )
-    module = build_trained(parameters, stores.vocabulary)
+    module = build_module_for_training(parameters, stores.vocabulary)
     backend = attention.choose(
         parameters.attention,
         device=connection.device,
@@ -181,11 +181,11 @@ def build(
     )
     attention.use(module, backend)
     module.train()
-    started: Started | None = None
+    started: LoadedWeights | None = None
     if parameters.start_from is not None and (fresh or parameters.lora):
         tokenizer_folder = stores.train[0].tokenizer_folder
         try:
-            started = start_together(parameters, module, stores.vocabulary, tokenizer_folder, connection)
+            started = load_on_rank0_and_broadcast(parameters, module, stores.vocabulary, tokenizer_folder, connection)
         except UserError as error:
             raise (error if fresh else without_base(error)) from error
         for note in started.notes:
@@ -195,7 +195,7 @@ def build(
     count = sum(parameter.numel() for parameter in module.parameters())
     lora.adapt(parameters, module)
     trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-    sizes = described(parameters, module)
+    sizes = parameter_summary(parameters, module)
     throughput = measure(objective, architecture, module, loader.sources, loader.weights, connection)
     engine = engines.build(parameters, module, stores.vocabulary, connection, share.micro_steps, share.micro_batch_size)
     run = Run(out, parameters, architecture, objective, stores.vocabulary, engine.module, length, connection)
@@ -247,7 +247,7 @@ def _warm_up(engine: Engine, batches: BatchMaker, connection: Connection, *, fla
     terms = batches.objective.terms()
     nothing = dict.fromkeys({term.count for term in terms.values()}, 0)
     batch = to_device(batches.dummy(), connection.device, flash=flash)
-    for _ in range(2 if engine.through_ddp else 1):
+    for _ in range(2 if engine.uses_ddp else 1):
         engine.optimizer.zero_grad()  # those of the first would keep its buckets
         engine.micro_step(batch, partial(weighted, terms=terms, counts=nothing), last=True)
     engine.clear_gradients()

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from terakoya.commands.main import app
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.estimation.devices import GIB, Device, device
-from terakoya.estimation.engine_memory import AHEAD, BUCKET, LIVE, World, on_host, shared
-from terakoya.estimation.estimate import Estimate, estimate, share_of
-from terakoya.estimation.fake_step import LATE_BACKWARD, Sizes
+from terakoya.estimation.devices import GIB, Device, find_device
+from terakoya.estimation.engine_memory import AHEAD, BUCKET, LIVE, Sharding, memory_per_process, offloaded_memory
+from terakoya.estimation.estimate import Estimate, estimate, first_rank_batch
+from terakoya.estimation.fake_step import LATE_BACKWARD, ModelSizes
 
 PRESETS = Path(__file__).parents[3] / "parameters"
 VOCABULARY, HIDDEN, LAYERS, LENGTH = 5000, 256, 4, 256
@@ -54,7 +54,7 @@ def test_what_is_missing_or_unknown_is_told() -> None:
         estimate(PRESETS / "tiny_gpt2.json", device="h10", vocab_size=5000)
     parameters = Parameters.load(PRESETS / "tiny_gpt2.json", ['batch_size={"0": 4, "1": 4}'])
     with pytest.raises(UserError, match="2 nodes"):
-        share_of(parameters, 3)
+        first_rank_batch(parameters, 3)
 
 
 @pytest.mark.parametrize(
@@ -68,18 +68,18 @@ def test_what_is_missing_or_unknown_is_told() -> None:
     ],
 )
 def test_devices_have_a_memory_and_a_peak(name: str, gibibytes: int, peak: float) -> None:
-    found = device(name)
+    found = find_device(name)
     assert (found.memory, found.peak_tflops) == (gibibytes * GIB, peak)
 
 
-def sizes(elements: int, **changes: int) -> Sizes:
+def sizes(elements: int, **changes: int) -> ModelSizes:
     """A model of `elements`, all of them trained, two thirds in two blocks."""
     third = elements // 3
     facts = {
         "parameters": elements, "trained": elements, "embeddings": third, "blocks": 2 * third, "largest_block": third,
         "largest": elements // 4, "small": elements // 10, "flops_per_token": 1, "saved_bytes": 0, "model_bytes": 0,
     }  # fmt: skip
-    return Sizes(**{**facts, **changes})
+    return ModelSizes(**{**facts, **changes})
 
 
 WINDOWS = {
@@ -101,7 +101,7 @@ WINDOWS = {
 def test_zero_shares_what_its_stage_says(
     stage: int, weights: int, gradients: int, communication: int, at_rest: tuple[int, int, int]
 ) -> None:
-    found = shared(WINDOWS, World(4, stage, micro_steps=1), sizes(1000))
+    found = memory_per_process(WINDOWS, Sharding(4, stage, micro_steps=1), sizes(1000))
     late = [found[LATE_BACKWARD].get(part, 0) for part in ("gradients", "communication")]
     if stage in (1, 2):  # whole beside the bucket, or in it and in the copy that is sent
         assert late == ([3900, 4000] if stage == 1 else [0, 8000])
@@ -128,17 +128,17 @@ def test_zero_shares_what_its_stage_says(
 def test_what_is_offloaded_lies_on_the_host(
     stage: int, micro_steps: int, offloaded: set[str], device: tuple[int, int, int], host: tuple[int, int, int]
 ) -> None:
-    world = World(4, stage, micro_steps, offloaded=offloaded)
-    late = shared(WINDOWS, world, sizes(1000))[LATE_BACKWARD]
+    world = Sharding(4, stage, micro_steps, offloaded=offloaded)
+    late = memory_per_process(WINDOWS, world, sizes(1000))[LATE_BACKWARD]
     assert (late["weights"] - 80, late["gradients"], late["communication"]) == device
     assert late["optimizer"] == (0 if "offload_optimizer" in offloaded else 2000)
-    found = on_host(WINDOWS, world, sizes(1000))
+    found = offloaded_memory(WINDOWS, world, sizes(1000))
     assert tuple(found.get(part, 0) for part in ("weights", "optimizer", "gradients")) == host
 
 
 def test_gradients_that_a_first_stage_adds_up_stay_on_the_device() -> None:
     accumulated = {name: {**parts, "gradients": 4000} for name, parts in WINDOWS.items()}
-    found = shared(accumulated, World(4, 1, 2, offloaded={"offload_optimizer"}), sizes(1000))
+    found = memory_per_process(accumulated, Sharding(4, 1, 2, offloaded={"offload_optimizer"}), sizes(1000))
     assert (found["forward"]["gradients"], found["optimizer step"]["gradients"]) == (4000, 0)
 
 
@@ -172,33 +172,37 @@ def test_zero_moves_a_large_model_in_pieces() -> None:
     elements = 3 * 10**9
     windows = {name: {"weights": 4 * elements, "optimizer": 8 * elements} for name in ("forward", LATE_BACKWARD)}
     held = sizes(elements)
-    late = shared(windows, World(2, 2, 1), held)[LATE_BACKWARD]
+    late = memory_per_process(windows, Sharding(2, 2, 1), held)[LATE_BACKWARD]
     assert (late["communication"], late["gradients"]) == (2 * 4 * BUCKET, 2 * elements)
-    third = shared(windows, World(2, 3, 1), held)["forward"]
+    third = memory_per_process(windows, Sharding(2, 3, 1), held)["forward"]
     assert third["communication"] == 4 * (BUCKET + AHEAD)
     assert third["weights"] == 4 * (elements + LIVE)  # two halves, and what is gathered
 
 
 def test_a_first_stage_keeps_whole_gradients_between_micro_steps() -> None:
     accumulated = {"forward": {**WINDOWS["forward"], "gradients": 4000}}
-    world = World(4, 1, micro_steps=2)
-    assert shared(accumulated, world, sizes(1000))["forward"]["gradients"] == 4000
-    assert world.gradients_stay and not World(4, 2, micro_steps=2).gradients_stay
-    assert not World(4, 1, micro_steps=1).gradients_stay
-    assert World(2, None, micro_steps=1).gradients_stay and not World(1, None, micro_steps=1).gradients_stay
-    assert World(1, None, micro_steps=2).gradients_stay
-    assert not World(2, None, micro_steps=2, cut=True).gradients_stay
+    world = Sharding(4, 1, micro_steps=2)
+    assert memory_per_process(accumulated, world, sizes(1000))["forward"]["gradients"] == 4000
+    assert world.gradients_stay and not Sharding(4, 2, micro_steps=2).gradients_stay
+    assert not Sharding(4, 1, micro_steps=1).gradients_stay
+    assert Sharding(2, None, micro_steps=1).gradients_stay and not Sharding(1, None, micro_steps=1).gradients_stay
+    assert Sharding(1, None, micro_steps=2).gradients_stay
+    assert not Sharding(2, None, micro_steps=2, cut=True).gradients_stay
 
 
 def test_fsdp_holds_a_share_and_what_runs() -> None:
-    found = shared(WINDOWS, World(4, None, micro_steps=1, cut=True), sizes(1200 - 300, parameters=900, trained=900))
+    found = memory_per_process(
+        WINDOWS, Sharding(4, None, micro_steps=1, cut=True), sizes(1200 - 300, parameters=900, trained=900)
+    )
     forward, step = found["forward"], found["optimizer step"]
     assert forward["weights"] == (4080 - 3600) + 900 + 4 * (300 + 2 * 300)  # outside, and two blocks
     assert forward["communication"] == 4 * (300 + 300)
     assert (step["weights"], step["gradients"], step["optimizer"]) == (480 + 900, 900, 2000)
-    alone = shared(WINDOWS, World(1, None, micro_steps=1), sizes(1000))
+    alone = memory_per_process(WINDOWS, Sharding(1, None, micro_steps=1), sizes(1000))
     assert alone == WINDOWS
-    assert shared(WINDOWS, World(2, None, micro_steps=1), sizes(1000)) == WINDOWS, "DDP's buckets are the gradients"
+    assert memory_per_process(WINDOWS, Sharding(2, None, micro_steps=1), sizes(1000)) == WINDOWS, (
+        "DDP's buckets are the gradients"
+    )
 
 
 def test_a_run_is_estimated_with_the_engine_it_names() -> None:

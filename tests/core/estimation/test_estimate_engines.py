@@ -22,10 +22,10 @@ import worlds
 
 from terakoya.config.parameters import Parameters
 from terakoya.estimation import fake_step as simulation
-from terakoya.estimation.engine_memory import World, on_host, shared
-from terakoya.estimation.estimate import estimate, share_of
+from terakoya.estimation.engine_memory import Sharding, memory_per_process, offloaded_memory
+from terakoya.estimation.estimate import estimate, first_rank_batch
 from terakoya.estimation.layouts.cluster import Layout
-from terakoya.estimation.layouts.measured_model import transformer_of
+from terakoya.estimation.layouts.measured_model import measure_transformer
 from terakoya.estimation.layouts.rank_memory import rank_memory
 from terakoya.estimation.layouts.suggest import engine_program
 from terakoya.store.token_store import TokenStore
@@ -129,14 +129,17 @@ def test_each_rank_holds_what_was_said_of_a_stage(stage: str, store: Path, weigh
     parameters = Parameters.from_dict(settings(weighed.name, stage, store), source="test")
     found = estimate(parameters, processes=2, device="cpu").memory
     vocabulary = TokenStore.open(store).facts.vocabulary
-    share = share_of(parameters, 2)
+    share = first_rank_batch(parameters, 2)
     parallel = parameters.parallel
-    world = World(2, parallel.zero_stage, share.micro_steps, offloaded=parallel.offloaded)
-    one = simulation.simulate(
+    world = Sharding(2, parallel.zero_stage, share.micro_steps, offloaded=parallel.offloaded)
+    one = simulation.simulate_step(
         parameters, vocabulary, rows=share.micro_batch_size, gradients_stay=world.gradients_stay, gpu=False
     )
-    held = simulation.sizes(parameters, vocabulary, context=64.0)
-    between, host = shared(one.windows, world, held)[simulation.STEP], on_host(one.windows, world, held)
+    held = simulation.model_sizes(parameters, vocabulary, context=64.0)
+    between, host = (
+        memory_per_process(one.windows, world, held)[simulation.STEP],
+        offloaded_memory(one.windows, world, held),
+    )
     assert host == found.offloaded
     for real in weighed.held[stage]:  # here both are the same memory
         assert found.peak + sum(host.values()) == pytest.approx(real["peak"], rel=0.1), (found.moment, found.moments)
@@ -205,7 +208,7 @@ def test_between_steps_a_pipeline_holds_weights_and_state_alone(name: str, shape
 
 def test_a_layout_holds_what_its_formula_says(shape: Shape, store: Path) -> None:
     parameters = shape.parameters["ddp"]
-    model, state = transformer_of(parameters, TokenStore.open(store).facts.vocabulary, context=float(shape.length))
+    model, state = measure_transformer(parameters, TokenStore.open(store).facts.vocabulary, context=float(shape.length))
     ratios = {}
     for name, (parallel, axes) in LAYOUTS.items():
         steps = ROWS // MICRO_BATCH // axes.get("data", 1)

@@ -14,11 +14,11 @@ from terakoya.commands.main import app
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.estimation.devices import GIB
-from terakoya.estimation.layouts.cluster import Cluster, gpu
-from terakoya.estimation.layouts.measured_model import transformer_of
+from terakoya.estimation.layouts.cluster import Cluster, find_gpu
+from terakoya.estimation.layouts.measured_model import measure_transformer
 from terakoya.estimation.layouts.suggest import USABLE, batch_size, candidates, suggest
 from terakoya.estimation.layouts.transformer import Transformer
-from terakoya.estimation.synthetic_rows import invented
+from terakoya.estimation.synthetic_rows import synthetic_vocabulary
 
 PRESETS = Path(__file__).parents[3] / "parameters"
 
@@ -30,7 +30,7 @@ def llama() -> Parameters:
 
 @pytest.fixture(scope="module")
 def measured(llama: Parameters) -> tuple[Transformer, float]:
-    return transformer_of(llama, invented(65536, 2048), context=2048.0)
+    return measure_transformer(llama, synthetic_vocabulary(65536, 2048), context=2048.0)
 
 
 def test_a_run_is_measured_as_it_is(measured: tuple[Transformer, float]) -> None:
@@ -49,7 +49,7 @@ def test_a_run_is_measured_as_it_is(measured: tuple[Transformer, float]) -> None
 
 def test_what_is_suggested_fits_runs_and_is_sorted(llama: Parameters, measured: tuple[Transformer, float]) -> None:
     model, state = measured
-    cluster = Cluster(gpu("h100"), 64)
+    cluster = Cluster(find_gpu("h100"), 64)
     found = suggest(llama, model, cluster, state=state, count=4)
     seconds = [each.time.seconds for each in found]
     assert seconds == sorted(seconds)
@@ -74,20 +74,20 @@ def test_less_memory_leaves_fewer_layouts_and_slower_ones(
     llama: Parameters, measured: tuple[Transformer, float]
 ) -> None:
     model, state = measured
-    wide, narrow = (replace(gpu("h100"), memory=size * GIB) for size in (80, 40))
+    wide, narrow = (replace(find_gpu("h100"), memory=size * GIB) for size in (80, 40))
     first, second = (suggest(llama, model, Cluster(each, 64), state=state, count=1)[-1] for each in (wide, narrow))
     assert second.time.seconds > first.time.seconds and second.bytes < USABLE * 40 * GIB < first.bytes
     with pytest.raises(UserError, match=r"--gpus 1: nothing fits 79 GB of a h100; least takes .*: 1\d\d GB"):
-        suggest(llama, model, Cluster(gpu("h100"), 1), state=state)
+        suggest(llama, model, Cluster(find_gpu("h100"), 1), state=state)
     with pytest.raises(UserError, match="fewer than there are replicas"):
         few = llama.model_copy(update={"batch_size": {"-1": 1}})
-        suggest(few, replace(model, layers=3, heads=3, key_value_heads=3), Cluster(gpu("h100"), 64), state=state)
+        suggest(few, replace(model, layers=3, heads=3, key_value_heads=3), Cluster(find_gpu("h100"), 64), state=state)
 
 
 def test_candidates_divide_what_they_share(measured: tuple[Transformer, float]) -> None:
     model = measured[0]
     seen = set()
-    for parallel, layout, _ in candidates(model, Cluster(gpu("h100"), 64), 1536, 8.0):
+    for parallel, layout, _ in candidates(model, Cluster(find_gpu("h100"), 64), 1536, 8.0):
         seen.add(json.dumps(parallel))
         assert layout.devices == 64
         assert layout.tensor <= 8 and model.key_value_heads % (layout.tensor * layout.sequence) == 0
@@ -101,11 +101,11 @@ def test_candidates_divide_what_they_share(measured: tuple[Transformer, float]) 
 
 
 def test_rows_are_dealt_to_as_many_nodes(llama: Parameters) -> None:
-    assert batch_size(llama, Cluster(gpu("h100"), 8)) == {"-1": 1536}
-    assert batch_size(llama, Cluster(gpu("h100"), 24)) == {"0": 512, "1": 512, "2": 512}
+    assert batch_size(llama, Cluster(find_gpu("h100"), 8)) == {"-1": 1536}
+    assert batch_size(llama, Cluster(find_gpu("h100"), 24)) == {"0": 512, "1": 512, "2": 512}
     own = llama.model_copy(update={"batch_size": {"a01": 1000, "a02": 536}})
-    assert batch_size(own, Cluster(gpu("h100"), 16)) == {"a01": 1000, "a02": 536}
-    assert sum(batch_size(own, Cluster(gpu("h100"), 56)).values()) == 1536
+    assert batch_size(own, Cluster(find_gpu("h100"), 16)) == {"a01": 1000, "a02": 536}
+    assert sum(batch_size(own, Cluster(find_gpu("h100"), 56)).values()) == 1536
 
 
 def run(*arguments: str) -> str:
@@ -148,7 +148,9 @@ def test_what_cannot_be_suggested_is_told(arguments: list[str], said: str) -> No
 def test_objectives_of_two_models_and_other_depths_are_told() -> None:
     def refuse(preset: str, **changes: Any) -> None:
         raw = json.loads((PRESETS / f"{preset}.json").read_text())
-        transformer_of(Parameters.from_dict(raw | changes, source=preset), invented(500, 64), context=64.0)
+        measure_transformer(
+            Parameters.from_dict(raw | changes, source=preset), synthetic_vocabulary(500, 64), context=64.0
+        )
 
     with pytest.raises(UserError, match="objectives of one model"):
         refuse("tiny_electra")

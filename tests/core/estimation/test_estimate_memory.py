@@ -14,7 +14,7 @@ import terakoya
 from terakoya.config.parameters import Parameters
 from terakoya.estimation import fake_step as simulation
 from terakoya.estimation.estimate import estimate
-from terakoya.estimation.synthetic_rows import invented
+from terakoya.estimation.synthetic_rows import synthetic_vocabulary
 from terakoya.plugins import registry
 from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import Launched
@@ -80,11 +80,11 @@ def test_estimates_are_within_ten_percent_of_what_two_real_steps_allocate(
 def test_deeper_models_are_what_two_smaller_ones_say(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = json.loads((PRESETS / "tiny_llama.json").read_text())["architecture"]
     parameters = preset("tiny_llama", store, architecture={**raw, "num_hidden_layers": 7})
-    vocabulary = invented(500, 64)
-    found = simulation.simulate(parameters, vocabulary, rows=4, gradients_stay=False)
+    vocabulary = synthetic_vocabulary(500, 64)
+    found = simulation.simulate_step(parameters, vocabulary, rows=4, gradients_stay=False)
     assert found.depths == (2, 4)
     monkeypatch.setattr(simulation, "DEPTHS", (2, 7))
-    whole = simulation.simulate(parameters, vocabulary, rows=4, gradients_stay=False)
+    whole = simulation.simulate_step(parameters, vocabulary, rows=4, gradients_stay=False)
     assert whole.depths == ()
     assert found.optimizer_bytes == whole.optimizer_bytes
     for window, parts in whole.windows.items():

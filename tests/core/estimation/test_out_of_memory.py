@@ -13,7 +13,7 @@ import pytest
 import torch
 import toy
 
-from terakoya.estimation.out_of_memory import asked_for, is_out_of_memory
+from terakoya.estimation.out_of_memory import is_out_of_memory, requested_bytes
 
 PROGRAM = """
 import resource, sys
@@ -55,9 +55,9 @@ def test_errors_of_real_allocators_are_known_and_others_are_not() -> None:
         np.empty(1 << 60, dtype=np.uint8)
     for error in (of_torch.value, of_numpy.value):
         assert is_out_of_memory(error)
-    assert asked_for(str(of_torch.value)) == 1 << 55
-    assert asked_for(str(of_numpy.value)) == 1 << 60
-    assert asked_for("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity") == 20 << 30
+    assert requested_bytes(str(of_torch.value)) == 1 << 55
+    assert requested_bytes(str(of_numpy.value)) == 1 << 60
+    assert requested_bytes("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity") == 20 << 30
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
     with pytest.raises(RuntimeError) as other:
         torch.ones(2, 3) @ torch.ones(2, 3)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from terakoya.errors import UserError
-from terakoya.estimation.layouts.cluster import Cluster, Gpu, Layout, Program, gpu
+from terakoya.estimation.layouts.cluster import Cluster, Gpu, Layout, Program, find_gpu
 from terakoya.estimation.layouts.rank_memory import activations, in_flight, rank_memory
 from terakoya.estimation.layouts.step_time import efficiency, rank_weights, ring_seconds, step_time
 from terakoya.estimation.layouts.suggest import engine_program
@@ -218,9 +218,9 @@ def test_all_wait_for_the_slowest_node() -> None:
 
 
 def test_an_unknown_gpu_is_told() -> None:
-    assert gpu("H100").memory == 80 * 2**30
-    assert gpu("NVIDIA A100-SXM4-40GB").memory == 40 * 2**30 and gpu("NVIDIA H200").name == "h200"
+    assert find_gpu("H100").memory == 80 * 2**30
+    assert find_gpu("NVIDIA A100-SXM4-40GB").memory == 40 * 2**30 and find_gpu("NVIDIA H200").name == "h200"
     with pytest.raises(UserError, match="--gpu: expected"):
-        gpu("NVIDIA H100 PCIe")
+        find_gpu("NVIDIA H100 PCIe")
     with pytest.raises(UserError, match=r'--gpu: expected h100, .*, got "h10"; did you mean'):
-        gpu("h10")
+        find_gpu("h10")

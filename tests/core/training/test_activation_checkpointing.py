@@ -22,8 +22,8 @@ from terakoya.plugins import registry
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
-from terakoya.training.model.activation_checkpointing import is_dear, wrap
-from terakoya.training.model.build import build_trained
+from terakoya.training.model.activation_checkpointing import checkpoint_block, is_expensive
+from terakoya.training.model.build import build_module_for_training
 
 KINDS = ("full", "selective")
 SUBJECTS = [
@@ -89,7 +89,7 @@ def loss_and_gradients(
     objective = settings.objective
     batch = objective.collate(make_rows(store, objective.row_layout()), VOCABULARY)
     tensors = to_device(batch, torch.device("cpu"), flash=False)
-    module = build_trained(settings, VOCABULARY).train()
+    module = build_module_for_training(settings, VOCABULARY).train()
     attention.use(module, backend)
     torch.manual_seed(5)
     with Alive() as alive:
@@ -121,17 +121,19 @@ def test_less_is_kept_and_nothing_else_changes(
 def test_what_is_dear_is_what_the_module_says() -> None:
     aten = torch.ops.aten
     states, scores = torch.empty(2, 64, 8), torch.empty(2, 64, 64)
-    assert is_dear(aten.mm.default, (torch.empty(4, 8), torch.empty(8, 32)), {})
-    assert is_dear(aten.addmm.default, (torch.empty(32), torch.empty(4, 8), torch.empty(8, 32)), {})
-    assert not is_dear(aten.bmm.default, (states, states.mT), {}), "scores are more numbers than what they are made of"
-    assert is_dear(aten.bmm.default, (scores, states), {})
-    assert not is_dear(aten.gelu.default, (states,), {})
+    assert is_expensive(aten.mm.default, (torch.empty(4, 8), torch.empty(8, 32)), {})
+    assert is_expensive(aten.addmm.default, (torch.empty(32), torch.empty(4, 8), torch.empty(8, 32)), {})
+    assert not is_expensive(aten.bmm.default, (states, states.mT), {}), (
+        "scores are more numbers than what they are made of"
+    )
+    assert is_expensive(aten.bmm.default, (scores, states), {})
+    assert not is_expensive(aten.gelu.default, (states,), {})
     flash = aten._scaled_dot_product_flash_attention.default
-    assert is_dear(flash, (states, states, states), {})
-    assert not is_dear(flash, (states, states, states, 0.1), {}), "it draws: kept, it would draw nothing again"
+    assert is_expensive(flash, (states, states, states), {})
+    assert not is_expensive(flash, (states, states, states, 0.1), {}), "it draws: kept, it would draw nothing again"
     efficient = aten._scaled_dot_product_efficient_attention.default
-    assert is_dear(efficient, (states, states, states, None, True, 0.0), {})
-    assert not is_dear(efficient, (states, states, states, None, True), {"dropout_p": 0.1})
+    assert is_expensive(efficient, (states, states, states, None, True, 0.0), {})
+    assert not is_expensive(efficient, (states, states, states, None, True), {"dropout_p": 0.1})
 
 
 class ChangesInPlace(torch.nn.Module):
@@ -152,7 +154,7 @@ def test_what_a_block_changes_in_place_is_computed_again(kind: str) -> None:
     torch.manual_seed(0)
     plain = ChangesInPlace()
     wrapped = copy.deepcopy(plain)
-    wrap(wrapped, kind)  # type: ignore[arg-type]
+    checkpoint_block(wrapped, kind)  # type: ignore[arg-type]
     given = torch.randn(5, 8)
     for step in range(3):
         found = []
@@ -171,7 +173,7 @@ def test_what_a_block_changes_in_place_is_computed_again(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_copied_block_runs_itself(kind: str) -> None:
     block = torch.nn.Linear(4, 4)
-    wrap(block, kind)  # type: ignore[arg-type]
+    checkpoint_block(block, kind)  # type: ignore[arg-type]
     copied = copy.deepcopy(block)
     with torch.no_grad():
         copied.weight.zero_()

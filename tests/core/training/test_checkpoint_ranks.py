@@ -22,7 +22,7 @@ from terakoya.training.distributed.context import Connection
 from terakoya.training.distributed.topology import Place, Topology
 from terakoya.training.distributed.waiting import Leaving, everyone
 from terakoya.training.engines import tensor_shards as pieces
-from terakoya.training.engines.tensor_shards import Kind, Piece, dealt, whole
+from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
 
 RANKS = 3
 
@@ -55,17 +55,17 @@ class Threads(Connection):
         return self.exchange.swap(self.rank, value)
 
 
-class Owner:
+class Source:
     """A rank of a module that all have alike."""
 
     def __init__(self, rank: int, module: nn.Module) -> None:
         self.rank = rank
         self.module = module
 
-    def owned_pieces(self, kind: Kind) -> Iterator[Piece]:
+    def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
         values = list(self.module.state_dict().items()) if kind == "model" else []
         values = values[self.rank :] + values[: self.rank]  # in an order of its own
-        yield from dealt((whole(name, value) for name, value in values), self.rank, RANKS)
+        yield from assign_shards((whole_shard(name, value) for name, value in values), self.rank, RANKS)
 
 
 def on_every_rank(work: Callable[[Connection], Any]) -> list[Any]:
@@ -97,7 +97,7 @@ def save(tmp_path: Path, module: nn.Module, step: int) -> list[Any]:
     (tokenizer / "vocab.txt").write_text("[PAD]\n")
     return on_every_rank(
         lambda link: checkpoint.save(
-            tmp_path / "checkpoints", step, link, Owner(link.rank, module), facts={"world": RANKS},
+            tmp_path / "checkpoints", step, link, Source(link.rank, module), facts={"world": RANKS},
             write_models=lambda folder: (folder / "model.json").write_text("{}") and None,
             tokenizer_folder=tokenizer, keep=2,
         )
@@ -198,7 +198,7 @@ def test_what_is_not_written_once_is_never_committed(tmp_path: Path, module: nn.
     alone = Connection(0, 1, torch.device("cpu"), Topology((Place(0, 0, 0, "here"),)), None, None)
     with pytest.raises(AssertionError, match=r"weight'\] were not written once"):
         checkpoint.save(
-            tmp_path / "checkpoints", 1, alone, Owner(0, module), facts={}, write_models=lambda folder: None,
+            tmp_path / "checkpoints", 1, alone, Source(0, module), facts={}, write_models=lambda folder: None,
             tokenizer_folder=tmp_path / "tokenizer", keep=2,
         )  # fmt: skip
     assert checkpoint.committed(tmp_path / "checkpoints") == []

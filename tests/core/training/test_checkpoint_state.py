@@ -18,23 +18,23 @@ from terakoya.training.checkpoint import checkpoint
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.checkpoint.state import State
 from terakoya.training.engines import tensor_shards as pieces
-from terakoya.training.engines.tensor_shards import Kind, Piece, dealt, whole
+from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
 
 
-class Owner:
+class Source:
     """Gives the same pieces of the weights whenever it is asked; of the optimizer it has nothing."""
 
-    def __init__(self, *owned: Piece) -> None:
+    def __init__(self, *owned: TensorShard) -> None:
         self.owned = owned
         self.given = 0
 
-    def owned_pieces(self, kind: Kind) -> Iterator[Piece]:
+    def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
         for piece in self.owned if kind == "model" else ():
             self.given += 1
             yield piece
 
 
-def write(folder: Path, *owners: Owner) -> State:
+def write(folder: Path, *owners: Source) -> State:
     """The state that as many ranks write as there are `owners`."""
     (folder / "state").mkdir(parents=True, exist_ok=True)
     for rank, owner in enumerate(owners):
@@ -42,12 +42,12 @@ def write(folder: Path, *owners: Owner) -> State:
     return State(folder, "model")
 
 
-def flat(name: str, value: Tensor, start: int, stop: int) -> Piece:
-    return Piece(name, value.flatten()[start:stop], tuple(value.shape), start)
+def flat(name: str, value: Tensor, start: int, stop: int) -> TensorShard:
+    return TensorShard(name, value.flatten()[start:stop], tuple(value.shape), start)
 
 
-def box(name: str, value: Tensor, *slices: slice) -> Piece:
-    return Piece(name, value[slices], tuple(value.shape), tuple(each.start or 0 for each in slices))
+def box(name: str, value: Tensor, *slices: slice) -> TensorShard:
+    return TensorShard(name, value[slices], tuple(value.shape), tuple(each.start or 0 for each in slices))
 
 
 VALUE = torch.arange(60.0).reshape(6, 10)
@@ -55,7 +55,7 @@ VALUE = torch.arange(60.0).reshape(6, 10)
 
 @pytest.mark.parametrize("ranges", [(0, 60), (0, 7, 60), (0, 20, 40, 60), (0, 1, 2, 59, 60)])
 def test_ranges_of_the_flattened_tensor_are_put_together(ranges: tuple[int, ...], tmp_path: Path) -> None:
-    owners = [Owner(flat("w", VALUE, *each)) for each in pairwise(ranges)]
+    owners = [Source(flat("w", VALUE, *each)) for each in pairwise(ranges)]
     state = write(tmp_path, *reversed(owners))  # whichever rank has which
     assert state.names() == {"w"} and state.shape("w") == (6, 10)
     assert torch.equal(state("w"), VALUE)
@@ -65,13 +65,14 @@ def test_ranges_of_the_flattened_tensor_are_put_together(ranges: tuple[int, ...]
 
 def test_rows_and_columns_are_put_together(tmp_path: Path) -> None:
     top, rest = VALUE[:2], VALUE[2:]
-    rows = [Owner(box("w", VALUE, slice(0, 2), slice(0, 10))), Owner(box("w", VALUE, slice(2, 6), slice(0, 10)))]
+    rows = [Source(box("w", VALUE, slice(0, 2), slice(0, 10))), Source(box("w", VALUE, slice(2, 6), slice(0, 10)))]
     state = write(tmp_path / "rows", *rows)
     assert torch.equal(state("w"), VALUE) and torch.equal(state.part("w", 15, 10), VALUE.flatten()[15:25])
     columns = [
-        Owner(box("w", VALUE, slice(0, 6), slice(0, 3))),
-        Owner(
-            Piece("w", top[:, 3:].clone(), (6, 10), (0, 3)), Piece("w", rest[:, 3:].T.contiguous().T, (6, 10), (2, 3))
+        Source(box("w", VALUE, slice(0, 6), slice(0, 3))),
+        Source(
+            TensorShard("w", top[:, 3:].clone(), (6, 10), (0, 3)),
+            TensorShard("w", rest[:, 3:].T.contiguous().T, (6, 10), (2, 3)),
         ),
     ]
     state = write(tmp_path / "columns", *columns)
@@ -80,21 +81,21 @@ def test_rows_and_columns_are_put_together(tmp_path: Path) -> None:
 
 def test_scalars_and_other_types_stay_what_they_are(tmp_path: Path) -> None:
     values = {"step": torch.tensor(7.0), "half": torch.ones(3, dtype=torch.bfloat16), "count": torch.tensor([2**40])}
-    state = write(tmp_path, *(Owner(whole(name, value)) for name, value in values.items()))
+    state = write(tmp_path, *(Source(whole_shard(name, value)) for name, value in values.items()))
     for name, value in values.items():
         read = state(name)
         assert read.dtype == value.dtype and read.shape == value.shape and torch.equal(read, value)
 
 
 def test_a_piece_that_is_all_of_a_tensor_is_an_ordinary_tensor_of_an_ordinary_file(tmp_path: Path) -> None:
-    write(tmp_path, Owner(flat("w", VALUE, 0, 60)))
+    write(tmp_path, Source(flat("w", VALUE, 0, 60)))
     content = (tmp_path / "state/model-00000.safetensors").read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     assert header["__metadata__"] == {"format": "pt"} and header["w"]["shape"] == [6, 10]
 
 
 def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
-    write(tmp_path, Owner(flat("w", VALUE, 0, 40)), Owner(flat("w", VALUE, 40, 60)))
+    write(tmp_path, Source(flat("w", VALUE, 0, 40)), Source(flat("w", VALUE, 40, 60)))
     (tmp_path / "state/model-00001.safetensors").unlink()
     state = State(tmp_path, "model")
     for read in (lambda: state("w"), lambda: state.part("w", 0, 10), lambda: state.shape("w")):
@@ -115,7 +116,7 @@ def test_what_many_hold_is_dealt_once_and_evenly(shapes: list[list[int]], holder
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "BLOCK_BYTES", block)
         shares = [
-            list(dealt((whole(name, value) for name, value in values.items()), holder, holders))
+            list(assign_shards((whole_shard(name, value) for name, value in values.items()), holder, holders))
             for holder in range(holders)
         ]
     times = {name: torch.zeros(value.shape) for name, value in values.items()}
@@ -133,7 +134,7 @@ def test_what_many_hold_is_dealt_once_and_evenly(shapes: list[list[int]], holder
 def test_blocks_that_were_cut_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the whole tensor, which may have been gathered for a moment, would stay as long as a block of it."""
     monkeypatch.setattr(pieces, "BLOCK_BYTES", 80)
-    for piece in dealt([whole("w", VALUE)], 1, 2):
+    for piece in assign_shards([whole_shard("w", VALUE)], 1, 2):
         assert piece.value.untyped_storage().nbytes() == piece.nbytes
 
 
@@ -149,7 +150,7 @@ def test_after_a_failure_the_pieces_are_gone_through_to_their_end(
 
     monkeypatch.setattr(checkpoint_state, "save_file", full)
     monkeypatch.setattr(checkpoint_state, "FILE_BYTES", 1)
-    owner = Owner(*(whole(f"w{number}", VALUE) for number in range(5)))
+    owner = Source(*(whole_shard(f"w{number}", VALUE) for number in range(5)))
     with pytest.raises(OSError, match="No space left"):
         write(tmp_path, owner)
     assert owner.given == 5 and len(written) == 1
@@ -177,7 +178,7 @@ def test_a_checkpoint_of_the_first_format_is_read(tmp_path: Path) -> None:
 
 def test_sizes_of_pieces_are_those_of_the_files(tmp_path: Path) -> None:
     """Nothing but the pieces is written: 4 bytes an element, and a header."""
-    write(tmp_path, Owner(flat("w", VALUE, 0, 45)), Owner(flat("w", VALUE, 45, 60)))
+    write(tmp_path, Source(flat("w", VALUE, 0, 45)), Source(flat("w", VALUE, 45, 60)))
     for rank, elements in ((0, 45), (1, 15)):
         content = (tmp_path / f"state/model-{rank:05d}.safetensors").read_bytes()
         assert len(content) - 8 - int.from_bytes(content[:8], "little") == 4 * elements

@@ -27,7 +27,7 @@ from terakoya.contract.toy import VOCABULARY, make_store, values
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.training.batches import to_device
-from terakoya.training.engines.fsdp import blocks, shard
+from terakoya.training.engines.fsdp import shard_module, shardable_blocks
 from terakoya.training.model.build import build_module
 
 TABLES = {2: {"0": 5, "1": 2}, 3: {"0": 4, "1": 2, "2": 1}}
@@ -145,9 +145,9 @@ def test_a_block_that_shares_a_weight_is_no_group_of_its_own() -> None:
     parameters = Parameters.from_dict(settings(Path("store"), "bert", {"-1": 7}), source="test")
     module: Any = build_module(parameters, VOCABULARY)
     layers = list(module.model.bert.encoder.layer)
-    assert blocks(parameters, module, VOCABULARY) == layers
+    assert shardable_blocks(parameters, module, VOCABULARY) == layers
     module.model.cls.predictions.transform.dense.weight = layers[1].attention.output.dense.weight
-    assert blocks(parameters, module, VOCABULARY) == layers[:1]
+    assert shardable_blocks(parameters, module, VOCABULARY) == layers[:1]
 
 
 def test_a_scalar_weight_is_refused_by_name() -> None:
@@ -155,4 +155,4 @@ def test_a_scalar_weight_is_refused_by_name() -> None:
     module: Any = build_module(parameters, VOCABULARY)
     module.model.scale = nn.Parameter(torch.tensor(1.0))
     with pytest.raises(UserError, match=r'parallel.engine "fsdp": model.scale is a scalar'):
-        shard(parameters, module, VOCABULARY, mesh=None)  # type: ignore[arg-type] # not looked at yet
+        shard_module(parameters, module, VOCABULARY, mesh=None)  # type: ignore[arg-type] # not looked at yet

@@ -19,7 +19,7 @@ from terakoya.config.loss_scaling import LossScaling
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.store.token_store import TokenStore
-from terakoya.training.engines.loss_scaling import PATIENCE, LossScaler
+from terakoya.training.engines.loss_scaling import MAX_CONSECUTIVE_OVERFLOWS, LossScaler
 from terakoya.training.model.build import build_module
 from terakoya.training.setup import train_here
 
@@ -71,7 +71,7 @@ def test_hysteresis_and_least_scale_are_megatrons(hysteresis: int, least: float)
             good += 1
             if good == 3:
                 good, left, scale = 0, hysteresis, scale * 2.0
-        assert scaler.values() == {"loss_scale": scale, "skipped_steps": skipped}
+        assert scaler.log_values() == {"loss_scale": scale, "skipped_steps": skipped}
         seen.add(scale)
     assert len(seen) > 3 and least in seen
 
@@ -93,31 +93,31 @@ def test_a_state_goes_through_json() -> None:
         if number % 7 == 3:
             state, cut = json.loads(json.dumps(cut.state())), LossScaler(settings, CPU)
             cut.load(state)
-        assert cut.values() == straight.values()
+        assert cut.log_values() == straight.log_values()
 
 
 def test_a_run_that_needs_less_than_the_least_scale_is_ended() -> None:
     scaler = LossScaler(LossScaling(init_scale=4.0), CPU)
     for _ in range(2):
         scaler.update(torch.tensor(math.inf))
-        scaler.refuse_stuck(7)
+        scaler.raise_if_stuck(7)
     assert float(scaler.scale) == 1.0
     scaler.update(torch.tensor(math.inf))
     with pytest.raises(
         UserError, match=r"step 7: gradients overflowed fp16 at loss scale 1, the least .* 3 steps were"
     ):
-        scaler.refuse_stuck(7)
+        scaler.raise_if_stuck(7)
 
 
 def test_a_fixed_scale_stays_and_is_given_up_after_many_overflows_in_a_row() -> None:
     scaler = LossScaler(LossScaling(fixed=128.0), CPU)
-    for number in range(3 * PATIENCE):
-        scaler.update(torch.tensor(math.inf if number % PATIENCE else 1.0))
-        scaler.refuse_stuck(1)
-    assert scaler.values() == {"loss_scale": 128.0, "skipped_steps": 3 * (PATIENCE - 1)}
+    for number in range(3 * MAX_CONSECUTIVE_OVERFLOWS):
+        scaler.update(torch.tensor(math.inf if number % MAX_CONSECUTIVE_OVERFLOWS else 1.0))
+        scaler.raise_if_stuck(1)
+    assert scaler.log_values() == {"loss_scale": 128.0, "skipped_steps": 3 * (MAX_CONSECUTIVE_OVERFLOWS - 1)}
     scaler.update(torch.tensor(math.inf))
-    with pytest.raises(UserError, match=rf"in {PATIENCE} steps in a row at the fixed loss scale 128"):
-        scaler.refuse_stuck(1)
+    with pytest.raises(UserError, match=rf"in {MAX_CONSECUTIVE_OVERFLOWS} steps in a row at the fixed loss scale 128"):
+        scaler.raise_if_stuck(1)
 
 
 # ------------------------------------------------------------------------------------------------------- runs

@@ -16,9 +16,9 @@ from terakoya.plugins import registry
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
-from terakoya.training.engines.pipeline_parallel import fitting
-from terakoya.training.engines.pipeline_stage import MicroBatch, Stage, cut
-from terakoya.training.model.build import build_trained
+from terakoya.training.engines.pipeline_parallel import schedulable_count
+from terakoya.training.engines.pipeline_stage import MicroBatch, Stage, build_stage
+from terakoya.training.model.build import build_module_for_training
 
 FAMILIES = ("gpt2", "gptj", "llama", "qwen3")
 CPU = torch.device("cpu")
@@ -48,7 +48,7 @@ def read(name: str, **changes: Any) -> Parameters:
 
 def built(parameters: Parameters) -> nn.Module:
     """The module of `parameters`, its norms and biases drawn too: fresh ones hide what is left out."""
-    module = build_trained(parameters, VOCABULARY)
+    module = build_module_for_training(parameters, VOCABULARY)
     attention.use(module, "sdpa")
     with torch.no_grad():
         for parameter in module.parameters():
@@ -57,7 +57,7 @@ def built(parameters: Parameters) -> nn.Module:
 
 
 def stages_of(module: nn.Module, parameters: Parameters, count: int) -> list[Stage]:
-    return [cut(module, parameters, VOCABULARY, index=index, count=count, device=CPU) for index in range(count)]
+    return [build_stage(module, parameters, VOCABULARY, index=index, count=count, device=CPU) for index in range(count)]
 
 
 def tensors_of(parameters: Parameters, store: TokenStore, *, count: int = 4) -> dict[str, torch.Tensor]:
@@ -142,10 +142,10 @@ def test_smaller_micro_batches_travel_with_rows_of_zeros(rows_of: TokenStore) ->
 
 def test_as_many_micro_batches_as_a_schedule_takes() -> None:
     """1F1B takes no fewer than stages; interleaved, rounds of the same size (see torch's ScheduleInterleaved1F1B)."""
-    assert [fitting(count, processes=3, stages=3) for count in (1, 3, 4)] == [3, 3, 4]
+    assert [schedulable_count(count, processes=3, stages=3) for count in (1, 3, 4)] == [3, 3, 4]
     for processes in range(2, 9):
         for count in range(1, 50):
-            found = fitting(count, processes=processes, stages=2 * processes)
+            found = schedulable_count(count, processes=processes, stages=2 * processes)
             fit = [each for each in range(count, 2 * count + 9) if each % max(1, each // processes) == 0]
             assert found == fit[0] and found - count < processes
 

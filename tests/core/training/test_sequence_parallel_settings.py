@@ -10,8 +10,8 @@ from transformers import AttentionInterface, BertConfig, BertModel
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.toolkit.architectures import attention
-from terakoya.training.engines.sequence_attention import PositionsForHeads
-from terakoya.training.engines.sequence_parallel import positions_of
+from terakoya.training.engines.sequence_attention import UlyssesExchange
+from terakoya.training.engines.sequence_parallel import slice_positions
 
 LLAMA = {
     "type": "llama", "hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 6, "intermediate_size": 32,
@@ -75,7 +75,7 @@ def test_slices_make_up_the_batch() -> None:
         "input_ids": ids, "document_ids": ids // 5, "masked_positions": places, "masked_labels": labels,
         "whole_rows": torch.empty(0), "cu_seqlens": torch.arange(rows * length + 1),
     }  # fmt: skip
-    slices = [positions_of(batch, place, processes) for place in range(processes)]
+    slices = [slice_positions(batch, place, processes) for place in range(processes)]
     assert torch.equal(torch.cat([each["input_ids"] for each in slices], dim=1), ids)
     found = {}
     for each in slices:
@@ -95,7 +95,7 @@ def test_fewer_key_heads_than_processes_are_repeated(
 ) -> None:
     """So that each process has those of its own query heads, neighbours of one key head staying together."""
     monkeypatch.setattr("torch.distributed.get_world_size", lambda group: processes)
-    exchange = PositionsForHeads(None)  # type: ignore[arg-type]
+    exchange = UlyssesExchange(None)  # type: ignore[arg-type]
     monkeypatch.setattr(exchange, "_gather", lambda states: states)
     monkeypatch.setattr(exchange, "_scatter", lambda states: states)
     query, key = torch.zeros(1, 12, 1, 1), torch.arange(heads).view(1, heads, 1, 1)
@@ -108,7 +108,7 @@ def test_heads_that_cannot_be_shared_are_told(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("torch.distributed.get_world_size", lambda group: 4)
     states = torch.zeros(1, 6, 2, 2)
     with pytest.raises(UserError, match=r"parallel.sp_size 4: 6 attention heads cannot be shared evenly"):
-        PositionsForHeads(None)(lambda *_: states, states, states, states)  # type: ignore[arg-type]
+        UlyssesExchange(None)(lambda *_: states, states, states, states)  # type: ignore[arg-type]
 
 
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 1, -1], [0, 1, 1, 1, 1, 1, 2, 2]])

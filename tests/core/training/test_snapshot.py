@@ -40,17 +40,17 @@ def step(trained: DDPEngine) -> None:
 def test_what_was_copied_stays_as_it_was_in_memory_that_is_used_again() -> None:
     trained, snapshot = engine(), Snapshot(threading.Event())
     step(trained)
-    before = {(kind, piece.name): piece.value.clone() for kind in KINDS for piece in trained.owned_pieces(kind)}
+    before = {(kind, piece.name): piece.value.clone() for kind in KINDS for piece in trained.shards_to_save(kind)}
     snapshot.take(trained)
     step(trained)
-    copied = {(kind, piece.name): piece.value for kind in KINDS for piece in snapshot.owned_pieces(kind)}
+    copied = {(kind, piece.name): piece.value for kind in KINDS for piece in snapshot.shards_to_save(kind)}
     assert copied.keys() == before.keys() and len(before) == 4 + 3 * 4
     assert all(torch.equal(copied[key], before[key]) for key in before)
     places = {key: value.data_ptr() for key, value in copied.items()}
     snapshot.take(trained)
-    again = {(kind, piece.name): piece.value for kind in KINDS for piece in snapshot.owned_pieces(kind)}
+    again = {(kind, piece.name): piece.value for kind in KINDS for piece in snapshot.shards_to_save(kind)}
     assert {key: value.data_ptr() for key, value in again.items()} == places
-    now = {(kind, piece.name): piece.value for kind in KINDS for piece in trained.owned_pieces(kind)}
+    now = {(kind, piece.name): piece.value for kind in KINDS for piece in trained.shards_to_save(kind)}
     assert all(torch.equal(again[key], now[key]) for key in now)
     assert any(not torch.equal(again[key], before[key]) for key in before)
 
@@ -73,7 +73,7 @@ def test_nobody_writes_on_who_is_to_leave() -> None:
     trained, leaving = engine(), threading.Event()
     snapshot = Snapshot(leaving)
     snapshot.take(trained)
-    pieces = iter(snapshot.owned_pieces("model"))
+    pieces = iter(snapshot.shards_to_save("model"))
     next(pieces)
     leaving.set()
     with pytest.raises(Leaving):

@@ -18,7 +18,7 @@ from terakoya.toolkit.formats import model_folder
 from terakoya.training.model.build import build_module
 from terakoya.training.model.frozen_layers import freeze
 from terakoya.training.model.start_config import compare_settings
-from terakoya.training.model.start_from import start
+from terakoya.training.model.start_from import load_start_weights
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "masked": {"type": "masked_lm"},
@@ -61,7 +61,7 @@ def test_an_architecture_starts_and_freezes(name: str, head: str, store: TokenSt
     changed = {**raw, "seed": 2, "start_from": str(tmp_path / "model"), "frozen_layers": 1}
     second = Parameters.from_dict(changed, source="test")
     module = build_module(second, vocabulary)
-    start(second, module, vocabulary, store.tokenizer_folder)
+    load_start_weights(second, module, vocabulary, store.tokenizer_folder)
     freeze(second, module, vocabulary)
     for key, model in second.objective.exports(module).items():
         weights = load_file(tmp_path / "model" / key / "model.safetensors")

@@ -8,18 +8,24 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from terakoya.components import TensorPartition
-from terakoya.training.engines.tensor_layers import Cut, OwnDropout, Place, RowParallel, share
+from terakoya.training.engines.tensor_layers import (
+    LocalDropout,
+    RowParallel,
+    TensorParallelGroup,
+    WeightPartition,
+    partition_blocks,
+)
 
 
-class Alone(Place):
+class Alone(TensorParallelGroup):
     """A place whose process adds up nothing but its own."""
 
-    def added(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor) -> Tensor:
         """A copy of `values`."""
         return values.clone()
 
 
-def place(index: int, size: int = 2) -> Place:
+def place(index: int, size: int = 2) -> TensorParallelGroup:
     """A place whose processes are not asked for anything."""
     return Alone(index, size)
 
@@ -27,13 +33,13 @@ def place(index: int, size: int = 2) -> Place:
 def test_a_fused_weight_is_cut_matrix_by_matrix() -> None:
     """Of queries, keys and values with four heads of one number each: two heads of each."""
     whole = torch.tensor([[1, 2, 3, 4, 11, 12, 13, 14, 21, 22, 23, 24]])
-    assert Cut(1, 3, place(0)).own(whole).tolist() == [[1, 2, 11, 12, 21, 22]]
-    assert Cut(1, 3, place(1)).own(whole).tolist() == [[3, 4, 13, 14, 23, 24]]
-    assert Cut(1, 1, place(2, 3)).own(whole).tolist() == [[21, 22, 23, 24]]
+    assert WeightPartition(1, 3, place(0)).own(whole).tolist() == [[1, 2, 11, 12, 21, 22]]
+    assert WeightPartition(1, 3, place(1)).own(whole).tolist() == [[3, 4, 13, 14, 23, 24]]
+    assert WeightPartition(1, 1, place(2, 3)).own(whole).tolist() == [[21, 22, 23, 24]]
 
 
 def test_a_part_does_not_keep_the_whole_in_memory() -> None:
-    assert Cut(0, 1, place(0)).own(torch.zeros(8, 4)).untyped_storage().nbytes() == 4 * 4 * 4
+    assert WeightPartition(0, 1, place(0)).own(torch.zeros(8, 4)).untyped_storage().nbytes() == 4 * 4 * 4
 
 
 class Block(nn.Module):
@@ -54,7 +60,7 @@ def test_layers_are_cut_by_outputs_then_by_inputs() -> None:
     partition = TensorPartition(
         sizes={}, entries=(), columns={"up": 1, "wide": 2}, rows=("down", "narrow"), counts={"": ("width",)}
     )
-    cuts = share([block], partition, place(1), dropout=None)
+    cuts = partition_blocks([block], partition, place(1), dropout=None)
     after = dict(block.named_parameters())
     assert after.keys() == before.keys() and block.width == 4
     assert {name for name, value in after.items() if not value.requires_grad} == {"wide.weight", "wide.bias"}
@@ -76,7 +82,7 @@ def test_layers_are_cut_by_outputs_then_by_inputs() -> None:
 def draws(index: int, block: int = 0, seed: int = 5) -> tuple[list[float], list[float]]:
     """What a process draws outside of a part, before and after it, and inside."""
     torch.manual_seed(seed)
-    dropout = OwnDropout(place(index), block, torch.device("cpu"))
+    dropout = LocalDropout(place(index), block, torch.device("cpu"))
     before = torch.rand(2).tolist()
     dropout.begin()
     inside = torch.rand(2).tolist()
@@ -94,7 +100,7 @@ def test_inside_of_a_part_dropout_is_the_processs_own() -> None:
 def test_computed_again_a_part_draws_again_what_it_drew() -> None:
     """As activation checkpointing does it, from a state that the generator had before."""
     torch.manual_seed(5)
-    dropout, state, found = OwnDropout(place(1), 0, torch.device("cpu")), torch.get_rng_state(), []
+    dropout, state, found = LocalDropout(place(1), 0, torch.device("cpu")), torch.get_rng_state(), []
     for seed in (5, 99):
         torch.manual_seed(seed)
         torch.set_rng_state(state)
@@ -125,7 +131,7 @@ def kept(index: int, *, training: bool) -> tuple[list[bool], list[bool]]:
     block = Dropping().train(training)
     nn.init.ones_(block.heads[0].weight)  # type: ignore[arg-type]
     nn.init.ones_(block.out.weight)
-    share([block], partition, place(index), dropout=torch.device("cpu"))
+    partition_blocks([block], partition, place(index), dropout=torch.device("cpu"))
     torch.manual_seed(1)
     inside, outside = block(torch.ones(1, 8))
     return inside.flatten().tolist(), outside.tolist()

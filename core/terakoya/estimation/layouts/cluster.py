@@ -62,7 +62,7 @@ OTHERS = frozenset({"pcie", "nvl", "mig"})
 """Words by which a device of the same name has fewer of everything."""
 
 
-def gpu(name: str) -> Gpu:
+def find_gpu(name: str) -> Gpu:
     """The device `name`, such as "h100" or "NVIDIA H100 80GB HBM3".
 
     Raises:

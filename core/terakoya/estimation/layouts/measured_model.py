@@ -14,14 +14,14 @@ from terakoya.errors import UserError
 from terakoya.estimation import fake_step as simulation
 from terakoya.estimation.layouts.cluster import Recomputation
 from terakoya.estimation.layouts.transformer import Transformer
-from terakoya.estimation.live_bytes import GRADIENTS, OPTIMIZER, WEIGHTS
+from terakoya.estimation.memory_tracker import GRADIENTS, OPTIMIZER, WEIGHTS
 
 LAYERS, ROWS = (1, 2), (1, 2)
 """What is tried: what a layer, a row and a layer's row take follows."""
 NO_OTHERS = {WEIGHTS, GRADIENTS, OPTIMIZER}
 
 
-def transformer_of(parameters: Parameters, vocabulary: Vocabulary, *, context: float) -> tuple[Transformer, float]:
+def measure_transformer(parameters: Parameters, vocabulary: Vocabulary, *, context: float) -> tuple[Transformer, float]:
     """The model of `parameters`, and the bytes of optimizer state for each of its weights.
 
     Args:
@@ -33,7 +33,7 @@ def transformer_of(parameters: Parameters, vocabulary: Vocabulary, *, context: f
     architecture, length = parameters.architecture, parameters.data.sequence_length
     config: Any = architecture.config(vocabulary)
     _check(parameters, config)
-    with simulation.without_data(vocabulary):
+    with simulation.fake_tensors(vocabulary):
         module = parameters.objective.build(architecture, vocabulary)
         models = list(parameters.objective.exports(module).values())
         if len(models) != 1:
@@ -74,7 +74,7 @@ def _check(parameters: Parameters, config: Any) -> None:
     """UserError where weights are not all trained, or there are no smaller models of the same kind to try."""
     if parameters.lora is not None or parameters.frozen_layers >= 0:
         raise UserError("--gpus: layouts are suggested for runs that train all weights; say --processes instead")
-    if simulation.at_depth(parameters, 1) is None or getattr(config, "is_encoder_decoder", False):
+    if simulation.with_depth(parameters, 1) is None or getattr(config, "is_encoder_decoder", False):
         name = type(parameters.architecture).__name__
         raise UserError(f"--gpus: architecture {name} is not made of layers that are alike; say --processes instead")
 
@@ -96,10 +96,10 @@ def _measured(bare: Transformer, parameters: Parameters, vocabulary: Vocabulary)
         live: dict[tuple[int, int], int] = {}
         late: dict[int, int] = {}
         for layers in LAYERS:
-            smaller = simulation.at_depth(changed, layers)
+            smaller = simulation.with_depth(changed, layers)
             assert smaller is not None, "checked before"
             for rows in ROWS:
-                found = simulation.simulate(smaller, vocabulary, rows=rows, gradients_stay=False, gpu=True)
+                found = simulation.simulate_step(smaller, vocabulary, rows=rows, gradients_stay=False, gpu=True)
                 live[layers, rows] = max(_others(found, simulation.FORWARD), _others(found, simulation.BACKWARD))
                 late[rows] = _others(found, simulation.LATE_BACKWARD)  # of two layers: the first one's, begun
         of_row = live[2, 2] - live[2, 1] - live[1, 2] + live[1, 1]

@@ -72,7 +72,7 @@ def suggest(
     micro-batch that is fastest, and the two fastest beside them that it does not run; sorted by time.
 
     Args:
-        model: that of `parameters`, see `transformer_of`.
+        model: that of `parameters`, see `measure_transformer`.
         state: bytes of the optimizer's state for each weight.
 
     Raises:

@@ -25,7 +25,7 @@ from typing import Any
 
 from terakoya.errors import UserError
 from terakoya.training.checkpoint import state as checkpoint_state
-from terakoya.training.checkpoint.state import Owner, file_facts
+from terakoya.training.checkpoint.state import ShardSource, file_facts
 from terakoya.training.distributed.context import Connection
 from terakoya.training.distributed.waiting import Leaving, everyone
 
@@ -61,7 +61,7 @@ def save(
     checkpoints: Path,
     step: int,
     connection: Connection,
-    owner: Owner,
+    owner: ShardSource,
     *,
     facts: Mapping[str, Any],
     write_models: Callable[[Path], None],

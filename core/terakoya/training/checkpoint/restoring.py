@@ -14,7 +14,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.model import lora
-from terakoya.training.model.start_from import start
+from terakoya.training.model.start_from import load_start_weights
 
 Facts = Mapping[str, Any]
 """What a manifest says under `started_from`: by model's name its `folder`, and the SHA-256 of each of its `files`."""
@@ -40,7 +40,7 @@ def restored(
     module = parameters.objective.build(parameters.architecture, vocabulary)
     if parameters.lora is not None:
         try:
-            started = start(parameters, module, vocabulary, tokenizer_folder)
+            started = load_start_weights(parameters, module, vocabulary, tokenizer_folder)
         except UserError as error:
             raise without_base(error) from error
         check_base(started.facts, started_from)

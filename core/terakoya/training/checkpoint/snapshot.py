@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from terakoya.toolkit.formats import model_folder
 from terakoya.training.distributed.waiting import Leaving
 from terakoya.training.engines.engine import Engine
-from terakoya.training.engines.tensor_shards import KINDS, Kind, Piece
+from terakoya.training.engines.tensor_shards import KINDS, Kind, TensorShard
 
 
 class Snapshot:
@@ -30,18 +30,18 @@ class Snapshot:
     def __init__(self, leaving: threading.Event) -> None:
         self.leaving = leaving
         self.memory: dict[Hashable, Tensor] = {}
-        self.pieces: dict[Kind, list[Piece]] = {}
+        self.pieces: dict[Kind, list[TensorShard]] = {}
 
     def take(self, engine: Engine) -> None:
-        """Copies what this process owns of `engine`; collective if `owned_pieces` is."""
+        """Copies what this process owns of `engine`; collective if `shards_to_save` is."""
         for kind in KINDS:
             self.pieces[kind] = [
                 replace(piece, value=self._copy((kind, piece.name, piece.start), piece.value))
-                for piece in engine.owned_pieces(kind)
+                for piece in engine.shards_to_save(kind)
             ]
         _wait_for_copies()
 
-    def owned_pieces(self, kind: Kind) -> Iterator[Piece]:
+    def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
         """See `Engine`, but here alone. Raises Leaving."""
         for piece in self.pieces[kind]:
             if self.leaving.is_set():

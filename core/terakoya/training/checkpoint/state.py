@@ -28,25 +28,25 @@ from torch import Tensor
 
 from terakoya.errors import UserError
 from terakoya.training.engines.engine import Engine
-from terakoya.training.engines.tensor_shards import KINDS, Kind, Piece
-from terakoya.training.model.named_weights import saved_values
+from terakoya.training.engines.tensor_shards import KINDS, Kind, TensorShard
+from terakoya.training.model.module_parts import saved_values
 
 FILE_BYTES = 1 << 30
 """A process goes on in another file when one has reached this size."""
 HEADER = "pieces"
 
 
-class Owner(Protocol):
+class ShardSource(Protocol):
     """Who says what this process writes: an `Engine`, or a copy of what it gave."""
 
-    def owned_pieces(self, kind: Kind) -> Iterable[Piece]:
+    def shards_to_save(self, kind: Kind) -> Iterable[TensorShard]:
         """See `Engine`."""
 
 
 # --------------------------------------------------------------------------------------------------------- writing
 
 
-def write(folder: Path, rank: int, owner: Owner) -> dict[str, dict[str, Any]]:
+def write(folder: Path, rank: int, owner: ShardSource) -> dict[str, dict[str, Any]]:
     """Writes what `owner` gives as the files of `rank` into the folder `state/`.
 
     Returns:
@@ -62,7 +62,7 @@ def write(folder: Path, rank: int, owner: Owner) -> dict[str, dict[str, Any]]:
     failure: OSError | None = None
     for kind in KINDS:
         part = 0
-        for pieces in _groups(owner.owned_pieces(kind), even_empty=rank == 0):
+        for pieces in _groups(owner.shards_to_save(kind), even_empty=rank == 0):
             if failure is not None:
                 continue
             name = f"{kind}-{rank:05d}" + (f"-{part:05d}" if part else "") + ".safetensors"
@@ -77,9 +77,9 @@ def write(folder: Path, rank: int, owner: Owner) -> dict[str, dict[str, Any]]:
     return files
 
 
-def _groups(pieces: Iterable[Piece], *, even_empty: bool) -> Iterator[list[Piece]]:
+def _groups(pieces: Iterable[TensorShard], *, even_empty: bool) -> Iterator[list[TensorShard]]:
     """What goes into each file."""
-    pending: list[Piece] = []
+    pending: list[TensorShard] = []
     size, found = 0, False
     for piece in pieces:
         pending.append(piece)
@@ -92,7 +92,7 @@ def _groups(pieces: Iterable[Piece], *, even_empty: bool) -> Iterator[list[Piece
         yield pending
 
 
-def _write_file(path: Path, pieces: Iterable[Piece]) -> None:
+def _write_file(path: Path, pieces: Iterable[TensorShard]) -> None:
     tensors: dict[str, Tensor] = {}
     described: dict[str, tuple[Any, ...]] = {}
     for piece in pieces:

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from terakoya.training.distributed.context import Connection
 from terakoya.training.engines.engine import Weigh, autocast_forward
 from terakoya.training.engines.loss_scaling import LossScaler
-from terakoya.training.engines.tensor_shards import Kind, Piece, dealt, whole
-from terakoya.training.model.named_weights import saved_values
+from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
+from terakoya.training.model.module_parts import saved_values
 
 BUFFERS_OPTION = next(
     name
@@ -83,7 +83,7 @@ class DDPEngine:
         self.fused = bool(optimizer.defaults.get("fused"))  # all of it; an optimizer made of several may be in part
 
     @property
-    def through_ddp(self) -> bool:
+    def uses_ddp(self) -> bool:
         """Whether DDP adds gradients up, in buckets of its own."""
         return self.wrapped is not self.module
 
@@ -97,7 +97,7 @@ class DDPEngine:
 
     def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
         """See `Engine`."""
-        at_once = last or not self.through_ddp
+        at_once = last or not self.uses_ddp
         with contextlib.nullcontext() if at_once else self.wrapped.no_sync():  # type: ignore[operator]
             sums = self.wrapped(batch)
             loss = weigh(sums)
@@ -134,12 +134,12 @@ class DDPEngine:
         Gradients of micro-steps that DDP takes no part in are added up where they lie: in its buckets, if they stay
         there as zeros, else in as much memory again. With one micro-step DDP puts them there; zeros would cost a pass.
         """
-        self.optimizer.zero_grad(set_to_none=not (self.through_ddp and self.micro_steps > 1))
+        self.optimizer.zero_grad(set_to_none=not (self.uses_ddp and self.micro_steps > 1))
 
-    def owned_pieces(self, kind: Kind) -> Iterator[Piece]:
+    def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
         """See `Engine`. Every process has whole values, its own or gathered: they are dealt."""
         values = self.parameters() if kind == "model" else self.optimizer_state()
-        yield from dealt(starmap(whole, values), self.connection.rank, self.connection.world_size)
+        yield from assign_shards(starmap(whole_shard, values), self.connection.rank, self.connection.world_size)
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Name and whole fp32 value of each parameter and buffer of `saved_values`, one at a time; collective."""

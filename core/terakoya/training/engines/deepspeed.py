@@ -27,8 +27,8 @@ from terakoya.training.distributed.deepspeed_setup import BUCKET, offloading, se
 from terakoya.training.distributed.environment import local_rank_variable, variables
 from terakoya.training.engines.engine import Values, Weigh, autocast_forward
 from terakoya.training.engines.loss_scaling import LossScaler
-from terakoya.training.engines.tensor_shards import Kind, Piece, dealt, whole
-from terakoya.training.model.named_weights import saved_values
+from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
+from terakoya.training.model.module_parts import saved_values
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Fragment:
     start: int
     size: int
 
-    def piece(self, name: str, flat: Tensor, shape: tuple[int, ...]) -> Piece:
+    def piece(self, name: str, flat: Tensor, shape: tuple[int, ...]) -> TensorShard:
         """The fragment's values in `flat`, which is laid out like `self.flat`, as a piece of the tensor `name`."""
-        return Piece(name, flat.view(-1).narrow(0, self.at, self.size), shape, self.start)
+        return TensorShard(name, flat.view(-1).narrow(0, self.at, self.size), shape, self.start)
 
     def put(self, flat: Tensor, values: Tensor) -> None:
         """Sets the fragment's `values` (size,) in `flat`, which is laid out like `self.flat`."""
@@ -95,7 +95,7 @@ class DeepSpeedEngine:
         self.trainable = {name: value for name, value in module.named_parameters() if value.requires_grad}
         if scaler is not None:
             for value in self.trainable.values():
-                value.register_hook(scaler.unscaled)
+                value.register_hook(scaler.unscale_gradient)
         self.optimizer = optimizer.build(module, fused=connection.device.type in ("cpu", "cuda"))
         self.fused = bool(self.optimizer.defaults.get("fused"))
         accelerator = connection.accelerator
@@ -184,13 +184,13 @@ class DeepSpeedEngine:
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
-    def owned_pieces(self, kind: Kind) -> Iterator[Piece]:
+    def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
         """See `Engine`. What lies here alone is written here, without gathering; what lies everywhere is dealt."""
         alone, alike = self._weights() if kind == "model" else self._state()
         yield from (piece for piece in alone if piece.value.numel())
-        yield from dealt(alike, self.connection.rank, self.connection.world_size)
+        yield from assign_shards(alike, self.connection.rank, self.connection.world_size)
 
-    def _weights(self) -> tuple[list[Piece], list[Piece]]:
+    def _weights(self) -> tuple[list[TensorShard], list[TensorShard]]:
         """Parameters and buffers: this process's part of what is spread, and what every process has whole."""
         alone, alike = [], []
         for name, value in saved_values(self.module):
@@ -200,21 +200,21 @@ class DeepSpeedEngine:
             elif hasattr(value, "ds_id"):  # not trained
                 part = value.ds_tensor.detach().view(-1)  # type: ignore[attr-defined]
                 start = min(self.connection.rank * part.numel(), value.ds_numel)  # type: ignore[attr-defined]
-                alone.append(Piece(name, part[: value.ds_numel - start], _shape(value), start))  # type: ignore[attr-defined]
+                alone.append(TensorShard(name, part[: value.ds_numel - start], _shape(value), start))  # type: ignore[attr-defined]
             else:
-                alike.append(whole(name, value.detach()))
+                alike.append(whole_shard(name, value.detach()))
         return alone, alike
 
-    def _state(self) -> tuple[list[Piece], list[Piece]]:
+    def _state(self) -> tuple[list[TensorShard], list[TensorShard]]:
         """The same of the optimizer's state."""
         alone, alike = [], []
         for name, parameter in self.trainable.items():
             fragment = self.fragments[name]
             for key, value in self.optimizer.state.get(fragment.flat, {}).items():
                 if value.shape != fragment.flat.shape:  # a step count, one tensor for many parameters
-                    alike.append(whole(f"{name}/{key}", value.clone()))
+                    alike.append(whole_shard(f"{name}/{key}", value.clone()))
                 elif self.zero_stage == 0:
-                    alike.append(whole(f"{name}/{key}", value))
+                    alike.append(whole_shard(f"{name}/{key}", value))
                 else:
                     alone.append(fragment.piece(f"{name}/{key}", value, _shape(parameter)))
         return alone, alike

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from terakoya.training.engines.loss_scaling import LossScaler
-from terakoya.training.engines.tensor_shards import Kind, Piece
+from terakoya.training.engines.tensor_shards import Kind, TensorShard
 
 Weigh = Callable[[Mapping[str, Tensor]], Tensor]
 """From a module's named sums to the scalar whose gradient is wanted."""
@@ -60,7 +60,7 @@ class Engine(Protocol):
         """Clips, updates and clears gradients; returns their norm before clipping, a float32 scalar on the device.
         A norm that is not finite leaves weights and moments as they were; the `scaler` hears of every norm."""
 
-    def owned_pieces(self, kind: Kind) -> Iterator[Piece]:
+    def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
         """What this process writes into a checkpoint: of "model" the fp32 values of `saved_values`, of "optimizer"
         `parameter_name/state_name` and its value. All processes together give each element once, in shares of nearly
         the same size. On any device, and good until the next step; it may be collective: all go through all of it."""
@@ -72,7 +72,7 @@ class Engine(Protocol):
         """Sets the optimizer's state from `values(name)` for `names`; collective."""
 
 
-LOWER: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+AUTOCAST_DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 """What autocast computes in. Products that fp8 takes over are no business of autocast's; it has the rest in bf16."""
 
 
@@ -80,12 +80,12 @@ def autocast_forward(module: nn.Module, device: torch.device, precision: str) ->
     """Makes `module` run its forward in autocast where `precision` is not fp32. Weights and gradients stay fp32."""
     if precision == "fp32":
         return
-    lower = LOWER[precision]
+    dtype = AUTOCAST_DTYPES[precision]
     forward = module.forward
 
     @wraps(forward)
     def cast(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(device.type, dtype=lower):
+        with torch.autocast(device.type, dtype=dtype):
             return forward(*args, **kwargs)
 
     module.forward = cast

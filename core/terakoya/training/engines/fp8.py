@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from terakoya.errors import UserError
-from terakoya.training.model.frozen_layers import models
+from terakoya.training.model.module_parts import top_level_models
 
 CAPABILITY = (8, 9)
 """The least compute capability whose tensor cores multiply 8-bit numbers: Ada's; Hopper's is 9.0."""
@@ -44,7 +44,7 @@ def convert(module: nn.Module) -> None:
     from accelerate.utils.ao import convert_model_to_fp8_ao, has_ao_layers
 
     recipe = _recipe()
-    for model in models(module):
+    for model in top_level_models(module):
         convert_model_to_fp8_ao(model, config=recipe.config, module_filter_func=recipe.module_filter_func)
         if not has_ao_layers(model):
             raise UserError(

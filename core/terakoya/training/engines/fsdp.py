@@ -30,9 +30,8 @@ from terakoya.training.distributed.context import Connection
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Values, Weigh
 from terakoya.training.engines.loss_scaling import LossScaler
-from terakoya.training.engines.tensor_shards import Kind, Piece, dealt, whole
-from terakoya.training.model.frozen_layers import architecture_of, models
-from terakoya.training.model.named_weights import saved_values
+from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
+from terakoya.training.model.module_parts import architecture_of, saved_values, top_level_models
 
 
 class FSDPEngine(DDPEngine):
@@ -71,7 +70,7 @@ class FSDPEngine(DDPEngine):
         optimizer.state.clear()
         connection.spread(module)
         self.mesh = DeviceMesh.from_group(connection.across, connection.device.type)
-        self.groups = shard(parameters, module, vocabulary, self.mesh)
+        self.groups = shard_module(parameters, module, vocabulary, self.mesh)
         super().__init__(
             connection, module, optimizer,
             precision=parameters.precision, max_grad_norm=parameters.max_grad_norm, scaler=scaler,
@@ -112,16 +111,16 @@ class FSDPEngine(DDPEngine):
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
-    def owned_pieces(self, kind: Kind) -> Iterator[Piece]:
+    def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
         """See `Engine`. Each process writes its own rows, without gathering; what all have alike is dealt."""
         alike = []
         for name, value, shape in self._weights() if kind == "model" else self._state():
             if shape is None:
-                alike.append(whole(name, value))
+                alike.append(whole_shard(name, value))
             elif value.numel():
                 first, _ = self._rows(shape[0])
-                yield Piece(name, value, shape, (first, *(0 for _ in shape[1:])))
-        yield from dealt(alike, self.connection.rank, self.connection.world_size)
+                yield TensorShard(name, value, shape, (first, *(0 for _ in shape[1:])))
+        yield from assign_shards(alike, self.connection.rank, self.connection.world_size)
 
     def _weights(self) -> Iterator[tuple[str, Tensor, tuple[int, ...] | None]]:
         """Of each parameter and buffer of `saved_values` its name, what lies here, and the whole's shape if that is
@@ -161,7 +160,9 @@ class FSDPEngine(DDPEngine):
         return first, min(length, first + size)
 
 
-def shard(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, mesh: DeviceMesh) -> list[FSDPModule]:
+def shard_module(
+    parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, mesh: DeviceMesh
+) -> list[FSDPModule]:
     """Cuts up `module` over `mesh` and moves it to the device, group by group; returns the groups, the root last.
 
     Raises:
@@ -174,7 +175,7 @@ def shard(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, mes
                 "a tensor of one element"
             )
     groups = []
-    for group in [*blocks(parameters, module, vocabulary), module]:
+    for group in [*shardable_blocks(parameters, module, vocabulary), module]:
         groups.append(fully_shard(group, mesh=mesh))
         # losses are shares of a global mean already, so gradients are added up and not averaged
         groups[-1].set_gradient_divide_factor(1.0)
@@ -182,7 +183,7 @@ def shard(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, mes
     return groups
 
 
-def blocks(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary) -> list[nn.Module]:
+def shardable_blocks(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary) -> list[nn.Module]:
     """The blocks of every model in `module`, each once, but for those with a weight that others have too.
 
     Raises:
@@ -190,7 +191,7 @@ def blocks(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary) ->
     """
     found = dict.fromkeys(
         block
-        for model in models(module)
+        for model in top_level_models(module)
         for block in architecture_of(parameters, model, vocabulary, key='parallel.engine "fsdp"').blocks(model)
     )
     everywhere = Counter(map(id, _occurrences(module)))

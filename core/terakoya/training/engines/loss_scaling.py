@@ -17,7 +17,7 @@ from torch import Tensor
 from terakoya.config.loss_scaling import LossScaling
 from terakoya.errors import UserError
 
-PATIENCE = 20
+MAX_CONSECUTIVE_OVERFLOWS = 20
 """Steps in a row that may overflow under a fixed scale before the run is ended."""
 
 
@@ -47,7 +47,7 @@ class LossScaler:
         """Takes the scale off the gradients of `parameters`."""
         torch._foreach_mul_([each.grad for each in parameters if each.grad is not None], self.inverse)
 
-    def unscaled(self, gradient: Tensor) -> Tensor:
+    def unscale_gradient(self, gradient: Tensor) -> Tensor:
         """One parameter's `gradient` without the scale: a hook."""
         return gradient * self.inverse
 
@@ -61,7 +61,7 @@ class LossScaler:
         counts["good"] = torch.where(bad, 0, counts["good"] + 1)
         counts["bad"] = torch.where(bad, counts["bad"] + 1, 0)
         if settings.fixed is not None:
-            counts["stuck"] += counts["bad"] >= PATIENCE
+            counts["stuck"] += counts["bad"] >= MAX_CONSECUTIVE_OVERFLOWS
             return
         counts["hysteresis"] -= bad.long()
         falls = bad & (counts["hysteresis"] <= 0)
@@ -74,11 +74,11 @@ class LossScaler:
         self.scale = torch.where(falls, lower, torch.where(rises & torch.isfinite(higher), higher, self.scale))
         self.inverse = self.scale.reciprocal()
 
-    def values(self) -> dict[str, float]:
+    def log_values(self) -> dict[str, float]:
         """What is logged: `loss_scale`, that of the next step, and `skipped_steps` of the run so far."""
         return {"loss_scale": float(self.scale), "skipped_steps": int(self.counts["skipped"])}
 
-    def refuse_stuck(self, step: int) -> None:
+    def raise_if_stuck(self, step: int) -> None:
         """Ends the run, on every rank alike, where a lower scale would be needed than may be.
 
         Raises:
@@ -87,7 +87,7 @@ class LossScaler:
         if not int(self.counts["stuck"]):
             return
         if self.settings.fixed is not None:
-            often = f"in {PATIENCE} steps in a row at the fixed loss scale {self.settings.fixed:g}"
+            often = f"in {MAX_CONSECUTIVE_OVERFLOWS} steps in a row at the fixed loss scale {self.settings.fixed:g}"
             remedy = "set loss_scaling.fixed lower, or to null; "
         else:
             often = f"at loss scale {float(self.scale):g}, the least there may be (loss_scaling.min_scale)"

@@ -31,9 +31,9 @@ from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Weigh
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.pipeline_buffers import ReceivingStage
-from terakoya.training.engines.pipeline_stage import KEY, MicroBatch, Stage, cut, generator
-from terakoya.training.engines.tensor_shards import Kind, Piece, dealt, whole
-from terakoya.training.model.named_weights import named_values
+from terakoya.training.engines.pipeline_stage import KEY, MicroBatch, Stage, build_stage, dropout_generator
+from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
+from terakoya.training.model.module_parts import named_values
 
 log = logging.getLogger("terakoya")
 
@@ -89,7 +89,7 @@ class PipelineEngine(DDPEngine):
         connection.spread(module)
         names = {id(value): name for name, value in named_values(module)}
         self.stages = [
-            cut(module, parameters, vocabulary, index=index, count=self.count, device=connection.device)
+            build_stage(module, parameters, vocabulary, index=index, count=self.count, device=connection.device)
             for index in range(self.place, self.count, len(self.members))
         ]
         stages = Stages(self.stages)
@@ -136,7 +136,7 @@ class PipelineEngine(DDPEngine):
 
     def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
         """See `Engine`; the sums of all micro-steps come with the last, those before it return none."""
-        self.waiting.append(MicroBatch(batch, weigh, generator(self.connection.device).initial_seed()))
+        self.waiting.append(MicroBatch(batch, weigh, dropout_generator(self.connection.device).initial_seed()))
         if not last:
             return {}
         step, self.waiting = self.waiting, []
@@ -149,7 +149,7 @@ class PipelineEngine(DDPEngine):
 
     def _run(self, step: Sequence[MicroBatch]) -> None:
         """Forward and backward of all micro-batches of a `step`."""
-        count = fitting(len(step), processes=len(self.members), stages=self.count)
+        count = schedulable_count(len(step), processes=len(self.members), stages=self.count)
         rows, length = (max(each.shape[axis] for each in step) for axis in (0, 1))
         for stage in self.stages:
             stage.step = [*step, *[None] * (count - len(step))]
@@ -247,15 +247,15 @@ class PipelineEngine(DDPEngine):
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
-    def owned_pieces(self, kind: Kind) -> Iterator[Piece]:
+    def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
         """See `Engine`. What lies on both ends is the first's; same stages of several replicas share the writing."""
         values = self.parameters() if kind == "model" else self.optimizer_state()
         mine = [
-            whole(name, value)
+            whole_shard(name, value)
             for name, value in values
             if self.owners[name if kind == "model" else name.rpartition("/")[0]] == self.place
         ]
-        yield from dealt(mine, self.connection.replica, self.connection.topology.replicas)
+        yield from assign_shards(mine, self.connection.replica, self.connection.topology.replicas)
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Name and value of each parameter and buffer of this process's stages."""
@@ -274,7 +274,7 @@ class PipelineEngine(DDPEngine):
                 yield name, value
 
 
-def fitting(micro_batches: int, *, processes: int, stages: int) -> int:
+def schedulable_count(micro_batches: int, *, processes: int, stages: int) -> int:
     """How many micro-batches a schedule can take, at least as many as there are: 1F1B no fewer than stages, interleaved
     as many in each of its rounds."""
     if stages == processes:

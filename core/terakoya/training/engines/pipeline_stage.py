@@ -26,8 +26,8 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.toolkit.random_keys import hash_u64
 from terakoya.training.distributed.topology import split
-from terakoya.training.engines.engine import LOWER, Weigh
-from terakoya.training.model.frozen_layers import architecture_of, models
+from terakoya.training.engines.engine import AUTOCAST_DTYPES, Weigh
+from terakoya.training.model.module_parts import architecture_of, top_level_models
 
 KEY = "parallel.pp_size"
 
@@ -77,7 +77,7 @@ class Stage(nn.Module):
         precision: str,
     ) -> None:
         super().__init__()
-        (model,) = models(root)
+        (model,) = top_level_models(root)
         blocks = len(architecture.blocks(model))
         if blocks < count:  # contradictions.py has told all whose depth is a setting
             raise UserError(f"{KEY}: expected at most {blocks} stages, as many as {type(model).__name__} has blocks")
@@ -87,7 +87,7 @@ class Stage(nn.Module):
         self.index = index
         self.first, self.last = index == 0, index == count - 1
         self.device = device
-        self.lower = LOWER.get(precision)
+        self.autocast_dtype = AUTOCAST_DTYPES.get(precision)
         self.hidden_size: int = model.config.hidden_size
         self.step: list[MicroBatch | None] = []
         self.rows = 0
@@ -116,7 +116,7 @@ class Stage(nn.Module):
         """Hidden states (B, T, H) float32 of the batch `tensors`, or from the last stage the objective's sums; `hidden`
         (B, T, H) is what the stage before made, None for the first."""
         given = tensors if hidden is None else {**tensors, "inputs_embeds": hidden}
-        with torch.autocast(self.device.type, dtype=self.lower, enabled=self.lower is not None):
+        with torch.autocast(self.device.type, dtype=self.autocast_dtype, enabled=self.autocast_dtype is not None):
             if self.last:
                 sums: Mapping[str, Tensor] = self.root(given)
                 return sums
@@ -131,15 +131,15 @@ class Stage(nn.Module):
 
     def _seed(self, seed: int) -> None:
         """Seeds dropout of a micro-batch, each stage for itself: in which order a schedule runs them is no matter."""
-        generator(self.device).manual_seed(int(hash_u64(seed, "stage", self.index)) & 0x7FFF_FFFF_FFFF_FFFF)
+        dropout_generator(self.device).manual_seed(int(hash_u64(seed, "stage", self.index)) & 0x7FFF_FFFF_FFFF_FFFF)
 
 
-def generator(device: torch.device) -> torch.Generator:
+def dropout_generator(device: torch.device) -> torch.Generator:
     """The generator that dropout on `device` draws from."""
     return torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
 
 
-def cut(
+def build_stage(
     module: nn.Module,
     parameters: Parameters,
     vocabulary: Vocabulary,
@@ -155,6 +155,6 @@ def cut(
     """
     shared = {id(each): each for each in [*module.parameters(), *module.buffers()]}
     root = copy.deepcopy(module, shared)
-    (model,) = models(root)
+    (model,) = top_level_models(root)
     architecture = architecture_of(parameters, model, vocabulary, key=KEY)
     return Stage(root, architecture, index=index, count=count, device=device, precision=parameters.precision)

@@ -22,7 +22,7 @@ from terakoya.errors import UserError
 from terakoya.toolkit.architectures.attention import Attend
 
 
-class PositionsForHeads:
+class UlyssesExchange:
     """An `attention.Exchange` among the processes of `group`, whose slices stand in the order of their ranks. Every one
     of them calls it as often as the others, in evaluation too."""
 

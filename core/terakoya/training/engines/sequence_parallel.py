@@ -23,7 +23,7 @@ from terakoya.training.distributed.context import Connection
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Weigh
 from terakoya.training.engines.loss_scaling import LossScaler
-from terakoya.training.engines.sequence_attention import PositionsForHeads
+from terakoya.training.engines.sequence_attention import UlyssesExchange
 
 WHOLE = "document_ids"
 """The array (B, T) that every process needs whole: who may look at whom."""
@@ -52,7 +52,7 @@ class SequenceParallelEngine(DDPEngine):
             precision=parameters.precision, max_grad_norm=parameters.max_grad_norm, scaler=scaler,
             micro_steps=micro_steps,
         )  # fmt: skip
-        self.exchange = PositionsForHeads(connection.within)
+        self.exchange = UlyssesExchange(connection.within)
         self.place = dist.get_rank(connection.within)
 
     def reducing(self) -> dist.ProcessGroup | None:
@@ -68,10 +68,10 @@ class SequenceParallelEngine(DDPEngine):
         return super().evaluate(self._mine(batch))
 
     def _mine(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        return {**positions_of(batch, self.place, self.exchange.processes), EXCHANGE: self.exchange}
+        return {**slice_positions(batch, self.place, self.exchange.processes), EXCHANGE: self.exchange}
 
 
-def positions_of(batch: Mapping[str, Tensor], place: int, processes: int) -> dict[str, Tensor]:
+def slice_positions(batch: Mapping[str, Tensor], place: int, processes: int) -> dict[str, Tensor]:
     """What the process `place` of `processes` has of `batch`, whose rows are (B, T).
 
     Of every array (B, T) the `place`-th of as many slices of the positions, (B, T / P), but the whole `document_ids`;

@@ -23,14 +23,14 @@ from transformers.pytorch_utils import Conv1D
 
 from terakoya.components import TensorPartition
 from terakoya.toolkit.random_keys import hash_u64
-from terakoya.training.engines.tensor_shards import Piece
+from terakoya.training.engines.tensor_shards import TensorShard
 
 LINEAR = (nn.Linear, Conv1D)
 """The layers that can be cut: Conv1D, GPT-2's, has its weights as (inputs, outputs)."""
 
 
 @dataclass(frozen=True)
-class Place(ABC):
+class TensorParallelGroup(ABC):
     """Where this process stands among those that share its blocks.
 
     Attributes:
@@ -42,26 +42,26 @@ class Place(ABC):
     size: int
 
     @abstractmethod
-    def added(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor) -> Tensor:
         """The sum of all processes' `values`, the same bits on each, in memory of its own: whoever keeps `values`,
         selective activation checkpointing for one, finds them unchanged."""
 
 
 @dataclass(frozen=True)
-class GroupPlace(Place):
+class ProcessTensorParallelGroup(TensorParallelGroup):
     """A place among the processes of `group`."""
 
     group: dist.ProcessGroup
 
-    def added(self, values: Tensor) -> Tensor:
-        """See `Place`."""
+    def all_reduce(self, values: Tensor) -> Tensor:
+        """See `TensorParallelGroup`."""
         total = values.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=self.group)
         return total
 
 
 @dataclass(frozen=True)
-class Cut:
+class WeightPartition:
     """How one weight is cut.
 
     Attributes:
@@ -72,49 +72,49 @@ class Cut:
 
     axis: int
     pieces: int
-    place: Place
+    place: TensorParallelGroup
 
     def own(self, whole: Tensor) -> Tensor:
         """This process's part of the weight `whole`, in memory of its own."""
         parted = whole.unflatten(self.axis, (self.pieces, self.place.size, -1)).select(self.axis + 1, self.place.index)
         return parted.flatten(self.axis, self.axis + 1).clone(memory_format=torch.contiguous_format)
 
-    def boxes(self, name: str, own: Tensor) -> Iterator[Piece]:
+    def boxes(self, name: str, own: Tensor) -> Iterator[TensorShard]:
         """Where this process's `own` part of the weight `name` lies in the whole."""
         size = own.shape[self.axis] // self.pieces
         shape, start = list(own.shape), [0] * own.ndim
         shape[self.axis] *= self.place.size
         for piece in range(self.pieces):
             start[self.axis] = (piece * self.place.size + self.place.index) * size
-            yield Piece(name, own.narrow(self.axis, piece * size, size), tuple(shape), tuple(start))
+            yield TensorShard(name, own.narrow(self.axis, piece * size, size), tuple(shape), tuple(start))
 
 
 class _Enter(torch.autograd.Function):
     """What all processes have goes into the part of one: as it is; its gradient is the sum of theirs."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, place: Place) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, place: TensorParallelGroup) -> Tensor:
         ctx.place = place
         return hidden.view_as(hidden)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return ctx.place.added(gradients[0]), None
+        return ctx.place.all_reduce(gradients[0]), None
 
 
 class _Leave(torch.autograd.Function):
     """What the parts have made is added up; its gradient is each one's."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, place: Place) -> Tensor:
-        return place.added(part)
+    def forward(ctx: Any, part: Tensor, place: TensorParallelGroup) -> Tensor:
+        return place.all_reduce(part)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         return gradients[0], None
 
 
-class OwnDropout:
+class LocalDropout:
     """Dropout inside of a part, which other processes must not draw alike: their heads are others.
 
     Outside of parts all processes of a replica draw the same, from a generator that all have seeded alike. Inside it is
@@ -122,7 +122,7 @@ class OwnDropout:
     micro-step began with, so a block that is computed again draws again what it drew.
     """
 
-    def __init__(self, place: Place, block: int, device: torch.device) -> None:
+    def __init__(self, place: TensorParallelGroup, block: int, device: torch.device) -> None:
         self.place = place
         self.block = block
         self.generator = (
@@ -146,7 +146,7 @@ class OwnDropout:
 class Entry:
     """A hook before a module's forward: its first argument, whole, goes into this process's part."""
 
-    def __init__(self, place: Place, dropout: OwnDropout | None) -> None:
+    def __init__(self, place: TensorParallelGroup, dropout: LocalDropout | None) -> None:
         self.place = place
         self.dropout = dropout
 
@@ -164,7 +164,7 @@ class Entry:
 class RowParallel(nn.Module):
     """A linear layer of whose inputs each process has a part, with the weights of the layer it stands for."""
 
-    def __init__(self, layer: nn.Module, place: Place, dropout: OwnDropout | None) -> None:
+    def __init__(self, layer: nn.Module, place: TensorParallelGroup, dropout: LocalDropout | None) -> None:
         super().__init__()
         weight, bias = layer.weight, layer.bias
         assert isinstance(weight, nn.Parameter) and (bias is None or isinstance(bias, nn.Parameter))
@@ -184,9 +184,9 @@ class RowParallel(nn.Module):
         return whole if self.bias is None else whole + self.bias.to(whole.dtype)
 
 
-def share(
-    blocks: Sequence[nn.Module], partition: TensorPartition, place: Place, *, dropout: torch.device | None
-) -> dict[nn.Parameter, Cut]:
+def partition_blocks(
+    blocks: Sequence[nn.Module], partition: TensorPartition, place: TensorParallelGroup, *, dropout: torch.device | None
+) -> dict[nn.Parameter, WeightPartition]:
     """Leaves in `blocks`, whole models' own, what the process at `place` works on.
 
     Args:
@@ -195,9 +195,9 @@ def share(
     Returns:
         how each parameter that was cut is cut. It has its name still and is a new object.
     """
-    cuts: dict[nn.Parameter, Cut] = {}
+    cuts: dict[nn.Parameter, WeightPartition] = {}
     for number, block in enumerate(blocks):
-        own = None if dropout is None else OwnDropout(place, number, dropout)
+        own = None if dropout is None else LocalDropout(place, number, dropout)
         for name, pieces in partition.columns.items():
             cuts |= _cut(block.get_submodule(name), place, outputs=True, pieces=pieces)
         for name in partition.rows:
@@ -211,14 +211,16 @@ def share(
     return cuts
 
 
-def _cut(layer: nn.Module, place: Place, *, outputs: bool, pieces: int = 1) -> Mapping[nn.Parameter, Cut]:
+def _cut(
+    layer: nn.Module, place: TensorParallelGroup, *, outputs: bool, pieces: int = 1
+) -> Mapping[nn.Parameter, WeightPartition]:
     """Leaves in `layer` a part of its outputs, or else of its inputs; returns its new parameters. A bias belongs to the
     outputs."""
     assert isinstance(layer, LINEAR), f"{type(layer).__name__} is no linear layer"
     along = int(isinstance(layer, Conv1D) == outputs)  # Conv1D has weights (inputs, outputs), Linear the reverse
-    cuts = {"weight": Cut(along, pieces, place)}
+    cuts = {"weight": WeightPartition(along, pieces, place)}
     if outputs and layer.bias is not None:
-        cuts["bias"] = Cut(0, pieces, place)
+        cuts["bias"] = WeightPartition(0, pieces, place)
     made = {}
     for name, cut in cuts.items():
         whole = getattr(layer, name)

@@ -27,9 +27,9 @@ from terakoya.training.distributed.context import Connection
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Weigh
 from terakoya.training.engines.loss_scaling import LossScaler
-from terakoya.training.engines.tensor_layers import Cut, GroupPlace, share
-from terakoya.training.engines.tensor_shards import Kind, Piece, dealt, whole
-from terakoya.training.model.frozen_layers import architecture_of, models
+from terakoya.training.engines.tensor_layers import ProcessTensorParallelGroup, WeightPartition, partition_blocks
+from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
+from terakoya.training.model.module_parts import architecture_of, top_level_models
 
 KEY = "parallel.tp_size"
 
@@ -53,16 +53,16 @@ class TensorParallelEngine(DDPEngine):
         """Cuts `module`, of which rank 0's weights count, and builds its optimizer."""
         assert connection.within is not None, "a replica of several processes"
         members = connection.topology.members(connection.replica)
-        place = GroupPlace(members.index(connection.rank), len(members), connection.within)
+        place = ProcessTensorParallelGroup(members.index(connection.rank), len(members), connection.within)
         connection.spread(module)
         drawn = attention.dropout(module) > 0
-        found: dict[nn.Parameter, Cut] = {}
+        found: dict[nn.Parameter, WeightPartition] = {}
         on_parts: set[nn.Parameter] = set()
-        for model in models(module):
+        for model in top_level_models(module):
             architecture = architecture_of(parameters, model, vocabulary, key=KEY)
             partition, blocks = architecture.tensor_partition(), architecture.blocks(model)
             assert partition is not None, "refused with the parameters"
-            found |= share(blocks, partition, place, dropout=connection.device if drawn else None)
+            found |= partition_blocks(blocks, partition, place, dropout=connection.device if drawn else None)
             for block in blocks:
                 for name in partition.on_parts:
                     on_parts |= set(block.get_submodule(name).parameters())
@@ -89,14 +89,14 @@ class TensorParallelEngine(DDPEngine):
         """See `DDPEngine`. Gradients of what every process applies to its own part are added up here, once a step."""
         if self.on_parts:
             gradients = [value.grad for value in self.on_parts if value.grad is not None]
-            total = self.place.added(torch.cat([each.flatten() for each in gradients]))
+            total = self.place.all_reduce(torch.cat([each.flatten() for each in gradients]))
             for gradient, added in zip(gradients, total.split([each.numel() for each in gradients]), strict=True):
                 gradient.copy_(added.view_as(gradient))
         device = self.connection.device
         squares = torch.stack([_norm(part, device) for part in (self.parted, self.alike)]).double().square()
         if not self.connection.leads:
             squares[1] = 0.0  # counted once, and the same bits for all
-        norm = self.place.added(squares).sum().sqrt().float()
+        norm = self.place.all_reduce(squares).sum().sqrt().float()
         nn.utils.clip_grads_with_norm_(self.trainable, self.max_grad_norm or float("inf"), norm, foreach=True)
         return norm
 
@@ -114,19 +114,19 @@ class TensorParallelEngine(DDPEngine):
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
-    def owned_pieces(self, kind: Kind) -> Iterator[Piece]:
+    def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
         """See `Engine`. What is cut is dealt among the processes at one place of their replicas, the rest among all."""
         connection = self.connection
-        cut: list[Piece] = []
-        rest: list[Piece] = []
+        cut: list[TensorShard] = []
+        rest: list[TensorShard] = []
         for key, value in self.parameters() if kind == "model" else self.optimizer_state():
             name = key if kind == "model" else key.rpartition("/")[0]
             if name in self.cuts and value.ndim:  # a step count is whole
                 cut += self.cuts[name].boxes(key, value)
             else:
-                rest.append(whole(key, value))
-        yield from dealt(cut, connection.replica, connection.topology.replicas)
-        yield from dealt(rest, connection.rank, connection.world_size)
+                rest.append(whole_shard(key, value))
+        yield from assign_shards(cut, connection.replica, connection.topology.replicas)
+        yield from assign_shards(rest, connection.rank, connection.world_size)
 
     def load_parameters(self, values: Callable[[str], Tensor]) -> None:
         """See `Engine`."""

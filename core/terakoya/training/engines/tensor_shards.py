@@ -18,7 +18,7 @@ BLOCK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorShard:
     """A part of one tensor.
 
     Attributes:
@@ -44,12 +44,12 @@ class Piece:
         return self.value.numel() == math.prod(self.shape)
 
 
-def whole(name: str, value: Tensor) -> Piece:
+def whole_shard(name: str, value: Tensor) -> TensorShard:
     """All of a tensor as a piece."""
-    return Piece(name, value, tuple(value.shape), (0,) * value.ndim)
+    return TensorShard(name, value, tuple(value.shape), (0,) * value.ndim)
 
 
-def dealt(pieces: Iterable[Piece], holder: int, holders: int) -> Iterator[Piece]:
+def assign_shards(pieces: Iterable[TensorShard], holder: int, holders: int) -> Iterator[TensorShard]:
     """Of `pieces`, which `holders` processes hold alike, those that the process `holder` writes.
 
     Every block, a piece or some rows of it, is given to the one that has least until then: so all is written once, and
@@ -64,7 +64,7 @@ def dealt(pieces: Iterable[Piece], holder: int, holders: int) -> Iterator[Piece]
                 yield block if block is piece else replace(block, value=block.value.clone())
 
 
-def _blocks(piece: Piece) -> Iterator[Piece]:
+def _blocks(piece: TensorShard) -> Iterator[TensorShard]:
     """`piece` cut along its first dimension."""
     value, start = piece.value, piece.start
     if piece.nbytes <= BLOCK_BYTES or not value.ndim:
@@ -73,4 +73,4 @@ def _blocks(piece: Piece) -> Iterator[Piece]:
     rows = max(1, BLOCK_BYTES * len(value) // piece.nbytes)
     for first in range(0, len(value), rows):
         there = start + first if isinstance(start, int) else (start[0] + first, *start[1:])
-        yield Piece(piece.name, value[first : first + rows], piece.shape, there)
+        yield TensorShard(piece.name, value[first : first + rows], piece.shape, there)

@@ -33,7 +33,7 @@ from torch.utils.checkpoint import (
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
-from terakoya.training.model.frozen_layers import architecture_of, models
+from terakoya.training.model.module_parts import architecture_of, top_level_models
 
 Kind = Literal["full", "selective"]
 
@@ -45,7 +45,7 @@ ATTENTION = ("aten::_scaled_dot_product_", "torch_attn::_varlen_attn")
 """What the names of fused attention begin with."""
 
 
-def recompute(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary) -> None:
+def apply_activation_checkpointing(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary) -> None:
     """Lets the blocks of every model in `module` be computed again in the backward, as `parameters` say; without
     `activation_checkpointing` does nothing. Names of weights stay, forwards are wrapped.
 
@@ -55,13 +55,13 @@ def recompute(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary)
     kind = parameters.activation_checkpointing
     if kind is None:
         return
-    for model in models(module):
+    for model in top_level_models(module):
         architecture = architecture_of(parameters, model, vocabulary, key="activation_checkpointing")
         for block in architecture.blocks(model):
-            wrap(block, kind)
+            checkpoint_block(block, kind)
 
 
-def wrap(block: nn.Module, kind: Kind) -> None:
+def checkpoint_block(block: nn.Module, kind: Kind) -> None:
     """Lets `block` be computed again in the backward, wholly (`full`) or without what is dear (`selective`)."""
     again = _Full(block.forward) if kind == "full" else _Selective(block.forward)
     block.forward = update_wrapper(again, block.forward)
@@ -135,7 +135,7 @@ class _Choice:
             return CheckpointPolicy.PREFER_RECOMPUTE
         if operation._schema.is_mutable:
             self._see_changes(operation, arguments, named)
-        if not is_dear(operation, arguments, named):
+        if not is_expensive(operation, arguments, named):
             return CheckpointPolicy.PREFER_RECOMPUTE
         number = self.made[context.is_recompute]
         self.made[context.is_recompute] += 1
@@ -155,7 +155,7 @@ class _Choice:
                 self.changed.add(self.kept[_address(value)])
 
 
-def is_dear(operation: torch._ops.OpOverload, arguments: Sequence[Any], named: dict[str, Any]) -> bool:
+def is_expensive(operation: torch._ops.OpOverload, arguments: Sequence[Any], named: dict[str, Any]) -> bool:
     """Whether `selective` keeps what `operation` makes of `arguments`, unless it is changed in place later."""
     name = operation.name().partition(".")[0]
     if name in BATCHED:

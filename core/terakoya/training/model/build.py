@@ -8,7 +8,7 @@ from torch import nn
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.toolkit.random_keys import hash_u64
-from terakoya.training.model.activation_checkpointing import recompute
+from terakoya.training.model.activation_checkpointing import apply_activation_checkpointing
 from terakoya.training.model.frozen_layers import freeze
 
 
@@ -19,10 +19,10 @@ def build_module(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
     return parameters.objective.build(parameters.architecture, vocabulary)
 
 
-def build_trained(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
+def build_module_for_training(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
     """`build_module`'s as it is trained: lowest layers frozen, blocks computed again in the backward, as `parameters`
     say. UserError as there, and where one of these cannot be."""
     module = build_module(parameters, vocabulary)
     freeze(parameters, module, vocabulary)
-    recompute(parameters, module, vocabulary)
+    apply_activation_checkpointing(parameters, module, vocabulary)
     return module

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from torch import nn
 from transformers import PreTrainedModel
 
-from terakoya.components import Architecture
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
+from terakoya.training.model.module_parts import architecture_of, top_level_models
 
 
 def freeze(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary) -> None:
@@ -26,7 +26,7 @@ def freeze(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary) ->
     count = parameters.frozen_layers
     if count < 0:
         return
-    for model in models(module):
+    for model in top_level_models(module):
         blocks = list(architecture_of(parameters, model, vocabulary, key="frozen_layers").blocks(model))
         if count > len(blocks):
             raise UserError(
@@ -39,7 +39,7 @@ def freeze(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary) ->
         raise UserError(f"frozen_layers: {count} leaves nothing to train")
 
 
-def described(parameters: Parameters, module: nn.Module) -> str:
+def parameter_summary(parameters: Parameters, module: nn.Module) -> str:
     """How many parameters `module` has and, where some are frozen, how many are trained."""
     frozen_layers, lora = parameters.frozen_layers, parameters.lora
     count = sum(parameter.numel() for parameter in module.parameters())
@@ -54,31 +54,6 @@ def described(parameters: Parameters, module: nn.Module) -> str:
         )
     layers = {0: "", 1: " and the lowest layer"}.get(frozen_layers, f" and the lowest {frozen_layers} layers")
     return f"{count:,} parameters, {trained:,} of them trained (embeddings{layers} frozen)"
-
-
-def models(module: nn.Module) -> Iterator[PreTrainedModel]:
-    """Each of Transformers' models in `module` that is not part of another."""
-    found: list[str] = []
-    for name, each in module.named_modules():
-        inside = any(not outer or name.startswith(f"{outer}.") for outer in found)
-        if isinstance(each, PreTrainedModel) and not inside:
-            found.append(name)
-            yield each
-
-
-def architecture_of(
-    parameters: Parameters, model: PreTrainedModel, vocabulary: Vocabulary, *, key: str
-) -> Architecture:
-    """The architecture, the run's own or one in the objective's settings, that builds models of this type.
-
-    Raises:
-        UserError: there is none; `key` is the setting that asks for its layers.
-    """
-    nested = [value for value in dict(parameters.objective).values() if isinstance(value, Architecture)]
-    for architecture in [parameters.architecture, *nested]:
-        if isinstance(model.config, type(architecture.config(vocabulary))):
-            return architecture
-    raise UserError(f"{key}: no architecture of the parameters says where the layers of {type(model)} are")
 
 
 def _embeddings(model: PreTrainedModel, blocks: list[nn.Module]) -> Iterator[nn.Module]:

@@ -27,8 +27,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.toolkit.formats import model_folder
 from terakoya.toolkit.random_keys import hash_u64
-from terakoya.training.model.frozen_layers import models
-from terakoya.training.model.named_weights import ADAPTED, named_values
+from terakoya.training.model.module_parts import ADAPTED, named_values, top_level_models
 
 KEY = "lora"
 NAME = "default"
@@ -50,7 +49,7 @@ def adapt(parameters: Parameters, module: nn.Module) -> None:
     peft = _peft()
     torch.manual_seed(int(hash_u64(parameters.seed, KEY)) & 0x7FFF_FFFF_FFFF_FFFF)
     owners = _owners(module)
-    for model in models(module):
+    for model in top_level_models(module):
         config = _config(peft, settings, model)
         try:
             with warnings.catch_warnings():
@@ -186,7 +185,7 @@ def merge(module: nn.Module) -> None:
         module.set_submodule(name, layer.get_base_layer())
     for name, wrapper in list(_copies(module)):
         module.set_submodule(name, wrapper.modules_to_save[NAME])
-    for model in models(module):
+    for model in top_level_models(module):
         del model.peft_config
     setattr(module, ADAPTED, False)
 

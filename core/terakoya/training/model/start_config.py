@@ -23,7 +23,7 @@ OF_OTHER_HEADS = ("classifier_", "summary_", "sparse_", "deterministic_")
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_transformers() -> Iterator[None]:
     """While open, Transformers neither reports nor draws bars: what it has to say is in its loading info."""
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
@@ -34,7 +34,7 @@ def quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(level)
 
 
-def settable(parameters: Parameters) -> frozenset[str]:
+def architecture_settings(parameters: Parameters) -> frozenset[str]:
     """The names of the settings of every architecture in `parameters`."""
     nested = [value for value in dict(parameters.objective).values() if isinstance(value, Architecture)]
     return frozenset(key for each in [parameters.architecture, *nested] for key in type(each).model_fields)
@@ -48,7 +48,7 @@ def read_config(folder: Path, target: PreTrainedModel, where: str) -> Pretrained
     """
     kind = type(target.config)
     try:
-        with quiet():
+        with silence_transformers():
             raw, _ = PretrainedConfig.get_config_dict(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise UserError(f"{where}: config.json cannot be read: {error}") from error
@@ -62,7 +62,7 @@ def read_config(folder: Path, target: PreTrainedModel, where: str) -> Pretrained
 
 
 def compare_settings(
-    source: PretrainedConfig, target: PretrainedConfig, settable: frozenset[str]
+    source: PretrainedConfig, target: PretrainedConfig, architecture_settings: frozenset[str]
 ) -> tuple[list[str], list[str]]:
     """The settings of the model that differ: those that say what weights mean, and those that a run may choose."""
     wrong, free = [], []
@@ -76,7 +76,7 @@ def compare_settings(
         text = f"{key} is {json.dumps(theirs[key])} there and {json.dumps(ours[key])} in the parameters"
         if key.endswith(DROPOUT) or "dropout" in key or key.startswith("initializer") or key.endswith("_token_id"):
             free.append(f"{text}, which stands")
-        elif key in settable:
+        elif key in architecture_settings:
             wrong.append(f"{text}; set it to the folder's")
         else:
             wrong.append(f"{text}; it follows from other settings, or the architecture has none for it")

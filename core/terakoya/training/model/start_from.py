@@ -24,15 +24,20 @@ from terakoya.config.parameters import Parameters
 from terakoya.config.start_from import StartFrom, model_folder
 from terakoya.errors import UserError
 from terakoya.training.distributed.context import Connection
-from terakoya.training.model.named_weights import named_values
-from terakoya.training.model.start_config import compare_settings, quiet, read_config, settable
+from terakoya.training.model.module_parts import named_values
+from terakoya.training.model.start_config import (
+    architecture_settings,
+    compare_settings,
+    read_config,
+    silence_transformers,
+)
 from terakoya.training.model.start_vocabulary import vocabulary_problems
 
 KEY = "start_from"
 
 
 @dataclass
-class Fit:
+class WeightMatch:
     """How a folder fits the model it is for.
 
     Attributes:
@@ -49,25 +54,25 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Started:
+class LoadedWeights:
     """What a run began with: `facts` for its record, by model's name, and `notes` to print."""
 
     facts: dict[str, Any]
     notes: list[str]
 
 
-def start_together(
+def load_on_rank0_and_broadcast(
     parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, tokenizer_folder: Path, connection: Connection
-) -> Started:
+) -> LoadedWeights:
     """`start` on rank 0, whose weights the engine gives to the others; the folders need not be anywhere else.
 
     Raises:
         UserError: on every rank, what `start` raises.
     """
-    told: Started | str = ""
+    told: LoadedWeights | str = ""
     if connection.is_main:
         try:
-            told = start(parameters, module, vocabulary, tokenizer_folder)
+            told = load_start_weights(parameters, module, vocabulary, tokenizer_folder)
         except UserError as error:
             told = str(error)
     told = connection.broadcast(told)
@@ -76,7 +81,9 @@ def start_together(
     return told
 
 
-def start(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, tokenizer_folder: Path) -> Started:
+def load_start_weights(
+    parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, tokenizer_folder: Path
+) -> LoadedWeights:
     """Puts the weights of `start_from` into `module`, which `objective.build` made; all of them or none.
 
     Args:
@@ -90,14 +97,14 @@ def start(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, tok
     assert settings is not None
     targets = parameters.objective.exports(module)
     folders = find_folders(settings, targets)
-    keys = settable(parameters)
+    keys = architecture_settings(parameters)
     sources: dict[str, PreTrainedModel] = {}
     drawn: dict[str, list[str]] = {}
     problems, facts, notes = [], {}, []
     for name, target in targets.items():
         folder = folders[name]
         where = f"{KEY}: {folder}"
-        fit = Fit()
+        fit = WeightMatch()
         config = read_config(folder, target, where)
         fit.problems += [
             f"{where}: {each}" for each in vocabulary_problems(folder, config, vocabulary, tokenizer_folder)
@@ -120,12 +127,12 @@ def start(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, tok
     if problems:
         raise UserError("\n".join(problems))
     for name, target in targets.items():
-        _keep_drawn(sources[name], target, drawn[name])
+        _keep_initialised(sources[name], target, drawn[name])
     try:
         parameters.objective.adopt(module, sources)
     except UserError as error:
         raise UserError("\n".join(f"{KEY}: {line}" for line in str(error).splitlines())) from error
-    return Started(facts, notes)
+    return LoadedWeights(facts, notes)
 
 
 def find_folders(settings: StartFrom, targets: Mapping[str, PreTrainedModel]) -> dict[str, Path]:
@@ -164,7 +171,7 @@ def _read_model(
         UserError: no weights, or weights that cannot be read.
     """
     try:
-        with quiet():
+        with silence_transformers():
             model, info = kind.from_pretrained(
                 folder,
                 config=config,
@@ -185,7 +192,7 @@ def _compare_weights(
     target: PreTrainedModel,
     settings: StartFrom,
     where: str,
-    fit: Fit,
+    fit: WeightMatch,
 ) -> None:
     """Notes names that are missing or left over, and shapes that differ; heads as `settings` say."""
     made_anew = {name for name, _ in source.named_buffers()} - set(source.state_dict())
@@ -233,7 +240,7 @@ def _is_head(name: str, target: PreTrainedModel) -> bool:
     return not body or "pooler" in parts
 
 
-def _keep_drawn(source: PreTrainedModel, target: PreTrainedModel, names: list[str]) -> None:
+def _keep_initialised(source: PreTrainedModel, target: PreTrainedModel, names: list[str]) -> None:
     """Gives `source` what was drawn for `target` of the weights `names`, which the folder lacks."""
     ours, theirs = target.state_dict(), source.state_dict()
     for name in names:

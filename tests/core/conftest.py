@@ -1,4 +1,4 @@
-"""Stores that the toy runs of this folder share."""
+"""Toy stores that tests of training, estimation and commands use."""
 
 from pathlib import Path
 

@@ -26,7 +26,7 @@ REMEMBERED = 1 << 20
 """Elements of the largest tensor whose numbers are kept."""
 
 
-class LiveBytes(TorchDispatchMode):
+class MemoryTracker(TorchDispatchMode):
     """While active, counts the storages of all tensors that operations return, from the first to the last use.
 
     A new storage belongs to `others`, or to the logits if its tensor's last dimension is the vocabulary; `belongs` says
