@@ -11,9 +11,9 @@ import typer
 
 
 def demo(out: Path = Path("work/demo"), *, max_steps: int | None = None, fresh: bool = False) -> Path:
-    """Runs the pipeline on the bundled corpus into the folder `out`, tells what it did and returns the model's folder.
+    """Runs the pipeline on the bundled corpus into the folder `out`, prints a summary and returns the model's folder.
 
-    What a former demo finished there is not done again, unless `fresh`.
+    Skips the stages that an earlier demo finished there, unless `fresh`.
     """
     from terakoya.log import console
     from terakoya.pipeline.demo import MAX_STEPS, Demo, summary_lines
@@ -29,18 +29,18 @@ def demo(out: Path = Path("work/demo"), *, max_steps: int | None = None, fresh: 
     for line in summary_lines(files, results):
         console().print(line, markup=False, soft_wrap=True)
     if all(result.skipped for result in results):
-        console().print("\nEverything was there already; `terakoya demo --fresh` does it all again.", soft_wrap=True)
+        console().print("\nEverything was already made; `terakoya demo --fresh` makes it again.", soft_wrap=True)
     return files.model
 
 
 def command(
-    out: Annotated[Path, typer.Option(help="Where corpus, tokenizer, stores, run and model go.")] = Path("work/demo"),
-    max_steps: Annotated[
-        int | None, typer.Option(min=2, help="Shorter or longer training.", show_default=False)
-    ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Delete what a former demo made there first.")] = False,
+    out: Annotated[Path, typer.Option(help="The folder for corpus, tokenizer, stores, run and model.")] = Path(
+        "work/demo"
+    ),
+    max_steps: Annotated[int | None, typer.Option(min=2, help="Number of training steps.", show_default=False)] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="First delete what an earlier demo made there.")] = False,
 ) -> None:
-    """Tokenizer to finished model on the bundled corpus, in a few minutes on two CPU cores."""
-    # A model so small gains little from a second thread, and loses everything when something else needs the cores.
+    """Go from tokenizer to finished model on the bundled corpus, in a few minutes on two CPU cores."""
+    # A model this small gains little from a second thread, and slows down badly when other programs need the cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     demo(out, max_steps=max_steps, fresh=fresh)

@@ -1,4 +1,4 @@
-"""`terakoya launch`: shows what would start a run elsewhere, starts it if told to, and asks after it."""
+"""`terakoya launch`: prints the plan that starts a run elsewhere, submits it, and manages submitted jobs."""
 
 from __future__ import annotations
 
@@ -21,28 +21,31 @@ def command(
         list[str],
         typer.Argument(
             metavar="LAUNCHER PARAMETERS.json [--SETTING VALUE...] | LAUNCHER status|stop|logs|fetch JOB",
-            help="local, hosts, slurm, ...; the parameter JSON; and settings of the launcher. Or what to do with a "
-            "submitted job: its name there, or the run's folder.",
+            help="local, hosts, slurm, ...; the parameter JSON; and settings of the launcher. Or a command for a "
+            "submitted job, given by its identifier or by the run's folder.",
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="The run's folder, which all nodes see. Of fetch: a new folder.")
+        Path | None, typer.Option(help="The run's folder, visible on all nodes. With fetch: a new folder.")
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Look at the hosts, too, and start nothing; --submit looks at them first.")
+        bool,
+        typer.Option("--check", help="Also check the hosts, and start nothing; --submit always checks them first."),
     ] = False,
-    submit: Annotated[bool, typer.Option("--submit", help="Start it, too.")] = False,
+    submit: Annotated[bool, typer.Option("--submit", help="Also start the run.")] = False,
     watch: Annotated[
         bool,
-        typer.Option("--watch", help="Follow what was submitted to its end; status, logs too. Ctrl-C ends that alone."),
+        typer.Option(
+            "--watch", help="Follow the submitted job to its end; also with status and logs. Ctrl-C ends only this."
+        ),
     ] = False,
-    every: Annotated[float, typer.Option(min=0.2, help="With --watch: seconds between two looks.")] = 10.0,
-    folder: Annotated[Path | None, typer.Option(help="Where the files go. Default: OUT.launch.")] = None,
-    name: Annotated[str | None, typer.Option(help="The job's name. Default: that of the run's folder.")] = None,
+    every: Annotated[float, typer.Option(min=0.2, help="With --watch: polling interval in seconds.")] = 10.0,
+    folder: Annotated[Path | None, typer.Option(help="The folder for the files. Default: OUT.launch.")] = None,
+    name: Annotated[str | None, typer.Option(help="The job's name. Default: the name of the run's folder.")] = None,
     settings: Annotated[Path | None, typer.Option(help="A JSON or YAML file with the launcher's settings.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY.PATH=VALUE, over the parameters.")] = None,
     allow_change: Annotated[
-        list[str] | None, typer.Option(help="A parameter that may differ from the checkpoint's, as of train.")
+        list[str] | None, typer.Option(help="A parameter that may differ from the checkpoint's, as with train.")
     ] = None,
 ) -> None:
     """Print the exact files and commands that start a run on this machine, on hosts or a cluster; --submit runs them.
@@ -52,28 +55,31 @@ def command(
     from terakoya.launch.plan import plan_launch
     from terakoya.plugins import registry
 
-    kind = arguments[0]
-    launcher = registry().component("launchers", kind)
+    launcher = arguments[0]
+    component = registry().component("launchers", launcher)
     if len(arguments) > 1 and arguments[1] in launch_jobs.VERBS:
-        launch_jobs.ask(kind, arguments[1], arguments[2:], out=out, every=every if watch else None)
+        launch_jobs.run_verb(launcher, arguments[1], arguments[2:], out=out, every=every if watch else None)
         return
-    rest, flags = take_flags(arguments[1:], launcher.model_fields)
+    rest, flags = take_flags(arguments[1:], component.model_fields)
     if len(rest) != 1:
-        raise UserError(f"launch {kind}: expected one parameter file, got {' '.join(rest) or 'none'}")
+        raise UserError(f"launch {launcher}: expected one parameter file, got {' '.join(rest) or 'none'}")
     if out is None:
-        raise UserError(f"launch {kind}: expected --out RUN, the run's folder")
+        raise UserError(f"launch {launcher}: expected --out RUN, the run's folder")
     if watch and not submit:
-        raise UserError(f"--watch: nothing is submitted without --submit; later: launch {kind} status {out} --watch")
+        raise UserError(f"--watch needs --submit; to follow a job later: launch {launcher} status {out} --watch")
     file = read_settings(settings) if settings is not None else {}
-    given = context.find_root().params
+    root_options = context.find_root().params
     global_options = [
-        word for option in ("plugin", "without") for each in given[option] or () for word in (f"--{option}", each)
+        word
+        for option in ("plugin", "without")
+        for value in root_options[option] or ()
+        for word in (f"--{option}", value)
     ]
     planned = plan_launch(
-        kind, Path(rest[0]), out, folder=folder, name=name, settings=gather(file, (), flags), overrides=set_ or (),
+        launcher, Path(rest[0]), out, folder=folder, name=name, settings=gather(file, (), flags), overrides=set_ or (),
         allow_change=allow_change or (), global_options=global_options,
     )  # fmt: skip
-    _show(kind, planned, submitted=submit)
+    _show(launcher, planned, submitted=submit)
     if check:
         planned.check()
     if not submit:
@@ -81,39 +87,39 @@ def command(
     code = planned.submit()
     if code:
         raise typer.Exit(code)
-    _tell(kind, planned, every=every if watch else None)
+    _report_job(launcher, planned, every=every if watch else None)
 
 
-def _show(kind: str, planned: PlannedLaunch, *, submitted: bool) -> None:
+def _show(launcher: str, planned: PlannedLaunch, *, submitted: bool) -> None:
     """Prints the plan."""
     from terakoya.log import console
 
-    show = console()
+    output = console()
     for file_name, text in planned.plan.files.items():
-        show.print(f"--- {planned.folder / file_name}", markup=False, soft_wrap=True)
-        show.print(text, markup=False, soft_wrap=True)
+        output.print(f"--- {planned.folder / file_name}", markup=False, soft_wrap=True)
+        output.print(text, markup=False, soft_wrap=True)
     for note in planned.plan.notes:
-        show.print(note, markup=False, soft_wrap=True)
-    show.print("started with:" if submitted else "start it with these, or the same command and --submit:")
+        output.print(note, markup=False, soft_wrap=True)
+    output.print("started with:" if submitted else "start it with these commands, or add --submit to yours:")
     for line in planned.plan.commands:
-        show.print(f"  {line}", markup=False, soft_wrap=True)
-    goes_on = planned.launcher.jobs_go_on
-    watching = f"launch {kind} status {planned.job.run}" if goes_on else f"status {planned.job.run}"
-    show.print(f"watch it with:\n  terakoya {watching} --watch", markup=False, soft_wrap=True)
+        output.print(f"  {line}", markup=False, soft_wrap=True)
+    detached = planned.launcher.jobs_go_on
+    watching = f"launch {launcher} status {planned.job.run}" if detached else f"status {planned.job.run}"
+    output.print(f"follow it with:\n  terakoya {watching} --watch", markup=False, soft_wrap=True)
 
 
-def _tell(kind: str, planned: PlannedLaunch, *, every: float | None) -> None:
-    """Says which job it became, for launchers whose jobs go on by themselves, and follows it where `every` is given."""
+def _report_job(launcher: str, planned: PlannedLaunch, *, every: float | None) -> None:
+    """Prints the job of a launcher with detached jobs, and follows it if `every` is given."""
     from terakoya.log import console
     from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
 
     record = SubmittedJobRecord.read(planned.folder)
-    if record is None or record.launcher != kind:
-        return  # it has ended with the command
-    named = planned.folder if planned.folder.name != f"{planned.job.run.name}.launch" else planned.job.run
+    if record is None or record.launcher != launcher:
+        return  # the run has ended with the command
+    folder = planned.folder if planned.folder.name != f"{planned.job.run.name}.launch" else planned.job.run
     console().print(
-        f"submitted as job {record.job}; ask after it with:\n  terakoya launch {kind} status|logs|stop {named}",
+        f"submitted as job {record.job}; manage it with:\n  terakoya launch {launcher} status|logs|stop {folder}",
         markup=False, soft_wrap=True,
     )  # fmt: skip
     if every is not None:
-        launch_jobs.ask(kind, "status", [str(planned.folder)], out=None, every=every)
+        launch_jobs.run_verb(launcher, "status", [str(planned.folder)], out=None, every=every)

@@ -1,4 +1,4 @@
-"""`terakoya launch LAUNCHER status|stop|logs|fetch JOB`: what became of a job that was submitted."""
+"""`terakoya launch LAUNCHER status|stop|logs|fetch JOB`: manages a submitted job."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 VERBS = ("status", "stop", "logs", "fetch")
 
 
-def ask(launcher: str, verb: str, arguments: Sequence[str], *, out: Path | None, every: float | None) -> None:
-    """Does `verb` with the one job of `arguments`; with `every`, again after so many seconds until the job is over.
+def run_verb(launcher: str, verb: str, arguments: Sequence[str], *, out: Path | None, every: float | None) -> None:
+    """Runs `verb` on the one job in `arguments`; with `every`, repeats it every so many seconds until the job ends.
 
     Raises:
-        UserError: no job or one that is not known, `out` or `every` where they do not belong.
-        typer.Exit: with 1, when `status` says that the job has failed.
+        UserError: no job or an unknown one, or `out` or `every` with a verb that does not take it.
+        typer.Exit: with 1, if `status` finds that the job has failed.
     """
     from terakoya.launch.jobs import find_job
     from terakoya.log import console
@@ -34,7 +34,7 @@ def ask(launcher: str, verb: str, arguments: Sequence[str], *, out: Path | None,
         raise UserError(f"{where}: {'expected --out FOLDER' if out is None else 'takes no --out'}")
     if every is not None and verb in ("stop", "fetch"):
         raise UserError(f"{where}: takes no --watch")
-    job, note = find_job(launcher, arguments[0])
+    job, record = find_job(launcher, arguments[0])
     try:
         if verb == "stop":
             console().print(job.stop(), markup=False, soft_wrap=True)
@@ -44,9 +44,9 @@ def ask(launcher: str, verb: str, arguments: Sequence[str], *, out: Path | None,
         elif verb == "logs":
             _print_output(job, every)
         else:
-            _print_states(job, note.job, Path(note.run) if note.run else None, every)
+            _print_states(job, record.job, Path(record.run) if record.run else None, every)
     except KeyboardInterrupt:
-        console().print(f"job {note.job} goes on; `terakoya launch {launcher} stop {arguments[0]}` ends it")
+        console().print(f"job {record.job} still runs; `terakoya launch {launcher} stop {arguments[0]}` stops it")
 
 
 def _states(job: SubmittedJob, every: float | None) -> Iterable[JobState]:
@@ -64,24 +64,24 @@ def _print_output(job: SubmittedJob, every: float | None) -> None:
 
 
 def _print_states(job: SubmittedJob, name: str, run: Path | None, every: float | None) -> None:
-    """Prints what changes: the job's state where it is, and how far the run is as far as its folder is seen here."""
+    """Prints every change of the job's state and, if the run's folder is visible here, of the run's progress."""
     from terakoya.commands import status
     from terakoya.log import console
     from terakoya.runs import status as run_status
 
-    shown: JobState | None = None
-    step: tuple[str, int] | None = None
+    last_state: JobState | None = None
+    last_progress: tuple[str, int] | None = None
     state = None
     for state in _states(job, every):
-        if state != shown:
-            shown = state
+        if state != last_state:
+            last_state = state
             numbers = "  ".join(f"{key} {value:.6g}" for key, value in state.values.items())
             line = "  ".join(filter(None, (f"job {name}: {state.word}", state.told, numbers)))
             console().print(line, markup=False, soft_wrap=True)
-        with contextlib.suppress(UserError):  # not a run yet, or on a file system that is not seen here
-            now = run_status.read(run) if run is not None else None
-            if now is not None and (now.state, now.step) != step:
-                step = (now.state, now.step)
-                console().print(status.render([now]))
+        with contextlib.suppress(UserError):  # not a run yet, or on a file system that this machine does not see
+            run_state = run_status.read(run) if run is not None else None
+            if run_state is not None and (run_state.state, run_state.step) != last_progress:
+                last_progress = (run_state.state, run_state.step)
+                console().print(status.render([run_state]))
     if state is not None and state.failed:
         raise typer.Exit(1)

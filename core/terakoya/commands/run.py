@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def run(pipeline: Pipeline, *, redo: bool = False) -> list[StageResult]:
-    """Runs every stage of `pipeline` that is not done yet and says of each what became of it.
+    """Runs every stage of `pipeline` that is not done yet and prints the result of each.
 
     Raises:
         UserError: see `terakoya.pipeline.run.run_pipeline`.
@@ -32,8 +32,8 @@ def _line(result: StageResult) -> str:
     facts = ", ".join(
         f"{name} {value:,}" for name, value in result.facts.items() if isinstance(value, int) and value is not True
     )
-    what = "was there, made from the same settings" if result.skipped else f"made in {result.seconds:.1f} s"
-    return f"{result.name}: {result.out} {what}" + (f" ({facts})" if facts else "")
+    outcome = "already made from the same settings" if result.skipped else f"made in {result.seconds:.1f} s"
+    return f"{result.name}: {result.out} {outcome}" + (f" ({facts})" if facts else "")
 
 
 def command(
@@ -42,7 +42,7 @@ def command(
         bool, typer.Option("--redo", help="Move outputs made from other settings aside and make them again.")
     ] = False,
 ) -> None:
-    """From raw text to a model that Transformers loads; started again it goes on where it stopped."""
+    """Go from raw text to a model that Transformers loads; the same command continues an interrupted pipeline."""
     from terakoya.pipeline.run import read_pipeline
 
     run(read_pipeline(pipeline), redo=redo)

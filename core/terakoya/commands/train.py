@@ -1,34 +1,37 @@
-"""`terakoya train`: pre-train from a parameter JSON, in one process or many."""
+"""`terakoya train`: pre-trains from a parameter JSON, in one or more processes."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from terakoya.launch.here import read_parameters, train
-
-if TYPE_CHECKING:
-    pass
 
 
 def command(
     parameters: Annotated[Path, typer.Argument(help="The parameter JSON.", metavar="PARAMETERS.json")],
     out: Annotated[Path, typer.Option(help="The run's folder; training continues if it holds a checkpoint.")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY.PATH=VALUE, over the file's.")] = None,
-    model_type: Annotated[str | None, typer.Option(help="An entry of the field's original parameter.json.")] = None,
+    model_type: Annotated[
+        str | None, typer.Option(help="An entry of retarfi/language-pretraining's parameter.json.")
+    ] = None,
     data: Annotated[list[Path] | None, typer.Option(help="With --model-type: the store(s) to train on.")] = None,
     validation: Annotated[list[Path] | None, typer.Option(help="With --model-type: held-out store(s).")] = None,
     whole_word_mask: Annotated[
         bool, typer.Option("--do_whole_word_mask", "--do-whole-word-mask", help="With --model-type: mask whole words.")
     ] = False,
     fp16_type: Annotated[
-        int | None, typer.Option("--fp16_type", "--fp16-type", help="With --model-type: as the original's flag.")
+        int | None,
+        typer.Option("--fp16_type", "--fp16-type", help="With --model-type: language-pretraining's --fp16_type."),
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(min=1, help="Processes on this machine; default: one a GPU. Checked under a launcher.")
+        int | None,
+        typer.Option(
+            min=1, help="Processes on this machine; default: one a GPU. Under a launcher: the expected number."
+        ),
     ] = None,
     node_rank: Annotated[
         int | None, typer.Option(min=0, help="This node's rank; default GROUP_RANK, SLURM_NODEID, 0.")
@@ -37,10 +40,11 @@ def command(
         list[str] | None, typer.Option(help="On resume: a parameter that may differ from the checkpoint's.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check data, world, batch and disk, take one step, write nothing.")
+        bool,
+        typer.Option("--dry-run", help="Check data, processes, batch size and disk, take one step, write nothing."),
     ] = False,
 ) -> None:
-    """Pre-train a model. Ctrl-C and SIGTERM save and leave; the same command goes on."""
+    """Pre-train a model. Ctrl-C and SIGTERM save a checkpoint and exit; the same command resumes."""
     from terakoya.training.distributed.topology import Launched
 
     loaded = read_parameters(
@@ -49,9 +53,9 @@ def command(
     )  # fmt: skip
     launched = Launched.read(node_rank=node_rank)
     if launched.launcher is None:
-        wanted = processes or _visible_gpus()
-        if wanted > 1:
-            raise typer.Exit(_start(wanted, dry_run=dry_run))
+        count = processes or _visible_gpus()
+        if count > 1:
+            raise typer.Exit(_start_processes(count))
     if dry_run:
         from terakoya.estimation import out_of_memory
         from terakoya.training.dry_run import dry_run as check
@@ -78,8 +82,8 @@ def _visible_gpus() -> int:
     return max(1, torch.cuda.device_count())
 
 
-def _start(processes: int, *, dry_run: bool) -> int:
-    """Starts this very command again in `processes` processes."""
+def _start_processes(processes: int) -> int:
+    """Runs this same command in `processes` processes; returns the exit code."""
     import sys
 
     from rich.console import Console

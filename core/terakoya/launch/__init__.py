@@ -1,1 +1,1 @@
-"""Ways to start a run: here, in several processes, through a launcher."""
+"""Ways to start a run: in this process, in several local processes, through a launcher."""

@@ -24,10 +24,10 @@ def read_parameters(
     fp16_type: int | None = None,
     processes: int = 1,
 ) -> Parameters:
-    """The parameters in `file`, or with `model_type` those of a named entry of the field's original parameter.json.
+    """Reads the parameters in `file`; with `model_type`, that entry of a language-pretraining parameter.json.
 
     Raises:
-        UserError: see `Parameters.load` and `read_field_parameters`; options that belong to the other format.
+        UserError: see `Parameters.load` and `read_field_parameters`; options of the other format.
     """
     from terakoya.config.language_pretraining_json import read_field_parameters
     from terakoya.config.parameters import Parameters
@@ -35,12 +35,12 @@ def read_parameters(
     if model_type is None:
         if data or validation or whole_word_mask or fp16_type is not None:
             raise UserError(
-                "--data, --validation, --do_whole_word_mask and --fp16_type go with --model-type; "
-                "else the parameter file says it all"
+                "--data, --validation, --do_whole_word_mask and --fp16_type are options of --model-type; "
+                "without it the parameter file sets them"
             )
         return Parameters.load(file, overrides)
     if not data:
-        raise UserError("--model-type: the original parameter.json names no data; add --data STORE")
+        raise UserError("--model-type: a language-pretraining parameter.json names no data; add --data STORE")
     raw = read_field_parameters(
         file, model_type, data, validation,
         whole_word_mask=whole_word_mask, fp16_type=fp16_type, processes_per_node=processes,
@@ -57,13 +57,13 @@ def train(
     node_rank: int | None = None,
     allow_change: Sequence[str] = (),
 ) -> TrainResult:
-    """Trains into the folder `out`, going on where it stands; for notebooks and other programs.
+    """Trains into the folder `out`, resuming from its last checkpoint; for notebooks and other programs.
 
-    Runs in this process, as one of those a launcher started if there was one. For several processes on this machine
-    use the command line or `terakoya.launch.local.run_processes`.
+    Trains in this process, which may be one of several that a launcher started. To start several processes on this
+    machine use the command line or `terakoya.launch.local.run_processes`.
 
     Raises:
-        UserError: anything the user can mend.
+        UserError: an error that the user can fix.
     """
     from terakoya.estimation import out_of_memory
     from terakoya.training.setup import train_here

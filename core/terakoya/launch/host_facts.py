@@ -1,6 +1,6 @@
-"""Facts about a host, asked over ssh before anything starts there: `python -m terakoya.launch.host_facts REQUEST`.
+"""Facts about a host, collected over ssh before a run starts there: `python -m terakoya.launch.host_facts REQUEST`.
 
-Prints one line of JSON. `--interface PEER` prints the name of the network interface that leads to PEER, for scripts.
+Prints one line of JSON. `--interface PEER` prints the network interface with the route to PEER, for scripts.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 
 PACKAGES = ("terakoya", "torch")
 NEARBY_PORTS = 100
-"""How many ports behind a taken one are tried, to name one that is free."""
+"""How many ports after a port in use are tried, to suggest a free one."""
 CALL_SECONDS = 5.0
-"""How long a call to the first host may take."""
+"""Timeout of a connection to the first host."""
 
 
 def collect_facts(
@@ -32,16 +32,16 @@ def collect_facts(
     paths: Sequence[str] = (),
     call: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
-    """What this host has and sees.
+    """Returns facts about this host: versions, cores, GPUs, network interface, host names, files, clock.
 
     Args:
-        peer: another host; the interface that leads there is looked up. None where there is no other.
-        interface: the interface to look at, if it is not the one that leads to `peer`.
-        names: hosts whose names should mean something here.
-        paths: files that should be there.
-        call: a host and a port that should answer.
+        peer: another host, to find the interface with the route to it. None if there is no other host.
+        interface: the interface to check instead of the one with the route to `peer`.
+        names: host names that should resolve.
+        paths: files that should exist.
+        call: a host and a port that should accept a connection.
     """
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "host": socket.gethostname(),
         "versions": {"python": platform.python_version(), **_versions()},
         "cores": len(os.sched_getaffinity(0)),
@@ -51,32 +51,32 @@ def collect_facts(
         **_network(peer, interface),
         "call": None if call is None else _call(str(call[0]), int(call[1])),
     }
-    return {**found, "clock": time.time()}  # last: it is compared with the moment when it arrives
+    return {**result, "clock": time.time()}  # last: the receiver compares it with the time of arrival
 
 
 def interface_to(peer: str) -> tuple[str, str]:
-    """The name and the address of the interface that packets to `peer` leave by. OSError where nothing leads there."""
+    """Returns the name and the address of the interface with the route to `peer`. OSError if there is no route."""
     import psutil
 
     family, kind, protocol, _, target = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
-        probe.connect(target)  # sends nothing: the route is looked up
+        probe.connect(target)  # sends nothing: it only looks up the route
         address = probe.getsockname()[0].partition("%")[0]
-    for name, given in psutil.net_if_addrs().items():
-        if any(each.address.partition("%")[0] == address for each in given):
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == address for entry in entries):
             return name, address
-    raise OSError(f"no interface has the address {address}, from which packets to {peer} leave")
+    raise OSError(f"no interface has the address {address}, the source address of packets to {peer}")
 
 
 def listen(port: int, *, callers: int, seconds: float) -> None:
-    """Prints a line of JSON that says whether `port` is free here, and another that is if it is not; then answers
-    `callers` calls, or as many as come in `seconds`."""
+    """Prints a line of JSON: whether `port` is free on this host, and if not, another port that is. Then accepts up to
+    `callers` connections within `seconds`."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(("", port))
         except OSError as error:
-            print(json.dumps({"port": error.strerror, "free_port": _free_port_behind(port)}), flush=True)  # noqa: T201
+            print(json.dumps({"port": error.strerror, "free_port": _free_port_after(port)}), flush=True)  # noqa: T201
             return
         listener.listen()
         print(json.dumps({"port": None}), flush=True)  # noqa: T201
@@ -84,25 +84,25 @@ def listen(port: int, *, callers: int, seconds: float) -> None:
         for _ in range(callers):
             listener.settimeout(max(0.01, end - time.monotonic()))
             try:
-                caller, _ = listener.accept()
+                connection, _ = listener.accept()
             except TimeoutError:
                 return
-            with caller:
-                caller.settimeout(1.0)
+            with connection:
+                connection.settimeout(1.0)
                 try:
-                    caller.recv(1)  # the caller hangs up first: the port is free again at once
+                    connection.recv(1)  # the caller closes first, so that the port is free again at once
                 except OSError:
                     continue
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = "none"
-    return found
+            versions[package] = "none"
+    return versions
 
 
 def _resolves(name: str) -> bool:
@@ -113,7 +113,7 @@ def _resolves(name: str) -> bool:
 
 
 def _network(peer: str | None, interface: str | None) -> Mapping[str, Any]:
-    """`interface` and its `address`, or `interface_error`."""
+    """Returns `interface` and `address`, or `interface_error`."""
     import psutil
 
     if interface is None:
@@ -121,27 +121,27 @@ def _network(peer: str | None, interface: str | None) -> Mapping[str, Any]:
             return {"interface": None, "address": None}
         try:
             name, address = interface_to(peer)
-        except OSError as error:
-            return {"interface": None, "address": None, "interface_error": f"nothing leads to {peer}: {error}"}
+        except OSError as failure:
+            return {"interface": None, "address": None, "interface_error": f"no route to {peer}: {failure}"}
         return {"interface": name, "address": address}
-    given = psutil.net_if_addrs()
+    interfaces = psutil.net_if_addrs()
     addresses = [
-        each.address
-        for each in given.get(interface, ())
-        if each.family in (socket.AF_INET, socket.AF_INET6) and not each.address.startswith("fe80:")
+        entry.address
+        for entry in interfaces.get(interface, ())
+        if entry.family in (socket.AF_INET, socket.AF_INET6) and not entry.address.startswith("fe80:")
     ]
-    wrong = None
-    if interface not in given:
-        wrong = f"there is no interface {interface}; it has {', '.join(sorted(given))}"
+    error = None
+    if interface not in interfaces:
+        error = f"there is no interface {interface}; it has {', '.join(sorted(interfaces))}"
     elif not psutil.net_if_stats()[interface].isup:
-        wrong = f"the interface {interface} is down"
+        error = f"the interface {interface} is down"
     elif not addresses:
-        wrong = f"the interface {interface} has no address"
-    return {"interface": interface, "address": addresses[0] if addresses else None, "interface_error": wrong}
+        error = f"the interface {interface} has no address"
+    return {"interface": interface, "address": addresses[0] if addresses else None, "interface_error": error}
 
 
 def _call(host: str, port: int) -> str | None:
-    """What went wrong with a connection to the port; None if nothing did."""
+    """Connects to the port; returns the error, None on success."""
     try:
         with socket.create_connection((host, port), timeout=CALL_SECONDS):
             return None
@@ -151,7 +151,7 @@ def _call(host: str, port: int) -> str | None:
         return error.strerror or str(error)
 
 
-def _free_port_behind(port: int) -> int | None:
+def _free_port_after(port: int) -> int | None:
     for other in range(port + 1, min(port + 1 + NEARBY_PORTS, 1 << 16)):
         with socket.socket() as probe:
             try:
@@ -163,7 +163,7 @@ def _free_port_behind(port: int) -> int | None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Answers the request: JSON with the arguments of `facts` and, under `listen`, those of `listen`."""
+    """Handles a request: JSON with the arguments of `collect_facts` and, under `listen`, those of `listen`."""
     if arguments[0] == "--interface":
         print(interface_to(arguments[1])[0])  # noqa: T201
         return

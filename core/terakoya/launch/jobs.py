@@ -1,4 +1,4 @@
-"""Jobs that go on by themselves: which one a plan's folder was submitted as, and following it to its end."""
+"""Submitted jobs, which outlive the command that submitted them: find one by its plan's folder and poll its state."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from terakoya.plugins import registry
 from terakoya.toolkit.launchers.submitted import SubmittedJobRecord, plan_folder
 
 
-def find_job(launcher: str, named: str) -> tuple[SubmittedJob, SubmittedJobRecord]:
-    """The job that `named` means: what its place calls it, the run's folder, or the folder of its plan.
+def find_job(launcher: str, name: str) -> tuple[SubmittedJob, SubmittedJobRecord]:
+    """Returns the submitted job `name`: a job's identifier, the run's folder, or the folder of its plan.
 
     Raises:
-        UserError: no such launcher, or nothing was submitted for that folder, or by another launcher.
+        UserError: the launcher is unknown, or nothing was submitted from that folder, or by another launcher.
     """
-    kind: type[Launcher] = registry().component("launchers", launcher)
-    folder = Path(named)
-    note = SubmittedJobRecord.read(folder) or SubmittedJobRecord.read(plan_folder(folder))
-    if note is None:
+    component: type[Launcher] = registry().component("launchers", launcher)
+    folder = Path(name)
+    record = SubmittedJobRecord.read(folder) or SubmittedJobRecord.read(plan_folder(folder))
+    if record is None:
         if folder.exists() or plan_folder(folder).exists():
-            raise UserError(f"launch {launcher}: {named}: nothing was submitted from {plan_folder(folder)}")
-        note = SubmittedJobRecord(launcher, named, "")
-    elif note.launcher != launcher:
-        raise UserError(f"launch {launcher}: {named} was submitted with: terakoya launch {note.launcher}")
-    return kind.submitted(note.job), note
+            raise UserError(f"launch {launcher}: {name}: nothing was submitted from {plan_folder(folder)}")
+        record = SubmittedJobRecord(launcher, name, "")
+    elif record.launcher != launcher:
+        raise UserError(f"launch {launcher}: {name} was submitted with: terakoya launch {record.launcher}")
+    return component.submitted(record.job), record
 
 
 def poll_states(job: SubmittedJob, *, every: float) -> Iterator[JobState]:
-    """The states of `job`, one each `every` seconds, the last being the one that it ended in.
+    """Yields the state of `job` every `every` seconds, until and including its final state.
 
-    A place that does not answer for a while is waited for, once it has answered.
+    Once the first poll has succeeded, a scheduler or service that does not answer yields the state "no answer".
 
     Raises:
-        UserError: it does not answer when it is asked first.
+        UserError: the first poll failed.
     """
     state = job.state()
     yield state

@@ -1,4 +1,4 @@
-"""`terakoya launch`: from parameters to the files and commands that start their run, and, if wanted, to the run."""
+"""Plans a run: from parameters to the files and commands that start it, and starts it on request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from terakoya.toolkit.launchers.submitted import plan_folder
 
 @dataclass(frozen=True)
 class PlannedLaunch:
-    """A plan, and the folder its files were written to."""
+    """A plan, and the folder with its files."""
 
     launcher: Launcher
     job: Job
@@ -25,11 +25,11 @@ class PlannedLaunch:
     folder: Path
 
     def check(self) -> None:
-        """Looks at the place where it is to run, and starts nothing; see `Launcher.check`."""
+        """Checks the machines where the job will run and starts nothing; see `Launcher.check`."""
         self.launcher.check(self.job, self.folder)
 
     def submit(self) -> int:
-        """Starts it; returns the exit code."""
+        """Starts the job; returns the exit code."""
         return self.launcher.submit(self.job, self.plan, self.folder)
 
 
@@ -48,27 +48,27 @@ def plan_launch(
     """Plans how `launcher` starts the run of `parameters` into `out`, and writes the plan's files.
 
     Args:
-        folder: where the files go; `OUT.launch` where not given.
-        name: the job's; the run's folder's name where not given.
-        settings: the launcher's.
+        folder: the folder for the files; default `OUT.launch`.
+        name: the job's name; default the name of the run's folder.
+        settings: the launcher's settings.
         overrides: `KEY.PATH=VALUE`, over the parameters.
-        allow_change: keys in which the parameters may differ from those of the checkpoint that the run goes on from.
+        allow_change: keys in which the parameters may differ from those of the checkpoint that the run resumes from.
         global_options: options of `terakoya` itself, such as `--plugin FILE`.
 
     Raises:
-        UserError: no such launcher, settings it does not take, parameters that are wrong: all that can be known before
-            a job waits for hours.
+        UserError: an unknown launcher, wrong settings, wrong parameters: every error that can be found before the job
+            waits for hours in a queue.
     """
-    place: Launcher = made("launchers", launcher, settings or {}, where=f"launch {launcher}")
+    component: Launcher = made("launchers", launcher, settings or {}, where=f"launch {launcher}")
     job = make_job(
         parameters, out, name=name, overrides=overrides, allow_change=allow_change, global_options=global_options
     )
     folder = (folder if folder is not None else plan_folder(out)).absolute()
-    plan = place.plan(job, folder)
+    plan = component.plan(job, folder)
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in plan.files.items():
         (folder / file).write_text(text, encoding="utf-8")
-    return PlannedLaunch(place, job, plan, folder)
+    return PlannedLaunch(component, job, plan, folder)
 
 
 def make_job(
@@ -80,10 +80,10 @@ def make_job(
     allow_change: Sequence[str] = (),
     global_options: Sequence[str] = (),
 ) -> Job:
-    """The job that trains `parameters` into `out`.
+    """Returns the job that trains `parameters` into `out`.
 
     Raises:
-        UserError: parameters that are wrong, or a name that is none.
+        UserError: the parameters or the name are wrong.
     """
     loaded = Parameters.load(parameters, overrides)
     run = out.absolute()
@@ -93,11 +93,11 @@ def make_job(
         raise UserError(f'--name: expected up to 63 letters, digits and hyphens between them, got "{name}"')
     sets = [word for override in overrides for word in ("--set", override)]
     allowed = [word for key in allow_change for word in ("--allow-change", key)]
-    words = (*global_options, "train", str(parameters.absolute()), "--out", str(run), *sets, *allowed)
+    arguments = (*global_options, "train", str(parameters.absolute()), "--out", str(run), *sets, *allowed)
     data = loaded.data
     mixtures = (data.train, *(stage.train for stage in data.stages))
-    stores = [each.store for mixture in mixtures for each in mixture]
+    stores = [entry.store for mixture in mixtures for entry in mixture]
     return Job(
-        name, words, Path.cwd(), run, dict(loaded.batch_size), loaded.parallel.timeout_seconds, loaded.on_lost_node,
+        name, arguments, Path.cwd(), run, dict(loaded.batch_size), loaded.parallel.timeout_seconds, loaded.on_lost_node,
         reads=tuple(dict.fromkeys(path.absolute() for path in (*stores, *data.validation))),
     )  # fmt: skip

@@ -1,7 +1,6 @@
 """The demo: the whole pipeline on the bundled corpus, in a few minutes on two CPU cores.
 
-It runs what `terakoya run` runs, from a pipeline JSON that it writes first, so that everything it did can be done again
-by hand and changed.
+The demo writes a pipeline JSON and runs it as `terakoya run` does, so that a user can change the file and run it again.
 """
 
 from __future__ import annotations
@@ -24,27 +23,27 @@ MAX_STEPS = 500
 
 @dataclass(frozen=True)
 class Demo:
-    """The files that the demo leaves and reads."""
+    """The files that the demo writes and reads."""
 
     folder: Path
 
     @property
     def corpus(self) -> Path:
-        """The bundled corpus, copied."""
+        """A copy of the bundled corpus."""
         return self.folder / "corpus.txt"
 
     @property
     def pipeline_file(self) -> Path:
-        """The pipeline that was run."""
+        """The pipeline JSON."""
         return self.folder / "pipeline.json"
 
     @property
     def model(self) -> Path:
-        """The finished model."""
+        """The folder of the finished model."""
         return self.folder / "model"
 
     def pipeline(self, *, max_steps: int = MAX_STEPS) -> dict[str, Any]:
-        """The pipeline's JSON: a vocabulary of 4,000 and a BERT of 2 layers of 128."""
+        """Returns the pipeline's JSON: a vocabulary of 4,000 and a BERT of 2 layers of 128."""
         return {
             "corpus": [str(self.corpus)],
             "hold_out": HELD_OUT,
@@ -84,11 +83,11 @@ class Demo:
         }
 
     def write(self, *, max_steps: int = MAX_STEPS) -> Pipeline:
-        """Writes corpus and pipeline. What is there of a demo with other settings is removed first."""
+        """Writes corpus and pipeline, after removing the output of an earlier demo with other settings."""
         text = json.dumps(self.pipeline(max_steps=max_steps), ensure_ascii=False, indent=2) + "\n"
         corpus = (resources.files("terakoya.pipeline") / "demo_corpus.txt").read_bytes()
-        before = (self.pipeline_file, text.encode()), (self.corpus, corpus)
-        if self.pipeline_file.is_file() and any(not f.is_file() or f.read_bytes() != content for f, content in before):
+        inputs = (self.pipeline_file, text.encode()), (self.corpus, corpus)
+        if self.pipeline_file.is_file() and any(not f.is_file() or f.read_bytes() != content for f, content in inputs):
             self.remove()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.corpus.write_bytes(corpus)
@@ -102,40 +101,40 @@ class Demo:
             (self.folder / f".{name}.stage.json").unlink(missing_ok=True)
 
     def validations(self) -> list[dict[str, Any]]:
-        """The validation records of the run, in order."""
+        """Returns the validation records of the run, in order."""
         lines = (self.folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return [record for record in map(json.loads, lines) if record["kind"] == "validation"]
 
 
 def summary_lines(demo: Demo, results: list[StageResult]) -> Iterator[str]:
-    """What the demo did, in order, one line each: `results` in words, the losses, an example, where the model lies."""
+    """Yields the lines of the summary: each of `results`, the losses, an example, the path of the model."""
     from terakoya.inference.predictions import fill_mask
 
-    what = {
+    descriptions = {
         "tokenizer": "trained a MeCab + WordPiece tokenizer on the bundled corpus",
         "prepare": "turned the corpus into token ids",
         "prepare validation": f"and its last {HELD_OUT} documents, kept aside for validation",
-        "train": "trained a small BERT to guess masked words",
+        "train": "trained a small BERT to predict masked words",
         "export": "wrote the model as a Transformers folder",
     }
     for number, result in enumerate(results, start=1):
-        time = "was there already" if result.skipped else f"{result.seconds:.1f} s"
-        yield f"{number}. {what[result.name]} ({time}): {result.out}"
+        time = "made earlier" if result.skipped else f"{result.seconds:.1f} s"
+        yield f"{number}. {descriptions[result.name]} ({time}): {result.out}"
     validations = demo.validations()
     before, after = validations[0], validations[-1]
     yield ""
     yield (
-        f"Validation loss {before['loss']:.3f} -> {after['loss']:.3f}, words guessed right "
+        f"Validation loss {before['loss']:.3f} -> {after['loss']:.3f}, masked words predicted correctly "
         f"{before['masked_accuracy']:.1%} -> {after['masked_accuracy']:.1%}, "
         f"before the first step and after step {after['step']:,}."
     )
     guesses = fill_mask(demo.model, SENTENCE, top=5)[0]
     yield f"{SENTENCE}  " + "  ".join(f"{guess.word} {guess.probability:.1%}" for guess in guesses)
-    yield "(So little text teaches which particles are frequent, hardly more. A real corpus teaches the rest.)"
+    yield "(So little text teaches little more than which particles are frequent. A real corpus teaches the rest.)"
     yield ""
-    yield f"The model lies in {demo.model}. In Transformers:"
+    yield f"The model is in {demo.model}. In Transformers:"
     yield "  from transformers import AutoModelForMaskedLM, AutoTokenizer"
     yield f'  model = AutoModelForMaskedLM.from_pretrained("{demo.model}")'
     yield f'  tokenizer = AutoTokenizer.from_pretrained("{demo.model}")'
     yield ""
-    yield f"What was run is in {demo.pipeline_file}: change it and start `terakoya run {demo.pipeline_file}`."
+    yield f"The pipeline is in {demo.pipeline_file}: change it and run `terakoya run {demo.pipeline_file}`."

@@ -73,7 +73,7 @@ def test_a_second_demo_makes_nothing(
     record = (files.folder / "run" / "metrics.jsonl").read_bytes()
     assert demo(files.folder, max_steps=4) == files.model
     assert (files.folder / "run" / "metrics.jsonl").read_bytes() == record
-    assert "was there already" in capsys.readouterr().out
+    assert "made earlier" in capsys.readouterr().out
 
 
 def test_the_pipeline_it_leaves_can_be_run_and_changed(finished: tuple[Demo, list[StageResult]]) -> None:

@@ -255,13 +255,12 @@ def test_submit_and_watch_follow_a_job_to_its_end(programs: Programs, tmp_path: 
     file = tmp_path / "run.json"
     file.write_text(json.dumps(toy.parameters(Path("store"))))
     words = ["launch", "slurm", str(file), "--out", str(tmp_path / "run"), "--time", "60"]
-    with pytest.raises(UserError, match="--watch: nothing is submitted without --submit"):
+    with pytest.raises(UserError, match="--watch needs --submit"):
         CliRunner().invoke(app, [*words, "--watch"], catch_exceptions=False)
     done = CliRunner().invoke(app, [*words, "--submit", "--watch", "--every", "0.2"])
     assert done.exit_code == 1, done.output
     assert (
-        f"submitted as job 12; ask after it with:\n  terakoya launch slurm status|logs|stop {tmp_path}/run"
-        in done.output
+        f"submitted as job 12; manage it with:\n  terakoya launch slurm status|logs|stop {tmp_path}/run" in done.output
     )
     shown = re.findall(r"^job 12: (.*)$", done.output, re.M)
     assert shown == ["RUNNING  on n[1-2]", "FAILED  on n[1-2]; exit code 1"]
