@@ -1,1 +1,1 @@
-"""Tokenizers as the core handles them: trained, recognised, compared."""
+"""Trains tokenizers of any kind, recognises the kind of a folder, and reports on tokenizers."""

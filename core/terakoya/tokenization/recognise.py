@@ -1,4 +1,4 @@
-"""Which kind of tokenizer a folder holds."""
+"""Recognises the kind of tokenizer in a folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def recognise_tokenizer(folder: Path, *, type: str | None = None) -> Tokenizer:
-    """The tokenizer component that reads `folder`: the kind `type`, or the one kind that says it can.
+    """Returns the tokenizer component that reads `folder`: of kind `type`, or of the only kind that can read it.
 
     Raises UserError if no kind, or more than one, can read it.
     """
@@ -24,14 +24,16 @@ def recognise_tokenizer(folder: Path, *, type: str | None = None) -> Tokenizer:
         )
     names = [type] if type is not None else plugins.registry().names("tokenizers")
     kinds = {name: plugins.registry().component("tokenizers", name) for name in names}
-    able: dict[str, Tokenizer] = {}
+    readers: dict[str, Tokenizer] = {}
     for fallback in (False, True):
-        asked = {name: kind for name, kind in kinds.items() if kind.fallback == fallback and not able}
-        able.update((name, found) for name, kind in asked.items() if (found := kind.from_folder(folder)) is not None)
-    if len(able) == 1:
-        return next(iter(able.values()))
-    if able:
-        raise UserError(f"{folder}: more than one kind of tokenizer reads it: choose with --type {'|'.join(able)}")
+        candidates = {name: kind for name, kind in kinds.items() if kind.fallback == fallback and not readers}
+        for name, kind in candidates.items():
+            if (tokenizer := kind.from_folder(folder)) is not None:
+                readers[name] = tokenizer
+    if len(readers) == 1:
+        return next(iter(readers.values()))
+    if readers:
+        raise UserError(f"{folder}: more than one kind of tokenizer reads it: choose with --type {'|'.join(readers)}")
     files = ", ".join(sorted(file.name for file in folder.iterdir())[:8]) or "nothing"
     raise UserError(
         f"{folder}: expected a tokenizer of kind {', '.join(names)}, got a folder with {files} that none of them reads"

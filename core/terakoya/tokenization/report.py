@@ -1,4 +1,4 @@
-"""What a tokenizer does to a text: measured for `terakoya tokenizer report`."""
+"""Measures how a tokenizer encodes a text, for `terakoya tokenizer report`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from terakoya.corpus.corpus import Corpus
 
 BATCH_CHARACTERS = 1 << 20
-LONGEST_WORD = 5
-"""Words of so many tokens or more are counted together."""
+MAX_WORD_TOKENS = 5
+"""Words of this many tokens or more are counted together."""
 CLASSES = ("hiragana", "katakana", "kanji", "latin", "digits", "punctuation", "symbols", "other")
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many characters of one class are known: each is encoded alone, and known if nothing of it is unknown."""
+    """How many characters of one class are known. Each is encoded on its own; it is known if no token is unknown."""
 
     characters: int
     known: int
@@ -36,17 +36,17 @@ class Coverage:
 
 @dataclass(frozen=True)
 class TokenizerReport:
-    """What one tokenizer makes of a text.
+    """The measurements of one tokenizer on a text.
 
     Attributes:
-        kind: the component that reads the folder.
-        vocabulary: ids, special ones included; `special` of them are never text.
-        documents, characters: of the text that was read; line ends do not count.
-        tokens: of the text; `unknown` of them are the unknown token.
-        words: of the text, by number of tokens from 1 to 5 or more; None where the tokenizer does not know words.
-        coverage: by class of characters, in the order of `CLASSES`; classes that do not occur are left out.
+        kind: name of the component that reads the folder.
+        vocabulary: number of ids, special ones included; `special` of them are never text.
+        documents, characters: numbers in the text that was read; line ends do not count.
+        tokens: number of tokens of the text; `unknown` of them are the unknown token.
+        words: number of words by number of tokens, 1 to 5 or more; None if the tokenizer does not know words.
+        coverage: by class of characters, in the order of `CLASSES`, without classes that do not occur.
         counts: (vocabulary,) int64, how often each id occurs.
-        pieces, lengths: (vocabulary,) each id's piece as it is shown, and its characters (int64): see
+        pieces, lengths: (vocabulary,) the displayed piece of each id, and its number of characters (int64): see
             `terakoya.tokenization.report_pieces.read_pieces`.
         ordinary: the ids that are neither special nor an unused slot.
     """
@@ -68,44 +68,44 @@ class TokenizerReport:
 
     @property
     def characters_per_token(self) -> float:
-        """Characters of text for each token; 0 of no text."""
+        """Characters of text per token; 0 for an empty text."""
         return self.characters / self.tokens if self.tokens else 0.0
 
     @property
     def unknown_rate(self) -> float:
-        """The share of tokens that are unknown; 0 of no text."""
+        """The share of tokens that are unknown; 0 for an empty text."""
         return self.unknown / self.tokens if self.tokens else 0.0
 
     @property
     def split_rate(self) -> float | None:
-        """The share of words of more than one token; None where words are not known."""
+        """The share of words that have more than one token; None if words are not known."""
         if self.words is None or not sum(self.words):
             return None
         return 1 - self.words[0] / sum(self.words)
 
     @property
     def tokens_per_word(self) -> float | None:
-        """Tokens for each word; None where words are not known."""
+        """Tokens per word; None if words are not known."""
         return self.tokens / sum(self.words) if self.words and sum(self.words) else None
 
     def longest(self, number: int) -> list[tuple[str, int]]:
-        """The longest pieces that occur, each with how often; of equal length the most frequent first."""
+        """Returns the longest pieces that occur, each with its count; of equal length the most frequent first."""
         used = self.ordinary[self.counts[self.ordinary] > 0].tolist()
         used.sort(key=lambda id: (-self.lengths[id], -self.counts[id], id))
         return [(self.pieces[id], int(self.counts[id])) for id in used[:number]]
 
     def never_used(self) -> list[str]:
-        """The pieces that do not occur, in the order of their ids; special ones do not count."""
+        """Returns the ordinary pieces that do not occur, in the order of their ids."""
         return [self.pieces[id] for id in self.ordinary[self.counts[self.ordinary] == 0].tolist()]
 
     def piece_lengths(self, longest: int = 10) -> list[int]:
-        """How many ordinary pieces have 1, 2, ... `longest` or more characters, without WordPiece's and
-        SentencePiece's marks."""
+        """Returns how many ordinary pieces have 1, 2, ... `longest` or more characters, without the marks of WordPiece
+        and SentencePiece."""
         lengths = np.minimum(self.lengths[self.ordinary], longest)
         return [int(count) for count in np.bincount(lengths, minlength=longest + 1)[1:]]
 
     def share_of_most_frequent(self, numbers: Sequence[int]) -> list[float]:
-        """The share of all tokens that the k most frequent ids make up, for each k of `numbers`."""
+        """Returns the share of the k most frequent ids in all tokens, for each k of `numbers`."""
         ordered = np.sort(self.counts)[::-1].cumsum()
         return [float(ordered[min(k, len(ordered)) - 1] / max(1, self.tokens)) for k in numbers]
 
@@ -119,11 +119,11 @@ def measure_tokenizer(
     sample_bytes: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> TokenizerReport:
-    """Encodes `corpus` with the tokenizer in `folder` and counts.
+    """Encodes `corpus` with the tokenizer in `folder` and returns the measurements.
 
-    With `sample_bytes` about so many bytes of text are read, in blocks spread evenly over the corpus. Memory does not
-    grow with the corpus. `progress(done_bytes, total_bytes)` counts bytes on disk. Raises UserError for a corpus
-    without a document.
+    With `sample_bytes`, reads about that many bytes of text, in blocks evenly distributed over the corpus. Memory does
+    not grow with the corpus. `progress(done_bytes, total_bytes)` counts bytes on disk. Raises UserError for a corpus
+    without documents.
     """
     from terakoya.corpus.corpus import Reject
     from terakoya.toolkit.tokenizers.word_counts import sampled
@@ -169,14 +169,14 @@ def measure_tokenizer(
 
 
 class _Tally:
-    """Counts of what has been encoded so far."""
+    """Counts over the documents encoded so far."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
         self.documents = 0
         self.characters: Counter[str] = Counter()
         self.counts = np.zeros(encoder.vocabulary.size, np.int64)
-        self.words: np.ndarray | None = np.zeros(LONGEST_WORD, np.int64)
+        self.words: np.ndarray | None = np.zeros(MAX_WORD_TOKENS, np.int64)
 
     def add(self, documents: Sequence[str]) -> None:
         if not documents:
@@ -191,11 +191,11 @@ class _Tally:
         if lengths is None or self.words is None:
             self.words = None
         else:
-            self.words += np.bincount(np.minimum(lengths, LONGEST_WORD), minlength=LONGEST_WORD + 1)[1:]
+            self.words += np.bincount(np.minimum(lengths, MAX_WORD_TOKENS), minlength=MAX_WORD_TOKENS + 1)[1:]
 
 
 def _word_lengths(encoded: Encoded) -> np.ndarray | None:
-    """The number of tokens of each word (n,); None where words are not known."""
+    """Returns the number of tokens of each word (n,); None if words are not known."""
     if encoded.word_starts is None:
         return None
     starts = np.flatnonzero(encoded.word_starts)
@@ -203,17 +203,17 @@ def _word_lengths(encoded: Encoded) -> np.ndarray | None:
 
 
 def _coverage(encoder: Encoder, characters: Counter[str]) -> dict[str, Coverage]:
-    """Coverage by class of the characters that occur; those that make no token at all (spaces) are left out."""
-    alone = [character for character in characters if not character.isspace()]
-    encoded = encoder.encode(alone)
+    """Returns coverage by class of the characters that occur; ignores characters without a token (spaces)."""
+    distinct = [character for character in characters if not character.isspace()]
+    encoded = encoder.encode(distinct)
     ends = np.cumsum(encoded.line_lengths)
     tokens = np.diff(np.append(0, ends)[np.append(0, np.cumsum(encoded.document_lines))])
-    owner = np.repeat(np.arange(len(alone)), tokens)
-    unknown = np.zeros(len(alone), bool)
+    owner = np.repeat(np.arange(len(distinct)), tokens)
+    unknown = np.zeros(len(distinct), bool)
     if encoder.vocabulary.unk is not None:
         unknown[owner[encoded.ids == encoder.vocabulary.unk]] = True
     tallies = {name: [0, 0, 0, 0] for name in CLASSES}
-    for number, character in enumerate(alone):
+    for number, character in enumerate(distinct):
         if tokens[number]:
             known = not unknown[number]
             tally = tallies[character_class(character)]
@@ -225,7 +225,7 @@ def _coverage(encoder: Encoder, characters: Counter[str]) -> dict[str, Coverage]
 
 
 def character_class(character: str) -> str:
-    """Which of `CLASSES` one character belongs to, by its Unicode name and category."""
+    """Returns which of `CLASSES` a character belongs to, by its Unicode name and category."""
     name = unicodedata.name(character, "")
     category = unicodedata.category(character)
     if name.startswith(("CJK UNIFIED", "CJK COMPATIBILITY IDEOGRAPH", "IDEOGRAPHIC ITERATION", "IDEOGRAPHIC CLOSING")):
@@ -236,7 +236,7 @@ def character_class(character: str) -> str:
         return "symbols"
     if category.startswith("N"):
         return "digits"
-    for start, found in (("HIRAGANA", "hiragana"), ("KATAKANA", "katakana"), ("HALFWIDTH KATAKANA", "katakana")):
-        if name.startswith(start):
-            return found
+    for prefix, name_class in (("HIRAGANA", "hiragana"), ("KATAKANA", "katakana"), ("HALFWIDTH KATAKANA", "katakana")):
+        if name.startswith(prefix):
+            return name_class
     return "latin" if "LATIN" in name else "other"

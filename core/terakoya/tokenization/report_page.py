@@ -1,17 +1,17 @@
-"""A tokenizer report as one HTML page: tables, and pictures drawn as SVG in the page itself."""
+"""Renders a tokenizer report as one HTML page with tables and inline SVG charts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 
-from terakoya.tokenization.report import LONGEST_WORD, TokenizerReport
+from terakoya.tokenization.report import MAX_WORD_TOKENS, TokenizerReport
 
 COLOURS = ("#4363d8", "#e07b00", "#2e8b57", "#b8336a", "#7a5195", "#5f6b6d")
 MOST_FREQUENT = (10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000)
 EXAMPLES = 60
 CHARACTER_WIDTH, LINE_HEIGHT = 7.2, 12
-"""Of figures in pictures, roughly, in the pictures' units."""
+"""Approximate size of the figures in charts, in the units of the charts."""
 
 STYLE = """
 body { font: 15px/1.6 system-ui, "Hiragino Sans", "Noto Sans JP", sans-serif; margin: 2rem auto; max-width: 62rem;
@@ -28,7 +28,7 @@ code { background: #f0f2f3; padding: 0 .25rem; border-radius: .2rem; white-space
 
 
 def summary_figures(report: TokenizerReport) -> Mapping[str, str]:
-    """The figures of one tokenizer, by name, as they are shown in a table."""
+    """Returns the figures of one tokenizer by name, formatted for a table."""
 
     def share(value: float | None) -> str:
         return "not known" if value is None else f"{100 * value:.2f} %"
@@ -51,24 +51,23 @@ def summary_figures(report: TokenizerReport) -> Mapping[str, str]:
 
 
 def render_page(reports: Sequence[TokenizerReport], *, corpus: str) -> str:
-    """The page for `reports` on one text; `corpus` says which."""
+    """Returns the page for `reports` on one text; `corpus` names the text."""
     names = [report.name for report in reports]
-    first = summary_figures(reports[0])
-    each = [summary_figures(report) for report in reports]
+    figures = [summary_figures(report) for report in reports]
     parts = [
         f"<h1>Tokenizer report</h1><p>Text: <code>{escape(corpus)}</code></p>{_legend(names)}",
-        _table(["", *names], [[name, *(figure[name] for figure in each)] for name in first]),
+        _table(["", *names], [[name, *(column[name] for column in figures)] for name in figures[0]]),
         "<h2>Tokens per word</h2>",
-        _words(reports),
-        "<h2>Characters that are known</h2><p>Each encoded alone; in % by how often it occurs, and by kinds.</p>",
-        _known(reports),
-        "<h2>What the most frequent pieces make up</h2><p>Share of all tokens.</p>",
+        _tokens_per_word(reports),
+        "<h2>Known characters</h2><p>Each is encoded on its own. In % of all characters, and of distinct ones.</p>",
+        _known_characters(reports),
+        "<h2>Most frequent pieces</h2><p>Their share of all tokens.</p>",
         _bars(
             [f"{k:,}" for k in MOST_FREQUENT],
             [[100 * share for share in report.share_of_most_frequent(MOST_FREQUENT)] for report in reports],
             lambda value: f"{value:.0f} %",
         ),
-        "<h2>Length of pieces</h2><p>How many pieces of the vocabulary have so many characters.</p>",
+        "<h2>Length of pieces</h2><p>Number of pieces in the vocabulary by number of characters.</p>",
         _bars(
             [*map(str, range(1, 10)), "10 +"],
             [[float(n) for n in report.piece_lengths()] for report in reports],
@@ -79,11 +78,11 @@ def render_page(reports: Sequence[TokenizerReport], *, corpus: str) -> str:
         longest = [f"<code>{escape(piece)}</code> {count:,}" for piece, count in report.longest(EXAMPLES // 2)]
         unused = report.never_used()
         step = max(1, len(unused) // EXAMPLES)
-        shown = [f"<code>{escape(piece)}</code>" for piece in unused[::step][:EXAMPLES]]
+        examples = [f"<code>{escape(piece)}</code>" for piece in unused[::step][:EXAMPLES]]
         parts += [
             f"<h2>{escape(report.name)}: longest pieces used</h2>{_list(longest)}",
             f"<h2>{escape(report.name)}: {len(unused):,} pieces never used</h2>",
-            _list(shown) if shown else "<p>None.</p>",
+            _list(examples) if examples else "<p>None.</p>",
         ]
     body = "\n".join(parts)
     return (
@@ -92,7 +91,7 @@ def render_page(reports: Sequence[TokenizerReport], *, corpus: str) -> str:
     )
 
 
-def _words(reports: Sequence[TokenizerReport]) -> str:
+def _tokens_per_word(reports: Sequence[TokenizerReport]) -> str:
     series, colours, left_out = [], [], []
     for report, colour in zip(reports, _colours(len(reports)), strict=True):
         if report.words is None or not sum(report.words):
@@ -102,22 +101,22 @@ def _words(reports: Sequence[TokenizerReport]) -> str:
         colours.append(colour)
     if not series:
         return "<p>None of these tokenizers knows words.</p>"
-    note = f" Not known, and so left out: {escape(', '.join(left_out))}." if left_out else ""
-    labels = [*map(str, range(1, LONGEST_WORD)), f"{LONGEST_WORD} +"]
+    note = f" Words are not known and left out: {escape(', '.join(left_out))}." if left_out else ""
+    labels = [*map(str, range(1, MAX_WORD_TOKENS)), f"{MAX_WORD_TOKENS} +"]
     bars = _bars(labels, series, lambda value: f"{value:.1f} %", colours)
-    return f"<p>Share of all words that are so many tokens.{note}</p>{bars}"
+    return f"<p>Share of all words by number of tokens.{note}</p>{bars}"
 
 
-def _known(reports: Sequence[TokenizerReport]) -> str:
+def _known_characters(reports: Sequence[TokenizerReport]) -> str:
     classes = [name for name in reports[0].coverage if all(name in report.coverage for report in reports)]
     shares = [[100 * report.coverage[name].known / report.coverage[name].characters for name in classes]
               for report in reports]  # fmt: skip
     rows = []
     for name in classes:
-        of_first = reports[0].coverage[name]
-        cells = [f"{r.coverage[name].distinct_known:,} of {r.coverage[name].distinct:,}" for r in reports]
-        rows.append([name, f"{of_first.characters:,}", *cells])
-    table = _table(["", "characters", *(f"kinds known, {report.name}" for report in reports)], rows)
+        coverages = [report.coverage[name] for report in reports]
+        cells = [f"{coverage.distinct_known:,} of {coverage.distinct:,}" for coverage in coverages]
+        rows.append([name, f"{coverages[0].characters:,}", *cells])
+    table = _table(["", "characters", *(f"distinct known, {report.name}" for report in reports)], rows)
     return _bars(classes, shares, lambda value: f"{value:.2f}") + table
 
 
@@ -127,40 +126,40 @@ def _bars(
     show: Callable[[float], str],
     colours: Sequence[str] | None = None,
 ) -> str:
-    """Groups of upright bars, one group a label, one bar in it a series; figures above them, on end where bars are
-    narrow, none where they are too narrow for that too."""
+    """Returns a bar chart with a group of bars for each label, one bar for each series. The figure above a bar is
+    rotated if the bar is narrow, and left out if the bar is narrower than a line of text."""
     width, tallest, bottom = 900, 212, 24
     colours = colours or _colours(len(series))
     largest = max([value for values in series for value in values], default=0.0) or 1.0
     group = width / max(1, len(labels))
     bar = min(60.0, 0.8 * group / len(series))
-    room = CHARACTER_WIDTH * max([len(show(value)) for values in series for value in values], default=0)
-    lying = bar >= room
-    height = tallest + (18 if lying else 10 + room)
+    text_width = CHARACTER_WIDTH * max([len(show(value)) for values in series for value in values], default=0)
+    horizontal = bar >= text_width
+    height = tallest + (18 if horizontal else 10 + text_width)
     shapes = []
-    for place, label in enumerate(labels):
-        left = place * group + (group - bar * len(series)) / 2
+    for position, label in enumerate(labels):
+        left = position * group + (group - bar * len(series)) / 2
         for number, values in enumerate(series):
-            tall = tallest * values[place] / largest
-            x, y = left + number * bar, height - tall
-            shown = escape(show(values[place]))
+            bar_height = tallest * values[position] / largest
+            x, y = left + number * bar, height - bar_height
+            figure = escape(show(values[position]))
             shapes.append(
-                f'<rect x="{x:.1f}" y="{y:.1f}" width="{bar - 2:.1f}" height="{tall:.1f}" '
-                f'fill="{colours[number]}"><title>{shown}</title></rect>'
+                f'<rect x="{x:.1f}" y="{y:.1f}" width="{bar - 2:.1f}" height="{bar_height:.1f}" '
+                f'fill="{colours[number]}"><title>{figure}</title></rect>'
             )
             middle = x + bar / 2 - 1
-            if lying:
-                shapes.append(f'<text x="{middle:.1f}" y="{y - 4:.1f}" text-anchor="middle">{shown}</text>')
+            if horizontal:
+                shapes.append(f'<text x="{middle:.1f}" y="{y - 4:.1f}" text-anchor="middle">{figure}</text>')
             elif bar >= LINE_HEIGHT:
-                shapes.append(f'<text transform="translate({middle + 4:.1f} {y - 4:.1f}) rotate(-90)">{shown}</text>')
-        centre = (place + 0.5) * group
+                shapes.append(f'<text transform="translate({middle + 4:.1f} {y - 4:.1f}) rotate(-90)">{figure}</text>')
+        centre = (position + 0.5) * group
         shapes.append(f'<text x="{centre:.1f}" y="{height + 17:.1f}" text-anchor="middle">{escape(label)}</text>')
     shapes.append(f'<line x1="0" x2="{width}" y1="{height:.1f}" y2="{height:.1f}" stroke="#9aa3a6"/>')
     return f'<svg viewBox="0 0 {width} {height + bottom:.1f}" role="img" width="100%">{"".join(shapes)}</svg>'
 
 
 def _colours(number: int) -> list[str]:
-    return [COLOURS[each % len(COLOURS)] for each in range(number)]
+    return [COLOURS[index % len(COLOURS)] for index in range(number)]
 
 
 def _legend(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The pieces of a vocabulary as people read them, and how many characters each stands for."""
+"""The pieces of a vocabulary in readable form, and the number of characters of each."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BYTE_PIECES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
-"""How SentencePiece writes the bytes of characters that it has no piece for, if it was trained with byte_fallback."""
+"""SentencePiece's pieces for the bytes of characters without a piece, if it was trained with byte_fallback."""
 _PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _HIDDEN = [byte for byte in range(256) if byte not in _PRINTED]
 BYTES = {chr(byte): byte for byte in _PRINTED} | {chr(256 + number): byte for number, byte in enumerate(_HIDDEN)}
-"""What byte each character of a byte-level piece stands for, as GPT-2 has it (https://github.com/openai/gpt-2)."""
+"""The byte of each character of a byte-level piece, as in GPT-2 (https://github.com/openai/gpt-2)."""
 _PART = re.compile("[\udc80-\udcbf]+|[\udcc0-\udcff][\udc80-\udcbf]*")
 """The end of a character that begins in another piece, or the beginning of one that ends in another."""
 
 
 def read_pieces(tokenizer: PreTrainedTokenizerBase, size: int) -> tuple[tuple[str, ...], np.ndarray]:
-    """Each of `size` ids' piece as it is shown, and its characters (size,) int64, one at least.
+    """Returns the displayed piece of each of `size` ids, and its number of characters (size,) int64, at least one.
 
-    A piece is shown as the tokenizer writes it, one of a byte-level tokenizer as the text that it stands for: spaces as
-    U+2581, control characters and the bytes of a part of a character as \\xNN. The marks of WordPiece and SentencePiece
-    are no characters; one of SentencePiece's bytes is one, and so is a part of a character.
+    A piece is displayed as the tokenizer writes it. A byte-level piece is displayed as its text: spaces as U+2581,
+    control characters and the bytes of a partial character as \\xNN. The marks of WordPiece and SentencePiece do not
+    count as characters; a byte of SentencePiece counts as one, and so does a partial character.
     """
     pieces = ["" if piece is None else piece for piece in tokenizer.convert_ids_to_tokens(list(range(size)))]
     decoder: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     if type(decoder).__name__ == "ByteLevel":
         added = set(tokenizer.get_added_vocab())
         texts = [piece if piece in added else _text(piece) for piece in pieces]
-        return tuple(map(_shown, texts)), _lengths(_PART.sub("?", text).removeprefix(" ") for text in texts)
+        return tuple(map(_readable, texts)), _lengths(_PART.sub("?", text).removeprefix(" ") for text in texts)
     single = BYTE_PIECES if set(pieces) >= BYTE_PIECES else frozenset()
-    return tuple(pieces), _lengths("?" if piece in single else _bare(piece) for piece in pieces)
+    return tuple(pieces), _lengths("?" if piece in single else _without_mark(piece) for piece in pieces)
 
 
 def _text(piece: str) -> str:
-    """The text of a byte-level piece, odd bytes as U+DC80 to U+DCFF."""
+    """Returns the text of a byte-level piece, with invalid UTF-8 bytes as U+DC80 to U+DCFF."""
     if any(character not in BYTES for character in piece):
         return piece
     return bytes(BYTES[character] for character in piece).decode("utf-8", "surrogateescape")
 
 
-def _shown(text: str) -> str:
-    return "".join(map(_shown_character, text))
+def _readable(text: str) -> str:
+    return "".join(map(_readable_character, text))
 
 
-def _shown_character(character: str) -> str:
+def _readable_character(character: str) -> str:
     code = ord(character)
     if character in " \n\t":
         return {" ": "\u2581", "\n": "\\n", "\t": "\\t"}[character]
@@ -61,8 +61,8 @@ def _shown_character(character: str) -> str:
     return character
 
 
-def _bare(piece: str) -> str:
-    """A piece without the mark that it goes on a word, or that a space comes before it."""
+def _without_mark(piece: str) -> str:
+    """Returns a piece without the mark of a continued word or of a space before it."""
     return piece.removeprefix("##").removeprefix("\u2581")
 
 

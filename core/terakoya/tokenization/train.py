@@ -1,4 +1,4 @@
-"""Training a tokenizer of any kind from settings."""
+"""Trains a tokenizer of any kind from settings."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def make_tokenizer(settings: Mapping[str, Any], *, source: str = "tokenizer") -> Tokenizer:
-    """The component that `settings["type"]` names, with the other settings.
+    """Returns the component that `settings["type"]` names, with the other settings.
 
-    Raises UserError, beginning with `source`, for an unknown type, an unknown setting or a wrong value.
+    Raises UserError, whose message begins with `source`, for an unknown type, an unknown setting or a wrong value.
     """
     from terakoya import plugins
     from terakoya.json_settings import explain
@@ -38,9 +38,9 @@ def make_tokenizer(settings: Mapping[str, Any], *, source: str = "tokenizer") ->
 
 
 def check_new_folder(folder: Path) -> None:
-    """Raises UserError for a folder that is there already and not empty."""
+    """Raises UserError if `folder` exists and is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder}: expected a new or empty folder, got one with something in it; choose another --out")
+        raise UserError(f"{folder}: expected a new or empty folder, got one that is not empty; choose another --out")
 
 
 def train_tokenizer(
@@ -51,10 +51,10 @@ def train_tokenizer(
     processes: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> Mapping[str, Any]:
-    """Trains the tokenizer that `settings` describe (`type` and the kind's own settings) into the new folder `folder`.
+    """Trains the tokenizer of `settings` (`type` and the settings of that kind) and saves it in the folder `folder`.
 
-    `folder` appears when it is complete. `progress(done_bytes, total_bytes)` is called now and then. Returns what the
-    kind reports. Raises UserError for wrong settings and for a folder that is there already and not empty.
+    `folder` appears only when it is complete. Calls `progress(done_bytes, total_bytes)` from time to time. Returns the
+    facts that the kind reports. Raises UserError for wrong settings and if `folder` exists and is not empty.
     """
     tokenizer = make_tokenizer(settings)
     folder = Path(folder)

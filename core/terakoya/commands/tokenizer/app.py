@@ -1,4 +1,4 @@
-"""`terakoya tokenizer`: train a tokenizer on raw text, or take over a trained model."""
+"""`terakoya tokenizer`: trains a tokenizer on raw text, or imports a trained model."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 Documents = Literal["blank", "line"]
 
-app = typer.Typer(help="Train a tokenizer on raw text, look at it.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Train, import and inspect tokenizers.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.callback()
-def verbs() -> None:
-    """Train a tokenizer on raw text, look at it."""
+def describe() -> None:
+    """Train, import and inspect tokenizers."""
 
 
 app.command("report")(tokenizer_report.command)
@@ -49,10 +49,10 @@ def train_tokenizer(
 ) -> Mapping[str, Any]:
     """Trains a tokenizer of kind `type` on the files `sources` into the new folder `out`; returns facts about it.
 
-    `clean`: cleaning steps, or a JSON file with a list of them; which documents they drop is noted in `clean_folder`,
-    by default `OUT.clean` beside the tokenizer. What a step `hold_out` sets aside is not learnt from.
+    `clean`: cleaning steps, or a JSON file with a list of them; `clean_folder`, by default `OUT.clean` next to the
+    tokenizer, keeps their decisions. Documents that a step `hold_out` holds out are not used for training.
 
-    Raises UserError for anything the user can mend; see `terakoya.tokenization.train.train_tokenizer`.
+    Raises UserError for errors that the user can fix; see `terakoya.tokenization.train.train_tokenizer`.
     """
     from terakoya.process_pool import warm_up
 
@@ -69,7 +69,7 @@ def train_tokenizer(
 
     settings = {**(settings or {}), "type": type}
     corpus = Corpus(find_files(sources), field=field, documents=documents)
-    make_tokenizer(settings)  # before a corpus is cleaned for nothing
+    make_tokenizer(settings)  # finds wrong settings before the corpus is cleaned
     check_new_folder(out)
     corpus = clean_corpus(corpus, load_steps(clean), clean_folder, out=out, processes=processes)
     return train(corpus, out, settings=settings, processes=processes, progress=progress)
@@ -78,18 +78,18 @@ def train_tokenizer(
 def import_tokenizer(
     model: Path, out: Path, *, type: str, settings: Mapping[str, Any] | None = None
 ) -> Mapping[str, Any]:
-    """Makes a folder `out` that Transformers loads from a trained model's file; returns facts about it.
+    """Makes a folder `out` that Transformers loads from the file of a trained model; returns facts about it.
 
-    Raises UserError for anything the user can mend, among it a kind that has no such files.
+    Raises UserError for errors that the user can fix, such as a kind that has no model files.
     """
     from terakoya.tokenization.train import check_new_folder, make_tokenizer
 
     kind = make_tokenizer({**(settings or {}), "type": type})
     if not isinstance(kind, ModelImporter):
-        ready = "a tokenizer of Transformers is used as it is, by its folder"
+        advice = "a tokenizer of Transformers is used as it is, by its folder"
         if ".json" in Path(model).suffixes:
-            ready = f"put {model}, unpacked, into a folder of its own as tokenizer.json, and use that folder"
-        raise UserError(f"--type {type}: this kind has no model files to take over: {ready}")
+            advice = f"put {model}, unpacked, into a folder of its own as tokenizer.json, and use that folder"
+        raise UserError(f"--type {type}: this kind has no model files to import: {advice}")
     out = Path(out)
     check_new_folder(out)
     staging = out.with_name(f".{out.name}.staging-{os.getpid()}")
@@ -106,10 +106,10 @@ def import_tokenizer(
 
 @runtime_checkable
 class ModelImporter(Protocol):
-    """A kind of tokenizer that can take over a model trained elsewhere."""
+    """A kind of tokenizer that can import a model trained by another program."""
 
     def import_file(self, file: Path, folder: Path) -> Mapping[str, Any]:
-        """Makes `folder` from the model `file`; returns facts for the record."""
+        """Writes `folder` from the model `file`; returns facts for the record."""
 
 
 Kind = Annotated[
@@ -118,7 +118,7 @@ Kind = Annotated[
 Settings = Annotated[Path | None, typer.Option(help="A JSON or YAML file with the kind's settings.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the kind, in place of --settings'; repeatable."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the kind; overrides --settings; repeatable."),
 ]
 Out = Annotated[Path | None, typer.Option(help="The new tokenizer's folder.", show_default=False)]
 
@@ -142,19 +142,19 @@ def command(
     """Train a tokenizer that Transformers loads.
 
     Every setting of the kind is an option too: --vocab-size 32000, --character_coverage=0.9995, --byte-fallback,
-    --no-add-dummy-prefix; `terakoya plugins show KIND` lists them. `input`, `output_dir` and `model_prefix`, among the
-    settings, stand for CORPUS and --out.
+    --no-add-dummy-prefix; `terakoya plugins show KIND` lists them. The settings `input`, `output_dir` and
+    `model_prefix` may replace CORPUS and --out.
     """
     from terakoya.log import progress_bar
 
-    kind, given, sources = _given(corpus or (), type=type, settings=settings, overrides=set_ or ())
-    sources, out = _places(given, sources, out)
+    kind, kind_settings, sources = _read_arguments(corpus or (), type=type, settings=settings, overrides=set_ or ())
+    sources, out = _take_paths(kind_settings, sources, out)
     with progress_bar("tokenizer") as progress:
         facts = train_tokenizer(
             sources,
             out,
             type=kind,
-            settings=given,
+            settings=kind_settings,
             processes=processes,
             documents=documents,
             field=field,
@@ -162,7 +162,7 @@ def command(
             clean_folder=clean_folder,
             progress=progress,
         )
-    _print(out, facts)
+    _print_facts(out, facts)
 
 
 @app.command("import", context_settings=FLAGS)
@@ -173,22 +173,21 @@ def import_command(
     settings: Settings = None,
     set_: Set = None,
 ) -> None:
-    """Make a folder that Transformers loads from a trained model's file. Settings are options, as for train."""
-    kind, given, sources = _given(model, type=type, settings=settings, overrides=set_ or ())
+    """Make a folder that Transformers loads from the file of a trained model. Settings are options, as for train."""
+    kind, kind_settings, sources = _read_arguments(model, type=type, settings=settings, overrides=set_ or ())
     if len(sources) != 1 or out is None:
-        raise UserError("expected one model's file and --out, the new folder")
-    _print(out, import_tokenizer(Path(sources[0]), out, type=kind, settings=given))
+        raise UserError("expected the file of one model, and --out, the new folder")
+    _print_facts(out, import_tokenizer(Path(sources[0]), out, type=kind, settings=kind_settings))
 
 
-def _given(
+def _read_arguments(
     arguments: Sequence[str], *, type: str | None, settings: Path | None, overrides: Sequence[str]
 ) -> tuple[str, dict[str, Any], list[str]]:
-    """The kind's name, its settings, and the arguments that are no flags."""
+    """Returns the name of the kind, its settings, and the arguments that are not flags."""
     from terakoya import plugins
 
     file = read_settings(settings) if settings is not None else {}
-    named = gather(file, overrides, {} if type is None else {"type": type}, where=str(settings))
-    kind = named.pop("type", None)
+    kind = gather(file, overrides, {} if type is None else {"type": type}, where=str(settings)).pop("type", None)
     if not isinstance(kind, str):
         raise UserError("--type: expected the kind of tokenizer, for example --type mecab_wordpiece")
     component = plugins.registry().component("tokenizers", kind)
@@ -198,16 +197,16 @@ def _given(
     return kind, gather(file, without_type, flags, where=str(settings)), rest
 
 
-def _places(given: dict[str, Any], sources: list[str], out: Path | None) -> tuple[list[str], Path]:
-    """Corpus and folder, which may stand among the settings under SentencePiece's names; takes them out of `given`."""
-    files = given.pop("input", None)
+def _take_paths(settings: dict[str, Any], sources: list[str], out: Path | None) -> tuple[list[str], Path]:
+    """Returns corpus and folder; removes them from `settings`, which may have them under SentencePiece's names."""
+    files = settings.pop("input", None)
     if files is not None and sources:
         raise UserError("the corpus is given twice, as CORPUS and as input; keep one")
     if files is not None:
         sources = files.split(",") if isinstance(files, str) else [str(file) for file in files]
     if not sources:
         raise UserError("CORPUS: expected at least one file or folder of text")
-    names = [str(given.pop(name)) for name in ("output_dir", "model_prefix") if name in given]
+    names = [str(settings.pop(name)) for name in ("output_dir", "model_prefix") if name in settings]
     if names and out is not None:
         raise UserError("the new folder is given twice, as --out and as output_dir or model_prefix; keep one")
     if out is None and not names:
@@ -215,14 +214,14 @@ def _places(given: dict[str, Any], sources: list[str], out: Path | None) -> tupl
     return sources, out if out is not None else Path(*names)
 
 
-def _print(out: Path, facts: Mapping[str, Any]) -> None:
+def _print_facts(out: Path, facts: Mapping[str, Any]) -> None:
     from terakoya.log import console
 
-    shown = ", ".join(f"{name.replace('_', ' ')} {_shown(value)}" for name, value in facts.items())
-    console().print(f"{out}: {shown}", soft_wrap=True, markup=False)
+    text = ", ".join(f"{name.replace('_', ' ')} {_format(value)}" for name, value in facts.items())
+    console().print(f"{out}: {text}", soft_wrap=True, markup=False)
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{_shown(count)} {name}" for name, count in value.items()) or "0"
+        return ", ".join(f"{_format(count)} {name}" for name, count in value.items()) or "0"
     return f"{value:,}" if isinstance(value, int) else str(value)

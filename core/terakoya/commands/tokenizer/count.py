@@ -1,4 +1,4 @@
-"""`terakoya tokenizer count`: count a corpus's words once, for every tokenizer that is trained on it."""
+"""`terakoya tokenizer count`: counts the words of a corpus once, for all tokenizers that are trained on it."""
 
 from __future__ import annotations
 
@@ -31,14 +31,13 @@ def count_words(
     clean_folder: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> WordCounts:
-    """Counts the words of the files `sources` as the tokenizer that `settings` describe cuts them, into the file `out`.
+    """Counts the words of the files `sources`, split as the tokenizer of `settings` does, and writes the file `out`.
 
-    The same words serve every kind and setting that cuts them alike: `counts` of its settings takes the file. `clean`,
-    `clean_folder`: as for `terakoya.commands.tokenizer.app.train_tokenizer`; the table then serves training after the
-    same steps.
+    All kinds and settings that split words in the same way can use the file, as their setting `counts`. `clean`,
+    `clean_folder`: as for `terakoya.commands.tokenizer.app.train_tokenizer`; training must then use the same steps.
 
     Raises:
-        UserError: wrong settings, a kind that does not learn from words, or a file that exists already.
+        UserError: wrong settings, a kind that does not learn from word counts, or an existing file `out`.
     """
     from terakoya.process_pool import warm_up
 
@@ -60,13 +59,13 @@ def count_words(
             "or byte_bpe; this one reads the corpus itself"
         )
     if out.exists():
-        raise UserError(f"{out}: expected a new file, got one that is there already; choose another --out")
+        raise UserError(f"{out}: expected a new file, got an existing one; choose another --out")
     corpus = Corpus(find_files(sources), field=field, documents=documents, digests={})
     splitting = tokenizer.splitting()
     corpus = clean_corpus(corpus, load_steps(clean), clean_folder, out=out, processes=processes)
-    before = corpus.sizes_and_times()
+    sizes_and_times = corpus.sizes_and_times()
     table = counted(corpus, splitting, processes=processes, progress=progress)
-    if corpus.sizes_and_times() != before:
+    if corpus.sizes_and_times() != sizes_and_times:
         raise UserError("corpus: a file was changed while it was read; leave the files alone and start again")
     write_counts(out, corpus, splitting, table)
     return table
@@ -74,7 +73,7 @@ def count_words(
 
 def command(
     corpus: Annotated[list[str], typer.Argument(help="Files, folders and addresses, as for `train`.")],
-    out: Annotated[Path, typer.Option(help="The new file with the table.")],
+    out: Annotated[Path, typer.Option(help="The new file for the table.")],
     type: Annotated[str, typer.Option(help="A kind of tokenizer that learns from words.")],
     processes: Annotated[int | None, typer.Option(min=1, help="Default: one for each CPU.", show_default=False)] = None,
     documents: Annotated[Documents, typer.Option(help="What separates documents in txt files.")] = "blank",
@@ -85,7 +84,7 @@ def command(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the kind; may be repeated.")
     ] = None,
 ) -> None:
-    """Count words once. `tokenizer train --set counts=TABLE` then starts at once, for kinds that cut them alike."""
+    """Count words once. `tokenizer train --set counts=TABLE` then skips counting, for kinds that split words alike."""
     from terakoya.json_settings import with_overrides
     from terakoya.log import console, progress_bar
 
@@ -110,5 +109,5 @@ def command(
 
 
 def register(app: typer.Typer) -> None:
-    """Adds `count` to the verbs of `terakoya tokenizer`."""
+    """Adds `count` to the commands of `terakoya tokenizer`."""
     app.command("count")(command)

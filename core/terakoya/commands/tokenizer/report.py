@@ -1,4 +1,4 @@
-"""`terakoya tokenizer report`: what tokenizers do to a text, side by side."""
+"""`terakoya tokenizer report`: compares how tokenizers encode a text."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def report_tokenizers(
     sample_bytes: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[TokenizerReport]:
-    """Measures the tokenizers in `folders` on the files `corpus`. Raises UserError for anything the user can mend."""
+    """Measures the tokenizers in `folders` on the files `corpus`. Raises UserError for errors that the user can fix."""
     from terakoya.corpus.corpus import Corpus
     from terakoya.plugins import registry
     from terakoya.tokenization.recognise import recognise_tokenizer
     from terakoya.tokenization.report import measure_tokenizer
 
-    text = Corpus([Path(each) for each in corpus], field=field, documents=documents)
+    text = Corpus([Path(file) for file in corpus], field=field, documents=documents)
     names = {registry().component("tokenizers", name): name for name in registry().names("tokenizers")}
     components = [recognise_tokenizer(Path(folder)) for folder in folders]
     return [
@@ -45,12 +45,14 @@ def report_tokenizers(
 def command(
     folders: Annotated[list[Path], typer.Argument(help="One tokenizer's folder, or several.", metavar="TOKENIZER...")],
     corpus: Annotated[list[Path], typer.Option(help="The text, as for `terakoya prepare`; may be repeated.")],
-    html: Annotated[Path | None, typer.Option(help="Also write one page with pictures.", show_default=False)] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write one page with charts.", show_default=False)] = None,
     documents: Annotated[Documents, typer.Option(help="What separates documents in txt files.")] = "blank",
     field: Annotated[str, typer.Option(help="The key of the text in jsonl files.")] = "text",
-    sample_bytes: Annotated[int, typer.Option(min=0, help="Read about so much of the text; 0 means all.")] = 20_000_000,
+    sample_bytes: Annotated[
+        int, typer.Option(min=0, help="Read about this many bytes of the text; 0 means all.")
+    ] = 20_000_000,
 ) -> None:
-    """Show what tokenizers make of a text: characters per token, unknown and split words, coverage, unused pieces."""
+    """Show how tokenizers encode a text: characters per token, unknown and split words, coverage, unused pieces."""
     from rich.table import Table
 
     from terakoya.log import console, progress_bar
@@ -69,17 +71,17 @@ def command(
         )
     table = Table(box=None, pad_edge=False)
     table.add_column("")
-    for each in reports:
-        table.add_column(each.name.replace("[", "\\["), justify="right")
-    shown = [summary_figures(each) for each in reports]
-    for name in shown[0]:
-        table.add_row(name, *(figure[name] for figure in shown))
+    for measured in reports:
+        table.add_column(measured.name.replace("[", "\\["), justify="right")
+    columns = [summary_figures(measured) for measured in reports]
+    for name in columns[0]:
+        table.add_row(name, *(column[name] for column in columns))
     for name in reports[0].coverage:
-        known = [each.coverage.get(name) for each in reports]
-        cells = ["" if each is None else f"{100 * each.known / each.characters:.2f} %" for each in known]
+        coverages = [measured.coverage.get(name) for measured in reports]
+        cells = ["" if each is None else f"{100 * each.known / each.characters:.2f} %" for each in coverages]
         table.add_row(f"known {name}", *cells)
     for number in range(5):
-        longest = [each.longest(5) for each in reports]
+        longest = [measured.longest(5) for measured in reports]
         cells = [f"{pieces[number][0]} {pieces[number][1]:,}" if number < len(pieces) else "" for pieces in longest]
         table.add_row("longest pieces" if number == 0 else "", *(cell.replace("[", "\\[") for cell in cells))
     console().print(table)
