@@ -1,13 +1,13 @@
-"""What every component promises, whoever brings it: checked by `terakoya plugins check` and by the project's own tests.
+"""The requirements on every component, whoever wrote it; `terakoya plugins check` and the project's tests check them.
 
 from terakoya import contract
 
-contract.problems(Path("my_plugin.py"))  # [] where all is well, else sentences that say what is missing
+contract.problems(Path("my_plugin.py"))  # [] if every check passed, else sentences that say what is missing
 """
 
 from __future__ import annotations
 
 from terakoya.contract.checking import check_component, check_plugin, problems
-from terakoya.contract.findings import Finding
+from terakoya.contract.results import CheckResult
 
-__all__ = ["Finding", "check_component", "check_plugin", "problems"]
+__all__ = ["CheckResult", "check_component", "check_plugin", "problems"]

@@ -1,4 +1,4 @@
-"""What an architecture promises: it is built from the seed alone, learns everywhere, keeps documents apart.
+"""Checks of an architecture: built from the seed alone, gradients at every weight, documents kept apart.
 
 Letters in shapes: B rows, T positions, S positions of a decoder, H hidden size, V vocabulary size.
 """
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from terakoya.components import Architecture, Head
 from terakoya.contract import batches, partition, settings, stages
 from terakoya.contract.batches import difference
-from terakoya.contract.findings import Check, NotLookedAt, Wrong
+from terakoya.contract.results import Check, CheckFailed, CheckSkipped
 from terakoya.contract.toy import VOCABULARY
 from terakoya.toolkit.architectures import attention
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-5
 LANGUAGE: tuple[Head, ...] = ("masked", "causal", "seq2seq")
-"""The heads that `logits` is all of."""
+"""The heads whose only output is `logits`."""
 WITH_LOGITS: tuple[Head, ...] = (*LANGUAGE, "pretraining")
-"""The heads that `logits` is for."""
+"""The heads with vocabulary logits."""
 
 
-class Subject(settings.Subject):
-    """An architecture, and a model of it at toy size."""
+class ArchitectureCase(settings.Case):
+    """An architecture and a model of it at toy size."""
 
     @cached_property
     def architecture(self) -> Architecture:
-        """At toy size."""
-        found = self.settings()
-        assert isinstance(found, Architecture)
-        return found
+        """The architecture at toy size."""
+        architecture = self.settings()
+        assert isinstance(architecture, Architecture)
+        return architecture
 
     def build(self, head: Head, *, seed: int = 3) -> PreTrainedModel:
-        """A fresh model for `head`, attention as in a run on the CPU, no dropout."""
+        """A new model for `head` in eval mode, with the attention of a run on the CPU."""
         torch.manual_seed(seed)
         model = self.architecture.build(VOCABULARY, head)
         attention.use(model, "sdpa")
@@ -48,207 +48,215 @@ class Subject(settings.Subject):
 
     @cached_property
     def head(self) -> Head:
-        """The head that hidden states and logits are looked at with."""
+        """The head of the model whose hidden states and logits are checked."""
         others: tuple[Head, ...] = ("discriminator", "body")
         for head in (*WITH_LOGITS, *others):
             if head in self.architecture.heads:
                 return head
-        raise Wrong(f"heads is {set(self.architecture.heads)}, of which none is known")
+        raise CheckFailed(f"heads is {set(self.architecture.heads)}, none of which is a known head")
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """One model for all looks."""
+        """The model that the checks share."""
         return self.build(self.head)
 
     def length(self) -> int:
-        """A row's length that the model takes."""
+        """A row length that the model accepts, in tokens."""
         return min(self.architecture.max_sequence_length() or 24, 24)
 
     def row(self, *lengths: int, padding: int = 0) -> dict[str, Tensor]:
-        """A row of random documents of `lengths`, as the model takes it: with what its decoder reads, if it has one."""
-        batch = batches.row(*lengths, padding=padding)
-        return batches.with_target(batch) if self.head == "seq2seq" else batch
+        """A row of random documents of `lengths`, with decoder inputs where the model has a decoder."""
+        batch = batches.make_row(*lengths, padding=padding)
+        return batches.add_target(batch) if self.head == "seq2seq" else batch
 
     def hidden(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """The hidden states (B, T, H), of a decoder (B, S, H), without gradients. Raises Wrong for another shape."""
+        """The hidden states (B, T, H), or of a decoder (B, S, H), without gradients. Raises CheckFailed for another
+        shape."""
         try:
             with torch.no_grad():
                 hidden = self.architecture.hidden(self.model, batch)
         except TypeError as error:
             if "document_mask" not in str(error):
                 raise
-            raise Wrong(
-                "hidden does not hand the model what keeps documents apart; call its body with "
+            raise CheckFailed(
+                "hidden does not pass the model the mask that keeps documents apart; call its body with "
                 "**attention.arguments(model, batch)"
             ) from error
-        shape = tuple(batches.answered(batch).shape)
+        shape = tuple(batches.output_document_ids(batch).shape)
         if not isinstance(hidden, Tensor):
-            raise Wrong(
-                f"hidden returned {type(hidden).__name__}, expected a tensor; of a Transformers output take "
-                ".last_hidden_state"
+            raise CheckFailed(
+                f"hidden returned {type(hidden).__name__}, expected a tensor; return "
+                ".last_hidden_state of a Transformers output"
             )
         ids = "decoder_input_ids" if self.head == "seq2seq" else "input_ids"
         if hidden.ndim != 3 or tuple(hidden.shape[:2]) != shape or not hidden.is_floating_point():
-            raise Wrong(
+            raise CheckFailed(
                 f"for {ids} {shape} hidden returned {tuple(hidden.shape)} {hidden.dtype}, expected {(*shape, 'H')}"
             )
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The vocabulary logits (..., V) of `hidden` (..., H). Raises Wrong for another shape."""
+        """The vocabulary logits (..., V) of `hidden` (..., H). Raises CheckFailed for another shape."""
         with torch.no_grad():
             logits = self.architecture.logits(self.model, hidden)
         expected = (*hidden.shape[:-1], VOCABULARY.size)
         if not isinstance(logits, Tensor) or tuple(logits.shape) != expected:
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise Wrong(
-                f"of hidden {tuple(hidden.shape)} logits returned {got}, expected {expected}: one number for each of "
-                f"the vocabulary's {VOCABULARY.size} ids, whatever stands before the last dimension"
+            raise CheckFailed(
+                f"for hidden {tuple(hidden.shape)} logits returned {got}, expected {expected}: one number for each of "
+                f"the vocabulary's {VOCABULARY.size} ids, for any leading dimensions"
             )
         return logits
 
 
-def heads(subject: Subject) -> None:
-    """It says which heads it has and how it keeps documents apart."""
+def check_heads(case: ArchitectureCase) -> None:
+    """It declares its heads and how it keeps documents apart."""
     known = get_args(Head)
-    wrong = sorted(set(subject.component.heads) - set(known)) if hasattr(subject.component, "heads") else []
-    if wrong or not subject.architecture.heads:
-        raise Wrong(f"heads is {set(subject.architecture.heads) or '{}'}; name at least one of {', '.join(known)}")
-    if subject.architecture.isolation not in ("interface", "mask4d", "none"):
-        raise Wrong(f'isolation is {subject.architecture.isolation!r}, expected "interface", "mask4d" or "none"')
+    unknown = sorted(set(case.component.heads) - set(known)) if hasattr(case.component, "heads") else []
+    if unknown or not case.architecture.heads:
+        raise CheckFailed(f"heads is {set(case.architecture.heads) or '{}'}; name at least one of {', '.join(known)}")
+    if case.architecture.isolation not in ("interface", "mask4d", "none"):
+        raise CheckFailed(f'isolation is {case.architecture.isolation!r}, expected "interface", "mask4d" or "none"')
 
 
-def config(subject: Subject) -> None:
-    """Its config is Transformers', with the vocabulary's size and padding id."""
+def check_config(case: ArchitectureCase) -> None:
+    """Its config is a Transformers config with the vocabulary's size and padding id."""
     from transformers import PretrainedConfig
 
-    config = subject.architecture.config(VOCABULARY)
+    config = case.architecture.config(VOCABULARY)
     if not isinstance(config, PretrainedConfig):
-        raise Wrong(f"config returned {type(config).__name__}, expected a transformers.PretrainedConfig")
+        raise CheckFailed(f"config returned {type(config).__name__}, expected a transformers.PretrainedConfig")
     if config.vocab_size != VOCABULARY.size:
-        raise Wrong(f"its vocab_size is {config.vocab_size}, expected vocabulary.size, which is {VOCABULARY.size}")
+        raise CheckFailed(
+            f"its vocab_size is {config.vocab_size}, expected vocabulary.size, which is {VOCABULARY.size}"
+        )
     if config.pad_token_id not in (None, VOCABULARY.pad):
-        raise Wrong(
+        raise CheckFailed(
             f"its pad_token_id is {config.pad_token_id}, expected vocabulary.pad, which is {VOCABULARY.pad}; models "
-            "treat that id as no text"
+            "ignore that id as padding"
         )
 
 
-def builds(subject: Subject) -> None:
-    """It builds a Transformers model for each of its heads, from torch's seed alone."""
+def check_build(case: ArchitectureCase) -> None:
+    """It builds a Transformers model for each of its heads; the weights depend on torch's seed alone."""
     from transformers import PreTrainedModel
 
-    for head in sorted(subject.architecture.heads):
-        one, same, other = (subject.build(head, seed=seed) for seed in (3, 3, 4))
+    for head in sorted(case.architecture.heads):
+        one, same, other = (case.build(head, seed=seed) for seed in (3, 3, 4))
         if not isinstance(one, PreTrainedModel):
-            raise Wrong(f"for {head} build returned {type(one).__name__}, expected a transformers.PreTrainedModel")
+            raise CheckFailed(
+                f"for {head} build returned {type(one).__name__}, expected a transformers.PreTrainedModel"
+            )
         first, second, third = (dict(model.named_parameters()) for model in (one, same, other))
         unequal = [name for name in first if not torch.equal(first[name], second[name])]
         if unequal:
-            raise Wrong(
-                f"for {head} two models from one seed differ, in {unequal[0]}; draw weights from torch's global "
+            raise CheckFailed(
+                f"for {head} two models from one seed differ, in {unequal[0]}; initialise weights from torch's global "
                 "generator alone"
             )
         if all(torch.equal(first[name], third[name]) for name in first):
-            raise Wrong(f"for {head} models from two seeds are equal: its weights are not drawn at random")
+            raise CheckFailed(f"for {head} models from two seeds are equal: its weights are not randomly initialised")
 
 
-def shapes(subject: Subject) -> None:
-    """hidden gives (B, T, H), logits (..., V)."""
-    length = subject.length()
-    batch = {name: value.repeat(2, 1) for name, value in subject.row(length).items()}
-    hidden = subject.hidden(batch)
-    if subject.head in WITH_LOGITS:
-        subject.logits(hidden)
-        subject.logits(hidden[0, :3])
-    if subject.head == "discriminator":
+def check_shapes(case: ArchitectureCase) -> None:
+    """hidden returns (B, T, H), logits (..., V)."""
+    length = case.length()
+    batch = {name: value.repeat(2, 1) for name, value in case.row(length).items()}
+    hidden = case.hidden(batch)
+    if case.head in WITH_LOGITS:
+        case.logits(hidden)
+        case.logits(hidden[0, :3])
+    if case.head == "discriminator":
         with torch.no_grad():
-            scores = subject.architecture.replaced_logits(subject.model, hidden)
+            scores = case.architecture.replaced_logits(case.model, hidden)
         if tuple(scores.shape) != (2, length):
-            raise Wrong(f"replaced_logits returned {tuple(scores.shape)}, expected (B, T), here {(2, length)}")
+            raise CheckFailed(f"replaced_logits returned {tuple(scores.shape)}, expected (B, T), here {(2, length)}")
 
 
-def deterministic(subject: Subject) -> None:
+def check_determinism(case: ArchitectureCase) -> None:
     """Without dropout the same batch gives the same hidden states."""
-    batch = subject.row(subject.length())
-    if not torch.equal(subject.hidden(batch), subject.hidden(batch)):
-        raise Wrong("two calls on one batch differ although the model is in eval mode; draw nothing outside dropout")
+    batch = case.row(case.length())
+    if not torch.equal(case.hidden(batch), case.hidden(batch)):
+        raise CheckFailed(
+            "two calls on one batch differ although the model is in eval mode; use no randomness outside dropout"
+        )
 
 
-def gradients(subject: Subject) -> None:
-    """Gradients reach every weight that may be trained."""
-    model = subject.build(subject.head)
-    result = subject.architecture.hidden(model, subject.row(subject.length()))
+def check_gradients(case: ArchitectureCase) -> None:
+    """Gradients reach every trainable weight."""
+    model = case.build(case.head)
+    result = case.architecture.hidden(model, case.row(case.length()))
     if not result.requires_grad:
-        raise Wrong("hidden cannot be differentiated; is it computed under torch.no_grad, or detached?")
-    if subject.head in LANGUAGE:
-        result = subject.architecture.logits(model, result)
-    elif subject.head == "discriminator":
-        result = subject.architecture.replaced_logits(model, result)
+        raise CheckFailed("hidden cannot be differentiated; is it computed under torch.no_grad, or detached?")
+    if case.head in LANGUAGE:
+        result = case.architecture.logits(model, result)
+    elif case.head == "discriminator":
+        result = case.architecture.replaced_logits(model, result)
     (result * torch.linspace(-1, 1, result.shape[-1])).sum().backward()
     weights = {name: each.grad for name, each in model.named_parameters() if each.requires_grad}
-    missed = sorted(name for name, gradient in weights.items() if gradient is None)
-    if missed and subject.head in (*LANGUAGE, "discriminator"):
-        raise Wrong(
-            f"no gradient arrives at {', '.join(missed[:5])}{', ...' if len(missed) > 5 else ''}: with several "
-            "processes each waits for all of them. Build the model without these, or freeze them in build: "
-            "model.part.requires_grad_(False)"
+    missing = sorted(name for name, gradient in weights.items() if gradient is None)
+    if missing and case.head in (*LANGUAGE, "discriminator"):
+        raise CheckFailed(
+            f"no gradient reaches {', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}: with several "
+            "processes each one waits for the gradients of all weights. Build the model without these weights, or "
+            "freeze them in build: model.part.requires_grad_(False)"
         )
     if not all(bool(torch.isfinite(each).all()) for each in weights.values() if each is not None):
-        raise Wrong("a gradient is not finite")
+        raise CheckFailed("a gradient is not finite")
 
 
-def isolated(subject: Subject) -> None:
-    """Documents in one row, and padding, do not change each other."""
-    if subject.architecture.isolation == "none":
-        raise NotLookedAt('isolation is "none": packed rows are refused, layouts "lines" and "stream" work')
-    batch = subject.row(5, subject.length() - 12, padding=7)
-    hidden = subject.hidden(batch)
+def check_document_isolation(case: ArchitectureCase) -> None:
+    """Documents in one row, and padding, do not influence each other."""
+    if case.architecture.isolation == "none":
+        raise CheckSkipped('isolation is "none": packed rows are refused, layouts "lines" and "stream" work')
+    batch = case.row(5, case.length() - 12, padding=7)
+    hidden = case.hidden(batch)
     for number in (0, 1):
-        here = batches.answered(batch)[0] == number
-        found = difference(hidden[:, here], subject.hidden(batches.alone(batch, number)))
-        if found > TOLERANCE:
-            raise Wrong(
-                f"a document's hidden states differ by {found:.1g} when another shares its row. Hand "
-                "batch['position_ids'] and **attention.arguments(model, batch) to the body (interface), or a mask made "
-                "of attention.document_mask (mask4d), an encoder's and a decoder's too; where the model can do "
-                'neither, say isolation = "none"'
+        positions = batches.output_document_ids(batch)[0] == number
+        error = difference(hidden[:, positions], case.hidden(batches.single_document(batch, number)))
+        if error > TOLERANCE:
+            raise CheckFailed(
+                f"a document's hidden states differ by {error:.1g} when another shares its row. Pass "
+                "batch['position_ids'] and **attention.arguments(model, batch) to the body (interface), or a mask from "
+                "attention.document_mask (mask4d), to an encoder and to a decoder; where the model supports "
+                'neither, set isolation = "none"'
             )
 
 
-def blocks(subject: Subject) -> None:
-    """blocks gives the model's repeated parts."""
-    found, inside = subject.architecture.blocks(subject.model), set(subject.model.modules())
-    if not found or not all(isinstance(each, nn.Module) and each in inside for each in found):
-        raise Wrong("expected a list of modules of this model, such as list(model.base_model.encoder.layer)")
+def check_blocks(case: ArchitectureCase) -> None:
+    """blocks returns the model's repeated layers."""
+    blocks, modules = case.architecture.blocks(case.model), set(case.model.modules())
+    if not blocks or not all(isinstance(each, nn.Module) and each in modules for each in blocks):
+        raise CheckFailed("expected a list of modules of this model, such as list(model.base_model.encoder.layer)")
 
 
-def shared(subject: Subject) -> None:
-    """Processes that share its blocks by tensor_partition compute what one does."""
-    models = [subject.build(subject.head) for _ in range(1 + partition.SIZE)]
-    partition.check(subject.architecture, models, subject.row(5, subject.length() - 12, padding=7))
+def check_tensor_partition(case: ArchitectureCase) -> None:
+    """Processes that share its blocks by tensor_partition compute the same as one process."""
+    models = [case.build(case.head) for _ in range(1 + partition.SIZE)]
+    partition.check_partition(case.architecture, models, case.row(5, case.length() - 12, padding=7))
 
 
-def staged(subject: Subject) -> None:
-    """Stages of a pipeline, which it is cut into by cut, compute one after another what the whole does."""
-    models = [subject.build(subject.head) for _ in range(1 + stages.COUNT)]
-    stages.check(subject.architecture, models, subject.row(5, subject.length() - 12, padding=7))
+def check_pipeline_stages(case: ArchitectureCase) -> None:
+    """Pipeline stages, which it is cut into by cut, compute one after another the same as the whole model."""
+    models = [case.build(case.head) for _ in range(1 + stages.COUNT)]
+    stages.check_stages(case.architecture, models, case.row(5, case.length() - 12, padding=7))
 
 
-def longest(subject: Subject) -> None:
+def check_longest_row(case: ArchitectureCase) -> None:
     """A row of max_sequence_length works."""
-    length = subject.architecture.max_sequence_length()
+    length = case.architecture.max_sequence_length()
     if length is None:
-        raise NotLookedAt("it has no bound")
+        raise CheckSkipped("it has no maximum")
     try:
-        subject.hidden(subject.row(length))
+        case.hidden(case.row(length))
     except (IndexError, RuntimeError) as error:
-        raise Wrong(
-            f"max_sequence_length says {length}, but a row of {length} tokens does not work ({error}); do positions "
-            "begin above 0?"
+        raise CheckFailed(
+            f"max_sequence_length is {length}, but a row of {length} tokens fails ({error}); do position ids "
+            "start above 0?"
         ) from error
 
 
 CHECKS: tuple[Check, ...] = (
-    heads, config, builds, shapes, deterministic, gradients, isolated, blocks, shared, staged, longest
+    check_heads, check_config, check_build, check_shapes, check_determinism, check_gradients,
+    check_document_isolation, check_blocks, check_tensor_partition, check_pipeline_stages, check_longest_row,
 )  # fmt: skip

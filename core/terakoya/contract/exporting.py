@@ -1,4 +1,4 @@
-"""What an architecture promises of its export: plain Transformers loads it, and gives the numbers that were trained."""
+"""The check of a saved model: plain Transformers loads it and computes the outputs that were trained."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from terakoya.components import Head
 from terakoya.contract import batches, toy
-from terakoya.contract.architecture import TOLERANCE, WITH_LOGITS, Subject
+from terakoya.contract.architecture import TOLERANCE, WITH_LOGITS, ArchitectureCase
 from terakoya.contract.batches import difference
-from terakoya.contract.findings import Check, Wrong
+from terakoya.contract.results import Check, CheckFailed
 from terakoya.toolkit.architectures import attention
 from terakoya.toolkit.formats import model_folder
 
@@ -29,65 +29,66 @@ AUTO = {
     "seq2seq": "AutoModelForSeq2SeqLM",
     "body": "AutoModel",
 }
-"""The Transformers class that loads what is built for each head."""
+"""The Transformers class that loads the model of each head."""
 
 
-def exported(subject: Subject) -> None:
-    """What is saved loads with plain Transformers and gives the logits that were trained."""
-    for head in sorted(subject.architecture.heads):
-        model = subject.build(head)
-        for weight in model.parameters():  # as training does it: no row of an embedding stays what it was
+def check_saved_model(case: ArchitectureCase) -> None:
+    """A saved model loads with plain Transformers and gives the logits that were trained."""
+    for head in sorted(case.architecture.heads):
+        model = case.build(head)
+        for weight in model.parameters():  # as training does: every row of an embedding changes
             weight.data.add_(torch.randn_like(weight), alpha=0.02)
-        both = [batches.row(subject.length()), batches.row(subject.length() - 5, padding=5)]
-        both[1]["input_ids"][both[1]["document_ids"] < 0] = toy.PAD
+        rows = [batches.make_row(case.length()), batches.make_row(case.length() - 5, padding=5)]
+        rows[1]["input_ids"][rows[1]["document_ids"] < 0] = toy.PAD
         if head == "seq2seq":
-            both = [batches.with_target(batch) for batch in both]
-        ours = [_trained_output(subject, model, head, batch) for batch in both]
+            rows = [batches.add_target(batch) for batch in rows]
+        trained = [_trained_output(case, model, head, batch) for batch in rows]
         attention.release(model)
         with tempfile.TemporaryDirectory() as folder:
             model_folder.write(model, Path(folder))
-            loaded = _loaded(Path(folder), _auto(head, model), type(model)._auto_class)
-        for batch, expected in zip(both, ours, strict=True):
+            loaded = _load(Path(folder), _auto_class(head, model), type(model)._auto_class)
+        for batch, expected in zip(rows, trained, strict=True):
             given = {"input_ids": batch["input_ids"], "attention_mask": (batch["document_ids"] >= 0).long()}
             if head == "seq2seq":
                 given["decoder_input_ids"] = batch["decoder_input_ids"]
             with torch.no_grad():
                 output = loaded(**given)
-            real = batches.answered(batch) >= 0
+            real = batches.output_document_ids(batch) >= 0
             got = output[0] if getattr(output, "logits", None) is None else output.logits
             if head == "discriminator" and got.shape == (*expected.shape, 2):  # a token classifier's two classes
                 got = got[..., 1] - got[..., 0]
             padding = int((~real).sum())
             if got.shape != expected.shape:
-                raise Wrong(
-                    f"for {head}, {type(loaded).__name__} makes {tuple(got.shape)}, hidden and logits make "
+                raise CheckFailed(
+                    f"for {head}, {type(loaded).__name__} returns {tuple(got.shape)}, hidden and logits return "
                     f"{tuple(expected.shape)}"
                 )
             if difference(got[real], expected[real]) > TOLERANCE:
-                place = int((got[real] - expected[real]).abs().flatten(1).amax(0).argmax())
-                raise Wrong(
-                    f"for {head}, {type(loaded).__name__} gives other numbers on a document with {padding} places of "
-                    f"padding than hidden and logits do (most so in column {place}; id {toy.PAD} is padding). Either "
-                    "they do not compute what the model's own forward computes, or loading draws a weight anew"
+                column = int((got[real] - expected[real]).abs().flatten(1).amax(0).argmax())
+                raise CheckFailed(
+                    f"for {head}, {type(loaded).__name__} returns other numbers on a document with {padding} padding "
+                    f"tokens than hidden and logits do (the most in column {column}; id {toy.PAD} is padding). Either "
+                    "they do not compute what the model's own forward computes, or loading initialises a weight anew"
                 )
 
 
-def _auto(head: Head, model: PreTrainedModel) -> str:
-    """The Transformers class that loads `model`: of a discriminator that is a token classifier the one of those."""
+def _auto_class(head: Head, model: PreTrainedModel) -> str:
+    """The Transformers class that loads `model`; a discriminator may be a token classifier."""
     return "AutoModelForTokenClassification" if type(model).__name__.endswith("TokenClassification") else AUTO[head]
 
 
-def _trained_output(subject: Subject, model: PreTrainedModel, head: Head, batch: Mapping[str, Tensor]) -> Tensor:
-    """What objectives train of `head`: logits, or hidden states where there is no head."""
+def _trained_output(case: ArchitectureCase, model: PreTrainedModel, head: Head, batch: Mapping[str, Tensor]) -> Tensor:
+    """The output that objectives train with `head`: logits, or hidden states where it has none."""
     with torch.no_grad():
-        hidden = subject.architecture.hidden(model, batch)
+        hidden = case.architecture.hidden(model, batch)
         if head in WITH_LOGITS:
-            return subject.architecture.logits(model, hidden)
-        return subject.architecture.replaced_logits(model, hidden) if head == "discriminator" else hidden
+            return case.architecture.logits(model, hidden)
+        return case.architecture.replaced_logits(model, hidden) if head == "discriminator" else hidden
 
 
-def _loaded(folder: Path, auto: str, own: str | None) -> PreTrainedModel:
-    """The model in `folder` as plain Transformers loads it, by `own` with its own code. Raises Wrong if it does not."""
+def _load(folder: Path, auto: str, own: str | None) -> PreTrainedModel:
+    """Loads the model in `folder` with plain Transformers: by its class `auto`, or by `own` with the model's own code.
+    Raises CheckFailed where that fails."""
     import transformers
 
     try:
@@ -95,14 +96,14 @@ def _loaded(folder: Path, auto: str, own: str | None) -> PreTrainedModel:
             folder, local_files_only=True, trust_remote_code=own is not None, output_loading_info=True
         )
     except (ValueError, OSError, AttributeError, ImportError) as error:
-        raise Wrong(
+        raise CheckFailed(
             f"{own or auto} does not load it: {' '.join(str(error).split())[:300]}. A model that Transformers does not "
-            "have travels with its code: see the last page of plugins/README.md"
+            "have is exported with its code: see the last page of plugins/README.md"
         ) from error
-    lacking = sorted(report["missing_keys"]) + sorted(report["unexpected_keys"])
-    if lacking:
-        raise Wrong(f"{own or auto} misses weights or finds some too many: {', '.join(lacking[:5])}")
+    mismatched = sorted(report["missing_keys"]) + sorted(report["unexpected_keys"])
+    if mismatched:
+        raise CheckFailed(f"{own or auto} reports missing or unexpected weights: {', '.join(mismatched[:5])}")
     return loaded.eval()
 
 
-CHECKS: tuple[Check, ...] = (exported,)
+CHECKS: tuple[Check, ...] = (check_saved_model,)

@@ -1,6 +1,6 @@
-"""What an architecture promises of `tensor_partition`: processes that share its blocks compute what one does alone.
+"""The check of `tensor_partition`: processes that share an architecture's blocks compute the same as one process.
 
-The processes are threads here, each with its part of the same model, which wait for each other to add up.
+The processes are threads here. Each has its part of the same model and waits for the others at each all-reduce.
 
 Letters in shapes: B rows, T positions, H hidden size.
 """
@@ -16,101 +16,101 @@ import torch
 from torch import Tensor, nn
 
 from terakoya.components import Architecture, TensorPartition
-from terakoya.contract.findings import NotLookedAt, Wrong
+from terakoya.contract.results import CheckFailed, CheckSkipped
 from terakoya.training.engines.tensor_layers import LINEAR, TensorParallelGroup, WeightPartition, partition_blocks
 
 SIZE = 2
-"""Processes that share a model."""
+"""Number of processes that share a model."""
 TOLERANCE = 1e-4
 SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """Where threads add up what each has brought."""
+class ThreadSum:
+    """Adds up one tensor of each thread."""
 
-    brought: dict[int, Tensor] = field(default_factory=dict)
+    tensors: dict[int, Tensor] = field(default_factory=dict)
     barrier: threading.Barrier = field(default_factory=lambda: threading.Barrier(SIZE, timeout=SECONDS))
 
     def add(self, index: int, values: Tensor) -> Tensor:
-        """The sum of what all bring, the same for each."""
-        self.brought[index] = values
+        """The sum of the `values` of all threads, the same in each; `index` is the number of this thread."""
+        self.tensors[index] = values
         self.barrier.wait()
-        total = torch.stack([self.brought[each] for each in range(SIZE)]).sum(0)
+        total = torch.stack([self.tensors[each] for each in range(SIZE)]).sum(0)
         self.barrier.wait()
         return total
 
 
 @dataclass(frozen=True)
-class Thread(TensorParallelGroup):
-    """A place that is a thread's."""
+class ThreadGroup(TensorParallelGroup):
+    """A tensor-parallel group whose processes are threads."""
 
-    meeting: Meeting
+    thread_sum: ThreadSum
 
     def all_reduce(self, values: Tensor) -> Tensor:
         """See `TensorParallelGroup`."""
-        return self.meeting.add(self.index, values)
+        return self.thread_sum.add(self.index, values)
 
 
 @dataclass(frozen=True)
 class Computed:
-    """Hidden states (B, T, H), and by parameter's name the gradient of a number made of them, and how it is cut."""
+    """Hidden states (B, T, H); by parameter name, the gradient of a weighted sum of them and the parameter's cut."""
 
     hidden: Tensor
     gradients: Mapping[str, Tensor]
     cuts: Mapping[str, WeightPartition]
 
 
-def check(architecture: Architecture, models: Sequence[nn.Module], batch: Mapping[str, Tensor]) -> None:
-    """Tries `models`, 1 + SIZE equal ones of which all but the first are then cut, on `batch`.
+def check_partition(architecture: Architecture, models: Sequence[nn.Module], batch: Mapping[str, Tensor]) -> None:
+    """Runs `batch` through `models`: 1 + SIZE equal models, of which all but the first share their blocks.
 
     Raises:
-        Wrong: what is computed together is not what is computed alone.
-        NotLookedAt: the architecture cannot be cut, or its toy sizes cannot.
+        CheckFailed: processes that share the blocks compute something else than one process.
+        CheckSkipped: the architecture cannot be shared, or not at its toy sizes.
     """
     partition = architecture.tensor_partition()
     if partition is None:
-        raise NotLookedAt("tensor_partition is None: parallel.tp_size is refused")
+        raise CheckSkipped("tensor_partition is None: parallel.tp_size is refused")
     odd = {name: size for name, size in partition.sizes.items() if size % SIZE}
     if odd:
-        raise NotLookedAt(f"its trial has {odd}, which {SIZE} processes cannot share; give even sizes in `trial`")
-    _names(architecture, models[0], partition)
+        raise CheckSkipped(f"its trial has {odd}, which {SIZE} processes cannot share; give even sizes in `trial`")
+    _check_names(architecture, models[0], partition)
     expected = _compute(architecture, models[0], batch, {})
-    meeting = Meeting()
+    thread_sum = ThreadSum()
 
-    def one(index: int) -> Computed:
+    def compute_in_thread(index: int) -> Computed:
         model = models[1 + index]
         try:
             with torch.enable_grad():
-                place = Thread(index, SIZE, meeting)
+                group = ThreadGroup(index, SIZE, thread_sum)
                 blocks = architecture.blocks(model)
-                return _compute(architecture, model, batch, partition_blocks(blocks, partition, place, dropout=None))
+                return _compute(architecture, model, batch, partition_blocks(blocks, partition, group, dropout=None))
         except BaseException:
-            meeting.barrier.abort()
+            thread_sum.barrier.abort()
             raise
 
     with ThreadPoolExecutor(SIZE) as pool:
-        waiting = [pool.submit(one, index) for index in range(SIZE)]
-    errors = [error for each in waiting if (error := each.exception()) is not None]
+        futures = [pool.submit(compute_in_thread, index) for index in range(SIZE)]
+    errors = [error for future in futures if (error := future.exception()) is not None]
     for error in sorted(errors, key=lambda each: isinstance(each, threading.BrokenBarrierError)):
         raise error
-    _compare(expected, [each.result() for each in waiting], _on_parts(architecture, models[0], partition))
+    _compare(expected, [future.result() for future in futures], _weights_on_parts(architecture, models[0], partition))
 
 
-def _names(architecture: Architecture, model: nn.Module, partition: TensorPartition) -> None:
-    """Raises Wrong where `partition` names what the blocks do not have."""
+def _check_names(architecture: Architecture, model: nn.Module, partition: TensorPartition) -> None:
+    """Raises CheckFailed where `partition` names a module that the blocks lack, or cuts one that is not linear."""
     for block in architecture.blocks(model):
-        there = dict(block.named_modules())
+        modules = dict(block.named_modules())
         for name in (*partition.entries, *partition.columns, *partition.rows, *partition.on_parts, *partition.counts):
-            if name not in there:
-                raise Wrong(f"its blocks have no {name}; they have {', '.join(filter(None, there))}")
+            if name not in modules:
+                raise CheckFailed(f"its blocks have no {name}; they have {', '.join(filter(None, modules))}")
         for name in (*partition.columns, *partition.rows):
-            if not isinstance(there[name], LINEAR):
-                raise Wrong(f"{name} is a {type(there[name]).__name__}; only linear layers can be cut")
+            if not isinstance(modules[name], LINEAR):
+                raise CheckFailed(f"{name} is a {type(modules[name]).__name__}; only linear layers can be cut")
 
 
-def _on_parts(architecture: Architecture, model: nn.Module, partition: TensorPartition) -> frozenset[str]:
-    """The names of the weights that each process has whole and applies to its own part."""
+def _weights_on_parts(architecture: Architecture, model: nn.Module, partition: TensorPartition) -> frozenset[str]:
+    """The names of the weights that each process holds whole and applies to its own part of the activations."""
     applied = {
         value
         for block in architecture.blocks(model)
@@ -136,25 +136,26 @@ def _compute(
     )
 
 
-def _compare(expected: Computed, found: Sequence[Computed], on_parts: frozenset[str]) -> None:
-    """Raises Wrong where what was computed together is not what was computed alone."""
+def _compare(expected: Computed, results: Sequence[Computed], on_parts: frozenset[str]) -> None:
+    """Raises CheckFailed where the `results` of several processes differ from `expected`, the result of one."""
     whole = torch.cat([each.flatten() for each in expected.gradients.values()]).norm()
-    for computed in found:
+    for computed in results:
         error = float((computed.hidden - expected.hidden).abs().max() / expected.hidden.abs().max())
         if error > TOLERANCE:
-            raise Wrong(
+            raise CheckFailed(
                 f"hidden states of {SIZE} processes that share the blocks are off by {error:.1g}: are all layers "
-                "between an entry and its rows in columns, fused ones with how many matrices they hold, and all that "
-                "counts heads in counts?"
+                "between an entry and its rows in columns, fused layers with their number of matrices, and all modules "
+                "that hold a number of heads in counts?"
             )
         for name, gradient in computed.gradients.items():
-            alone = expected.gradients[name]
+            reference = expected.gradients[name]
             if name in computed.cuts:
-                alone = computed.cuts[name].own(alone)
+                reference = computed.cuts[name].own(reference)
             if name in on_parts:
-                gradient = torch.stack([each.gradients[name] for each in found]).sum(0)
-            if (gradient - alone).norm() > TOLERANCE * (alone.norm() + 0.01 * whole):
-                raise Wrong(
-                    f"the gradient of {name} is not that of one process: is what goes into the part of one in entries, "
-                    "and what each process applies to its own part alone, a norm of heads, in on_parts?"
+                gradient = torch.stack([each.gradients[name] for each in results]).sum(0)
+            if (gradient - reference).norm() > TOLERANCE * (reference.norm() + 0.01 * whole):
+                raise CheckFailed(
+                    f"the gradient of {name} is not that of one process: are the modules whose input goes into the "
+                    "shared layers in entries, and those that each process applies to its own part, such as a norm of "
+                    "heads, in on_parts?"
                 )

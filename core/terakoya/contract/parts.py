@@ -1,5 +1,5 @@
-"""What optimizers, schedules and exporters promise. Importers, trackers and launchers reach out of the machine: of them
-only settings and methods are looked at."""
+"""Checks of optimizers, schedules and exporters. Importers, trackers and launchers need other machines, services or
+files: only their settings and methods are checked."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from terakoya.components import Exporter, Optimizer, Schedule
 from terakoya.components.progress import Progress, Unit
 from terakoya.contract import objective, toy
-from terakoya.contract.findings import Check, NotLookedAt, Wrong
-from terakoya.contract.settings import Subject
+from terakoya.contract.results import Check, CheckFailed, CheckSkipped
+from terakoya.contract.settings import Case
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.toolkit.architectures import attention
@@ -27,16 +27,16 @@ from terakoya.toolkit.architectures import attention
 # ------------------------------------------------------------------------------------------------------ optimizers
 
 
-def _optimizer(subject: Subject, module: nn.Module) -> torch.optim.Optimizer:
-    settings = subject.settings()
+def _build_optimizer(case: Case, module: nn.Module) -> torch.optim.Optimizer:
+    settings = case.settings()
     assert isinstance(settings, Optimizer)
     optimizer = settings.build(module, fused=False)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise Wrong(f"build returned {type(optimizer).__name__}, expected a torch.optim.Optimizer")
+        raise CheckFailed(f"build returned {type(optimizer).__name__}, expected a torch.optim.Optimizer")
     return optimizer
 
 
-def _network() -> nn.Sequential:
+def _build_network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 1))
 
@@ -46,7 +46,7 @@ def _loss(module: nn.Module) -> torch.Tensor:
     return ((module(ids).flatten() - torch.sin(ids.float())) ** 2).mean()
 
 
-def _steps(module: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> list[float]:
+def _train(module: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> list[float]:
     losses = []
     for _ in range(count):
         optimizer.zero_grad()
@@ -57,47 +57,49 @@ def _steps(module: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> l
     return losses
 
 
-def takes_every_weight(subject: Subject) -> None:
-    """It takes each trainable weight once, and no frozen one, at its learning rate."""
-    module = _network()
+def check_parameter_groups(case: Case) -> None:
+    """It updates each trainable weight once, and no frozen one, at its learning rate."""
+    module = _build_network()
     module[0].requires_grad_(False)
-    optimizer = _optimizer(subject, module)
-    taken = [id(each) for group in optimizer.param_groups for each in group["params"]]
-    expected = {id(each) for each in module.parameters() if each.requires_grad}
-    if len(taken) != len(set(taken)) or set(taken) != expected:
-        raise Wrong(
-            f"it takes {len(taken)} tensors, of which {len(expected & set(taken))} are among the {len(expected)} that "
-            "may be trained; take those with requires_grad, each once"
+    optimizer = _build_optimizer(case, module)
+    grouped = [id(each) for group in optimizer.param_groups for each in group["params"]]
+    trainable = {id(each) for each in module.parameters() if each.requires_grad}
+    if len(grouped) != len(set(grouped)) or set(grouped) != trainable:
+        raise CheckFailed(
+            f"it updates {len(grouped)} tensors, of which {len(trainable & set(grouped))} are among the "
+            f"{len(trainable)} trainable ones; its groups must hold every tensor with requires_grad once"
         )
-    settings = subject.settings()
+    settings = case.settings()
     assert isinstance(settings, Optimizer)
     rate = settings.learning_rate
-    wrong = [group["lr"] for group in optimizer.param_groups if group["lr"] != rate]
-    if wrong:
-        raise Wrong(f"a group's lr is {wrong[0]}, expected learning_rate, which is {rate}: the schedule multiplies it")
+    other_rates = [group["lr"] for group in optimizer.param_groups if group["lr"] != rate]
+    if other_rates:
+        raise CheckFailed(
+            f"a group's lr is {other_rates[0]}, expected learning_rate, which is {rate}: the schedule multiplies it"
+        )
 
 
-def learns(subject: Subject) -> None:
-    """It makes a loss smaller."""
-    module = _network()
-    losses = _steps(module, _optimizer(subject, module), 60)
+def check_loss_decreases(case: Case) -> None:
+    """It lowers a loss."""
+    module = _build_network()
+    losses = _train(module, _build_optimizer(case, module), 60)
     if not losses[-1] < losses[0]:
-        raise Wrong(
+        raise CheckFailed(
             f"after 60 steps at its default learning rate the loss went from {losses[0]:.4g} to {losses[-1]:.4g}"
         )
 
 
-def resumes(subject: Subject) -> None:
-    """Its state, saved and loaded, goes on to the bit."""
-    module = _network()
-    optimizer = _optimizer(subject, module)
-    _steps(module, optimizer, 5)
-    again = _network()
-    again.load_state_dict(module.state_dict())
-    restored = _optimizer(subject, again)
+def check_resuming(case: Case) -> None:
+    """Saved and loaded, it continues bit for bit."""
+    module = _build_network()
+    optimizer = _build_optimizer(case, module)
+    _train(module, optimizer, 5)
+    restored_module = _build_network()
+    restored_module.load_state_dict(module.state_dict())
+    restored = _build_optimizer(case, restored_module)
     restored.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    if _steps(module, optimizer, 5) != _steps(again, restored, 5):
-        raise Wrong("after load_state_dict it takes other steps; keep all that it remembers in optimizer.state")
+    if _train(module, optimizer, 5) != _train(restored_module, restored, 5):
+        raise CheckFailed("after load_state_dict its steps differ; keep all of its state in optimizer.state")
 
 
 # ------------------------------------------------------------------------------------------------------- schedules
@@ -105,24 +107,27 @@ def resumes(subject: Subject) -> None:
 UNITS: tuple[Unit, ...] = get_args(Unit)
 
 
-def factors(subject: Subject) -> None:
+def check_factors(case: Case) -> None:
     """Its factor is a finite number, never negative, and depends on the progress alone."""
-    schedule = subject.settings()
+    schedule = case.settings()
     assert isinstance(schedule, Schedule)
     for unit, max_steps in product(UNITS, (1, 2, 1000)):
         run = [_progress(step, max_steps, unit) for step in range(max_steps + 1)]
-        course = [schedule.factor(progress) for progress in run]
-        for step, factor in enumerate(course):
+        factors = [schedule.factor(progress) for progress in run]
+        for step, factor in enumerate(factors):
             if not isinstance(factor, int | float) or not math.isfinite(factor) or factor < 0:
-                raise Wrong(f"in step {step} of {max_steps} its factor is {factor!r}, expected a number from 0")
-        if course[::-1] != [schedule.factor(progress) for progress in reversed(run)]:
-            raise Wrong("asked again it gives another factor; a run that resumes asks for steps in the middle")
-        if not any(course[:max_steps]):
-            raise Wrong(f"of {max_steps} steps every one has factor 0: nothing is learnt")
+                raise CheckFailed(f"in step {step} of {max_steps} its factor is {factor!r}, expected a number >= 0")
+        if factors[::-1] != [schedule.factor(progress) for progress in reversed(run)]:
+            raise CheckFailed(
+                "called again for the same progress it returns another factor; a resumed run starts in the middle"
+            )
+        if not any(factors[:max_steps]):
+            raise CheckFailed(f"all {max_steps} steps have factor 0: nothing is learnt")
 
 
 def _progress(step: int, max_steps: int, unit: Unit) -> Progress:
-    """Before step `step` of a run of `max_steps` steps of 1,000 tokens, validated before every second one."""
+    """The progress before step `step` of a run of `max_steps` steps of 1,000 tokens, with a validation before every
+    second step."""
     return Progress(
         step=step,
         max_steps=max_steps,
@@ -137,38 +142,38 @@ def _progress(step: int, max_steps: int, unit: Unit) -> Progress:
 # ------------------------------------------------------------------------------------------------------- exporters
 
 
-def writes(subject: Subject) -> None:
-    """It writes every model and the tokenizer below the folder it is given."""
-    exporter = subject.settings()
+def check_export(case: Case) -> None:
+    """It writes every model and the tokenizer into the folder it is given."""
+    exporter = case.settings()
     assert isinstance(exporter, Exporter)
     refusals = []
     for name in registry().names("objectives"):
-        trained = objective.Subject("objectives", name, registry().component("objectives", name))
+        trained = objective.ObjectiveCase("objectives", name, registry().component("objectives", name))
         try:
-            return _writes(exporter, trained.objective.exports(trained.module))
+            return _check_written_files(exporter, trained.objective.exports(trained.module))
         except UserError as error:
             refusals.append(f"\n  of {name}: {error}")
-    raise NotLookedAt("it takes no model of an installed objective" + "".join(refusals))
+    raise CheckSkipped("it accepts no model of an installed objective" + "".join(refusals))
 
 
-def _writes(exporter: Exporter, models: Mapping[str, PreTrainedModel]) -> None:
+def _check_written_files(exporter: Exporter, models: Mapping[str, PreTrainedModel]) -> None:
     before = {name: {key: value.clone() for key, value in model.state_dict().items()} for name, model in models.items()}
     with tempfile.TemporaryDirectory() as folder:
         tokenizer, out = toy.make_tokenizer(Path(folder) / "tokenizer"), Path(folder) / "out"
-        kept = sorted(tokenizer.iterdir())
+        tokenizer_files = sorted(tokenizer.iterdir())
         out.mkdir()
         for model in models.values():
             attention.use(model, "sdpa")
         exporter.export(models, tokenizer, out)
         if not any(path.is_file() for path in out.rglob("*")):
-            raise Wrong("export wrote nothing into the folder it was given")
-        if sorted(tokenizer.iterdir()) != kept or len(list(Path(folder).iterdir())) != 2:
-            raise Wrong("export wrote beside the folder it was given")
+            raise CheckFailed("export wrote nothing into the folder it was given")
+        if sorted(tokenizer.iterdir()) != tokenizer_files or len(list(Path(folder).iterdir())) != 2:
+            raise CheckFailed("export wrote outside the folder it was given")
     for name, model in models.items():
         if any(not torch.equal(value, before[name][key]) for key, value in model.state_dict().items()):
-            raise Wrong("export changed the weights of the model")
+            raise CheckFailed("export changed the weights of the model")
 
 
-OPTIMIZER: tuple[Check, ...] = (takes_every_weight, learns, resumes)
-SCHEDULE: tuple[Check, ...] = (factors,)
-EXPORTER: tuple[Check, ...] = (writes,)
+OPTIMIZER: tuple[Check, ...] = (check_parameter_groups, check_loss_decreases, check_resuming)
+SCHEDULE: tuple[Check, ...] = (check_factors,)
+EXPORTER: tuple[Check, ...] = (check_export,)

@@ -1,4 +1,4 @@
-"""What encoder-decoders promise beside what others do: the decoder sees its source, and of its target what is before.
+"""Further checks of encoder-decoders: the decoder sees all of its source, and only earlier tokens of its target.
 
 Letters in shapes: S positions of the decoder.
 """
@@ -9,66 +9,68 @@ import torch
 from torch import Tensor
 
 from terakoya.contract import architecture, batches, toy
-from terakoya.contract.findings import Check, NotLookedAt, Wrong
+from terakoya.contract.results import Check, CheckFailed, CheckSkipped
 
 
-def writes_in_order(subject: architecture.Subject) -> None:
-    """With a seq2seq head, a token of the target changes nothing before it."""
-    if not _writes(subject):
+def check_decoder_is_causal(case: architecture.ArchitectureCase) -> None:
+    """With a seq2seq head, a target token changes nothing before it."""
+    if not _has_seq2seq_head(case):
         return
-    batch = subject.row(subject.length())
-    place = batch["decoder_input_ids"].shape[1] // 2
-    changed = {**batch, "decoder_input_ids": _others(batch["decoder_input_ids"], slice(place, None))}
-    before, after = subject.hidden(batch), subject.hidden(changed)
-    found = batches.difference(before[:, :place], after[:, :place])
-    if found > architecture.TOLERANCE:
-        raise Wrong(
-            f"the decoder's hidden states differ by {found:.1g} before the place where its input was changed: it sees "
-            "what it is to write. Hand it a mask made of attention.causal_mask(batch['decoder_document_ids'])"
+    batch = case.row(case.length())
+    position = batch["decoder_input_ids"].shape[1] // 2
+    changed = {**batch, "decoder_input_ids": _replace_ids(batch["decoder_input_ids"], slice(position, None))}
+    before, after = case.hidden(batch), case.hidden(changed)
+    error = batches.difference(before[:, :position], after[:, :position])
+    if error > architecture.TOLERANCE:
+        raise CheckFailed(
+            f"the decoder's hidden states differ by {error:.1g} before the position of a changed input: the decoder "
+            "sees what it has to predict. Pass it a mask from attention.causal_mask(batch['decoder_document_ids'])"
         )
-    if torch.equal(before[:, place], after[:, place]):
-        raise Wrong("a changed token changes nothing at its own place either; does the decoder get decoder_input_ids?")
+    if torch.equal(before[:, position], after[:, position]):
+        raise CheckFailed(
+            "a changed token changes nothing at its own position either; does the decoder get decoder_input_ids?"
+        )
 
 
-def reads_its_source(subject: architecture.Subject) -> None:
-    """With a seq2seq head, every token of the target sees the whole source of its document, and only that."""
-    if not _writes(subject):
+def check_decoder_reads_source(case: architecture.ArchitectureCase) -> None:
+    """With a seq2seq head, every target token sees the whole source of its document, and no other source."""
+    if not _has_seq2seq_head(case):
         return
-    first = 9 if subject.architecture.isolation != "none" else subject.length()
-    further = (subject.length() - first,) if first < subject.length() else ()
-    batch = subject.row(first, *further)
-    documents, hidden = batch["decoder_document_ids"][0], subject.hidden(batch)
-    for place in (0, first - 1):
-        changed = {**batch, "input_ids": _others(batch["input_ids"], slice(place, place + 1))}
-        moved = (subject.hidden(changed) - hidden).abs().amax(-1)[0] > 0
+    first = 9 if case.architecture.isolation != "none" else case.length()
+    further = (case.length() - first,) if first < case.length() else ()
+    batch = case.row(first, *further)
+    documents, hidden = batch["decoder_document_ids"][0], case.hidden(batch)
+    for position in (0, first - 1):
+        changed = {**batch, "input_ids": _replace_ids(batch["input_ids"], slice(position, position + 1))}
+        moved = (case.hidden(changed) - hidden).abs().amax(-1)[0] > 0
         if not bool(moved[documents == 0].all()):
-            raise Wrong(
-                f"a changed token at place {place} of the source leaves hidden states of its target as they were; does "
-                "the decoder get what the encoder made, with a mask for all of it: attention.document_mask(target, "
-                "source)?"
+            raise CheckFailed(
+                f"a changed token at position {position} of the source does not change all hidden states of its "
+                "target; does the decoder get the encoder's hidden states with a mask for all of them: "
+                "attention.document_mask(target, source)?"
             )
         if bool(moved[documents != 0].any()):
-            raise Wrong(
-                "a changed token of one document's source changes the target of another in the row; hand the decoder "
-                "attention.document_mask(target, source) for what the encoder made"
+            raise CheckFailed(
+                "a changed token of one document's source changes the target of another in the row; pass the decoder "
+                "attention.document_mask(target, source) for the encoder's hidden states"
             )
 
 
-def _writes(subject: architecture.Subject) -> bool:
-    """Whether the subject has a seq2seq head. Raises NotLookedAt where its model here is for another."""
-    if "seq2seq" not in subject.architecture.heads:
+def _has_seq2seq_head(case: architecture.ArchitectureCase) -> bool:
+    """Whether the architecture has a seq2seq head. Raises CheckSkipped where the case's model has another head."""
+    if "seq2seq" not in case.architecture.heads:
         return False
-    if subject.head != "seq2seq":
-        raise NotLookedAt(f"its hidden states are looked at with the head {subject.head!r}")
+    if case.head != "seq2seq":
+        raise CheckSkipped(f"its hidden states are checked with the head {case.head!r}")
     return True
 
 
-def _others(ids: Tensor, where: slice) -> Tensor:
-    """`ids` (1, S) with other words at `where`."""
+def _replace_ids(ids: Tensor, where: slice) -> Tensor:
+    """`ids` (1, S) with other ids at `where`, never special ones."""
     first = len(toy.VOCABULARY.special)
     changed = ids.clone()
     changed[:, where] = first + (changed[:, where] - first + 1) % (toy.VOCABULARY.size - first)
     return changed
 
 
-CHECKS: tuple[Check, ...] = (writes_in_order, reads_its_source)
+CHECKS: tuple[Check, ...] = (check_decoder_is_causal, check_decoder_reads_source)

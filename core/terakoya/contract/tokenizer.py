@@ -1,4 +1,4 @@
-"""What a tokenizer promises: Transformers loads what it trains, and its fast encoder gives the same ids."""
+"""Checks of a tokenizer: Transformers loads the folder that it trains, and its fast encoder gives the same ids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from terakoya.components import Encoded, Tokenizer
 from terakoya.contract import settings, toy
-from terakoya.contract.findings import Check, NotLookedAt, Wrong
+from terakoya.contract.results import Check, CheckFailed, CheckSkipped
 from terakoya.corpus.corpus import Corpus
 
 LINES = (
@@ -28,21 +28,21 @@ LINES = (
 UNSEEN = ("鯨は海を泳ぐ。", "  two  spaces ", "", "Ωμέγα", "読み書き")
 
 
-class Subject(settings.Subject):
+class TokenizerCase(settings.Case):
     """A tokenizer, trained once on a few lines."""
 
     @cached_property
     def home(self) -> tempfile.TemporaryDirectory[str]:
-        """Where all folders of this look are."""
+        """The temporary folder of this case."""
         return tempfile.TemporaryDirectory()
 
     def close(self) -> None:
-        """Removes what was trained."""
+        """Removes the trained tokenizer."""
         self.home.cleanup()
 
     @cached_property
     def folder(self) -> Path:
-        """Where it was trained; `close` removes it."""
+        """The folder of the trained tokenizer; `close` removes it."""
         home = Path(self.home.name)
         assert issubclass(self.component, Tokenizer)
         if self.component.fallback:
@@ -51,13 +51,13 @@ class Subject(settings.Subject):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """At toy size."""
-        found = self.settings()
-        assert isinstance(found, Tokenizer)
-        return found
+        """The tokenizer at toy size."""
+        tokenizer = self.settings()
+        assert isinstance(tokenizer, Tokenizer)
+        return tokenizer
 
     def train(self, folder: Path) -> Path:
-        """Trains into `folder`."""
+        """Trains on LINES, writes into the new `folder` and returns it."""
         corpus = folder.with_name(f"{folder.name}.txt")
         corpus.write_text("\n\n".join("\n".join(LINES[n:] + LINES[:n]) for n in range(len(LINES))), encoding="utf-8")
         folder.mkdir()
@@ -66,100 +66,102 @@ class Subject(settings.Subject):
 
     @cached_property
     def reader(self) -> Tokenizer:
-        """What `from_folder` makes of the trained folder."""
-        found = type(self.tokenizer).from_folder(self.folder)
-        if found is None:
-            raise Wrong("from_folder does not know the folder that train wrote; return the settings that read it")
-        if not isinstance(found, type(self.tokenizer)):
-            raise Wrong(f"from_folder returned {type(found).__name__}, expected {type(self.tokenizer).__name__}")
-        return found
+        """The tokenizer that `from_folder` returns for the trained folder."""
+        reader = type(self.tokenizer).from_folder(self.folder)
+        if reader is None:
+            raise CheckFailed("from_folder does not recognise the folder that train wrote; return settings for it")
+        if not isinstance(reader, type(self.tokenizer)):
+            raise CheckFailed(f"from_folder returned {type(reader).__name__}, expected {type(self.tokenizer).__name__}")
+        return reader
 
 
-def loads(subject: Subject) -> None:
-    """Transformers loads what it trained, offline."""
+def check_loading(case: TokenizerCase) -> None:
+    """Transformers loads the trained folder, offline."""
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-    loaded = subject.tokenizer.load(subject.folder)
+    loaded = case.tokenizer.load(case.folder)
     if not isinstance(loaded, PreTrainedTokenizerBase):
-        raise Wrong(f"load returned {type(loaded).__name__}, expected a Transformers tokenizer")
+        raise CheckFailed(f"load returned {type(loaded).__name__}, expected a Transformers tokenizer")
     try:
-        plain = AutoTokenizer.from_pretrained(subject.folder, local_files_only=True)
+        plain = AutoTokenizer.from_pretrained(case.folder, local_files_only=True)
     except (ValueError, OSError) as error:
-        raise Wrong(f"AutoTokenizer does not load the folder: {' '.join(str(error).split())[:300]}") from error
+        raise CheckFailed(f"AutoTokenizer does not load the folder: {' '.join(str(error).split())[:300]}") from error
     if plain.get_vocab() != loaded.get_vocab():
-        raise Wrong("AutoTokenizer finds another vocabulary in the folder than load does")
+        raise CheckFailed("AutoTokenizer finds another vocabulary in the folder than load does")
 
 
-def recognises(subject: Subject) -> None:
-    """It knows its own folder, and no other."""
-    assert subject.reader
+def check_recognition(case: TokenizerCase) -> None:
+    """It recognises its own folder, and no other."""
+    assert case.reader
     with tempfile.TemporaryDirectory() as empty:
-        if type(subject.tokenizer).from_folder(Path(empty)) is not None:
-            raise Wrong("from_folder takes an empty folder for its own; look for a file that only train writes")
-    if subject.tokenizer.fallback:
+        if type(case.tokenizer).from_folder(Path(empty)) is not None:
+            raise CheckFailed("from_folder accepts an empty folder; look for a file that only train writes")
+    if case.tokenizer.fallback:
         return
     with tempfile.TemporaryDirectory() as foreign:
-        if type(subject.tokenizer).from_folder(toy.make_tokenizer(Path(foreign) / "words")) is not None:
-            raise Wrong("from_folder takes a plain tokenizer.json for its own; look for a file that only train writes")
+        if type(case.tokenizer).from_folder(toy.make_tokenizer(Path(foreign) / "words")) is not None:
+            raise CheckFailed("from_folder accepts a plain tokenizer.json; look for a file that only train writes")
 
 
-def same_ids(subject: Subject) -> None:
-    """Its fast encoder gives the ids that Transformers gives, line by line."""
-    encoder, loaded = subject.reader.encoder(subject.folder), subject.reader.load(subject.folder)
+def check_ids(case: TokenizerCase) -> None:
+    """Its fast encoder gives the same ids as Transformers, line by line."""
+    encoder, loaded = case.reader.encoder(case.folder), case.reader.load(case.folder)
     documents = ["\n".join(LINES), "", *LINES, *UNSEEN]
     encoded = encoder.encode(documents)
     if not isinstance(encoded, Encoded):
-        raise Wrong(f"encode returned {type(encoded).__name__}, expected terakoya.components.Encoded")
+        raise CheckFailed(f"encode returned {type(encoded).__name__}, expected terakoya.components.Encoded")
     lines = [line for document in documents for line in document.split("\n")]
     expected = [loaded(line, add_special_tokens=False)["input_ids"] for line in lines]
     lengths = [len(ids) for ids in expected if len(ids)]
     if len(encoded.document_lines) != len(documents):
-        raise Wrong(f"document_lines has {len(encoded.document_lines)} entries for {len(documents)} documents")
-    if encoded.line_lengths.tolist() != lengths and not subject.reader.keeps_line_ends:
-        raise Wrong("line_lengths are not the lengths of the lines that have tokens")
+        raise CheckFailed(f"document_lines has {len(encoded.document_lines)} entries for {len(documents)} documents")
+    if encoded.line_lengths.tolist() != lengths and not case.reader.keeps_line_ends:
+        raise CheckFailed("line_lengths are not the lengths of the lines that have tokens")
     start = 0
     for line, ids in zip(lines, expected, strict=True):
         got = encoded.ids[start : start + len(ids)].tolist()
         if got != ids:
-            raise Wrong(f"of {line!r} it makes {got[:12]}, Transformers makes {ids[:12]}")
+            raise CheckFailed(f"for {line!r} its ids are {got[:12]}, those of Transformers {ids[:12]}")
         start += len(ids)
     if start != len(encoded.ids):
-        raise Wrong(f"it made {len(encoded.ids)} ids, Transformers {start}")
+        raise CheckFailed(f"it returned {len(encoded.ids)} ids, Transformers {start}")
     if encoded.word_starts is not None and (
         encoded.word_starts.shape != encoded.ids.shape or encoded.word_starts.dtype != np.bool_
     ):
-        raise Wrong(
+        raise CheckFailed(
             f"word_starts is {encoded.word_starts.shape} {encoded.word_starts.dtype}, expected {encoded.ids.shape} bool"
         )
 
 
-def vocabulary(subject: Subject) -> None:
-    """Its vocabulary says its size and its special tokens."""
-    encoder, loaded = subject.reader.encoder(subject.folder), subject.reader.load(subject.folder)
+def check_vocabulary(case: TokenizerCase) -> None:
+    """Its vocabulary has the right size and every special token."""
+    encoder, loaded = case.reader.encoder(case.folder), case.reader.load(case.folder)
     size = max(loaded.get_vocab().values()) + 1
     if encoder.vocabulary.size < size:
-        raise Wrong(f"vocabulary.size is {encoder.vocabulary.size}, but the largest id is {size - 1}")
+        raise CheckFailed(f"vocabulary.size is {encoder.vocabulary.size}, but the largest id is {size - 1}")
     named = {loaded.convert_tokens_to_ids(token) for token in loaded.all_special_tokens}
     missing = sorted(named - set(encoder.vocabulary.special))
     if missing:
-        raise Wrong(f"special leaves out {loaded.convert_ids_to_tokens(missing)}: training would mask them like words")
+        raise CheckFailed(
+            f"vocabulary.special lacks {loaded.convert_ids_to_tokens(missing)}: training would mask them like words"
+        )
 
 
-def repeatable(subject: Subject) -> None:
-    """Trained again it is the same to the byte, with the same fingerprint."""
-    if subject.tokenizer.fallback:
-        raise NotLookedAt("it trains nothing")
+def check_reproducibility(case: TokenizerCase) -> None:
+    """Trained twice on the same text it gives the same bytes and the same fingerprint."""
+    if case.tokenizer.fallback:
+        raise CheckSkipped("it is not trained")
     with tempfile.TemporaryDirectory() as home:
-        again = subject.train(Path(home) / "trained")
-        for file in sorted(path for path in subject.folder.rglob("*") if path.is_file()):
-            other = again / file.relative_to(subject.folder)
+        second = case.train(Path(home) / "trained")
+        for file in sorted(path for path in case.folder.rglob("*") if path.is_file()):
+            other = second / file.relative_to(case.folder)
             if not other.is_file() or other.read_bytes() != file.read_bytes():
-                raise Wrong(f"{file.name} is another when trained again on the same text")
-        facts = subject.reader.fingerprint(subject.folder)
+                raise CheckFailed(f"{file.name} differs when trained again on the same text")
+        facts = case.reader.fingerprint(case.folder)
         if not facts or not all(isinstance(value, str) for value in facts.values()):
-            raise Wrong(f"fingerprint returned {facts!r}, expected a mapping of name to hash")
-        if facts != subject.reader.fingerprint(again):
-            raise Wrong("fingerprint of the same tokenizer in another folder is another; leave paths and times out")
+            raise CheckFailed(f"fingerprint returned {facts!r}, expected a mapping of name to hash")
+        if facts != case.reader.fingerprint(second):
+            raise CheckFailed("fingerprint changes with the folder of the same tokenizer; leave out paths and times")
 
 
-CHECKS: tuple[Check, ...] = (loads, recognises, same_ids, vocabulary, repeatable)
+CHECKS: tuple[Check, ...] = (check_loading, check_recognition, check_ids, check_vocabulary, check_reproducibility)

@@ -1,4 +1,4 @@
-"""A toy vocabulary, a toy tokenizer, a toy store and toy sizes, to try a component out with in seconds."""
+"""A toy vocabulary, tokenizer and store, and toy sizes, with which a check of a component takes seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from terakoya.store.writer import write_store
 
 SPECIAL = ("[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", "[BOS]", "[EOS]", *(f"[unused{n}]" for n in range(8)))
 PAD = 3
-"""Not 0, so that a config which leaves it at its default is seen."""
+"""Not 0, so that the checks detect a config that leaves the id at its default."""
 VOCABULARY = Vocabulary(size=64, pad=PAD, unk=0, cls=1, sep=2, mask=4, bos=5, eos=6, special=tuple(range(len(SPECIAL))))
 SEQUENCE_LENGTH = 32
 
@@ -26,22 +26,22 @@ SIZES: Mapping[str, Any] = {
     "d_kv": 4, "num_hidden_layers": 2, "num_layers": 2, "num_decoder_layers": 2, "num_attention_heads": 4,
     "num_heads": 4, "n_head": 4, "max_position_embeddings": 48, "vocab_size": 200,
 }  # fmt: skip
-"""Transformers' usual names of sizes. Width over heads is 4, and a quarter of every width is whole."""
+"""Transformers' usual names of sizes. A head is 4 wide, and a quarter of every width is a whole number."""
 
 
 def settings(component: type[Component], **further: Any) -> Component:
-    """An instance at toy size: usual sizes small, then what the component's own `trial` says, then `further`."""
+    """An instance at toy size: the small SIZES, overridden by the component's `trial`, overridden by `further`."""
     return component.model_validate(values(component) | further)
 
 
 def values(component: type[Component]) -> dict[str, Any]:
-    """The JSON keys and values of `settings`."""
+    """The JSON keys and values of `settings` without `further`."""
     small = {name: value for name, value in SIZES.items() if name in component.model_fields}
     return {**small, **component.trial}
 
 
 def make_tokenizer(folder: Path) -> Path:
-    """A Transformers tokenizer of words between spaces over `VOCABULARY`, saved into `folder`."""
+    """Saves a Transformers tokenizer that splits at spaces, with the words of `VOCABULARY`, into `folder`."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -61,16 +61,16 @@ def make_tokenizer(folder: Path) -> Path:
 def make_store(
     folder: Path, *, unit: Unit = "document", documents: int = 48, conversations: bool = False
 ) -> TokenStore:
-    """A store of lines in which each token says much about the next, with its tokenizer; `folder` is new. Of
-    `conversations` every second line is an answer."""
-    draw = np.random.default_rng(5)
+    """Writes a store of lines in which each token predicts the next well, with its tokenizer, into the new `folder`.
+    With `conversations` every second line is an answer."""
+    generator = np.random.default_rng(5)
     first, span = VOCABULARY.special[-1] + 1, VOCABULARY.size - len(VOCABULARY.special)
     texts = []
     for _ in range(documents):
         lines = []
-        for _ in range(draw.integers(2, 5)):
-            ids = [int(draw.integers(span))]
-            while len(ids) < draw.integers(4, 12):
+        for _ in range(generator.integers(2, 5)):
+            ids = [int(generator.integers(span))]
+            while len(ids) < generator.integers(4, 12):
                 ids.append((3 * ids[-1] + 7) % span)
             lines.append([first + each for each in ids])
         texts.append(lines)
@@ -87,13 +87,13 @@ def make_store(
     )
 
 
-def store_for(layout: Layout, folder: Path) -> TokenStore:
-    """A store that `layout` can be cut from; `folder` is new."""
-    return make_store(folder, unit=unit_of(layout), conversations=layout.conversations is not None)
+def make_store_for(layout: Layout, folder: Path) -> TokenStore:
+    """Writes a store that `layout` can use into the new `folder`."""
+    return make_store(folder, unit=store_unit(layout), conversations=layout.conversations is not None)
 
 
-def unit_of(layout: Layout) -> Unit:
-    """What a sequence of a store must be for `layout`."""
+def store_unit(layout: Layout) -> Unit:
+    """The unit of a store's sequences that `layout` needs."""
     return "line" if layout.kind in ("lines", "pairs") else "document"
 
 

@@ -1,4 +1,4 @@
-"""A run from beginning to end at toy size: learns, is stopped and resumed, exported, loaded with plain Transformers."""
+"""The check of a whole run at toy size: it learns, is stopped, resumed, exported, and loaded by plain Transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from terakoya.components import Architecture, Objective, Optimizer
 from terakoya.config.parameters import Parameters
 from terakoya.contract import settings, toy
-from terakoya.contract.findings import Check, NotLookedAt, Wrong
+from terakoya.contract.results import Check, CheckFailed, CheckSkipped
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.plugins import registry
@@ -27,16 +27,17 @@ HIGH_RATE = 0.01
 PARTS = ("architectures", "objectives", "optimizers", "schedules")
 
 
-class Unfit(NotLookedAt):
-    """These components do not go together."""
+class IncompatibleComponents(CheckSkipped):
+    """The components cannot be used together."""
 
 
 def run(names: Mapping[str, str], folder: Path) -> None:
-    """Trains the registered components `names` (kind -> name, all of PARTS) in the new folder `folder`.
+    """Trains the registered components `names` (kind -> name, one for each of PARTS) in the new folder `folder`.
 
     Raises:
-        Unfit: the architecture has no head that the objective asks for.
-        Wrong: it does not learn, a resumed run is not the run that was never stopped, or the export does not load.
+        IncompatibleComponents: the architecture lacks the head or the document masking that the objective needs.
+        CheckFailed: the run does not learn, a resumed run differs from an uninterrupted one, or the export does not
+            load.
     """
     import transformers
 
@@ -51,18 +52,20 @@ def run(names: Mapping[str, str], folder: Path) -> None:
                 toy.values(components["objectives"]) | layout
             )
         except ValidationError:
-            continue  # it has no such layout
+            continue  # the objective has no such layout
         if objective.row_layout().kind != "packed" or components["architectures"].isolation != "none":
             break
     else:
-        raise Unfit("the objective packs rows, and the architecture cannot keep documents in one row apart")
+        raise IncompatibleComponents(
+            "the objective packs rows, and the architecture cannot keep documents in one row apart"
+        )
     architecture = toy.settings(components["architectures"])
     assert isinstance(architecture, Architecture)
     try:
         objective.build(architecture, toy.VOCABULARY)
     except UserError as error:
-        raise Unfit(str(error)) from error
-    store = toy.store_for(objective.row_layout(), folder / "data")
+        raise IncompatibleComponents(str(error)) from error
+    store = toy.make_store_for(objective.row_layout(), folder / "data")
     validates = components["schedules"].needs_validation
     parameters = Parameters.from_dict(
         {
@@ -73,7 +76,7 @@ def run(names: Mapping[str, str], folder: Path) -> None:
             },
             "architecture": values["architectures"],
             "objective": {**values["objectives"], **layout},
-            "optimizer": {"learning_rate": _rate(components["optimizers"]), **values["optimizers"]},
+            "optimizer": {"learning_rate": _learning_rate(components["optimizers"]), **values["optimizers"]},
             "schedule": values["schedules"],
             "batch_size": {"-1": 16},
             "micro_batch_size": 8,
@@ -85,43 +88,43 @@ def run(names: Mapping[str, str], folder: Path) -> None:
         },
         source="a toy run",
     )
-    with _quiet():
+    with _silence_logging():
         train_here(parameters, folder / "run")
-    course = _losses(folder / "run")
-    if not course[-1] < course[0] - 0.1:
-        raise Wrong(f"it does not learn: the loss of {STEPS} steps went from {course[0]:.4g} to {course[-1]:.4g}")
+    losses = _read_losses(folder / "run")
+    if not losses[-1] < losses[0] - 0.1:
+        raise CheckFailed(f"it does not learn: the loss of {STEPS} steps went from {losses[0]:.4g} to {losses[-1]:.4g}")
     last = folder / "run" / "checkpoints" / f"step-{STEPS:08d}"
-    weights = _weights(last)
+    weights = _read_weights(last)
     shutil.rmtree(last)
-    with _quiet():
+    with _silence_logging():
         train_here(parameters, folder / "run")
-    if _losses(folder / "run") != course or _weights(last) != weights:
-        raise Wrong(
-            "a run that was stopped and resumed is not the run that was never stopped; is there a generator, or state "
-            "outside of the module's and the optimizer's state_dict?"
+    if _read_losses(folder / "run") != losses or _read_weights(last) != weights:
+        raise CheckFailed(
+            "a run that was stopped and resumed differs from one that was not; is there a random generator, or state "
+            "outside the state_dict of the module and the optimizer?"
         )
-    done = export(folder / "run", folder / "model")
-    for name, auto in done.models.items():
+    exported = export(folder / "run", folder / "model")
+    for name, auto in exported.models.items():
         _, report = getattr(transformers, auto).from_pretrained(
-            done.out / name,
+            exported.out / name,
             local_files_only=True,
-            trust_remote_code=name in done.own_code,
+            trust_remote_code=name in exported.own_code,
             output_loading_info=True,
         )
-        lacking = sorted(report["missing_keys"]) + sorted(report["unexpected_keys"])
-        if lacking:
-            raise Wrong(f"the export misses weights, or has some too many: {', '.join(lacking[:5])}")
+        mismatched = sorted(report["missing_keys"]) + sorted(report["unexpected_keys"])
+        if mismatched:
+            raise CheckFailed(f"the export has missing or unexpected weights: {', '.join(mismatched[:5])}")
 
 
-def _rate(optimizer: type[Optimizer]) -> float:
-    """A learning rate that a toy run learns with: the optimizer's own, if that is high enough."""
-    own = optimizer.model_fields["learning_rate"].default
-    return max(HIGH_RATE, own) if isinstance(own, float) else HIGH_RATE
+def _learning_rate(optimizer: type[Optimizer]) -> float:
+    """A learning rate high enough for a toy run: the optimizer's default, at least HIGH_RATE."""
+    default = optimizer.model_fields["learning_rate"].default
+    return max(HIGH_RATE, default) if isinstance(default, float) else HIGH_RATE
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what a run says of itself."""
+def _silence_logging() -> Iterator[None]:
+    """Silences the log and the standard error of a run."""
     logger = logging.getLogger("terakoya")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -132,23 +135,24 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _losses(run_folder: Path) -> list[float]:
+def _read_losses(run_folder: Path) -> list[float]:
     lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     by_step = {line["step"]: line["loss"] for line in lines if line["kind"] == "step"}
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _weights(checkpoint: Path) -> list[bytes]:
+def _read_weights(checkpoint: Path) -> list[bytes]:
     return [file.read_bytes() for file in sorted((checkpoint / "state").glob("model-*.safetensors"))]
 
 
-def partners(kind: str, name: str) -> Iterator[dict[str, str]]:
-    """What to train `name` with: the first of each other kind, and every objective or architecture that may fit."""
+def find_partners(kind: str, name: str) -> Iterator[dict[str, str]]:
+    """Combinations of components (kind -> name) to train `name` with: every architecture with every objective, one
+    optimizer and one schedule. Raises CheckSkipped where no component of a kind is installed."""
     known = {each: [name] if each == kind else registry().names(each) for each in PARTS}
-    lacking = [each for each, names in known.items() if not names]
-    if lacking:
-        raise NotLookedAt(f"no {lacking[0]} are installed")
-    optimizers = known["optimizers"]  # one that looks at each weight alone is the plainest
+    missing = [each for each, names in known.items() if not names]
+    if missing:
+        raise CheckSkipped(f"no {missing[0]} are installed")
+    optimizers = known["optimizers"]  # an elementwise one has the fewest restrictions
     optimizer = next(
         (each for each in optimizers if registry().component("optimizers", each).elementwise), optimizers[0]
     )
@@ -157,18 +161,18 @@ def partners(kind: str, name: str) -> Iterator[dict[str, str]]:
             yield dict(zip(PARTS, (architecture, objective, optimizer, known["schedules"][0]), strict=True))
 
 
-def whole_run(subject: settings.Subject) -> None:
-    """A toy run learns, resumes to the bit, is exported and loaded with plain Transformers."""
+def check_training_run(case: settings.Case) -> None:
+    """A toy run learns, resumes bit for bit, is exported and loaded by plain Transformers."""
     reasons: list[str] = []
-    for names in partners(subject.kind, subject.name):
+    for names in find_partners(case.kind, case.name):
         with tempfile.TemporaryDirectory() as folder:
             try:
                 run(names, Path(folder))
-            except Unfit as error:
+            except IncompatibleComponents as error:
                 reasons.append(str(error))
             else:
                 return
-    raise NotLookedAt("nothing installed goes with it: " + "; ".join(dict.fromkeys(reasons)))
+    raise CheckSkipped("no installed component can be used with it: " + "; ".join(dict.fromkeys(reasons)))
 
 
-CHECKS: Sequence[Check] = (whole_run,)
+CHECKS: Sequence[Check] = (check_training_run,)

@@ -1,4 +1,4 @@
-"""What `cut` says is tried: stages one after another compute what the whole does, or it is told why not."""
+"""The check of `cut`: stages, one after another, compute the same as the whole model, or the check fails."""
 
 from __future__ import annotations
 
@@ -7,49 +7,51 @@ from typing import Any
 import pytest
 
 from terakoya.contract import architecture
-from terakoya.contract.findings import NotLookedAt, Wrong
+from terakoya.contract.results import CheckFailed, CheckSkipped
 from terakoya.plugins import registry
 
 CUT = ("gpt2", "gptj", "llama", "qwen3")
 
 
-def gpt2(*, left: str) -> architecture.Subject:
-    """gpt2, of whose body every stage has `left` what the whole has under that name; "all" is everything."""
+def gpt2(*, left: str) -> architecture.ArchitectureCase:
+    """gpt2 with a `cut` that leaves the attribute `left` of the body in every stage; "all" leaves everything."""
 
     class Changed(registry().component("architectures", "gpt2")):  # type: ignore[misc]
-        """With another cut."""
+        """gpt2 with another cut."""
 
         def cut(self, model: Any, kept: range) -> None:
-            """Changed."""
+            """Cuts `model`, then puts the attribute back."""
             if left != "all":
                 before = getattr(model.base_model, left)
                 super().cut(model, kept)
                 setattr(model.base_model, left, before)
 
-    return architecture.Subject("architectures", "gpt2", Changed)
+    return architecture.ArchitectureCase("architectures", "gpt2", Changed)
 
 
 @pytest.mark.parametrize("name", CUT)
-def test_what_comes_with_terakoya_is_kept(name: str) -> None:
-    architecture.staged(architecture.Subject("architectures", name, registry().component("architectures", name)))
+def test_bundled_architectures_pass(name: str) -> None:
+    architecture.check_pipeline_stages(
+        architecture.ArchitectureCase("architectures", name, registry().component("architectures", name))
+    )
 
 
 @pytest.mark.parametrize(
-    ("left", "said"),
+    ("left", "message"),
     [
-        ("wpe", "add nothing to it that the first has added"),
+        ("wpe", "add nothing that the first stage has added"),
         ("ln_f", "it must end without the final norm"),
-        ("h", "was to keep 1 of the blocks, but blocks gives 2"),
-        ("all", "was to keep 1 of the blocks, but blocks gives 2"),
+        ("h", "had to keep 1 of the blocks, but blocks returns 2"),
+        ("all", "had to keep 1 of the blocks, but blocks returns 2"),
     ],
 )
-def test_a_wrong_cut_is_told(left: str, said: str) -> None:
-    with pytest.raises(Wrong, match=said):
-        architecture.staged(gpt2(left=left))
+def test_a_wrong_cut_fails(left: str, message: str) -> None:
+    with pytest.raises(CheckFailed, match=message):
+        architecture.check_pipeline_stages(gpt2(left=left))
 
 
-def test_what_cannot_be_cut_is_not_looked_at() -> None:
-    with pytest.raises(NotLookedAt, match=r"parallel\.pp_size is refused"):
-        architecture.staged(
-            architecture.Subject("architectures", "bert", registry().component("architectures", "bert"))
+def test_an_architecture_without_cut_is_skipped() -> None:
+    with pytest.raises(CheckSkipped, match=r"parallel\.pp_size is refused"):
+        architecture.check_pipeline_stages(
+            architecture.ArchitectureCase("architectures", "bert", registry().component("architectures", "bert"))
         )

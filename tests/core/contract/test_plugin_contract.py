@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (a table)
-"""Each promise can be broken, and is then told in plain words: the templates with one thing wrong."""
+"""Each check fails, with a clear message, for a template with one mistake."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ BROKEN = {
         "schedule", "    warmup_steps: NonNegativeInt = 0", "    warmup_steps: NonNegativeInt = 0\n    lows: list[int] = []",
         "use tuple for list",
     ),
-    "unknown keys taken": (
-        "schedule", "    warmup_steps", '    model_config = {"extra": "ignore"}\n    warmup_steps', "taken in silence",
+    "unknown keys accepted": (
+        "schedule", "    warmup_steps", '    model_config = {"extra": "ignore"}\n    warmup_steps', "accepted silently",
     ),
     "a required setting without a trial": (
         "schedule", "    warmup_steps: NonNegativeInt = 0", "    warmup_steps: NonNegativeInt",
@@ -54,12 +54,12 @@ BROKEN = {
     "jobs that go on and cannot be found again": (
         "launcher", "    def plan", "    jobs_go_on: ClassVar[bool] = True\n\n    def plan", "submitted missing; see terak",
     ),
-    "a factor that is no number": ("schedule", "return self.floor +", "return float('nan') +", "factor is nan"),
+    "a factor that is not a number": ("schedule", "return self.floor +", "return float('nan') +", "factor is nan"),
     "a schedule with a memory": (
         "schedule", "        done = min", "        done = __import__('random').random() or min", "another factor",
     ),
     "an optimizer that forgets weights": (
-        "optimizer", "torch.optim.SGD(trainable,", "torch.optim.SGD(trainable[:2],", "it takes 2 tensors",
+        "optimizer", "torch.optim.SGD(trainable,", "torch.optim.SGD(trainable[:2],", "it updates 2 tensors",
     ),
     "an optimizer with another learning rate": (
         "optimizer", "lr=self.learning_rate", "lr=self.learning_rate / 2", "a group's lr is 0.025",
@@ -81,7 +81,7 @@ BROKEN = {
     ),
     "an output where hidden states belong": (
         "architecture", "return encoder_models.hidden(model, batch)", "return model.bert(batch['input_ids'],"
-        " **__import__('terakoya').attention.arguments(model, batch))",
+        " **__import__('terakoya.toolkit.architectures.attention', fromlist=['_']).arguments(model, batch))",
         r"hidden returned BaseModelOutput\w*, expected a tensor; .*last_hidden_state",
     ),
     "documents not kept apart at all": (
@@ -106,21 +106,21 @@ BROKEN = {
         "architecture", "return BertForMaskedLM(self.config(vocabulary))",
         "import torch\n        model = BertForMaskedLM(self.config(vocabulary))\n"
         "        model.further = torch.nn.Linear(2, 2)\n        return model",
-        r"no gradient arrives at further\.bias, further\.weight: with several",
+        r"no gradient reaches further\.bias, further\.weight: with several",
     ),
     "blocks that are not there": (
         "architecture", "list(model.base_model.encoder.layer)", "[]", "blocks .*expected a list of modules",
     ),
     "a bound that is too high": (
-        "architecture", "return self.max_position_embeddings", "return self.max_position_embeddings + 1", "says 49, but a row of 49 tokens does not",
+        "architecture", "return self.max_position_embeddings", "return self.max_position_embeddings + 1", "is 49, but a row of 49 tokens fails",
     ),
     "other logits than the model's own": (
-        "architecture", "return model.cls(hidden)", "return model.cls(hidden) * 2", "gives other numbers on a document",
+        "architecture", "return model.cls(hidden)", "return model.cls(hidden) * 2", "returns other numbers on a document",
     ),
     "no loss key": (
-        "objective", '"example_loss": torch', '"mine": torch', "no example_loss among what forward returned: mine",
+        "objective", '"example_loss": torch', '"mine": torch', "forward did not return example_loss, only mine",
     ),
-    "no loss at all": ("objective", 'Term("hidden", 1.0)', 'Term("hidden")', "terms names no loss"),
+    "no loss at all": ("objective", 'Term("hidden", 1.0)', 'Term("hidden")', "no term has a weight"),
     "a count that is missing": ("objective", ', "hidden": int(chosen.sum())', "", "the batch does not count hidden"),
     "a batch of chance": (
         "objective", "drawn = draws(", "drawn = np.random.default_rng().permuted(draws(",
@@ -130,35 +130,37 @@ BROKEN = {
         "objective", "draws(rows.keys[:, None]", "draws(rows.keys[:1, None] + 0 * rows.keys[:, None]",
         "depend on which other rows are in the batch",
     ),
-    "means for sums": ("objective", 'reduction="sum"', 'reduction="mean"', "of its halves together"),
+    "means for sums": ("objective", 'reduction="sum"', 'reduction="mean"', "of its two halves together"),
     "a mean over nothing": (
         "objective", 'reduction="sum"', 'reduction="mean"', "a row of padding is nan; a sum over nothing is 0",
     ),
-    "padding counted": ("objective", "real = rows.document_ids >= 0", "real = rows.tokens >= 0", "no padding"),
+    "padding counted": ("objective", "real = rows.document_ids >= 0", "real = rows.tokens >= 0", "without padding"),
     "nothing to export": ("objective", 'return {"": module.model}', "return {}", "exports returned {}"),
-    "exports that nothing can start from": (
+    "exports that no run can start from": (
         "objective", 'return {"": module.model}', 'return {"": __import__("copy").deepcopy(module.model)}',
-        "adopt refuses what exports gave: BertForMaskedLM: this model cannot be set",
+        "adopt refuses the models that exports returned: BertForMaskedLM: this model cannot be set",
     ),
     "an adopt that forgets": (
         "objective", 'return {"": module.model}', 'return {"": module.model}\n\n    def adopt(self, module, models):\n        pass',
-        "of the model, .* is another after adopt than before exports",
+        "of the model, .* differs after exports and adopt",
     ),
-    "a folder it does not know": ("tokenizer", "if file.is_file() else None", "if False else None", "does not know the f"),
+    "a folder it does not recognise": (
+        "tokenizer", "if file.is_file() else None", "if False else None", "does not recognise the folder",
+    ),
     "every folder is its own": (
         "tokenizer", 'return cls.model_validate_json(file.read_text(encoding="utf-8")) if file.is_file() else None',
-        "return cls()", "takes an empty folder for its own",
+        "return cls()", "accepts an empty folder",
     ),
     "other ids than Transformers'": (
         "tokenizer", "return LineEncoder(self.load(folder)",
         "loaded = self.load(folder)\n        loaded.backend_tokenizer.normalizer = __import__('tokenizers').normalizers"
         ".Lowercase()\n        return LineEncoder(loaded",
-        "of 'Reading.* it makes",
+        "for 'Reading.* its ids are",
     ),
     "a fingerprint of the path": (
-        "tokenizer", 'return {"tokenizer": hashlib', 'return {"where": str(folder), "tokenizer": hashlib', "leave paths and",
+        "tokenizer", 'return {"tokenizer": hashlib', 'return {"where": str(folder), "tokenizer": hashlib', "leave out paths",
     ),
-    "an export beside its folder": (
+    "an export outside its folder": (
         "exporter", "for name, model in models.items():", "out = out.parent / 'other'\n        for name, model in models.items():",
         "wrote nothing into the folder",
     ),
@@ -166,8 +168,8 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_promise_is_told_in_plain_words(case: str, tmp_path: Path) -> None:
-    kind, old, new_text, said = BROKEN[case]
+def test_a_broken_template_fails_with_a_clear_message(case: str, tmp_path: Path) -> None:
+    kind, old, new_text, message = BROKEN[case]
     source = (TEMPLATES / f"{kind}.py").read_text(encoding="utf-8")
     assert source.count(old) >= 1, "the template has changed"
     broken = source.replace(old, new_text)
@@ -175,22 +177,22 @@ def test_a_broken_promise_is_told_in_plain_words(case: str, tmp_path: Path) -> N
         broken = broken.replace("np.arange(rows.tokens.shape[1]))", "np.arange(rows.tokens.shape[1])), axis=1)")
     file = tmp_path / "mine.py"
     file.write_text(broken, encoding="utf-8")
-    found = list(contract.check_plugin(str(file), train=False))
-    wrong = [str(finding) for finding in found if finding.verdict == "wrong"]
-    assert any(re.search(said, text) for text in wrong), wrong
+    results = list(contract.check_plugin(str(file), train=False))
+    failed = [str(result) for result in results if result.status == "failed"]
+    assert any(re.search(message, text) for text in failed), failed
 
 
 @pytest.mark.parametrize("kind", SINGULAR)
-def test_a_new_plugin_keeps_every_promise(kind: str, tmp_path: Path) -> None:
+def test_a_new_plugin_passes_every_check(kind: str, tmp_path: Path) -> None:
     plugin, test = new("my_own", kind, tmp_path)
     assert "xample" not in plugin.read_text(encoding="utf-8") + test.read_text(encoding="utf-8")
-    found = list(contract.check_plugin(str(plugin), train=False))
-    assert [str(finding) for finding in found if finding.verdict not in ("kept", "not looked at")] == []
-    assert any(str(finding).startswith(f"{kind} my_own") for finding in found)
+    results = list(contract.check_plugin(str(plugin), train=False))
+    assert [str(result) for result in results if result.status not in ("passed", "skipped")] == []
+    assert any(str(result).startswith(f"{kind} my_own") for result in results)
 
 
-def test_a_run_that_does_not_resume_is_told(tmp_path: Path) -> None:
-    """What only a whole run shows: an optimizer that keeps its state where nobody saves it."""
+def test_a_run_that_does_not_resume_exactly_fails(tmp_path: Path) -> None:
+    """Only a whole run shows this: an optimizer that keeps its state outside its state_dict."""
     source = (TEMPLATES / "optimizer.py").read_text(encoding="utf-8")
     file = tmp_path / "mine.py"
     file.write_text(
@@ -203,30 +205,30 @@ def test_a_run_that_does_not_resume_is_told(tmp_path: Path) -> None:
         ).replace("torch.optim.SGD(trainable", "Slowing(trainable"),
         encoding="utf-8",
     )
-    wrong = contract.problems(file)
-    assert any("after load_state_dict it takes other steps" in text for text in wrong)
-    assert any("stopped and resumed is not the run that was never stopped" in text for text in wrong)
+    failed = contract.problems(file)
+    assert any("after load_state_dict its steps differ" in text for text in failed)
+    assert any("stopped and resumed differs from one that was not" in text for text in failed)
 
 
-def test_check_ends_with_2_where_something_is_wrong_and_prints_the_interface(tmp_path: Path) -> None:
+def test_check_exits_with_2_if_a_check_fails_and_prints_the_interface(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.py", tmp_path / "bad.py"
     source = (TEMPLATES / "schedule.py").read_text(encoding="utf-8")
     good.write_text(source, encoding="utf-8")
     bad.write_text(source.replace('"example"', '"other"').replace("return (step + 1)", "return -1 *"), encoding="utf-8")
-    for file, status, said in ((good, 0, "9 promises kept, 0 not"), (bad, 2, "WRONG")):
+    for file, status, text in ((good, 0, "9 passed, 0 failed"), (bad, 2, "FAILED")):
         done = CliRunner().invoke(app, ["plugins", "check", str(file), "--no-train"])
         assert done.exit_code == status, done.output
-        assert f"plugin interface {INTERFACE}, terakoya" in done.output and said in done.output
+        assert f"plugin interface {INTERFACE}, terakoya" in done.output and text in done.output
 
 
-def test_new_refuses_what_it_cannot_write(tmp_path: Path) -> None:
-    for name, kind, said in (
+def test_new_refuses_bad_names_and_existing_files(tmp_path: Path) -> None:
+    for name, kind, message in (
         ("My-Model", "architecture", "expected small letters, digits and _"),
         ("class", "architecture", "expected small letters"),
         ("mine", "architectur", 'there is no such kind; did you mean "architecture"'),
         ("bert", "architecture", "architecture bert: is there already"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             new(name, kind, tmp_path)
     new("mine", "schedule", tmp_path)
     with pytest.raises(UserError, match=r"mine\.py: is there already"):

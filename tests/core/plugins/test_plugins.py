@@ -278,7 +278,7 @@ def test_an_installed_module_may_be_asked_for_and_checked_too() -> None:
     name = "terakoya_plugins.schedules.linear"
     assert "linear" in load([name]).names("schedules")
     found = list(check_plugin(name, train=False))
-    assert {finding.verdict for finding in found} == {"kept"}
+    assert {finding.status for finding in found} == {"passed"}
     assert {finding.component for finding in found} == {name, "schedule linear"}
 
 
@@ -439,7 +439,7 @@ def test_a_hook_that_goes_is_told_at_every_start_and_still_works(
     seen: list[str] = []
     call(loaded.hook.listeners["run_paused"], run=seen)
     assert seen == ["paused"]
-    findings = [finding for finding in check_plugin(file) if finding.verdict == "warning"]
+    findings = [finding for finding in check_plugin(file) if finding.status == "warning"]
     assert [finding.text for finding in findings] == [expected]
 
 

@@ -9,10 +9,10 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from terakoya.contract import Finding
+    from terakoya.contract import CheckResult
 
-STYLES = {"kept": "green", "wrong": "bold red", "warning": "yellow", "not looked at": "dim"}
-MARKS = {"kept": "ok", "wrong": "WRONG", "warning": "warning", "not looked at": "-"}
+STYLES = {"passed": "green", "failed": "bold red", "warning": "yellow", "skipped": "dim"}
+MARKS = {"passed": "passed", "failed": "FAILED", "warning": "warning", "skipped": "skipped"}
 
 
 def command(
@@ -32,24 +32,24 @@ def command(
 
     out = console()
     out.print(f"{plugin}: plugin interface {INTERFACE}, terakoya {__version__}", markup=False, soft_wrap=True)
-    found: list[Finding] = []
-    for finding in check_plugin(plugin, train=train):
-        if not found or found[-1].component != finding.component:
-            out.print(f"\n{finding.component}", style="bold", markup=False, soft_wrap=True)
-        found.append(finding)
-        show(finding, out)
-    wrong = sum(finding.verdict == "wrong" for finding in found)
-    warnings = sum(finding.verdict == "warning" for finding in found)
+    results: list[CheckResult] = []
+    for result in check_plugin(plugin, train=train):
+        if not results or results[-1].component != result.component:
+            out.print(f"\n{result.component}", style="bold", markup=False, soft_wrap=True)
+        results.append(result)
+        show(result, out)
+    failed = sum(result.status == "failed" for result in results)
+    warnings = sum(result.status == "warning" for result in results)
     more = f", {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
-    kept = sum(finding.verdict == "kept" for finding in found)
-    out.print(f"\n{kept} promises kept, {wrong} not{more}", style="bold red" if wrong else "bold", highlight=False)
-    if wrong:
+    passed = sum(result.status == "passed" for result in results)
+    out.print(f"\n{passed} passed, {failed} failed{more}", style="bold red" if failed else "bold", highlight=False)
+    if failed:
         raise typer.Exit(2)
 
 
-def show(finding: Finding, out: Console) -> None:
-    """One finding: a mark, the promise, and below it what is wrong."""
-    out.print(f"  {MARKS[finding.verdict]:<8}", style=STYLES[finding.verdict], end="")
-    out.print(finding.promise, markup=False, soft_wrap=True)
-    if finding.text:
-        out.print(f"          {finding.text}", markup=False, soft_wrap=True)
+def show(result: CheckResult, out: Console) -> None:
+    """Prints one result: its status, the requirement and, below it, the reason."""
+    out.print(f"  {MARKS[result.status]:<8}", style=STYLES[result.status], end="")
+    out.print(result.requirement, markup=False, soft_wrap=True)
+    if result.text:
+        out.print(f"          {result.text}", markup=False, soft_wrap=True)
