@@ -19,17 +19,17 @@ import worlds
 from terakoya.training.batches import to_device
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.distributed import deepspeed_setup as distributed_deepspeed_config
-from terakoya.training.distributed.context import Connection, connect
-from terakoya.training.distributed.topology import Launched
+from terakoya.training.distributed.context import DistributedContext, connect
+from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.engines.tensor_shards import KINDS
 from terakoya.training.trainer import Trainer
 
 
-def run(job: dict[str, Any], connection: Connection) -> None:
+def run(job: dict[str, Any], context: DistributedContext) -> None:
     """Trains one job to its end."""
     out = Path(job["out"])
-    trainer = worlds.trainer(job, connection)
-    if connection.is_main and trainer.parameters.parallel.engine == "deepspeed":  # what it says itself that it does
+    trainer = worlds.trainer(job, context)
+    if context.is_main and trainer.parameters.parallel.engine == "deepspeed":  # what it says itself that it does
         told = trainer.engine.wrapped._config.zero_config  # type: ignore[attr-defined]
         (out / "zero.json").write_text(told.model_dump_json(by_alias=True))
     if job.get("poison"):
@@ -38,7 +38,7 @@ def run(job: dict[str, Any], connection: Connection) -> None:
         watch(trainer, out)
     else:
         trainer.train()
-    trainer.record.close()
+    trainer.run_log.close()
 
 
 def watch(trainer: Trainer, out: Path) -> None:
@@ -66,8 +66,8 @@ def watch(trainer: Trainer, out: Path) -> None:
         trainer.train()
     finally:
         checkpoint_state.write, deepspeed.zero.GatheredParameters.__enter__ = write, gather
-    found = trainer.connection.gather({"gathered": gathered[0], "sizes": sizes})
-    if trainer.connection.is_main:
+    found = trainer.context.gather({"gathered": gathered[0], "sizes": sizes})
+    if trainer.context.is_main:
         (out / "watched.json").write_text(json.dumps(found))
 
 
@@ -91,7 +91,7 @@ def poison(trainer: Trainer, out: Path) -> None:
         norm = float(engine.step(0.01))
         after = values()
         stayed = before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-        found.append({"finite": norm - norm == 0.0, "stayed": all(run.connection.gather(stayed))})
+        found.append({"finite": norm - norm == 0.0, "stayed": all(run.context.gather(stayed))})
     if run.rank == 0:
         (out / "poison.json").write_text(json.dumps(found))
 
@@ -100,13 +100,13 @@ def main() -> None:
     """Runs the jobs of the file named on the command line."""
     distributed_deepspeed_config.PERSISTENCE_THRESHOLD = 0  # toy parameters too are cut up
     before = dict(os.environ)
-    connection = connect(Launched.read(), deepspeed=True, timeout_seconds=60)
+    context = connect(LaunchInfo.from_environment(), deepspeed=True, timeout_seconds=60)
     for job in json.loads(Path(sys.argv[1]).read_text()):
-        run(job, connection)
-        connection.accelerator.deepspeed_engine_wrapped = None  # it wonders at more than one engine
+        run(job, context)
+        context.accelerator.deepspeed_engine_wrapped = None  # it wonders at more than one engine
     left = os.environ.items() ^ before.items()
     assert not left, f"variables were left behind: {left}"
-    connection.close(failed=False)
+    context.close(failed=False)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def run_started(run: Any) -> None:
     name, _, count = WHERE.partition("@")
     owner, attribute = {
         "write": (checkpoint_state, "save_file"),
-        "fsync": (checkpoint.os, "fsync"),
+        "fsync": (checkpoint_state.os, "fsync"),
         "manifest": (checkpoint.json, "dumps"),
         "rename": (checkpoint.Path, "rename"),
         "prune": (checkpoint.shutil, "rmtree"),

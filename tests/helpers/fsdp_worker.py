@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from worlds import Job
 
-from terakoya.training.distributed.context import Connection
-from terakoya.training.engines.engine import Weigh
+from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.engines.engine import LossFn
 from terakoya.training.trainer import Trainer
 
 
@@ -27,34 +27,34 @@ def fixed_sample(odds: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     return drawn.where(drawn % 3 != 0, batch["masked_labels"].clamp(min=0))
 
 
-def run(jobs: Sequence[Job], connection: Connection) -> None:
+def run(jobs: Sequence[Job], context: DistributedContext) -> None:
     """Runs `jobs` one after another."""
     for job in jobs:
-        (gradients if job.get("gradients") else train)(job, connection)
+        (gradients if job.get("gradients") else train)(job, context)
 
 
-def train(job: Job, connection: Connection) -> None:
+def train(job: Job, context: DistributedContext) -> None:
     """Trains a job to its end, or poisons it."""
-    trainer = worlds.trainer(job, connection)
+    trainer = worlds.trainer(job, context)
     if job.get("poison"):
         poison(trainer, Path(job["out"]))
     else:
         trainer.train()
-    trainer.record.close()
+    trainer.run_log.close()
 
 
-def gradients(job: Job, connection: Connection) -> None:
+def gradients(job: Job, context: DistributedContext) -> None:
     """Writes of the first step `gradients.safetensors`, by name and whole, and `held.json`: the loss, the norm, and by
     rank how many numbers of weights it held and after each micro-step how many of summed gradients."""
-    out, trainer = Path(job["out"]), worlds.trainer(job, connection)
+    out, trainer = Path(job["out"]), worlds.trainer(job, context)
     engine: Any = trainer.engine
     if hasattr(engine.module, "sample"):
         engine.module.sample = fixed_sample
     whole, reduced = watch(trainer)
     values = trainer.one_step().values
     assert values is not None
-    held = connection.gather([sum(shard.numel() for shard in engine.shards.values()), reduced])
-    if connection.is_main:
+    held = context.gather([sum(shard.numel() for shard in engine.shards.values()), reduced])
+    if context.is_main:
         save_file(whole, out / "gradients.safetensors")
         facts = {"loss": values["loss"], "grad_norm": values["grad_norm"], "groups": len(engine.groups), "held": held}
         (out / "held.json").write_text(json.dumps(facts))
@@ -77,8 +77,8 @@ def watch(trainer: Trainer) -> tuple[dict[str, Tensor], list[int]]:
         norm: Tensor = clip()
         return norm
 
-    def watched(batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
-        sums: Mapping[str, Tensor] = micro_step(batch, weigh, last=last)
+    def watched(batch: Mapping[str, Tensor], loss_fn: LossFn, *, last: bool) -> Mapping[str, Tensor]:
+        sums: Mapping[str, Tensor] = micro_step(batch, loss_fn, last=last)
         values = engine.shards.values() if last else engine.cut.values()
         gradients = [value.grad for value in values if value.grad is not None]
         reduced.append(sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in gradients))

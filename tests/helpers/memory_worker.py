@@ -30,10 +30,10 @@ from torch.profiler import ProfilerActivity, profile
 from terakoya.config.parameters import Parameters
 from terakoya.plugins import registry
 from terakoya.training import setup
-from terakoya.training.distributed.context import Connection, connect
-from terakoya.training.distributed.topology import Launched
+from terakoya.training.distributed.context import DistributedContext, connect
+from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.engines.pipeline_parallel import PipelineEngine
-from terakoya.training.run_log import Record
+from terakoya.training.run_log import RunLog
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
 
@@ -43,15 +43,17 @@ UPDATED = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
 """What DeepSpeed names the weights that it updates."""
 
 
-def weigh(job: dict[str, Any], connection: Connection) -> dict[str, Any]:
+def weigh(job: dict[str, Any], context: DistributedContext) -> dict[str, Any]:
     """Trains two steps of one job and says what it held."""
     parameters = Parameters.from_dict(job["settings"], source="job")
-    record = Record(Path(job["out"]), [], parameters.dump(), active=False)
+    run_log = RunLog(Path(job["out"]), [], parameters.dump(), active=False)
     noted: list[int] = []
     gc.collect()
     before = storages(all_tensors())
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:  # it must see what it sees go
-        trainer = setup.build(parameters, Path(job["out"]), Stores.open(parameters), connection, record, registry())
+        trainer = setup.build_trainer(
+            parameters, Path(job["out"]), Stores.open(parameters), context, run_log, registry()
+        )
         collecting(trainer)
         noting(trainer, noted)
         gc.collect()
@@ -207,23 +209,23 @@ def size(found: dict[int, int], *, without: dict[int, int]) -> int:
     return sum(each for address, each in found.items() if address not in without)
 
 
-def run(jobs: Sequence[dict[str, Any]], connection: Connection) -> None:
+def run(jobs: Sequence[dict[str, Any]], context: DistributedContext) -> None:
     """Weighs the engine of each job."""
     let_go()
     gc.freeze()  # what is there by now is no job's, and need not be looked through each time
     for job in jobs:
         out = Path(job["out"])
         out.mkdir(parents=True, exist_ok=True)
-        (out / f"{connection.rank}.json").write_text(json.dumps(weigh(job, connection)))
+        (out / f"{context.rank}.json").write_text(json.dumps(weigh(job, context)))
         if job["settings"]["parallel"]["engine"] == "deepspeed":
-            connection.accelerator.deepspeed_engine_wrapped = None  # it wonders at more than one engine
+            context.accelerator.deepspeed_engine_wrapped = None  # it wonders at more than one engine
 
 
 def main() -> None:
     """Runs DeepSpeed's jobs, those of the file named on the command line."""
-    connection = connect(Launched.read(), deepspeed=True, timeout_seconds=60)
-    run(json.loads(Path(sys.argv[1]).read_text()), connection)
-    connection.close(failed=False)
+    context = connect(LaunchInfo.from_environment(), deepspeed=True, timeout_seconds=60)
+    run(json.loads(Path(sys.argv[1]).read_text()), context)
+    context.close(failed=False)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import worlds
 from safetensors.torch import load_file, save_file
 from worlds import Job
 
-from terakoya.training.distributed.context import Connection
+from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.trainer import Trainer
 
@@ -45,19 +45,19 @@ def _merged(files: Sequence[Path]) -> dict[str, torch.Tensor]:
     return found
 
 
-def _work(jobs: Sequence[Job], connection: Connection) -> None:
+def _work(jobs: Sequence[Job], context: DistributedContext) -> None:
     for job in jobs:
-        _run(job, connection)
+        _run(job, context)
 
 
-def _run(job: Job, connection: Connection) -> None:
+def _run(job: Job, context: DistributedContext) -> None:
     """Trains one job to its end."""
     out = Path(job["out"])
-    trainer = worlds.trainer(job, connection)
+    trainer = worlds.trainer(job, context)
     _watch(trainer, out)
     trainer.train()
-    save_file({name: value.detach() for name, value in _named(trainer)}, out / f"weights.{connection.rank}")
-    trainer.record.close()
+    save_file({name: value.detach() for name, value in _named(trainer)}, out / f"weights.{context.rank}")
+    trainer.run_log.close()
 
 
 def _named(trainer: Trainer) -> Iterator[tuple[str, torch.nn.Parameter]]:

@@ -13,25 +13,25 @@ from safetensors.torch import save_file
 from terakoya.config.parameters import Parameters
 from terakoya.plugins import registry
 from terakoya.training import setup
-from terakoya.training.distributed.context import Connection
-from terakoya.training.run_log import Record
+from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.run_log import RunLog
 from terakoya.training.stores import Stores
-from terakoya.training.validation import evaluate
+from terakoya.training.validation import validate
 
 
-def work(jobs: Mapping[str, Any], folder: Path, connection: Connection) -> None:
+def work(jobs: Mapping[str, Any], folder: Path, context: DistributedContext) -> None:
     """Runs `jobs`, name -> parameter JSON, one after another."""
     for name, settings in jobs.items():
-        first_step(settings, folder, name, connection)
+        first_step(settings, folder, name, context)
 
 
-def first_step(settings: Mapping[str, Any], folder: Path, name: str, connection: Connection) -> None:
+def first_step(settings: Mapping[str, Any], folder: Path, name: str, context: DistributedContext) -> None:
     """Validates, then takes the first step. Writes of each process NAME.RANK.safetensors, the gradients after they were
     reduced, and NAME.RANK.json: what is reported of the step, and of the validation; both are global."""
     parameters = Parameters.from_dict(settings, source=name)
     stores = Stores.open(parameters)
-    record = Record(folder, [], {}, active=False)
-    trainer = setup.build(parameters, folder, stores, connection, record, registry())
+    run_log = RunLog(folder, [], {}, active=False)
+    trainer = setup.build_trainer(parameters, folder, stores, context, run_log, registry())
     engine, objective = trainer.engine, parameters.objective
     step = engine.step
     gradients: dict[str, torch.Tensor] = {}
@@ -44,15 +44,15 @@ def first_step(settings: Mapping[str, Any], folder: Path, name: str, connection:
 
     engine.step = watched  # type: ignore[method-assign]
     validations: Sequence[Mapping[str, float]] = [
-        evaluate(engine, connection, source, objective, stores.vocabulary, trainer.share, batches=2, flash=False)
+        validate(engine, context, source, objective, stores.vocabulary, trainer.rank_batch, batches=2, flash=False)
         for source in trainer.validation.values()
     ]
     report = trainer.one_step()
-    save_file(gradients, folder / f"{name}.{connection.rank}.safetensors")
+    save_file(gradients, folder / f"{name}.{context.rank}.safetensors")
     numbers = {
         "dropout_rank": engine.dropout_rank,
         "tokens": report.tokens,
         **dict(report.values or {}),
         "validation": [*validations],
     }
-    (folder / f"{name}.{connection.rank}.json").write_text(json.dumps(numbers))
+    (folder / f"{name}.{context.rank}.json").write_text(json.dumps(numbers))

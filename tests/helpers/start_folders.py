@@ -22,11 +22,11 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.training.distributed.context import connect
-from terakoya.training.distributed.topology import Launched
+from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.model.build import build_module
 from terakoya.training.model.start_from import load_start_weights
-from terakoya.training.run_log import Record
-from terakoya.training.setup import build
+from terakoya.training.run_log import RunLog
+from terakoya.training.setup import build_trainer
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
 
@@ -108,6 +108,6 @@ def trainer(raw: Mapping[str, Any], out: Path) -> Trainer:
     """The trainer of a run in this process."""
     parameters = Parameters.from_dict(raw, source="test")
     out.mkdir()
-    record = Record(out, (), {}, active=False)
-    connection = connect(Launched.read())
-    return build(parameters, out, Stores.open(parameters), connection, record, registry())
+    run_log = RunLog(out, (), {}, active=False)
+    context = connect(LaunchInfo.from_environment())
+    return build_trainer(parameters, out, Stores.open(parameters), context, run_log, registry())

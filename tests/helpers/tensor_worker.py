@@ -16,43 +16,43 @@ from worlds import Job
 
 from terakoya.config.parameters import Parameters
 from terakoya.training import setup
-from terakoya.training.distributed.context import Connection, _groups
+from terakoya.training.distributed.context import DistributedContext, _groups
 from terakoya.training.engines.tensor_parallel import TensorParallelEngine
 from terakoya.training.trainer import Trainer
 
 
-def work(jobs: Sequence[Job], connection: Connection) -> None:
+def work(jobs: Sequence[Job], context: DistributedContext) -> None:
     """Runs `jobs` one after another."""
     for job in jobs:
-        run(job, connection)
+        run(job, context)
 
 
-def run(job: Job, connection: Connection) -> None:
+def run(job: Job, context: DistributedContext) -> None:
     """Trains one job to its end; writes `alike.json`, how many different values each weight has over the processes."""
     out = Path(job["out"])
     size = Parameters.from_dict(job["settings"], source=out.name).parallel.replica_size
-    connection = replace(connection, topology=replace(connection.topology, replica_size=size))
-    connection.within, connection.across = _groups(connection.topology, connection.rank, timedelta(seconds=60))
-    trainer = worlds.trainer(job, connection)
+    context = replace(context, topology=replace(context.topology, replica_size=size))
+    context.replica_group, context.data_parallel_group = _groups(context.topology, context.rank, timedelta(seconds=60))
+    trainer = worlds.trainer(job, context)
     if job.get("poison"):
         poison(trainer, out)
     else:
         trainer.train()
         write_alike(trainer, out)
-    trainer.record.close()
+    trainer.run_log.close()
 
 
 def write_alike(trainer: Trainer, out: Path) -> None:
     """Writes `alike.json`: name -> `whole` and how many different values it has over all processes, and whether those
     at one place of their replicas have the same."""
-    engine, connection = trainer.engine, trainer.run.connection
+    engine, context = trainer.engine, trainer.run.context
     assert isinstance(engine, TensorParallelEngine)
     mine = {
         name: hashlib.sha256(value.detach().numpy().tobytes()).hexdigest()
         for name, value in engine.module.named_parameters()
     }
-    every = connection.gather(mine)
-    size = connection.topology.replica_size
+    every = context.gather(mine)
+    size = context.topology.replica_size
     found = {
         name: {
             "whole": name not in engine.cuts,
@@ -61,14 +61,14 @@ def write_alike(trainer: Trainer, out: Path) -> None:
         }
         for name in mine
     }
-    if connection.is_main:
+    if context.is_main:
         (out / "alike.json").write_text(json.dumps(found))
 
 
 def poison(trainer: Trainer, out: Path) -> None:
     """Writes `poison.json`: of each process, for two bad steps and a good one, whether the norm was finite and whether
     weights and moments stayed."""
-    engine, connection = trainer.engine, trainer.run.connection
+    engine, context = trainer.engine, trainer.run.context
 
     def values() -> dict[str, torch.Tensor]:
         return {name: value.clone() for part in (engine.parameters(), engine.optimizer_state()) for name, value in part}
@@ -80,7 +80,7 @@ def poison(trainer: Trainer, out: Path) -> None:
         before = values()
         for micro in range(2):
             # a cut weight's gradient on one process, in the first of two micro-steps
-            bad = factor if micro == 0 and connection.rank == connection.world_size - 1 else 1.0
+            bad = factor if micro == 0 and context.rank == context.world_size - 1 else 1.0
             engine.micro_step(tensors, lambda sums: sums["lm_loss"] * 0.001, last=micro == 1)
             if micro == 0:
                 weight = next(each for each in engine.parted if each.grad is not None)  # type: ignore[attr-defined]
@@ -89,6 +89,6 @@ def poison(trainer: Trainer, out: Path) -> None:
         after = values()
         stayed = all(torch.equal(before[name], after[name]) for name in before)
         found.append([norm - norm == 0.0, stayed])
-    every = connection.gather(found)
-    if connection.is_main:
+    every = context.gather(found)
+    if context.is_main:
         (out / "poison.json").write_text(json.dumps(every))

@@ -24,10 +24,10 @@ import toy
 from terakoya.config.parameters import Parameters
 from terakoya.plugins import PLUGINS_VARIABLE, registry
 from terakoya.training import setup
-from terakoya.training.distributed.context import Connection, connect
-from terakoya.training.distributed.topology import Launched
+from terakoya.training.distributed.context import DistributedContext, connect
+from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.resuming import newest_checkpoint, resume
-from terakoya.training.run_log import Record
+from terakoya.training.run_log import RunLog
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
 
@@ -35,7 +35,7 @@ Job = Mapping[str, Any]
 
 
 def start(
-    work: Callable[[Connection], None],
+    work: Callable[[DistributedContext], None],
     nodes: Sequence[int],
     folder: Path,
     *,
@@ -43,7 +43,7 @@ def start(
     plugins: Sequence[Path] = (),
 ) -> list[toy.Process]:
     """Starts a world with `nodes[i]` processes on pretended node i, `plugins` loaded: each calls `work` with its
-    connection and prints into `folder`."""
+    context and prints into `folder`."""
     folder.mkdir(exist_ok=True)
     variables = toy.launched(nodes)
     loaded = {PLUGINS_VARIABLE: os.pathsep.join(map(str, plugins))} if plugins else {}
@@ -56,29 +56,31 @@ def start(
     return started
 
 
-def _process(work: Callable[[Connection], None], variables: Mapping[str, str], replica_size: int, output: Path) -> None:
+def _process(
+    work: Callable[[DistributedContext], None], variables: Mapping[str, str], replica_size: int, output: Path
+) -> None:
     """One process of a world."""
     toy.become(variables, output)
     torch.set_num_threads(1)
-    connection = connect(Launched.read(), replica_size=replica_size, timeout_seconds=60)
-    work(connection)
-    connection.close(failed=False)
+    context = connect(LaunchInfo.from_environment(), replica_size=replica_size, timeout_seconds=60)
+    work(context)
+    context.close(failed=False)
 
 
-def trainer(job: Job, connection: Connection) -> Trainer:
+def trainer(job: Job, context: DistributedContext) -> Trainer:
     """The trainer of a job, where its run is to go on from."""
     out = Path(job["out"])
     parameters = Parameters.from_dict(dict(job["settings"]), source=out.name)
-    if connection.is_main:
+    if context.is_main:
         (out / "checkpoints").mkdir(parents=True)
         if job.get("start_from"):
             source = Path(job["start_from"])
             shutil.copytree(source, out / "checkpoints" / source.name)
-    connection.barrier()
-    record = Record(out, [], parameters.dump(), active=connection.is_main)
-    folder = newest_checkpoint(out, connection, record)
+    context.barrier()
+    run_log = RunLog(out, [], parameters.dump(), active=context.is_main)
+    folder = newest_checkpoint(out, context, run_log)
     stores = Stores.open(parameters)
-    built = setup.build(parameters, out, stores, connection, record, registry(), fresh=folder is None)
+    built = setup.build_trainer(parameters, out, stores, context, run_log, registry(), fresh=folder is None)
     built.run.facts["start"] = time.perf_counter()
     if folder is not None:
         resume(built, folder, frozenset())

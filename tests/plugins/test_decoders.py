@@ -24,7 +24,7 @@ from terakoya.rows.loader import Loader
 from terakoya.rows.row_source import RowSource
 from terakoya.toolkit.architectures import attention
 from terakoya.training.model.build import build_module
-from terakoya.training.setup import train_here
+from terakoya.training.setup import train_in_this_process
 
 PRESETS = Path(__file__).resolve().parents[2] / "parameters"
 WIDTHS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
@@ -159,7 +159,7 @@ def test_fifty_steps_are_those_of_plain_transformers(name: str, tmp_path: Path) 
     )  # fmt: skip
     initial: Any = build_module(Parameters.from_dict(settings, source="test"), store.facts.vocabulary)
     theirs = plain_course(name, settings, store, initial.model)
-    train_here(Parameters.from_dict(settings, source="test"), tmp_path / "run")
+    train_in_this_process(Parameters.from_dict(settings, source="test"), tmp_path / "run")
     ours = [loss for _, (loss, _) in sorted(toy.losses(tmp_path / "run").items())]
     assert len(ours) == len(theirs) == 50 and theirs[-1] < theirs[0] - 0.5
     assert np.abs(np.array(ours) / np.array(theirs) - 1).max() < 1e-5

@@ -27,7 +27,7 @@ from terakoya.plugins import registry
 from terakoya.rows.row_source import RowSource
 from terakoya.toolkit.architectures import attention
 from terakoya.training.checkpoint import checkpoint
-from terakoya.training.setup import train_here
+from terakoya.training.setup import train_in_this_process
 
 PRESETS = Path(__file__).resolve().parents[2] / "parameters"
 ENTRIES = PRESETS / "parameter.json"
@@ -105,7 +105,7 @@ def test_an_entry_trains_goes_on_is_exported_and_loads(
     for steps in (2, 4):
         file.write_text(json.dumps({name: {**entry, "train-steps": steps}}))
         raw = {**read_field_parameters(file, name, [store]), "trackers": [], "logging_steps": 1}
-        train_here(Parameters.from_dict(raw, source=file.name), tmp_path / "run")
+        train_in_this_process(Parameters.from_dict(raw, source=file.name), tmp_path / "run")
     course = toy.losses(tmp_path / "run")
     assert sorted(course) == [1, 2, 3, 4] and set(toy.records(tmp_path / "run", "resume")) == {2}
     loaded = loads(tmp_path / "run", tmp_path / "model")
@@ -279,7 +279,7 @@ def test_it_learns_in_both_precisions_and_loads(name: str, precision: str, tmp_p
         contract_store(tmp_path / "data").folder, architecture=architecture, objective=objective, precision=precision,
         optimizer={"type": "adamw", "learning_rate": 0.01}, max_steps=20, micro_batch_size=8, logging_steps=1,
     )  # fmt: skip
-    train_here(Parameters.from_dict(settings, source="test"), tmp_path / "run")
+    train_in_this_process(Parameters.from_dict(settings, source="test"), tmp_path / "run")
     course = toy.losses(tmp_path / "run")
     assert course[20][0] < course[1][0] - 0.1
     loaded: Any = loads(tmp_path / "run", tmp_path / "model")

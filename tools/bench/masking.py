@@ -34,7 +34,7 @@ from terakoya import plugins
 from terakoya.components.rows import Layout, Rows
 from terakoya.rows.row_source import RowSource
 from terakoya.toolkit.objectives.masking import Masked, mask
-from terakoya.training.distributed import cpu_allocator as cpu_memory
+from terakoya.training.distributed import cpu_allocator
 
 GOAL = 100.0
 PEER = "DataCollatorForLanguageModeling"
@@ -46,7 +46,7 @@ def main() -> int:
     """Prints a table of medians. Returns the exit status."""
     arguments = _arguments()
     torch.set_num_threads(1)
-    cpu_memory.keep()  # as training does; both sides gain
+    cpu_allocator.keep_freed_memory()  # as training does; both sides gain
     warnings.simplefilter("ignore")  # the peer's: it asks for fast tokenizers and replaces nothing by random tokens
     transformers.logging.set_verbosity_error()
     length, size = arguments.sequence_length, arguments.batch_size

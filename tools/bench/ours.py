@@ -15,7 +15,7 @@ from turns import Step, Turn
 
 from terakoya import plugins
 from terakoya.config.parameters import Parameters
-from terakoya.training.setup import train_here
+from terakoya.training.setup import train_in_this_process
 
 PLUGIN = Path(__file__).with_name("step_clock.py")
 
@@ -42,5 +42,5 @@ def run(
     with contextlib.ExitStack() as held:
         where = folder or Path(held.enter_context(tempfile.TemporaryDirectory()))
         held.enter_context(contextlib.redirect_stderr(StringIO()))  # its live line
-        train_here(parameters, where)
+        train_in_this_process(parameters, where)
     return list(plugin.tokens), dict(plugin.losses)

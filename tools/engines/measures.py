@@ -26,12 +26,12 @@ def checkpoint_folder(out: Path, step: int) -> Path:
 
 def saved_step(out: Path) -> int:
     """The step of the run's newest checkpoint; 0 if it has none."""
-    return max((step for step, _ in checkpoint.committed(out / "checkpoints")), default=0)
+    return max((step for step, _ in checkpoint.list_checkpoints(out / "checkpoints")), default=0)
 
 
 def state(out: Path, kind: Kind, step: int) -> dict[str, Tensor]:
     """The whole tensors, "model" or "optimizer", of a checkpoint."""
-    read = checkpoint_state.State(checkpoint_folder(out, step), kind)
+    read = checkpoint_state.SavedState(checkpoint_folder(out, step), kind)
     return {name: read(name) for name in read.names()}
 
 

@@ -45,13 +45,13 @@ def command(
     ] = False,
 ) -> None:
     """Pre-train a model. Ctrl-C and SIGTERM save a checkpoint and exit; the same command resumes."""
-    from terakoya.training.distributed.topology import Launched
+    from terakoya.training.distributed.topology import LaunchInfo
 
     loaded = read_parameters(
         parameters, overrides=set_ or (), model_type=model_type, data=data or (), validation=validation or (),
         whole_word_mask=whole_word_mask, fp16_type=fp16_type, processes=processes or 1,
     )  # fmt: skip
-    launched = Launched.read(node_rank=node_rank)
+    launched = LaunchInfo.from_environment(node_rank=node_rank)
     if launched.launcher is None:
         count = processes or _visible_gpus()
         if count > 1:
@@ -71,8 +71,8 @@ def command(
     result = train(loaded, out, processes=processes, node_rank=node_rank, allow_change=allow_change or ())
     from terakoya.training.distributed import signals
 
-    if result.stopped_by or signals.ENDED_NOTE in os.environ:
-        signals.leave()
+    if result.stopped_by or signals.EXIT_CODE_FILE_VARIABLE in os.environ:
+        signals.ignore_stop_signals()
     raise typer.Exit(signals.exit_code(stopped=result.stopped_by is not None))
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from terakoya.components import Architecture
 from terakoya.contract.batches import difference
 from terakoya.contract.results import CheckFailed, CheckSkipped
-from terakoya.training.distributed.topology import split
+from terakoya.training.distributed.topology import split_evenly
 
 COUNT = 2
 """Number of stages that a model is cut into."""
@@ -37,7 +37,7 @@ def check_stages(architecture: Architecture, models: Sequence[PreTrainedModel], 
     hidden: Tensor | None = None
     with torch.no_grad():
         for index, model in enumerate(stages):
-            kept = range(*split(blocks, COUNT, index))
+            kept = range(*split_evenly(blocks, COUNT, index))
             architecture.cut(model, kept)
             _check_weights(model, whole, kept, len(architecture.blocks(model)))
             hidden = architecture.hidden(model, batch if hidden is None else {**batch, "inputs_embeds": hidden})

@@ -20,7 +20,7 @@ from terakoya.contract.results import Check, CheckFailed, CheckSkipped
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
 from terakoya.plugins import registry
-from terakoya.training.setup import train_here
+from terakoya.training.setup import train_in_this_process
 
 STEPS = 40
 HIGH_RATE = 0.01
@@ -89,7 +89,7 @@ def run(names: Mapping[str, str], folder: Path) -> None:
         source="a toy run",
     )
     with _silence_logging():
-        train_here(parameters, folder / "run")
+        train_in_this_process(parameters, folder / "run")
     losses = _read_losses(folder / "run")
     if not losses[-1] < losses[0] - 0.1:
         raise CheckFailed(f"it does not learn: the loss of {STEPS} steps went from {losses[0]:.4g} to {losses[-1]:.4g}")
@@ -97,7 +97,7 @@ def run(names: Mapping[str, str], folder: Path) -> None:
     weights = _read_weights(last)
     shutil.rmtree(last)
     with _silence_logging():
-        train_here(parameters, folder / "run")
+        train_in_this_process(parameters, folder / "run")
     if _read_losses(folder / "run") != losses or _read_weights(last) != weights:
         raise CheckFailed(
             "a run that was stopped and resumed differs from one that was not; is there a random generator, or state "

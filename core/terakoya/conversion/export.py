@@ -114,7 +114,7 @@ def _opened(source: Path) -> Iterator[_Opened]:
             yield _Opened(source, None, {"": load_model(source)}, Path(tokenizer), {})
         return
     folder = find_checkpoint(source)
-    wrong = checkpoint.problems(folder)
+    wrong = checkpoint.find_problems(folder)
     if wrong:
         raise UserError(f"{folder}: damaged: {'; '.join(wrong[:5])}")
     manifest = checkpoint.read_manifest(folder)
@@ -153,7 +153,7 @@ def find_checkpoint(source: Path) -> Path:
 
     if (source / "manifest.json").is_file():
         return source
-    found = checkpoint.committed(source / "checkpoints")
+    found = checkpoint.list_checkpoints(source / "checkpoints")
     if not found:
         raise UserError(f"{source}: expected a run or a checkpoint, found no checkpoint in it")
     return found[-1][1]
@@ -169,7 +169,7 @@ def _build(
 ) -> tuple[Mapping[str, PreTrainedModel], Mapping[str, Path]]:
     """`build_models`, and where the adapters that they have were written before, below the new folder `adapters`."""
     from terakoya.config.parameters import Parameters
-    from terakoya.training.checkpoint.restoring import restored
+    from terakoya.training.checkpoint.restoring import restore_module
     from terakoya.training.model import lora
 
     plugins = registry()
@@ -177,7 +177,7 @@ def _build(
     if lacking:
         raise UserError(f"{folder}: " + "; ".join(lacking))
     parameters = Parameters.from_dict(manifest["parameters"], source=str(folder / "manifest.json"))
-    module = restored(
+    module = restore_module(
         folder, parameters, Vocabulary.model_validate(manifest["vocabulary"]),
         tokenizer_folder=folder / "tokenizer", started_from=manifest.get("started_from"),
     )  # fmt: skip

@@ -18,7 +18,7 @@ from terakoya.estimation.engine_memory import Sharding, memory_per_process, offl
 from terakoya.estimation.fake_step import ModelSizes, model_sizes, simulate_step
 from terakoya.estimation.synthetic_rows import RowStatistics, row_statistics
 from terakoya.rows import loader
-from terakoya.training.distributed.topology import Place, Share, Topology, shares
+from terakoya.training.distributed.topology import ProcessInfo, RankBatch, Topology, rank_batches
 
 READ_AHEAD = loader.AHEAD + 1
 """Steps whose batches a process holds on the host beside the one it works on: those that are ready, one being made."""
@@ -69,7 +69,7 @@ class Estimate:
     engine: str
     zero_stage: int | None
     pipeline_stages: int
-    share: Share
+    share: RankBatch
     tokens_per_step: float
     flops_per_step: float
     steps: int | None
@@ -145,7 +145,7 @@ def estimate(
 
 
 def measure(
-    parameters: Parameters, vocabulary: Vocabulary, share: Share, held: ModelSizes, *, processes: int, gpu: bool
+    parameters: Parameters, vocabulary: Vocabulary, share: RankBatch, held: ModelSizes, *, processes: int, gpu: bool
 ) -> tuple[Memory, int, tuple[str, ...]]:
     """The memory of each rank, the bytes of the whole optimizer state, and what was assumed."""
     parallel = parameters.parallel
@@ -177,7 +177,7 @@ def measure(
     return Memory(parts, moment, moments, offloaded, interpreter, ahead), found.optimizer_bytes, tuple(notes)
 
 
-def first_rank_batch(parameters: Parameters, processes: int) -> Share:
+def first_rank_batch(parameters: Parameters, processes: int) -> RankBatch:
     """What rank 0 of `processes` takes of each batch, nodes having equally many of them.
 
     Raises:
@@ -190,13 +190,13 @@ def first_rank_batch(parameters: Parameters, processes: int) -> Share:
             f"--processes: batch_size has {nodes} nodes, of which each needs as many processes; got {processes} in all"
         )
     each = processes // nodes
-    places = tuple(Place(rank, rank // each, rank % each, hosts[rank // each]) for rank in range(processes))
-    return shares(
+    places = tuple(ProcessInfo(rank, rank // each, rank % each, hosts[rank // each]) for rank in range(processes))
+    return rank_batches(
         parameters.batch_size, parameters.micro_batch_size, Topology(places, parameters.parallel.replica_size)
     )[0]
 
 
-def _steps(parameters: Parameters, text: RowStatistics, share: Share) -> int | None:
+def _steps(parameters: Parameters, text: RowStatistics, share: RankBatch) -> int | None:
     """The run's optimizer steps; None where they depend on stores that are not there."""
     if text.rows is None and parameters.epochs is not None:
         return None

@@ -29,12 +29,12 @@ from terakoya.estimation.synthetic_rows import full_rows
 from terakoya.toolkit.architectures import attention
 from terakoya.training import setup
 from terakoya.training.batches import to_device
-from terakoya.training.distributed.context import Connection
+from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.deepspeed_setup import PERSISTENCE_THRESHOLD
-from terakoya.training.distributed.topology import Place, Topology
+from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.engines import build as engines
 from terakoya.training.engines.ddp import DDPEngine
-from terakoya.training.loss import weighted
+from terakoya.training.loss import weighted_loss
 from terakoya.training.model.module_parts import saved_values
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def _simulate(
 ) -> Simulation:
     alone = parameters.model_copy(update={"parallel": Parallel()})
     device = torch.device("cpu")
-    connection = Connection(0, 1, device, Topology((Place(0, 0, 0, ""),)), None, None)
+    context = DistributedContext(0, 1, device, Topology((ProcessInfo(0, 0, 0, ""),)), None, None)
     length = parameters.data.sequence_length
     layout = parameters.objective.row_layout()
     batch = parameters.objective.collate(full_rows(layout, vocabulary, rows=rows, sequence_length=length), vocabulary)
@@ -194,7 +194,7 @@ def _simulate(
         attention.use(module, "eager" if parameters.attention == "eager" else "sdpa")
         module.train()
         tracker.belongs([*module.parameters(), *module.buffers()], WEIGHTS)
-        engine = engines.build(alone, module, vocabulary, connection, 1, rows)
+        engine = engines.build(alone, module, vocabulary, context, 1, rows)
         assert isinstance(engine, DDPEngine), "what processes share is reckoned with afterwards"
         trained = [each for each in module.parameters() if each.requires_grad]
         tracker.enter(STEP, others=OPTIMIZER)
@@ -215,10 +215,10 @@ def _simulate(
         tracker.belongs(inputs.values(), BATCH)
         for name, tensor in inputs.items():
             tracker.knows(tensor, tensors[name])
-        weigh = partial(weighted, terms=parameters.objective.terms(), counts=batch.counts)
+        loss_fn = partial(weighted_loss, terms=parameters.objective.terms(), counts=batch.counts)
 
         def watched(sums: Mapping[str, torch.Tensor]) -> torch.Tensor:
-            loss = weigh(sums)
+            loss = loss_fn(sums)
             tracker.enter(BACKWARD)
             return loss
 

@@ -15,8 +15,8 @@ import torch
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.training.distributed.context import Connection
-from terakoya.training.distributed.topology import Share, shares
+from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.distributed.topology import RankBatch, rank_batches
 
 SIGNS = re.compile(r"out of memory|not enough memory|can't allocate memory|cannot allocate memory|std::bad_alloc", re.I)
 """What errors of torch's allocators say, which on a CPU are plain RuntimeErrors."""
@@ -44,7 +44,9 @@ class Remedy:
 
 
 @contextmanager
-def explain_allocation_errors(parameters: Parameters, vocabulary: Vocabulary, connection: Connection) -> Iterator[None]:
+def explain_allocation_errors(
+    parameters: Parameters, vocabulary: Vocabulary, context: DistributedContext
+) -> Iterator[None]:
     """While open, an error of an allocator becomes a UserError with advice; what the failed step held is let go first.
 
     Each rank explains its own; the others leave with their next collective.
@@ -55,7 +57,7 @@ def explain_allocation_errors(parameters: Parameters, vocabulary: Vocabulary, co
         if not is_out_of_memory(error):
             raise
         traceback.clear_frames(error.__traceback__)
-        advice = out_of_memory_error(str(error), parameters, vocabulary, connection)
+        advice = out_of_memory_error(str(error), parameters, vocabulary, context)
     else:
         return
     raise advice
@@ -74,16 +76,18 @@ def requested_bytes(text: str) -> int | None:
     return round(float(found[1]) * UNITS[found[2].lower()]) if found else None
 
 
-def out_of_memory_error(text: str, parameters: Parameters, vocabulary: Vocabulary, connection: Connection) -> UserError:
+def out_of_memory_error(
+    text: str, parameters: Parameters, vocabulary: Vocabulary, context: DistributedContext
+) -> UserError:
     """What to tell the user of an allocator's error that says `text`."""
     asked = requested_bytes(text)
     more = "" if asked is None else f": {asked / 1e9:.2f} GB more were asked for"
-    device = "a GPU" if connection.device.type == "cuda" else "this machine"
-    said = [f"rank {connection.rank}: {device} is out of memory{more}."]
-    share = _share(parameters, connection)
-    candidates = list(remedies(parameters, share, connection.world_size))
+    device = "a GPU" if context.device.type == "cuda" else "this machine"
+    said = [f"rank {context.rank}: {device} is out of memory{more}."]
+    share = _share(parameters, context)
+    candidates = list(remedies(parameters, share, context.world_size))
     try:
-        said += _measured(candidates, parameters, vocabulary, connection)
+        said += _measured(candidates, parameters, vocabulary, context)
     except (RuntimeError, MemoryError, UserError) as error:  # the advice must not hide what it is about
         said.append(f"It could not be estimated what takes it ({type(error).__name__}). What may help:")
         said += [f"  {each.described(None)}" for each in candidates[:REMEDIES]]
@@ -91,7 +95,7 @@ def out_of_memory_error(text: str, parameters: Parameters, vocabulary: Vocabular
     return UserError("\n".join(said))
 
 
-def remedies(parameters: Parameters, share: Share, world_size: int) -> Iterator[Remedy]:
+def remedies(parameters: Parameters, share: RankBatch, world_size: int) -> Iterator[Remedy]:
     """What can be changed, in the order in which it changes the run."""
     if share.micro_batch_size > 1:
         before = "null" if parameters.micro_batch_size is None else str(parameters.micro_batch_size)
@@ -120,10 +124,10 @@ def remedies(parameters: Parameters, share: Share, world_size: int) -> Iterator[
 
 
 def _measured(
-    candidates: list[Remedy], parameters: Parameters, vocabulary: Vocabulary, connection: Connection
+    candidates: list[Remedy], parameters: Parameters, vocabulary: Vocabulary, context: DistributedContext
 ) -> list[str]:
     """What takes the memory, and the remedies that save most, those first that leave the run what it is."""
-    peak, parts, moment = _peak(parameters, vocabulary, connection)
+    peak, parts, moment = _peak(parameters, vocabulary, context)
     part, most = max(parts.items(), key=lambda each: each[1])
     said = [
         f"By the estimate a step takes {peak / 1e9:.2f} GB of tensors at its peak, in the {moment}, most of it "
@@ -137,7 +141,7 @@ def _measured(
             changed = Parameters.from_dict(
                 parameters.dump(), source="", overrides=[f"{each.key}={json.dumps(each.after)}"]
             )
-            saved = peak - _peak(changed, vocabulary, connection)[0]
+            saved = peak - _peak(changed, vocabulary, context)[0]
         except UserError:  # what the other settings exclude
             continue
         if saved > HELPS * peak:
@@ -149,21 +153,25 @@ def _measured(
     return [*said, "What helps, most effective first:", *(f"  {each.described(saved)}" for saved, each in best)]
 
 
-def _share(parameters: Parameters, connection: Connection) -> Share:
+def _share(parameters: Parameters, context: DistributedContext) -> RankBatch:
     """What this rank takes of each batch."""
     redistribute = parameters.on_lost_node == "redistribute"
-    by_rank = shares(parameters.batch_size, parameters.micro_batch_size, connection.topology, redistribute=redistribute)
-    return by_rank[connection.rank]
+    by_rank = rank_batches(
+        parameters.batch_size, parameters.micro_batch_size, context.topology, redistribute=redistribute
+    )
+    return by_rank[context.rank]
 
 
-def _peak(parameters: Parameters, vocabulary: Vocabulary, connection: Connection) -> tuple[int, dict[str, int], str]:
+def _peak(
+    parameters: Parameters, vocabulary: Vocabulary, context: DistributedContext
+) -> tuple[int, dict[str, int], str]:
     """The bytes of tensors that each rank holds at the peak, by part too, and when that is."""
     from terakoya.estimation.estimate import measure
     from terakoya.estimation.fake_step import model_sizes
 
-    share = _share(parameters, connection)
+    share = _share(parameters, context)
     held = model_sizes(parameters, vocabulary, context=float(parameters.data.sequence_length))
     memory, _, _ = measure(
-        parameters, vocabulary, share, held, processes=connection.world_size, gpu=connection.device.type == "cuda"
+        parameters, vocabulary, share, held, processes=context.world_size, gpu=context.device.type == "cuda"
     )
     return memory.peak, dict(memory.parts), memory.moment

@@ -144,7 +144,7 @@ def _checkpoint(source: Path) -> Path | None:
     if not (source / "manifest.json").is_file() and not (source / "checkpoints").is_dir():
         return None
     folder = find_checkpoint(source)
-    wrong = checkpoint.problems(folder)
+    wrong = checkpoint.find_problems(folder)
     if wrong:
         raise UserError(f"{folder}: damaged: {'; '.join(wrong[:5])}")
     return folder

@@ -17,7 +17,7 @@ from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
-from terakoya.training.checkpoint.restoring import restored
+from terakoya.training.checkpoint.restoring import restore_module
 from terakoya.training.engines.engine import autocast_forward
 from terakoya.training.loss import Meter, total_counts
 
@@ -40,7 +40,7 @@ class RunObjective:
         self.parameters = Parameters.from_dict(manifest["parameters"], source=str(folder / "manifest.json"))
         self.vocabulary = Vocabulary.model_validate(manifest["vocabulary"])
         self.precision = precision or self.parameters.precision
-        module = restored(
+        module = restore_module(
             folder, self.parameters, self.vocabulary,
             tokenizer_folder=folder / "tokenizer", started_from=manifest.get("started_from"),
         )  # fmt: skip

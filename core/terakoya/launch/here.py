@@ -66,10 +66,10 @@ def train(
         UserError: an error that the user can fix.
     """
     from terakoya.estimation import out_of_memory
-    from terakoya.training.setup import train_here
+    from terakoya.training.setup import train_in_this_process
 
     loaded = read_parameters(parameters, overrides=overrides) if isinstance(parameters, Path) else parameters
-    return train_here(
+    return train_in_this_process(
         loaded,
         out,
         node_rank=node_rank,

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from terakoya.training.distributed.signals import ENDED_NOTE, STOPPED
+from terakoya.training.distributed.signals import EXIT_CODE_FILE_VARIABLE, STOPPED_EXIT_CODE
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 EXIT_BEFORE_START = 128 + signal.SIGTERM
@@ -36,11 +36,11 @@ failed, before they are killed. torchrun's default is 30, ours 900."""
 def run(arguments: Sequence[str]) -> int:
     """Runs torchrun with `arguments` and returns the exit code of its processes.
 
-    Returns 0, `STOPPED` if the processes saved after a stop request, or the exit code of the first process that failed:
-    128 plus the signal's number if a signal killed it.
+    Returns 0, `STOPPED_EXIT_CODE` if the processes saved after a stop request, or the exit code of the first process
+    that failed: 128 plus the signal's number if a signal killed it.
     """
     note = Path(tempfile.mkdtemp()) / "ended"
-    os.environ[ENDED_NOTE] = str(note)
+    os.environ[EXIT_CODE_FILE_VARIABLE] = str(note)
     os.environ.setdefault(SHUTDOWN_TIMEOUT_VARIABLE, "900")
     forwarder = SignalForwarder(note)
     forwarder.start()
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
 
     try:
         torchrun.main(["--signals-to-handle", "SIGQUIT", *arguments])
-        return STOPPED if note.exists() and note.read_text() == str(STOPPED) else 0
+        return STOPPED_EXIT_CODE if note.exists() and note.read_text() == str(STOPPED_EXIT_CODE) else 0
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         code = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode

@@ -149,12 +149,12 @@ class _Plan:
 
         from terakoya.estimation import out_of_memory
         from terakoya.launch.local import run_processes
-        from terakoya.training.setup import train_here
+        from terakoya.training.setup import train_in_this_process
 
         pipeline, parameters = self.pipeline, self._parameters()
         processes = pipeline.training_processes or max(1, torch.cuda.device_count())
         if processes == 1:
-            result = train_here(
+            result = train_in_this_process(
                 Parameters.from_dict(parameters, source="parameters"),
                 pipeline.run,
                 advice=out_of_memory.explain_allocation_errors,

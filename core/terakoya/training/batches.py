@@ -11,7 +11,7 @@ from terakoya.components import Batch, Objective
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.rows.loader import Loader
 from terakoya.toolkit.architectures.attention import boundaries
-from terakoya.training.distributed.topology import Share
+from terakoya.training.distributed.topology import RankBatch
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class StepBatches:
     """What one rank runs in one optimizer step.
 
     Attributes:
-        real: its micro-batches, at most `share.micro_steps` of them.
+        real: its micro-batches, at most `rank_batch.micro_steps` of them.
         dummy: one row that counts nothing, run in the micro-steps that other ranks have and this one has not; None
             where there are none.
     """
@@ -32,13 +32,19 @@ class BatchMaker:
     """From a step's number to this rank's `StepBatches`: a pure function, called ahead in a thread."""
 
     def __init__(
-        self, loader: Loader, objective: Objective, vocabulary: Vocabulary, share: Share, *, end: int | None = None
+        self,
+        loader: Loader,
+        objective: Objective,
+        vocabulary: Vocabulary,
+        rank_batch: RankBatch,
+        *,
+        end: int | None = None,
     ) -> None:
         """`end` is the row that the run ends before, where it ends by rows: the last step may hold fewer."""
         self.loader = loader
         self.objective = objective
         self.vocabulary = vocabulary
-        self.share = share
+        self.rank_batch = rank_batch
         self.end = end
         self.first_step = self.first_row = 0
 
@@ -49,20 +55,20 @@ class BatchMaker:
 
     def rows(self, step: int) -> tuple[int, int]:
         """The rows [start, stop) of the order that optimizer step `step` takes, on all ranks together."""
-        start = self.first_row + (step - self.first_step) * self.share.global_rows
-        stop = start + self.share.global_rows
+        start = self.first_row + (step - self.first_step) * self.rank_batch.global_rows
+        stop = start + self.rank_batch.global_rows
         return start, stop if self.end is None else max(start, min(stop, self.end))
 
     def __call__(self, step: int) -> StepBatches:
         """The micro-batches of optimizer step `step`, counted from 0."""
-        share = self.share
+        rank_batch = self.rank_batch
         first, last = self.rows(step)
         real = [
             self.objective.collate(self.loader.load(first + start, min(first + stop, last)), self.vocabulary)
-            for start, stop in share.micro_batches()
+            for start, stop in rank_batch.micro_batches()
             if first + start < last
         ]
-        return StepBatches(real, self.dummy() if len(real) < share.micro_steps else None)
+        return StepBatches(real, self.dummy() if len(real) < rank_batch.micro_steps else None)
 
     def dummy(self) -> Batch:
         """One row with nothing to learn."""

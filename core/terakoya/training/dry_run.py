@@ -13,11 +13,11 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.training.distributed.context import connect
-from terakoya.training.distributed.topology import Launched
+from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.run import Run
 from terakoya.training.run_folder import free_bytes
-from terakoya.training.run_log import Record
-from terakoya.training.setup import Advice, build, no_advice
+from terakoya.training.run_log import RunLog
+from terakoya.training.setup import Advice, build_trainer, no_advice
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
 
@@ -35,7 +35,7 @@ def dry_run(
     Raises:
         UserError: what would stop the run.
     """
-    launched = Launched.read(node_rank=node_rank)
+    launched = LaunchInfo.from_environment(node_rank=node_rank)
     if expected_processes is not None and launched.launcher and launched.world_size != expected_processes:
         raise UserError(f"--processes {expected_processes}, but {launched.launcher} started {launched.world_size}")
     console = Console(stderr=True, highlight=False, quiet=launched.rank != 0)
@@ -43,17 +43,17 @@ def dry_run(
     for store in [*stores.train, *stores.validation.values()]:
         facts = store.facts
         console.print(f"store {store.folder}: {facts.documents:,} documents, {facts.tokens:,} tokens", soft_wrap=True)
-    connection = connect(
+    context = connect(
         launched,
         deepspeed=parameters.parallel.engine == "deepspeed",
         replica_size=parameters.parallel.replica_size,
         timeout_seconds=parameters.parallel.timeout_seconds,
     )
     try:
-        explaining = advice(parameters, stores.vocabulary, connection)
+        explaining = advice(parameters, stores.vocabulary, context)
         with tempfile.TemporaryDirectory() as scratch, explaining:
-            record = Record(Path(scratch), (), {}, active=connection.is_main)
-            trainer = build(parameters, out, stores, connection, record, registry())
+            run_log = RunLog(Path(scratch), (), {}, active=context.is_main)
+            trainer = build_trainer(parameters, out, stores, context, run_log, registry())
             need = _bytes_needed(trainer)
             free = free_bytes(out)
             console.print(
@@ -79,9 +79,9 @@ def dry_run(
                 f"{report.tokens:,} tokens in {time.perf_counter() - start:.1f} s; nothing was written to {out}",
                 soft_wrap=True,
             )
-            record.close()
+            run_log.close()
     finally:
-        connection.close(failed=True)
+        context.close(failed=True)
 
 
 def _bytes_needed(trainer: Trainer) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor
 from terakoya.errors import UserError
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.run import Run
-from terakoya.training.run_log import Record
+from terakoya.training.run_log import RunLog
 
 
 class Norms:
@@ -26,7 +26,7 @@ class Norms:
         """What is logged: the last step's norm, in fp16 the scale and how many steps of the run were left out."""
         return {"grad_norm": float(self.norms[-1]), **(self.scaler.log_values() if self.scaler else {})}
 
-    def look(self, run: Run, record: Record, *, first_row: int) -> None:
+    def look(self, run: Run, run_log: RunLog, *, first_row: int) -> None:
         """Looks at all of them and forgets them; `first_row` is the first row of the last step. Called before anything
         is kept, on every rank alike.
 
@@ -38,7 +38,7 @@ class Norms:
         if self.scaler is not None:
             if bad:
                 scale = f"loss scale {float(self.scaler.scale):,.10g}"
-                record.say(f"step {run.step:,}: {bad} step(s) left out, as gradients overflowed fp16; {scale}")
+                run_log.print(f"step {run.step:,}: {bad} step(s) left out, as gradients overflowed fp16; {scale}")
             self.scaler.raise_if_stuck(run.step)
         elif bad:
             raise UserError(

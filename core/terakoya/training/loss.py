@@ -21,7 +21,7 @@ def total_counts(batches: Sequence[Batch], names: Sequence[str]) -> list[int]:
     return [sum(batch.counts[name] for batch in batches) for name in names]
 
 
-def weighted(
+def weighted_loss(
     sums: Mapping[str, Tensor], terms: Mapping[str, Term], counts: Mapping[str, int], factor: float = 1.0
 ) -> Tensor:
     """The share of the global loss that `sums` bring: sum over losses of weight x sum / global count.

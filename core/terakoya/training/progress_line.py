@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from terakoya.training.run import Run
 
 
-def live_line(run: Run, values: Mapping[str, float], *, rows: int) -> str:
+def progress_line(run: Run, values: Mapping[str, float], *, rows: int) -> str:
     """How far `run` is, what its last logged `values` were, how long it will take, when it saves; a step is of `rows`
     rows."""
     save = run.parameters.checkpoint.save_steps

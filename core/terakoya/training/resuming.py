@@ -14,20 +14,20 @@ from terakoya.json_settings import leaves
 from terakoya.training.checkpoint import checkpoint
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.checkpoint.restoring import check_base
-from terakoya.training.distributed.context import Connection
+from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.model import lora
-from terakoya.training.run_log import Record
+from terakoya.training.run_log import RunLog
 from terakoya.training.trainer import Trainer
 
 
-def newest_checkpoint(out: Path, connection: Connection, record: Record) -> Path | None:
+def newest_checkpoint(out: Path, context: DistributedContext, run_log: RunLog) -> Path | None:
     """The newest whole checkpoint of the run in `out`, which it goes on from; None if it has none."""
     found: tuple[Path | None, list[str]] = (None, [])
-    if connection.is_main:
-        found = checkpoint.newest(out / "checkpoints")
-    folder, said = connection.broadcast(found)
+    if context.is_main:
+        found = checkpoint.recover_newest(out / "checkpoints")
+    folder, said = context.broadcast(found)
     for text in said:
-        record.warn(text)
+        run_log.warn(text)
     return folder
 
 
@@ -37,14 +37,14 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
     Raises:
         UserError: parameters, data or plugins are not what they were and the change was not allowed.
     """
-    run, record = trainer.run, trainer.record
+    run, run_log = trainer.run, trainer.run_log
     manifest = checkpoint.read_manifest(folder)
-    _refuse_changes(manifest, run.parameters, trainer.facts, record, allow_change)
+    _refuse_changes(manifest, run.parameters, trainer.facts, run_log, allow_change)
     lacking = trainer.registry.check_record(manifest["plugins"], run.parameters.dump())
     if lacking.missing:
         raise UserError(f"{folder}: " + "; ".join(lacking.missing))
     for text in lacking.changed:
-        record.warn(text)
+        run_log.warn(text)
     if run.parameters.lora is None:
         trainer.facts = {**trainer.facts, "started_from": manifest.get("started_from")}
     else:  # the folder may lie elsewhere now: with leave, and as it was
@@ -59,8 +59,8 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
     if trainer.engine.scaler is not None and manifest.get("loss_scaling") is not None:
         trainer.engine.scaler.load(manifest["loss_scaling"])
     trainer.last_checkpoint, trainer.saver.step = folder, run.step
-    record.write("resume", step=run.step, folder=folder.name, world_size=run.world_size)
-    record.say(f"resumed from {folder} at step {run.step:,}")
+    run_log.write("resume", step=run.step, folder=folder.name, world_size=run.world_size)
+    run_log.print(f"resumed from {folder} at step {run.step:,}")
 
 
 def _keep_the_order(trainer: Trainer, manifest: Mapping[str, Any], folder: Path) -> None:
@@ -69,7 +69,7 @@ def _keep_the_order(trainer: Trainer, manifest: Mapping[str, Any], folder: Path)
     Raises:
         UserError: the global batch is another than before.
     """
-    run, now = trainer.run, trainer.share.global_rows
+    run, now = trainer.run, trainer.rank_batch.global_rows
     before = sum(manifest["parameters"]["batch_size"].values())
     if before != now:
         raise UserError(
@@ -80,7 +80,7 @@ def _keep_the_order(trainer: Trainer, manifest: Mapping[str, Any], folder: Path)
     run.length = run.length.going_on(step=run.step, consumed_rows=run.consumed_rows, global_rows=now)
     trainer.facts = {**trainer.facts, "max_steps": run.length.steps}
     if run.consumed_rows != run.step * now and not run.finished:
-        trainer.record.warn(
+        trainer.run_log.warn(
             f"the last of the {run.step:,} steps before held fewer rows than the others, as the run was to end with "
             "it: steps from here on are not those of a run that was longer from the beginning"
         )
@@ -90,14 +90,14 @@ def _refuse_changes(
     manifest: Mapping[str, Any],
     parameters: Parameters,
     facts: Mapping[str, Any],
-    record: Record,
+    run_log: RunLog,
     allow_change: frozenset[str],
 ) -> None:
     before, now = _with_defaults(manifest["parameters"]), parameters.dump()
     changed = differences(before, now)
     old, new = dict(leaves(before)), dict(leaves(now))
     for key in changed:
-        record.say(f"parameter {key}: was {old.get(key)!r}, is {new.get(key)!r}")
+        run_log.print(f"parameter {key}: was {old.get(key)!r}, is {new.get(key)!r}")
     allowed = RESUME_MAY_CHANGE | allow_change
     refused = [key for key in changed if not any(key == each or key.startswith(f"{each}.") for each in allowed)]
     other = [key for key in changed if key.partition(".")[0] == lora.KEY and key not in lora_settings.MAY_CHANGE]

@@ -16,7 +16,7 @@ from terakoya.components.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from terakoya.config.parameters import Parameters
-    from terakoya.training.distributed.context import Connection
+    from terakoya.training.distributed.context import DistributedContext
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Run:
     vocabulary: Vocabulary
     module: nn.Module
     length: Length
-    connection: Connection = field(repr=False)
+    context: DistributedContext = field(repr=False)
     step: int = 0
     consumed_rows: int = 0
     consumed_tokens: int = 0
@@ -72,20 +72,20 @@ class Run:
     @property
     def rank(self) -> int:
         """This process's rank."""
-        return self.connection.rank
+        return self.context.rank
 
     @property
     def world_size(self) -> int:
         """Number of processes."""
-        return self.connection.world_size
+        return self.context.world_size
 
     @property
     def device(self) -> torch.device:
         """This process's device."""
-        return self.connection.device
+        return self.context.device
 
     def reduce(self, values: Mapping[str, float]) -> dict[str, float]:
         """The sum over ranks of each value; for the hook `evaluate`, on every rank with the same names."""
         names = sorted(values)
-        ranks = self.connection.gather([values[name] for name in names])
+        ranks = self.context.gather([values[name] for name in names])
         return {name: sum(rank[index] for rank in ranks) for index, name in enumerate(names)}

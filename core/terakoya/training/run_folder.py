@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from terakoya.errors import UserError
-from terakoya.training.distributed.context import Connection
+from terakoya.training.distributed.context import DistributedContext
 
 ATTEMPTS = 3
 """How often the lock is tried before the run is in use."""
 
 
 @contextlib.contextmanager
-def hold(out: Path, connection: Connection) -> Iterator[None]:
+def hold(out: Path, context: DistributedContext) -> Iterator[None]:
     """The run's folder: one file system for all nodes, proved by a nonce, and one run at a time, proved by a lock.
 
     Raises:
@@ -27,9 +27,9 @@ def hold(out: Path, connection: Connection) -> Iterator[None]:
     """
     error: Exception | None = None
     handle = None
-    nonce = connection.broadcast(os.urandom(8).hex())
+    nonce = context.broadcast(os.urandom(8).hex())
     proof = out / f".nonce-{nonce}"
-    if connection.is_main:
+    if context.is_main:
         try:
             out.mkdir(parents=True, exist_ok=True)
             handle = lock_run(out / "run.lock")
@@ -38,13 +38,13 @@ def hold(out: Path, connection: Connection) -> Iterator[None]:
         except (OSError, UserError) as raised:
             error = raised
     try:
-        if connection.world_size == 1 and error:
+        if context.world_size == 1 and error:
             raise error if isinstance(error, UserError) else UserError(f"{out}: {error}")
-        connection.together(f"opening {out}", error)
+        context.raise_on_all_ranks(f"opening {out}", error)
         if not proof.exists():
             error = UserError(f"{out} is not the folder that rank 0 sees; all nodes need one shared file system")
-        connection.together("sharing the run's folder", error)
-        if connection.is_main:
+        context.raise_on_all_ranks("sharing the run's folder", error)
+        if context.is_main:
             proof.unlink()
         yield
     finally:

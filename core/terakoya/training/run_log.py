@@ -25,7 +25,7 @@ SECONDS_TO_FINISH = 10.0
 """How long the end of a run waits for all of its trackers."""
 
 
-class Record:
+class RunLog:
     """The record of a run, kept by rank 0; on other ranks every call does nothing."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Record:
         for tracker in self.trackers:
             tracker.put(step, values)
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """A line that stays."""
         if self.active and self.live and self.shown:
             self.console.file.write("\r\x1b[K")
@@ -62,9 +62,9 @@ class Record:
     def warn(self, text: str, **values: Any) -> None:
         """A warning: printed and written down."""
         self.write("warning", text=text, **values)
-        self.say(f"warning: {text}")
+        self.print(f"warning: {text}")
 
-    def progress(self, text: str, *, last: bool = False) -> None:
+    def show_progress(self, text: str, *, last: bool = False) -> None:
         """The one live line; where the output is no terminal, a plain line at most every ten seconds."""
         now = time.monotonic()
         if not self.active or (now - self.shown < (0.1 if self.live else 10.0) and not last):

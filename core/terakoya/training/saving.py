@@ -14,7 +14,7 @@ from typing import Any, Self
 from terakoya.errors import UserError
 from terakoya.toolkit.formats import model_folder
 from terakoya.training.checkpoint import checkpoint
-from terakoya.training.checkpoint.restoring import Facts, restored
+from terakoya.training.checkpoint.restoring import Facts, restore_module
 from terakoya.training.checkpoint.snapshot import Snapshot
 from terakoya.training.engines.engine import Engine
 from terakoya.training.model import lora
@@ -48,10 +48,10 @@ class Saver:
         self.engine = engine
         self.tokenizer_folder = tokenizer_folder
         self.settings = run.parameters.checkpoint
-        self.link = run.connection.apart(run.parameters.parallel.timeout_seconds)
+        self.link = run.context.new_group(run.parameters.parallel.timeout_seconds)
         self.step = -1
-        self.leaving = threading.Event()
-        self.snapshot = Snapshot(self.leaving)
+        self.shutdown = threading.Event()
+        self.snapshot = Snapshot(self.shutdown)
         self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.under_way: Future[Path] | None = None
 
@@ -61,7 +61,7 @@ class Saver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.leaving.set()
+        self.shutdown.set()
         if self.under_way is not None:
             wait([self.under_way], SECONDS_TO_LEAVE)
         self.thread.shutdown(wait=False)
@@ -101,7 +101,7 @@ class Saver:
             facts=facts,
             tokenizer_folder=self.tokenizer_folder,
             keep=self.settings.keep,
-            leaving=self.leaving,
+            shutdown=self.shutdown,
         )
         merged = self._with_model()
         if not self.settings.async_save or self.waited_for(merged):
@@ -116,7 +116,7 @@ class Saver:
             return Saved(run.step, write(engine, write_models=models))
         self.snapshot.take(engine)
         copied: Callable[[Path], None] = _nothing
-        if merged and run.connection.is_main:
+        if merged and run.context.is_main:
             copied = self.snapshot.models(run.objective.exports(run.module))
         self.under_way = self.thread.submit(write, self.snapshot, write_models=copied)
         return None
@@ -136,7 +136,7 @@ class Saver:
         """Whether rank 0 copies whole models too, before some of the saves behind the steps."""
         return self.settings.model != "never" and not self.waited_for(True)
 
-    def ended(self) -> bool:
+    def has_finished(self) -> bool:
         """Whether the save under way is through on this rank: when it is on all, `finish` has something to say.
 
         Raises:
@@ -177,7 +177,7 @@ def write_models(
     """
     parameters, module = run.parameters, run.module
     if merged and not whole:  # built from what was just written
-        module = restored(
+        module = restore_module(
             folder, parameters, run.vocabulary, tokenizer_folder=tokenizer_folder, started_from=started_from
         )
     if parameters.lora is not None and (merged or whole):

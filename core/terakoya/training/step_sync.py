@@ -1,7 +1,7 @@
-"""What ranks tell each other before a step: how much it counts, who wants to stop, what failed, whose save has ended.
+"""What ranks exchange before each step: its counts, stop requests, errors of plugins, and whether a save has finished.
 
-One reduction of a few whole numbers carries all of it. It can be begun ahead of the step, and waited for only when the
-step is to be taken.
+One all-reduce of a few integers carries all of it. It can begin ahead of the step; ranks wait for its result only when
+they are about to take the step.
 """
 
 from __future__ import annotations
@@ -11,78 +11,77 @@ from dataclasses import dataclass
 
 from terakoya.plugins import PluginError
 from terakoya.training.batches import StepBatches
-from terakoya.training.distributed.context import Connection
+from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.loss import total_counts
 from terakoya.training.saving import Saver
 
 
 @dataclass(frozen=True)
-class Proposal:
-    """A step that ranks are about to agree on.
+class StepVote:
+    """This rank's vote on a step, whose all-reduce is under way.
 
     Attributes:
-        batches: this rank's.
-        wish: why this rank wants to stop instead, if it does.
-        saving: the step of the last save that had begun when this was asked.
-        sums: waits for the sums over ranks of what each has told.
+        batches: the micro-batches of this rank.
+        stop_reason: why this rank wants to stop instead of taking the step; None where it does not.
+        saving_step: the step of the last save that had begun when the vote was cast.
+        wait_for_sums: waits for the votes of all ranks and returns their element-wise sum.
     """
 
     batches: StepBatches
-    wish: str | None
-    saving: int
-    sums: Callable[[], list[int]]
+    stop_reason: str | None
+    saving_step: int
+    wait_for_sums: Callable[[], list[int]]
 
 
 @dataclass(frozen=True)
-class Agreed:
-    """What all ranks know of a step, the same everywhere.
+class StepDecision:
+    """What the votes of all ranks amount to; the same on every rank.
 
     Attributes:
-        counts: its global counts.
-        stop: whether any of them wants to stop instead of taking it.
-        saved: whether the save behind the steps has ended on all of them.
+        counts: the global counts of the step.
+        stop: whether any rank wants to stop instead of taking the step.
+        save_finished: whether the background save has finished on all ranks.
     """
 
     counts: Mapping[str, int]
     stop: bool
-    saved: bool
+    save_finished: bool
 
 
-class Agreement:
-    """How the ranks of `connection` come to take the same step.
+class StepSync:
+    """Lets all ranks of `context` decide alike whether to take the next step.
 
     Attributes:
-        names: what is counted.
-        error: what a plugin raised here in an event, until the others know.
+        names: names of the counts that are summed.
+        plugin_error: what a plugin raised in an event on this rank and the other ranks do not know yet.
     """
 
-    def __init__(self, connection: Connection, names: Sequence[str], saver: Saver) -> None:
-        self.connection = connection
+    def __init__(self, context: DistributedContext, names: Sequence[str], saver: Saver) -> None:
+        self.context = context
         self.names = names
         self.saver = saver
-        self.error: PluginError | None = None
+        self.plugin_error: PluginError | None = None
 
-    def propose(self, batches: StepBatches, wish: str | None) -> Proposal:
-        """Tells the others of this rank's part of a step, without waiting for theirs; `wish` says why it would rather
-        stop."""
-        counted = batches.real if self.connection.leads else []  # others of a replica have the same rows
+    def begin(self, batches: StepBatches, stop_reason: str | None) -> StepVote:
+        """Sends this rank's vote on a step to the others and returns at once, without waiting for theirs."""
+        counted = batches.real if self.context.is_replica_leader else []  # a replica's other ranks have the same rows
         local = total_counts(counted, self.names)
-        flags = [int(wish is not None), int(self.error is not None), int(self.saver.ended())]
-        return Proposal(batches, wish, self.saver.step, self.connection.begin_sum(local + flags))
+        flags = [int(stop_reason is not None), int(self.plugin_error is not None), int(self.saver.has_finished())]
+        return StepVote(batches, stop_reason, self.saver.step, self.context.begin_sum(local + flags))
 
-    def agree(self, proposal: Proposal) -> Agreed:
-        """What has come of the proposed step.
+    def wait(self, vote: StepVote) -> StepDecision:
+        """Waits for the votes of all ranks and returns the decision.
 
         Raises:
-            UserError: on all ranks, if an event failed on any.
+            UserError: on all ranks, if a plugin's event failed on any of them.
         """
-        *summed, wishes, failures, ended = proposal.sums()
-        if failures:
-            self.carry()
-        # a save that began since this was asked is another one
-        saved = ended == self.connection.world_size and proposal.saving == self.saver.step
-        return Agreed(dict(zip(self.names, summed, strict=True)), bool(wishes), saved)
+        *summed, stops, plugin_errors, finished = vote.wait_for_sums()
+        if plugin_errors:
+            self.raise_plugin_error()
+        # if another save has begun since the vote was cast, `finished` is about the save before it
+        save_finished = finished == self.context.world_size and vote.saving_step == self.saver.step
+        return StepDecision(dict(zip(self.names, summed, strict=True)), bool(stops), save_finished)
 
-    def carry(self) -> None:
-        """Raises what an event plugin raised on any rank on all of them, if one did; collective."""
-        self.connection.together("an event plugin", self.error)
+    def raise_plugin_error(self) -> None:
+        """Raises on all ranks what a plugin's event raised on any of them, if one did; collective."""
+        self.context.raise_on_all_ranks("an event plugin", self.plugin_error)

@@ -12,7 +12,7 @@ import torch
 from terakoya.components import Architecture, Objective
 from terakoya.components.flops import mean_context
 from terakoya.rows.row_source import RowSource
-from terakoya.training.distributed.context import Connection
+from terakoya.training.distributed.context import DistributedContext
 
 PEAK_TFLOPS: Sequence[tuple[frozenset[str], float]] = tuple(
     (frozenset(name.split()), peak)
@@ -69,12 +69,12 @@ def measure(
     module: torch.nn.Module,
     sources: Sequence[RowSource],
     weights: Sequence[float],
-    connection: Connection,
+    context: DistributedContext,
 ) -> Throughput:
     """What the run's work is, from its whole `module` and some rows of its stores. Every rank calls it."""
-    context = float(np.average([_context(source) for source in sources], weights=weights))
-    flops = objective.flops_per_token(module, architecture, context=context)
-    devices = tuple(connection.gather(device_name(connection.device)))
+    mean_context_length = float(np.average([_context(source) for source in sources], weights=weights))
+    flops = objective.flops_per_token(module, architecture, context=mean_context_length)
+    devices = tuple(context.gather(device_name(context.device)))
     peaks = [peak_tflops(name) for name in devices]
     known = [peak for peak in peaks if peak is not None]
     return Throughput(flops, devices, sum(known) if len(known) == len(peaks) else None)

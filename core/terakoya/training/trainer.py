@@ -20,19 +20,19 @@ from terakoya.rows.loader import Prefetcher
 from terakoya.rows.row_source import RowSource
 from terakoya.toolkit.random_keys import hash_u64
 from terakoya.training.batches import BatchMaker, StepBatches, to_device
-from terakoya.training.distributed.context import Connection
+from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.signals import StopRequest
-from terakoya.training.distributed.topology import Share
+from terakoya.training.distributed.topology import RankBatch
 from terakoya.training.engines.engine import Engine
 from terakoya.training.gradient_norms import Norms
-from terakoya.training.loss import Meter, weighted
-from terakoya.training.progress_line import live_line
+from terakoya.training.loss import Meter, weighted_loss
+from terakoya.training.progress_line import progress_line
 from terakoya.training.run import Run
-from terakoya.training.run_log import Record
+from terakoya.training.run_log import RunLog
 from terakoya.training.saving import Saved, Saver
-from terakoya.training.step_sync import Agreement, Proposal
+from terakoya.training.step_sync import StepSync, StepVote
 from terakoya.training.throughput import Throughput, described
-from terakoya.training.validation import evaluate
+from terakoya.training.validation import validate
 
 DROPOUT = "dropout"
 
@@ -55,7 +55,7 @@ class Trainer:
         engine: Engine,
         batches: BatchMaker,
         validation: Mapping[str, RowSource],
-        record: Record,
+        run_log: RunLog,
         registry: Registry,
         *,
         tokenizer_folder: Path,
@@ -67,23 +67,23 @@ class Trainer:
         self.engine = engine
         self.batches = batches
         self.validation = validation
-        self.record = record
+        self.run_log = run_log
         self.registry = registry
         self.facts = facts
         self.throughput = throughput
         self.flash = flash
         self.parameters: Parameters = run.parameters
-        self.connection: Connection = run.connection
-        self.share: Share = batches.share
+        self.context: DistributedContext = run.context
+        self.rank_batch: RankBatch = batches.rank_batch
         self.terms: Mapping[str, Term] = run.objective.terms()
         self.meter = Meter(self.terms, run.device, run.objective.derived)
         self.norms = Norms(engine.scaler)
         self.last_checkpoint: Path | None = None
         self.saver = Saver(run, engine, tokenizer_folder)
         names = sorted({"tokens", *(term.count for term in self.terms.values())})
-        self.agreement = Agreement(self.connection, names, self.saver)
+        self.step_sync = StepSync(self.context, names, self.saver)
         self.paused = 0.0
-        self.upcoming: Proposal | None = None
+        self.next_vote: StepVote | None = None
         self.started = self.mark = time.perf_counter()
         self.tokens_since_mark = self.rows_at_mark = 0
 
@@ -101,7 +101,7 @@ class Trainer:
         asked: str | None = None
         self._write_start()
         for note in self.saver.notes():
-            self.record.say(note)
+            self.run_log.print(note)
         self._event("run_started", run)
         if run.step == 0 and self.validation:
             self._validate()
@@ -109,8 +109,8 @@ class Trainer:
             stop.listen()
             with Prefetcher(self.batches, run.step) as prefetcher:
 
-                def propose() -> Proposal:
-                    return self.agreement.propose(next(prefetcher), stop.signal or self._out_of_time())
+                def begin_vote() -> StepVote:
+                    return self.step_sync.begin(next(prefetcher), stop.signal or self._out_of_time())
 
                 self.mark, self.rows_at_mark = time.perf_counter(), run.consumed_rows
                 while not run.finished:
@@ -118,14 +118,14 @@ class Trainer:
                         next(prefetcher)
                         self._skip()
                         continue
-                    proposal, self.upcoming = self.upcoming or propose(), None
-                    agreed = self.agreement.agree(proposal)
-                    if agreed.saved:
+                    vote, self.next_vote = self.next_vote or begin_vote(), None
+                    decision = self.step_sync.wait(vote)
+                    if decision.save_finished:
                         self._saved(self.saver.finish())
-                    if agreed.stop:
-                        asked = proposal.wish or "another process"
+                    if decision.stop:
+                        asked = vote.stop_reason or "another process"
                         break
-                    report = self._step(proposal.batches, agreed.counts, propose)
+                    report = self._step(vote.batches, decision.counts, begin_vote)
                     self._event("step_finished", run, report)
                     if parameters.evaluation and self.validation and self._due(parameters.evaluation.steps):
                         self._validate()
@@ -138,19 +138,19 @@ class Trainer:
             stop.close()
         if not asked and self.validation and not (parameters.evaluation and self._due(parameters.evaluation.steps)):
             self._validate()
-        self.agreement.carry()
-        self.record.write("finished" if not asked else "stopped", step=run.step, reason=asked)
+        self.step_sync.raise_plugin_error()
+        self.run_log.write("finished" if not asked else "stopped", step=run.step, reason=asked)
         if asked:
-            self.record.say(f"stopped by {asked} at step {run.step:,}, which is saved; the same command goes on")
+            self.run_log.print(f"stopped by {asked} at step {run.step:,}, which is saved; the same command goes on")
         return TrainResult(run.step, self.last_checkpoint, asked)
 
     def one_step(self) -> StepReport:
         """The next step alone, as a trial."""
-        proposal = self.agreement.propose(self.batches(self.run.step), None)
-        return self._step(proposal.batches, self.agreement.agree(proposal).counts)
+        vote = self.step_sync.begin(self.batches(self.run.step), None)
+        return self._step(vote.batches, self.step_sync.wait(vote).counts)
 
     def _step(
-        self, batches: StepBatches, counts: Mapping[str, int], propose: Callable[[], Proposal] | None = None
+        self, batches: StepBatches, counts: Mapping[str, int], begin_vote: Callable[[], StepVote] | None = None
     ) -> StepReport:
         """One optimizer step on this rank's `batches`, normalised by the global `counts`.
 
@@ -158,18 +158,18 @@ class Trainer:
         have just met to add them up, and what they tell each other travels while weights are updated.
         """
         run, parameters = self.run, self.parameters
-        empty = self.share.micro_steps - len(batches.real)  # they come first: the last may bring the sums of all
+        empty = self.rank_batch.micro_steps - len(batches.real)  # they come first: the last may bring the sums of all
         for micro in range(-empty, len(batches.real)):
             seed(run.device, self._dropout_seed(micro))
             batch = batches.real[micro] if micro >= 0 else batches.dummy
             assert batch is not None
-            weigh = partial(weighted, terms=self.terms, counts=counts, factor=float(micro >= 0))
+            loss_fn = partial(weighted_loss, terms=self.terms, counts=counts, factor=float(micro >= 0))
             tensors = to_device(batch, run.device, flash=self.flash)
-            sums = self.engine.micro_step(tensors, weigh, last=micro == len(batches.real) - 1)
+            sums = self.engine.micro_step(tensors, loss_fn, last=micro == len(batches.real) - 1)
             if micro >= 0:
                 self.meter.add_sums(sums)
-        if propose is not None and self._another_step(counts["tokens"]):
-            self.upcoming = propose()
+        if begin_vote is not None and self._another_step(counts["tokens"]):
+            self.next_vote = begin_vote()
         self.meter.add_counts(counts)
         learning_rate = parameters.optimizer.learning_rate * parameters.schedule.factor(run.progress())
         self.norms.add(self.engine.step(learning_rate))
@@ -182,7 +182,7 @@ class Trainer:
         """Whether other processes are to hear of a step after this one, which takes `tokens`."""
         run = self.run
         last = run.length.reached(step=run.step + 1, tokens=run.consumed_tokens + tokens)
-        return self.connection.world_size > 1 and not last and not self.parameters.data.skips(run.step + 1)
+        return self.context.world_size > 1 and not last and not self.parameters.data.skips(run.step + 1)
 
     def _skip(self) -> None:
         """Passes over the rows of the next step; it counts, but changes nothing."""
@@ -190,8 +190,8 @@ class Trainer:
         _, run.consumed_rows = self.batches.rows(run.step)
         run.step += 1
         if not self.parameters.data.skips(run.step):
-            self.record.write("skip", step=run.step)
-            self.record.say(f"passed over the rows of the steps up to {run.step:,}, as data.skip_steps says")
+            self.run_log.write("skip", step=run.step)
+            self.run_log.print(f"passed over the rows of the steps up to {run.step:,}, as data.skip_steps says")
         self.mark, self.rows_at_mark = time.perf_counter(), run.consumed_rows
 
     def _dropout_seed(self, micro: int) -> int:
@@ -209,31 +209,31 @@ class Trainer:
         self.started = now
         values: dict[str, float] | None = None
         if run.step == 1 or run.finished or self._due(self.parameters.logging_steps):
-            values = self.meter.take(self.connection.sum_on_device(self.meter.stacked()))
+            values = self.meter.take(self.context.sum_on_device(self.meter.stacked()))
             values |= {**self.norms.values(), "learning_rate": learning_rate}
             samples, elapsed = run.consumed_rows - self.rows_at_mark, time.perf_counter() - self.mark
             values |= self.throughput.values(tokens=self.tokens_since_mark, samples=samples, seconds=elapsed)
-            self.record.write("step", step=run.step, tokens=run.consumed_tokens, **values)
+            self.run_log.write("step", step=run.step, tokens=run.consumed_tokens, **values)
             tracked = {name: value for name, value in values.items() if math.isfinite(value)}
             tracked["consumed_tokens"] = run.consumed_tokens
-            self.record.track(run.step, {f"train/{name}": value for name, value in tracked.items()})
+            self.run_log.track(run.step, {f"train/{name}": value for name, value in tracked.items()})
             self._look_at_norms()
-            line = live_line(run, values, rows=self.share.global_rows)
-            self.record.progress(line, last=run.finished)
+            line = progress_line(run, values, rows=self.rank_batch.global_rows)
+            self.run_log.show_progress(line, last=run.finished)
             self.mark, self.tokens_since_mark, self.rows_at_mark = time.perf_counter(), 0, run.consumed_rows
         return StepReport(run.step, tokens, learning_rate, seconds, values)
 
     def _write_start(self) -> None:
         """Writes down what the run is, for those who read its files."""
-        length, rows = self.run.length, self.share.global_rows
+        length, rows = self.run.length, self.rank_batch.global_rows
         names = ("parameter_count", "trained_parameter_count", "stores", "world", "versions")
         facts = {name: self.facts[name] for name in names}
         facts |= {"max_steps": length.steps, "max_tokens": length.tokens, "length_unit": length.unit}
-        self.record.write("start", step=self.run.step, **facts, global_rows=rows, **described(self.throughput))
+        self.run_log.write("start", step=self.run.step, **facts, global_rows=rows, **described(self.throughput))
 
     def _look_at_norms(self) -> None:
         run = self.run
-        self.norms.look(run, self.record, first_row=self.batches.rows(run.step - 1)[0])
+        self.norms.look(run, self.run_log, first_row=self.batches.rows(run.step - 1)[0])
 
     # ------------------------------------------------------------------------------------ now and then
 
@@ -244,22 +244,24 @@ class Trainer:
         batches = parameters.evaluation.batches if parameters.evaluation else 50
         losses = []
         for name, source in self.validation.items():
-            values = evaluate(
-                self.engine, self.connection, source, run.objective, run.vocabulary, self.share,
+            values = validate(
+                self.engine, self.context, source, run.objective, run.vocabulary, self.rank_batch,
                 batches=batches, flash=self.flash,
             )  # fmt: skip
             losses.append(values["loss"])
-            self.record.write("validation", step=run.step, store=name, tokens=run.consumed_tokens, **values)
-            self.record.track(run.step, {f"validation/{Path(name).name}/{key}": value for key, value in values.items()})
+            self.run_log.write("validation", step=run.step, store=name, tokens=run.consumed_tokens, **values)
+            self.run_log.track(
+                run.step, {f"validation/{Path(name).name}/{key}": value for key, value in values.items()}
+            )
             shown = "  ".join(f"{key} {value:.4f}" for key, value in values.items())
-            self.record.say(f"step {run.step:,}  validation on {name}: {shown}")
+            self.run_log.print(f"step {run.step:,}  validation on {name}: {shown}")
         # rank 0's, so that no rounding of a sum over ranks can part the learning rates of two of them
-        mean = self.connection.broadcast(sum(losses) / len(losses))
+        mean = self.context.broadcast(sum(losses) / len(losses))
         run.validation_losses = (*run.validation_losses, (run.step, mean))
         added = self._event("evaluate", run)
         if added:
-            self.record.write("validation", step=run.step, store=None, tokens=run.consumed_tokens, **added)
-            self.record.track(run.step, {f"validation/{key}": value for key, value in added.items()})
+            self.run_log.write("validation", step=run.step, store=None, tokens=run.consumed_tokens, **added)
+            self.run_log.track(run.step, {f"validation/{key}": value for key, value in added.items()})
         self.mark += time.perf_counter() - paused
 
     def _save(self) -> None:
@@ -274,7 +276,7 @@ class Trainer:
                 "consumed_tokens": self.run.consumed_tokens,
                 "validation_losses": self.run.validation_losses,
                 "positions": self.batches.loader.consumed(self.run.consumed_rows),
-                "meters": self.connection.gather(self.meter.state()),
+                "meters": self.context.gather(self.meter.state()),
                 "loss_scaling": self.engine.scaler and self.engine.scaler.state(),
             }
         )
@@ -286,7 +288,7 @@ class Trainer:
         """Tells of a checkpoint that now has its name; on every rank after the same step."""
         if saved is not None:
             self.last_checkpoint = saved.folder
-            self.record.write("checkpoint", step=saved.step, folder=saved.folder.name, paused=round(self.paused, 3))
+            self.run_log.write("checkpoint", step=saved.step, folder=saved.folder.name, paused=round(self.paused, 3))
             self._event("checkpoint_saved", self.run, saved.folder)
 
     def restore_meters(self, states: Sequence[Mapping[str, Any]]) -> None:
@@ -310,7 +312,7 @@ class Trainer:
         try:
             return getattr(self.registry.hook, name)(*arguments)
         except PluginError as error:
-            self.agreement.error = error
+            self.step_sync.plugin_error = error
             return None
 
 

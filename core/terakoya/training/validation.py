@@ -10,19 +10,19 @@ from terakoya.components import Objective, Term
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.rows.row_source import RowSource
 from terakoya.training.batches import to_device
-from terakoya.training.distributed.context import Connection
-from terakoya.training.distributed.topology import Share, split
+from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.distributed.topology import RankBatch, split_evenly
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import Meter, total_counts
 
 
-def evaluate(
+def validate(
     engine: Engine,
-    connection: Connection,
+    context: DistributedContext,
     source: RowSource,
     objective: Objective,
     vocabulary: Vocabulary,
-    share: Share,
+    rank_batch: RankBatch,
     *,
     batches: int,
     flash: bool,
@@ -32,30 +32,30 @@ def evaluate(
     Rows are read in order and masked by their own keys, so that two validations differ by the weights alone.
     Every rank runs the same number of forwards (engines that shard weights gather them in forward).
     """
-    rows = min(len(source), batches * share.global_rows)
+    rows = min(len(source), batches * rank_batch.global_rows)
     terms: Mapping[str, Term] = objective.terms()
-    meter = Meter(terms, connection.device, objective.derived)
+    meter = Meter(terms, context.device, objective.derived)
     names = sorted({term.count for term in terms.values()})
-    start, stop = split(rows, connection.topology.replicas, connection.replica)
-    longest = split(rows, connection.topology.replicas, 0)
-    micro_steps = -(-(longest[1] - longest[0]) // share.micro_batch_size)
+    start, stop = split_evenly(rows, context.topology.replicas, context.replica)
+    longest = split_evenly(rows, context.topology.replicas, 0)
+    micro_steps = -(-(longest[1] - longest[0]) // rank_batch.micro_batch_size)
     counts = [0] * len(names)
     engine.module.eval()
     try:
         for micro in range(micro_steps):
-            first = start + micro * share.micro_batch_size
-            positions = np.arange(first, min(first + share.micro_batch_size, stop))
+            first = start + micro * rank_batch.micro_batch_size
+            positions = np.arange(first, min(first + rank_batch.micro_batch_size, stop))
             empty = len(positions) == 0
             batch = objective.collate(source.load(0, np.zeros(1, dtype=np.int64) if empty else positions), vocabulary)
-            sums = engine.evaluate(to_device(batch, connection.device, flash=flash))
+            sums = engine.evaluate(to_device(batch, context.device, flash=flash))
             if not empty:
                 meter.add_sums(sums)
-                if not connection.leads:
+                if not context.is_replica_leader:
                     continue
                 counts = [before + more for before, more in zip(counts, total_counts([batch], names), strict=True)]
             elif not meter.seen:
                 meter.seen.update(sums)
     finally:
         engine.module.train()
-    meter.add_counts(dict(zip(names, connection.sum_counts(counts), strict=True)))
-    return meter.take(connection.sum_on_device(meter.stacked()))
+    meter.add_counts(dict(zip(names, context.sum_counts(counts), strict=True)))
+    return meter.take(context.sum_on_device(meter.stacked()))

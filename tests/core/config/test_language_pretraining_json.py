@@ -203,7 +203,7 @@ def test_an_electra_entry_trains_at_toy_size(name: str, tmp_path: Path) -> None:
     import transformers
 
     from terakoya.conversion.export import export
-    from terakoya.training.setup import train_here
+    from terakoya.training.setup import train_in_this_process
 
     entry = json.loads(SHIPPED.read_text())[name]
     for key in ("hidden-size", "ffn-inner-hidden-size", "embedding-size"):
@@ -214,7 +214,7 @@ def test_an_electra_entry_trains_at_toy_size(name: str, tmp_path: Path) -> None:
     file.write_text(json.dumps({name: entry}))
     store = toy.make_store(tmp_path / "store", documents=20, seed=1)
     raw = {**read_field_parameters(file, name, [store]), "trackers": []}
-    train_here(Parameters.from_dict(raw, source=file.name), tmp_path / "run")
+    train_in_this_process(Parameters.from_dict(raw, source=file.name), tmp_path / "run")
     done = export(tmp_path / "run", tmp_path / "model")
     assert done.models == {"generator": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining"}
     for folder, model in done.models.items():

@@ -26,7 +26,7 @@ from terakoya.config.language_pretraining_json import read_field_parameters
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export
 from terakoya.errors import UserError
-from terakoya.training.setup import train_here
+from terakoya.training.setup import train_in_this_process
 
 RUN: dict[str, Any] = {
     "warmup-steps": 1, "learning-rate": 5e-4, "batch-size": {"-1": 8}, "train-steps": 2, "save-steps": 100000,
@@ -106,8 +106,8 @@ def test_electras_generator_is_its_own_folders(here: Path) -> None:
 def test_an_entry_trains_resumes_and_exports(name: str, entry: dict[str, Any], here: Path) -> None:
     store = toy.make_store(here / "s", documents=20, seed=1, unit="line" if "bert" in name[:4] else "document")
     raw = read(name, entry, store)
-    train_here(Parameters.from_dict(raw, source="parameter.json"), here / "run")
-    train_here(Parameters.from_dict({**raw, "max_steps": 3}, source="parameter.json"), here / "run")
+    train_in_this_process(Parameters.from_dict(raw, source="parameter.json"), here / "run")
+    train_in_this_process(Parameters.from_dict({**raw, "max_steps": 3}, source="parameter.json"), here / "run")
     for folder in export(here / "run", here / "model").models:
         AutoModel.from_pretrained(here / "model" / folder, local_files_only=True)
     if name.startswith("bert"):
@@ -125,7 +125,7 @@ def test_positions_are_counted_as_the_architecture_counts_them(here: Path) -> No
     store = toy.make_store(here / "s", documents=20, seed=1)
     raw = read("roberta-x", {**BERT, "pretrained_model_name_or_path": "someone/roberta"}, store)
     assert raw["data"]["sequence_length"] == raw["architecture"]["max_position_embeddings"] == 48
-    train_here(Parameters.from_dict(raw, source="parameter.json"), here / "run")
+    train_in_this_process(Parameters.from_dict(raw, source="parameter.json"), here / "run")
 
 
 def test_a_name_on_the_hub_is_refused_with_the_way_to_get_it(here: Path) -> None:
@@ -169,4 +169,4 @@ def test_sizes_that_the_entry_states_are_compared_with_the_folders(here: Path) -
     store = toy.make_store(here / "s", documents=20, seed=1, unit="line")
     raw = read("bert-x", {**BERT, "number-of-layers": 3}, store)
     with pytest.raises(UserError, match="num_hidden_layers is 2 there and 3 in the parameters"):
-        train_here(Parameters.from_dict(raw, source="parameter.json"), here / "run")
+        train_in_this_process(Parameters.from_dict(raw, source="parameter.json"), here / "run")

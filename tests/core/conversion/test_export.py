@@ -19,7 +19,7 @@ from terakoya.errors import UserError
 from terakoya.toolkit.architectures import attention
 from terakoya.training.checkpoint import checkpoint
 from terakoya.training.checkpoint import state as checkpoint_state
-from terakoya.training.setup import train_here
+from terakoya.training.setup import train_in_this_process
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("export")
     store = toy.make_store(root / "train", documents=60, seed=1)
     settings = toy.parameters(store, max_steps=3, checkpoint={"save_steps": 2})
-    train_here(Parameters.from_dict(settings, source="test"), root / "run")
+    train_in_this_process(Parameters.from_dict(settings, source="test"), root / "run")
     return root / "run"
 
 
@@ -68,7 +68,7 @@ def test_with_next_sentence_the_pretraining_class_loads_it(tmp_path: Path) -> No
     store = toy.make_store(tmp_path / "lines", documents=40, seed=3, unit="line")
     objective = {"type": "masked_lm", "layout": "pairs", "next_sentence": True}
     settings = toy.parameters(store, store, objective=objective, max_steps=2)
-    train_here(Parameters.from_dict(settings, source="test"), tmp_path / "run")
+    train_in_this_process(Parameters.from_dict(settings, source="test"), tmp_path / "run")
     validation = toy.records(tmp_path / "run", "validation")[2]
     assert {"mlm_loss", "nsp_loss", "masked_accuracy", "nsp_accuracy"} <= validation.keys()
     assert abs(validation["loss"] - validation["mlm_loss"] - validation["nsp_loss"]) < 1e-9
@@ -84,7 +84,7 @@ def test_with_next_sentence_the_pretraining_class_loads_it(tmp_path: Path) -> No
 def test_every_layout_trains(layout: str, tmp_path: Path) -> None:
     store = toy.make_store(tmp_path / "store", documents=40, seed=3, unit="line" if layout == "lines" else "document")
     settings = toy.parameters(store, objective={"type": "masked_lm", "layout": layout}, max_steps=30, logging_steps=10)
-    train_here(Parameters.from_dict(settings, source="test"), tmp_path / "run")
+    train_in_this_process(Parameters.from_dict(settings, source="test"), tmp_path / "run")
     course = [line["loss"] for _, line in sorted(toy.records(tmp_path / "run").items())]
     assert course[-1] < course[0] - 0.5
 
@@ -123,7 +123,7 @@ def electra(tmp_path_factory: pytest.TempPathFactory) -> Path:
         objective={"type": "replaced_token", "sharing": "disentangled"},
         max_steps=2,
     )  # fmt: skip
-    train_here(Parameters.from_dict(settings, source="test"), root / "run")
+    train_in_this_process(Parameters.from_dict(settings, source="test"), root / "run")
     (root / "run/parameters.json").write_text("{}")  # an export reads the checkpoint alone
     return root / "run"
 

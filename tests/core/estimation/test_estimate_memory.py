@@ -17,9 +17,9 @@ from terakoya.estimation.estimate import estimate
 from terakoya.estimation.synthetic_rows import synthetic_vocabulary
 from terakoya.plugins import registry
 from terakoya.training.distributed.context import connect
-from terakoya.training.distributed.topology import Launched
-from terakoya.training.run_log import Record
-from terakoya.training.setup import build
+from terakoya.training.distributed.topology import LaunchInfo
+from terakoya.training.run_log import RunLog
+from terakoya.training.setup import build_trainer
 from terakoya.training.stores import Stores
 
 PRESETS = Path(__file__).parents[3] / "parameters"
@@ -35,11 +35,11 @@ def preset(name: str, store: Path, **changes: Any) -> Parameters:
 def allocated(parameters: Parameters, out: Path) -> int:
     """The most bytes that torch's allocator has given out at once, from the model's first weight to the end of the
     second optimizer step, as torch's profiler hears from the allocator itself."""
-    connection = connect(Launched.read())
-    record = Record(out, (), {}, active=False)
+    context = connect(LaunchInfo.from_environment())
+    run_log = RunLog(out, (), {}, active=False)
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
-        trainer = build(parameters, out, Stores.open(parameters), connection, record, registry())
+        trainer = build_trainer(parameters, out, Stores.open(parameters), context, run_log, registry())
         for _ in range(2):
             trainer.one_step()
     (most,) = most_at_once(profiler)

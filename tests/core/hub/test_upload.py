@@ -18,7 +18,7 @@ from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.hub.upload import upload
-from terakoya.training.setup import train_here
+from terakoya.training.setup import train_in_this_process
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own
 SECRET = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz012345"
@@ -43,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = toy.parameters(
         *stores, max_steps=4, logging_steps=1, checkpoint={"save_steps": 2}, evaluation={"steps": 2, "batches": 2}
     )
-    train_here(Parameters.from_dict(settings, source="test"), root / "run")
+    train_in_this_process(Parameters.from_dict(settings, source="test"), root / "run")
     return root / "run"
 
 

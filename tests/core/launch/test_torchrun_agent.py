@@ -26,7 +26,7 @@ match sys.argv[1]:
             ready()
             while stop.signal is None:
                 time.sleep(0.01)
-        signals.leave()
+        signals.ignore_stop_signals()
         os.kill(os.getpid(), signal.SIGTERM)  # told once more
         sys.exit(signals.exit_code(stopped=True))
     case "hangs":
@@ -35,8 +35,8 @@ match sys.argv[1]:
             ready()
             time.sleep(60)
     case "finishes":
-        Path(os.environ[signals.ENDED_NOTE]).parent.rmdir()  # as who cleans up old folders
-        signals.leave()
+        Path(os.environ[signals.EXIT_CODE_FILE_VARIABLE]).parent.rmdir()  # as who cleans up old folders
+        signals.ignore_stop_signals()
         sys.exit(signals.exit_code(stopped=False))
     case "dies":
         ready()

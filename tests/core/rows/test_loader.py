@@ -17,7 +17,7 @@ from terakoya.errors import UserError
 from terakoya.rows.blending import Blend
 from terakoya.rows.loader import Loader, Prefetcher, Stage
 from terakoya.rows.row_source import RowSource
-from terakoya.training.distributed.topology import Place, Topology, shares
+from terakoya.training.distributed.topology import ProcessInfo, Topology, rank_batches
 
 G = 24
 
@@ -64,9 +64,9 @@ def test_global_batch_is_the_same_rows_however_split(
     nodes = np.diff([0, *cuts, G]).tolist()
     table = {str(node): rows for node, rows in enumerate(nodes)} if len(nodes) > 1 else {"-1": G}
     places = [(node, local) for node in range(len(nodes)) for local in range(processes)]
-    topology = Topology(tuple(Place(rank, node, local, "host") for rank, (node, local) in enumerate(places)))
+    topology = Topology(tuple(ProcessInfo(rank, node, local, "host") for rank, (node, local) in enumerate(places)))
     split: list[tuple[int, ...]] = []
-    for share in shares(table, size, topology):
+    for share in rank_batches(table, size, topology):
         batches = [loader.load(step * G + start, step * G + stop) for start, stop in share.micro_batches()]
         assert all(0 < len(rows) <= size for rows in batches)
         split += row_list(batches)

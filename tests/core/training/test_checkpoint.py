@@ -13,13 +13,13 @@ from torch import nn
 from terakoya.errors import UserError
 from terakoya.training.checkpoint import checkpoint
 from terakoya.training.checkpoint import state as checkpoint_state
-from terakoya.training.distributed.context import Connection
-from terakoya.training.distributed.topology import Place, Topology
+from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.engines.ddp import DDPEngine
 
 
-def alone() -> Connection:
-    return Connection(0, 1, torch.device("cpu"), Topology((Place(0, 0, 0, "here"),)), None, None)
+def alone() -> DistributedContext:
+    return DistributedContext(0, 1, torch.device("cpu"), Topology((ProcessInfo(0, 0, 0, "here"),)), None, None)
 
 
 def engine(seed: int = 0) -> DDPEngine:
@@ -116,7 +116,7 @@ def test_a_damaged_one_is_put_aside_and_the_one_before_taken(
         (folder / "manifest.json").write_text('{"format": 1')
     else:
         (folder / "manifest.json").unlink()
-    found, said = checkpoint.newest(tmp_path / "checkpoints")
+    found, said = checkpoint.recover_newest(tmp_path / "checkpoints")
     assert found is not None and found.name == "step-00000001"
     assert len(said) == 1 and "step-00000002 is damaged" in said[0]
     assert (tmp_path / "checkpoints/quarantine/step-00000002").is_dir()
@@ -126,7 +126,7 @@ def test_what_a_killed_save_left_is_removed_and_said(tmp_path: Path, save: Calla
     folder = save(1)
     shutil.copytree(folder, tmp_path / "checkpoints/.staging-step-00000002")
     shutil.copytree(folder, tmp_path / "checkpoints/.removing-step-00000000")
-    found, said = checkpoint.newest(tmp_path / "checkpoints")
+    found, said = checkpoint.recover_newest(tmp_path / "checkpoints")
     assert found == folder and len(said) == 2
     assert names(tmp_path / "checkpoints") == ["step-00000001"]
 
@@ -177,7 +177,7 @@ def test_strangers_and_links_are_not_checkpoints(tmp_path: Path, save: Callable[
     (root / "step-7").mkdir()
     (root / "latest").mkdir()
     (root / "step-00000009").symlink_to(folder)
-    assert checkpoint.committed(root) == [(3, folder)]
+    assert checkpoint.list_checkpoints(root) == [(3, folder)]
 
 
 def test_a_manifest_cannot_point_outside(tmp_path: Path, save: Callable[..., Path]) -> None:
@@ -185,7 +185,7 @@ def test_a_manifest_cannot_point_outside(tmp_path: Path, save: Callable[..., Pat
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"]["../../tokenizer/vocab.txt"] = {"size": 6, "sha256": "0"}
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert checkpoint.problems(folder) == ["../../tokenizer/vocab.txt: missing"]
+    assert checkpoint.find_problems(folder) == ["../../tokenizer/vocab.txt: missing"]
 
 
 def test_large_states_are_cut_into_several_files(

@@ -17,10 +17,10 @@ from torch import nn
 from terakoya.errors import UserError
 from terakoya.training.checkpoint import checkpoint
 from terakoya.training.checkpoint import state as checkpoint_state
-from terakoya.training.distributed import waiting
-from terakoya.training.distributed.context import Connection
-from terakoya.training.distributed.topology import Place, Topology
-from terakoya.training.distributed.waiting import Leaving, everyone
+from terakoya.training.distributed import all_ranks
+from terakoya.training.distributed.all_ranks import Shutdown, run_on_all_ranks
+from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.engines import tensor_shards as pieces
 from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
 
@@ -43,7 +43,7 @@ class Exchange:
 
 
 @dataclass
-class Threads(Connection):
+class Threads(DistributedContext):
     """A link between threads."""
 
     exchange: Exchange = field(default_factory=Exchange)
@@ -68,16 +68,16 @@ class Source:
         yield from assign_shards((whole_shard(name, value) for name, value in values), self.rank, RANKS)
 
 
-def on_every_rank(work: Callable[[Connection], Any]) -> list[Any]:
+def on_every_rank(work: Callable[[DistributedContext], Any]) -> list[Any]:
     """What each rank's `work` returned, or raised."""
-    places = Topology(tuple(Place(rank, 0, rank, f"host{rank}") for rank in range(RANKS)))
+    places = Topology(tuple(ProcessInfo(rank, 0, rank, f"host{rank}") for rank in range(RANKS)))
     exchange = Exchange()
     links = [Threads(rank, RANKS, torch.device("cpu"), places, None, None, exchange=exchange) for rank in range(RANKS)]
 
-    def tried(link: Connection) -> Any:
+    def tried(link: DistributedContext) -> Any:
         try:
             return work(link)
-        except (UserError, Leaving) as error:
+        except (UserError, Shutdown) as error:
             return error
 
     with ThreadPoolExecutor(RANKS) as pool:
@@ -107,7 +107,7 @@ def save(tmp_path: Path, module: nn.Module, step: int) -> list[Any]:
 def test_every_rank_writes_its_share_and_the_manifest_has_all(tmp_path: Path, module: nn.Module) -> None:
     folder = tmp_path / "checkpoints/step-00000001"
     assert save(tmp_path, module, 1) == [folder] * RANKS
-    assert checkpoint.problems(folder) == []
+    assert checkpoint.find_problems(folder) == []
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["format"] == 2 and manifest["world"] == RANKS
     assert sorted(manifest["files"]) == [
@@ -130,7 +130,7 @@ def test_a_damaged_shard_sends_the_checkpoint_to_quarantine(damage: str, tmp_pat
         shard.unlink()
     else:
         shard.write_bytes(content)
-    found, said = checkpoint.newest(tmp_path / "checkpoints")
+    found, said = checkpoint.recover_newest(tmp_path / "checkpoints")
     assert found is not None and found.name == "step-00000001"
     assert len(said) == 1 and "state/model-00002.safetensors" in said[0] and "quarantine" in said[0]
     assert (tmp_path / "checkpoints/quarantine/step-00000002").is_dir()
@@ -158,7 +158,7 @@ def test_where_one_rank_cannot_write_all_hear_of_it_and_nothing_is_touched(
         assert isinstance(error, UserError)
         assert f"failed on 1 of 3 processes; rank {rank} on host{rank}: " in str(error), error
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
-    assert checkpoint.problems(tmp_path / "checkpoints/step-00000001") == []
+    assert checkpoint.find_problems(tmp_path / "checkpoints/step-00000001") == []
 
 
 def test_the_manifest_waits_for_the_slowest_rank(
@@ -182,7 +182,7 @@ def test_the_manifest_waits_for_the_slowest_rank(
         events.append(f"rename {target.name}")
         return real_rename(self, target)
 
-    monkeypatch.setattr(waiting, "SECONDS", 0.05)
+    monkeypatch.setattr(all_ranks, "HEARTBEAT_SECONDS", 0.05)
     monkeypatch.setattr(checkpoint_state, "save_file", written)
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Path, "rename", rename)
@@ -195,28 +195,28 @@ def test_the_manifest_waits_for_the_slowest_rank(
 def test_what_is_not_written_once_is_never_committed(tmp_path: Path, module: nn.Module) -> None:
     """A process that leaves to others what nobody writes would find out when it resumes."""
     (tmp_path / "tokenizer").mkdir()
-    alone = Connection(0, 1, torch.device("cpu"), Topology((Place(0, 0, 0, "here"),)), None, None)
+    alone = DistributedContext(0, 1, torch.device("cpu"), Topology((ProcessInfo(0, 0, 0, "here"),)), None, None)
     with pytest.raises(AssertionError, match=r"weight'\] were not written once"):
         checkpoint.save(
             tmp_path / "checkpoints", 1, alone, Source(0, module), facts={}, write_models=lambda folder: None,
             tokenizer_folder=tmp_path / "tokenizer", keep=2,
         )  # fmt: skip
-    assert checkpoint.committed(tmp_path / "checkpoints") == []
+    assert checkpoint.list_checkpoints(tmp_path / "checkpoints") == []
 
 
 def test_everyone_returns_when_the_last_is_through_with_what_each_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "SECONDS", 0.02)
+    monkeypatch.setattr(all_ranks, "HEARTBEAT_SECONDS", 0.02)
     through: list[int] = []
     last = threading.Event()
 
-    def work(link: Connection) -> list[int]:
+    def work(link: DistributedContext) -> list[int]:
         def mine() -> int:
             if link.rank == 1:
                 last.wait(0.3)
             through.append(link.rank)
             return link.rank**2
 
-        found = everyone(link, "counting", mine)
+        found = run_on_all_ranks(link, "counting", mine)
         assert through[-1] == 1 and len(through) == RANKS
         return found
 
@@ -224,7 +224,7 @@ def test_everyone_returns_when_the_last_is_through_with_what_each_found(monkeypa
 
 
 def test_who_is_to_leave_leaves() -> None:
-    alone = Connection(0, 1, torch.device("cpu"), Topology((Place(0, 0, 0, "here"),)), None, None)
-    leaving = threading.Event()
-    with pytest.raises(Leaving):
-        everyone(alone, "leaving", leaving.set, leaving=leaving)
+    alone = DistributedContext(0, 1, torch.device("cpu"), Topology((ProcessInfo(0, 0, 0, "here"),)), None, None)
+    shutdown = threading.Event()
+    with pytest.raises(Shutdown):
+        run_on_all_ranks(alone, "shutdown", shutdown.set, shutdown=shutdown)

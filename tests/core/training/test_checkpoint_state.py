@@ -16,7 +16,7 @@ from torch import Tensor
 from terakoya.errors import UserError
 from terakoya.training.checkpoint import checkpoint
 from terakoya.training.checkpoint import state as checkpoint_state
-from terakoya.training.checkpoint.state import State
+from terakoya.training.checkpoint.state import SavedState
 from terakoya.training.engines import tensor_shards as pieces
 from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
 
@@ -34,12 +34,12 @@ class Source:
             yield piece
 
 
-def write(folder: Path, *owners: Source) -> State:
+def write(folder: Path, *owners: Source) -> SavedState:
     """The state that as many ranks write as there are `owners`."""
     (folder / "state").mkdir(parents=True, exist_ok=True)
     for rank, owner in enumerate(owners):
         checkpoint_state.write(folder / "state", rank, owner)
-    return State(folder, "model")
+    return SavedState(folder, "model")
 
 
 def flat(name: str, value: Tensor, start: int, stop: int) -> TensorShard:
@@ -97,7 +97,7 @@ def test_a_piece_that_is_all_of_a_tensor_is_an_ordinary_tensor_of_an_ordinary_fi
 def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
     write(tmp_path, Source(flat("w", VALUE, 0, 40)), Source(flat("w", VALUE, 40, 60)))
     (tmp_path / "state/model-00001.safetensors").unlink()
-    state = State(tmp_path, "model")
+    state = SavedState(tmp_path, "model")
     for read in (lambda: state("w"), lambda: state.part("w", 0, 10), lambda: state.shape("w")):
         with pytest.raises(UserError, match="lacks a part of w; files of it are missing"):
             read()
@@ -168,12 +168,12 @@ def test_a_checkpoint_of_the_first_format_is_read(tmp_path: Path) -> None:
     }
     for number, said in ((1, []), (3, ["expected checkpoint format 2; written by another version"])):
         (folder / "manifest.json").write_text(json.dumps({"format": number, "step": 3, "files": files}))
-        wrong = checkpoint.problems(folder)
+        wrong = checkpoint.find_problems(folder)
         assert len(wrong) == len(said) and all(text in found for text, found in zip(said, wrong, strict=True))
-    state = State(folder, "model")
+    state = SavedState(folder, "model")
     assert state.names() == {"a", "b"} and torch.equal(state("b"), VALUE + 1)
     assert torch.equal(state.part("a", 3, 4), torch.arange(3.0, 7.0))
-    assert State(folder, "optimizer")("a/step") == 3.0
+    assert SavedState(folder, "optimizer")("a/step") == 3.0
 
 
 def test_sizes_of_pieces_are_those_of_the_files(tmp_path: Path) -> None:
@@ -182,4 +182,4 @@ def test_sizes_of_pieces_are_those_of_the_files(tmp_path: Path) -> None:
     for rank, elements in ((0, 45), (1, 15)):
         content = (tmp_path / f"state/model-{rank:05d}.safetensors").read_bytes()
         assert len(content) - 8 - int.from_bytes(content[:8], "little") == 4 * elements
-    assert math.prod(State(tmp_path, "model").shape("w")) == 60
+    assert math.prod(SavedState(tmp_path, "model").shape("w")) == 60

@@ -10,9 +10,9 @@ import pytest
 SCRIPT = """
 import resource, sys
 import torch
-from terakoya.training.distributed import cpu_allocator as cpu_memory
+from terakoya.training.distributed import cpu_allocator
 if sys.argv[1] == "keep":
-    assert cpu_memory.keep()
+    assert cpu_allocator.keep_freed_memory()
 def step():
     for _ in range(4):
         torch.ones(48 << 20, dtype=torch.uint8)

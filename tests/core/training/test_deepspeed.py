@@ -220,11 +220,11 @@ def test_deepspeed_says_nothing_but_what_it_skipped(runs: tuple[Path, str]) -> N
 
 
 def test_deepspeed_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from terakoya.training.distributed.deepspeed_setup import accelerator
-    from terakoya.training.distributed.topology import Launched
+    from terakoya.training.distributed.deepspeed_setup import create_accelerator
+    from terakoya.training.distributed.topology import LaunchInfo
 
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     before = dict(os.environ)
     with pytest.raises(UserError, match=r"pip install .terakoya\[deepspeed\]"):
-        accelerator(Launched(0, 1, 0, 0, None), [])
+        create_accelerator(LaunchInfo(0, 1, 0, 0, None), [])
     assert dict(os.environ) == before

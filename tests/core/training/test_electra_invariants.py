@@ -9,7 +9,7 @@ import toy
 from saved_weights import FAULTS, relative_error, same_weights, weights
 
 from terakoya.config.parameters import Parameters
-from terakoya.training.setup import train_here
+from terakoya.training.setup import train_in_this_process
 
 FIXED = [Path(__file__).parents[2] / "helpers" / "fixed_samples.py"]
 ARCHITECTURE = {
@@ -105,7 +105,7 @@ def test_another_world_draws_the_same_samples(store: Path, tmp_path: Path) -> No
 def test_every_layout_trains(layout: str, store: Path, line_store: Path, tmp_path: Path) -> None:
     settings = parameters(line_store if layout == "lines" else store, max_steps=40, logging_steps=10)
     settings["objective"] = {**settings["objective"], "layout": layout, "budgeted": layout != "stream"}
-    train_here(Parameters.from_dict(settings, source="test"), tmp_path / "run")
+    train_in_this_process(Parameters.from_dict(settings, source="test"), tmp_path / "run")
     course = [line for _, line in sorted(toy.records(tmp_path / "run").items())]
     assert course[-1]["generator_loss"] < course[0]["generator_loss"] - 0.5
     assert course[-1]["discriminator_auc"] > 0.6 > course[0]["discriminator_auc"]

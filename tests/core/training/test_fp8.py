@@ -16,7 +16,7 @@ from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.toolkit.architectures import attention
 from terakoya.training.engines import fp8 as distributed_fp8
-from terakoya.training.setup import train_here
+from terakoya.training.setup import train_in_this_process
 
 GPU = torch.device("cuda", 0)
 
@@ -27,7 +27,7 @@ def test_a_run_on_a_processor_is_refused_before_anything_is_built(
     monkeypatch.setattr("terakoya.training.setup.build_module_for_training", None)
     settings = toy.parameters(store, precision="fp8")
     with pytest.raises(UserError, match=r'"fp8" needs a GPU of compute capability 8.9 or more .*, got cpu; use "bf16"'):
-        train_here(Parameters.from_dict(settings, source="test"), tmp_path)
+        train_in_this_process(Parameters.from_dict(settings, source="test"), tmp_path)
 
 
 def test_an_older_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

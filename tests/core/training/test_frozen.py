@@ -19,7 +19,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.training.model.build import build_module
 from terakoya.training.model.frozen_layers import freeze
-from terakoya.training.setup import train_here
+from terakoya.training.setup import train_in_this_process
 from terakoya.training.stores import Stores
 
 
@@ -147,7 +147,7 @@ def test_another_number_of_frozen_layers_needs_leave(store: Path, tmp_path: Path
 
     def go_on(steps: int, frozen: int, **options: Any) -> None:
         changed = {**raw, "max_steps": steps, "frozen_layers": frozen}
-        train_here(Parameters.from_dict(changed, source="test"), tmp_path / "run", **options)
+        train_in_this_process(Parameters.from_dict(changed, source="test"), tmp_path / "run", **options)
 
     go_on(1, 1)
     with pytest.raises(UserError, match="--allow-change frozen_layers"):
@@ -168,6 +168,6 @@ def test_another_number_of_frozen_layers_needs_leave(store: Path, tmp_path: Path
 
 
 def test_freezing_weights_that_nobody_trained_is_warned_of(store: Path, tmp_path: Path) -> None:
-    train_here(Parameters.from_dict(settings(store, None, frozen_layers=0), source="test"), tmp_path / "run")
+    train_in_this_process(Parameters.from_dict(settings(store, None, frozen_layers=0), source="test"), tmp_path / "run")
     texts = [json.loads(line).get("text", "") for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert any("frozen_layers 0 without start_from" in text for text in texts)

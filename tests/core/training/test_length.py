@@ -15,7 +15,7 @@ from terakoya.rows.loader import Loader
 from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import TokenStore
 from terakoya.training.batches import BatchMaker
-from terakoya.training.distributed.topology import Share
+from terakoya.training.distributed.topology import RankBatch
 
 
 def in_tokens(store: Path, **changes: Any) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def test_an_epoch_takes_each_row_once_whatever_the_split(store: Path) -> None:
     for split in ([(0, 16)], [(0, 6), (6, 11), (11, 16)]):
         keys: list[int] = []
         for start, stop in split:
-            share = Share(start, stop, 4, -(-(stop - start) // 4), 16)
+            share = RankBatch(start, stop, 4, -(-(stop - start) // 4), 16)
             make = BatchMaker(Loader([source], [1.0]), parameters.objective, opened.facts.vocabulary, share, end=rows)
             for step in range(-(-rows // 16)):
                 batches = make(step)

@@ -41,10 +41,10 @@ from terakoya.evaluation.objective import RunObjective
 from terakoya.plugins import registry
 from terakoya.training.batches import to_device
 from terakoya.training.checkpoint import checkpoint
-from terakoya.training.checkpoint.restoring import restored
+from terakoya.training.checkpoint.restoring import restore_module
 from terakoya.training.model import lora
 from terakoya.training.model.build import build_module
-from terakoya.training.setup import train_here
+from terakoya.training.setup import train_in_this_process
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings(
@@ -87,7 +87,7 @@ def make(kind: str, store: Path, folder: Path, **changes: Any) -> dict[str, Any]
 
 def run(raw: Mapping[str, Any], out: Path, **options: Any) -> Path:
     """The last checkpoint of the run."""
-    done = train_here(Parameters.from_dict(raw, source="test"), out, **options).checkpoint
+    done = train_in_this_process(Parameters.from_dict(raw, source="test"), out, **options).checkpoint
     assert done is not None
     return done
 
@@ -106,7 +106,7 @@ def logits(model: PreTrainedModel) -> Tensor:
 
 def unmerged(folder: Path) -> torch.nn.Module:
     manifest = checkpoint.read_manifest(folder)
-    return restored(
+    return restore_module(
         folder,
         Parameters.from_dict(manifest["parameters"], source="test"),
         Vocabulary.model_validate(manifest["vocabulary"]),
@@ -280,11 +280,14 @@ def test_the_folder_under_the_adapters_must_be_there_as_it_was(store: Path, tmp_
     run({**raw, "max_steps": 1}, tmp_path / "run")
     longer = Parameters.from_dict(raw, source="test")
     base.rename(tmp_path / "elsewhere")
-    for use in (lambda: train_here(longer, tmp_path / "run"), lambda: export(tmp_path / "run", tmp_path / "out")):
+    for use in (
+        lambda: train_in_this_process(longer, tmp_path / "run"),
+        lambda: export(tmp_path / "run", tmp_path / "out"),
+    ):
         with pytest.raises(UserError, match=r"no such folder.*\n.*a checkpoint holds the adapters alone"):
             use()
     moved = Parameters.from_dict({**raw, "start_from": str(tmp_path / "elsewhere")}, source="test")
-    train_here(moved, tmp_path / "run", allow_change=frozenset({"start_from"}))
+    train_in_this_process(moved, tmp_path / "run", allow_change=frozenset({"start_from"}))
     export(tmp_path / "run", tmp_path / "out")
     shutil.copytree(tmp_path / "elsewhere", base)
     save_bert(base, hidden_dropout_prob=0.3)
@@ -293,7 +296,7 @@ def test_the_folder_under_the_adapters_must_be_there_as_it_was(store: Path, tmp_
     last = tmp_path / "run/checkpoints/step-00000003"
     more = Parameters.from_dict({**raw, "max_steps": 4, "start_from": str(tmp_path / "elsewhere")}, source="test")
     for use in (
-        lambda: train_here(more, tmp_path / "run"),
+        lambda: train_in_this_process(more, tmp_path / "run"),
         lambda: export(last, tmp_path / "other"),
         lambda: RunObjective(last, checkpoint.read_manifest(last), device=torch.device("cpu"), precision=None),
     ):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from terakoya.components import Term
-from terakoya.training.loss import Meter, weighted
+from terakoya.training.loss import Meter, weighted_loss
 
 TERMS = {"one": Term("tokens", 1.0), "two": Term("rows", 50.0), "accuracy": Term("tokens")}
 
@@ -18,15 +18,15 @@ def test_shares_add_up_to_the_loss_of_one_big_batch() -> None:
         {"one": torch.tensor(2.0), "two": torch.tensor(3.0)},
     ]
     counts = {"tokens": 16, "rows": 8}
-    assert sum(float(weighted(piece, TERMS, counts)) for piece in pieces) == pytest.approx(8 / 16 + 50 * 4 / 8)
+    assert sum(float(weighted_loss(piece, TERMS, counts)) for piece in pieces) == pytest.approx(8 / 16 + 50 * 4 / 8)
 
 
 def test_nothing_counted_is_exactly_nothing() -> None:
     parameter = torch.tensor(3.0, requires_grad=True)
-    loss = weighted({"one": parameter * 2, "two": parameter * 5}, TERMS, {"tokens": 0, "rows": 0})
+    loss = weighted_loss({"one": parameter * 2, "two": parameter * 5}, TERMS, {"tokens": 0, "rows": 0})
     loss.backward()
     assert float(loss.detach()) == 0.0 and float(parameter.grad) == 0.0  # type: ignore[arg-type]
-    dummy = weighted({"one": parameter, "two": parameter}, TERMS, {"tokens": 4, "rows": 4}, factor=0.0)
+    dummy = weighted_loss({"one": parameter, "two": parameter}, TERMS, {"tokens": 4, "rows": 4}, factor=0.0)
     assert float(dummy.detach()) == 0.0
 
 

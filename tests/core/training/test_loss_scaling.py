@@ -21,7 +21,7 @@ from terakoya.errors import UserError
 from terakoya.store.token_store import TokenStore
 from terakoya.training.engines.loss_scaling import MAX_CONSECUTIVE_OVERFLOWS, LossScaler
 from terakoya.training.model.build import build_module
-from terakoya.training.setup import train_here
+from terakoya.training.setup import train_in_this_process
 
 CPU = torch.device("cpu")
 GPT2 = {
@@ -126,7 +126,7 @@ def test_a_fixed_scale_stays_and_is_given_up_after_many_overflows_in_a_row() -> 
 def run(store: Path, out: Path, **changes: Any) -> dict[int, dict[str, Any]]:
     """The logged steps of a run of 6 steps."""
     settings = toy.parameters(store, **{"max_steps": 6, "precision": "fp16", **changes})
-    train_here(Parameters.from_dict(settings, source="test"), out)
+    train_in_this_process(Parameters.from_dict(settings, source="test"), out)
     return toy.records(out)
 
 
@@ -153,7 +153,7 @@ def test_losses_are_those_of_fp32(
 def test_a_step_that_overflows_changes_nothing_and_halves_the_scale(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, precision="fp16", max_steps=2, loss_scaling={"init_scale": HUGE})
     parameters = Parameters.from_dict(settings, source="test")
-    train_here(parameters, tmp_path)
+    train_in_this_process(parameters, tmp_path)
     records = toy.records(tmp_path)
     assert [(each["loss_scale"], each["skipped_steps"]) for each in records.values()] == [(HUGE / 2, 1), (HUGE / 4, 2)]
     assert all(each["grad_norm"] is None for each in records.values())

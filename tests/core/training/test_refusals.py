@@ -9,11 +9,11 @@ from saved_weights import FAULTS
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.training.setup import train_here
+from terakoya.training.setup import train_in_this_process
 
 
 def run(settings: dict[str, object], out: Path, **options: object) -> None:
-    train_here(Parameters.from_dict(settings, source="test"), out, **options)  # type: ignore[arg-type]
+    train_in_this_process(Parameters.from_dict(settings, source="test"), out, **options)  # type: ignore[arg-type]
 
 
 def test_a_gradient_that_is_no_number_ends_the_run_before_it_is_saved(store: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from terakoya.components import Tracker
-from terakoya.training.run_log import Record
+from terakoya.training.run_log import RunLog
 
 RELEASE = threading.Event()
 
@@ -40,13 +40,13 @@ class Broken(Slow):
 
 def test_a_hanging_tracker_never_stalls(tmp_path: Path) -> None:
     RELEASE.clear()
-    record = Record(tmp_path, [Slow()], {}, active=True)
+    run_log = RunLog(tmp_path, [Slow()], {}, active=True)
     start = time.perf_counter()
     for step in range(2000):
-        record.track(step, {"loss": 1.0})
+        run_log.track(step, {"loss": 1.0})
     assert time.perf_counter() - start < 1.0
     RELEASE.set()
-    record.close()
+    run_log.close()
 
 
 class Opening(Slow):
@@ -91,17 +91,17 @@ def test_trackers_that_hang_for_ever_end_no_run_and_keep_no_other_from_its_numbe
     monkeypatch.setattr("terakoya.training.run_log.QUEUE_LENGTH", 50)
     Kept.taken.clear()
     with caplog.at_level(logging.WARNING, logger="terakoya"):
-        record = Record(tmp_path, [Opening(), Closing(), Quitting(), Kept()], {}, active=True)
+        run_log = RunLog(tmp_path, [Opening(), Closing(), Quitting(), Kept()], {}, active=True)
         slowest = 0.0
         for step in range(200):
             start = time.perf_counter()
-            record.track(step, {"loss": 1.0})
+            run_log.track(step, {"loss": 1.0})
             slowest = max(slowest, time.perf_counter() - start)
-            record.write("step", step=step, loss=1.0)
+            run_log.write("step", step=step, loss=1.0)
             if step % 20 == 0:
                 time.sleep(0.01)
         start = time.perf_counter()
-        record.close()
+        run_log.close()
     assert time.perf_counter() - start < 1.9 and slowest < 0.5
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 200
     assert Kept.taken == sorted(Kept.taken) and len(Kept.taken) >= 50
@@ -121,7 +121,7 @@ class Hangs(Tracker):
     def open(self, run_folder, parameters):
         threading.Event().wait()
 record.SECONDS_TO_FINISH = 0.2
-kept = record.Record(Path({str(tmp_path)!r}), [Hangs()], {{}}, active=True)
+kept = record.RunLog(Path({str(tmp_path)!r}), [Hangs()], {{}}, active=True)
 kept.track(1, {{"loss": 1.0}})
 kept.close()
 """
@@ -131,20 +131,20 @@ kept.close()
 
 def test_a_broken_tracker_is_named_once_and_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="terakoya"):
-        record = Record(tmp_path, [Broken()], {}, active=True)
+        run_log = RunLog(tmp_path, [Broken()], {}, active=True)
         for step in range(5):
-            record.track(step, {"loss": 1.0})
-        record.close()
+            run_log.track(step, {"loss": 1.0})
+        run_log.close()
     told = [message for message in caplog.messages if "Broken" in message]
     assert "ConnectionError: 401" in told[0]
     assert sum("is off for the rest" in message for message in told) == 1
 
 
 def test_metrics_are_json_lines_even_when_a_number_is_none(tmp_path: Path) -> None:
-    record = Record(tmp_path, [], {}, active=True)
-    record.write("step", step=1, loss=float("nan"), grad_norm=2.0)
-    record.warn("日本語", step=1)
-    record.close()
+    run_log = RunLog(tmp_path, [], {}, active=True)
+    run_log.write("step", step=1, loss=float("nan"), grad_norm=2.0)
+    run_log.warn("日本語", step=1)
+    run_log.close()
     first, second = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     assert first["loss"] is None and first["grad_norm"] == 2.0 and first["kind"] == "step"
     assert second["text"] == "日本語" and second["kind"] == "warning"
@@ -154,15 +154,15 @@ def test_a_line_that_a_killed_run_left_unfinished_does_not_swallow_the_next(tmp_
     file = tmp_path / "metrics.jsonl"
     for before in ('{"kind": "step", "step": 1}\n{"kind": "st', '{"kind": "step", "step": 1}\n'):
         file.write_text(before)
-        record = Record(tmp_path, [], {}, active=True)
-        record.write("resume", step=1)
-        record.close()
+        run_log = RunLog(tmp_path, [], {}, active=True)
+        run_log.write("resume", step=1)
+        run_log.close()
         assert [json.loads(line)["kind"] for line in file.read_text().splitlines()] == ["step", "resume"]
 
 
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:
-    record = Record(tmp_path, [Slow()], {}, active=False)
-    record.write("step", step=1)
-    record.track(1, {})
-    record.close()
+    run_log = RunLog(tmp_path, [Slow()], {}, active=False)
+    run_log.write("step", step=1)
+    run_log.track(1, {})
+    run_log.close()
     assert not list(tmp_path.iterdir())

@@ -9,7 +9,7 @@ import toy
 from terakoya.config.parameters import Parameters
 from terakoya.store.token_store import TokenStore
 from terakoya.training.model.build import build_module
-from terakoya.training.setup import train_here
+from terakoya.training.setup import train_in_this_process
 
 
 def test_weights_are_drawn_after_seeding(store: Path) -> None:
@@ -26,10 +26,10 @@ def test_weights_are_drawn_after_seeding(store: Path) -> None:
 
 def test_a_setting_that_did_not_exist_is_no_change(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, max_steps=1)
-    train_here(Parameters.from_dict(settings, source="test"), tmp_path)
+    train_in_this_process(Parameters.from_dict(settings, source="test"), tmp_path)
     (manifest,) = tmp_path.glob("checkpoints/*/manifest.json")
     written = json.loads(manifest.read_text())
     del written["parameters"]["schedule"]["simultaneous"]
     manifest.write_text(json.dumps(written))
-    train_here(Parameters.from_dict({**settings, "max_steps": 2}, source="test"), tmp_path)
+    train_in_this_process(Parameters.from_dict({**settings, "max_steps": 2}, source="test"), tmp_path)
     assert max(toy.records(tmp_path)) == 2

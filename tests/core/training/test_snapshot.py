@@ -15,10 +15,10 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 
 from terakoya.training.checkpoint.snapshot import Snapshot
-from terakoya.training.distributed import waiting
-from terakoya.training.distributed.context import Connection
-from terakoya.training.distributed.topology import Place, Topology
-from terakoya.training.distributed.waiting import Leaving, everyone
+from terakoya.training.distributed import all_ranks
+from terakoya.training.distributed.all_ranks import Shutdown, run_on_all_ranks
+from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.distributed.topology import ProcessInfo, Topology
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.tensor_shards import KINDS
 
@@ -26,7 +26,7 @@ from terakoya.training.engines.tensor_shards import KINDS
 def engine() -> DDPEngine:
     """A small network that takes its steps alone."""
     torch.manual_seed(0)
-    link = Connection(0, 1, torch.device("cpu"), Topology((Place(0, 0, 0, "here"),)), None, None)
+    link = DistributedContext(0, 1, torch.device("cpu"), Topology((ProcessInfo(0, 0, 0, "here"),)), None, None)
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.1, fused=True)
     return DDPEngine(link, module, optimizer, precision="fp32", max_grad_norm=1.0)
@@ -70,30 +70,30 @@ def test_models_are_written_as_they_were_with_their_tied_weights_once(tmp_path: 
 
 
 def test_nobody_writes_on_who_is_to_leave() -> None:
-    trained, leaving = engine(), threading.Event()
-    snapshot = Snapshot(leaving)
+    trained, shutdown = engine(), threading.Event()
+    snapshot = Snapshot(shutdown)
     snapshot.take(trained)
     pieces = iter(snapshot.shards_to_save("model"))
     next(pieces)
-    leaving.set()
-    with pytest.raises(Leaving):
+    shutdown.set()
+    with pytest.raises(Shutdown):
         next(pieces)
 
 
 def work_longer_than_the_timeout(rank: int, meeting: Path, out: Path) -> None:
     """One of two processes; the second is at work for longer than the group's timeout."""
-    waiting.SECONDS = 0.1
+    all_ranks.HEARTBEAT_SECONDS = 0.1
     dist.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
     )
-    topology = Topology((Place(0, 0, 0, "here"), Place(1, 0, 1, "here")))
-    link = Connection(rank, 2, torch.device("cpu"), topology, dist.group.WORLD, None).apart(3.0)
+    topology = Topology((ProcessInfo(0, 0, 0, "here"), ProcessInfo(1, 0, 1, "here")))
+    link = DistributedContext(rank, 2, torch.device("cpu"), topology, dist.group.WORLD, None).new_group(3.0)
 
     def work() -> int:
         time.sleep(4.0 * rank)
         return rank + 7
 
-    found = everyone(link, "sleeping", work)
+    found = run_on_all_ranks(link, "sleeping", work)
     (out / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

@@ -29,7 +29,7 @@ from terakoya.plugins import registry
 from terakoya.toolkit.architectures import attention
 from terakoya.training.checkpoint import checkpoint
 from terakoya.training.model.build import build_module
-from terakoya.training.setup import train_here
+from terakoya.training.setup import train_in_this_process
 from terakoya.training.stores import Stores
 from terakoya.training.trainer import Trainer
 
@@ -142,7 +142,7 @@ def test_every_form_of_weights_is_read(form: str, store: Path, tmp_path: Path) -
 
 def test_an_export_of_two_models_is_one_folder_or_two(store: Path, tmp_path: Path) -> None:
     raw = electra(store, None)
-    train_here(Parameters.from_dict(raw, source="test"), tmp_path / "run")
+    train_in_this_process(Parameters.from_dict(raw, source="test"), tmp_path / "run")
     export(tmp_path / "run", tmp_path / "model")
     one = begin(electra(store, str(tmp_path / "model")))
     for name in ("generator", "discriminator"):
@@ -185,7 +185,7 @@ def test_a_run_that_starts_from_an_export_begins_with_its_logits(
             "type": "replaced_token", "sharing": sharing, "generator": {**raw["architecture"], "num_hidden_layers": 1},
         }  # fmt: skip
     raw["optimizer"] = {"type": "adamw", "learning_rate": 0.02}
-    train_here(Parameters.from_dict({**raw, "max_steps": 4}, source="test"), tmp_path / "run")
+    train_in_this_process(Parameters.from_dict({**raw, "max_steps": 4}, source="test"), tmp_path / "run")
     export(tmp_path / "run", tmp_path / "model")
     parameters = Parameters.from_dict({**raw, "start_from": str(tmp_path / "model")}, source="test")
     models = parameters.objective.exports(begin({**raw, "start_from": str(tmp_path / "model")}))
@@ -395,11 +395,11 @@ def test_folders_that_are_damaged(store: Path, tmp_path: Path) -> None:
 def test_a_resumed_run_and_an_export_need_the_folder_no_more(store: Path, tmp_path: Path) -> None:
     save_bert(tmp_path / "m")
     raw = settings(store, str(tmp_path / "m"), checkpoint={"save_steps": 1})
-    train_here(Parameters.from_dict(raw, source="test"), tmp_path / "run")
+    train_in_this_process(Parameters.from_dict(raw, source="test"), tmp_path / "run")
     facts = checkpoint.read_manifest(tmp_path / "run/checkpoints/step-00000001")["started_from"]
     assert facts[""]["folder"] == str(tmp_path / "m") and len(facts[""]["files"]["model.safetensors"]) == 64
     shutil.rmtree(tmp_path / "m")
-    train_here(Parameters.from_dict({**raw, "max_steps": 3}, source="test"), tmp_path / "run")
+    train_in_this_process(Parameters.from_dict({**raw, "max_steps": 3}, source="test"), tmp_path / "run")
     assert sorted(toy.records(tmp_path / "run")) == [1, 2, 3]
     assert checkpoint.read_manifest(tmp_path / "run/checkpoints/step-00000003")["started_from"] == facts
     export(tmp_path / "run", tmp_path / "exported")

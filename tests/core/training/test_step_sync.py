@@ -1,4 +1,4 @@
-"""What ranks tell each other before a step."""
+"""What ranks exchange before a step."""
 
 from __future__ import annotations
 
@@ -13,68 +13,70 @@ from terakoya.components import Batch
 from terakoya.errors import UserError
 from terakoya.plugins import PluginError
 from terakoya.training.batches import StepBatches
-from terakoya.training.distributed.context import Connection
-from terakoya.training.distributed.topology import Place, Topology
-from terakoya.training.step_sync import Agreement
+from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.distributed.topology import ProcessInfo, Topology
+from terakoya.training.step_sync import StepSync
 
 
 @dataclass
 class Saving:
-    """What an agreement asks a `Saver`."""
+    """The part of a `Saver` that a `StepSync` uses."""
 
     step: int = -1
-    through: bool = False
+    finished: bool = False
 
-    def ended(self) -> bool:
-        return self.through
+    def has_finished(self) -> bool:
+        return self.finished
 
 
 def batch(**counts: int) -> Batch:
     return Batch({"input_ids": np.zeros((1, 1), dtype=np.int64)}, counts)
 
 
-def agreement(saving: Saving, *, rank: int = 0, replica_size: int = 1) -> Agreement:
-    places = tuple(Place(number, 0, number, "here") for number in range(replica_size))
-    connection = Connection(rank, replica_size, torch.device("cpu"), Topology(places, replica_size), None, None)
+def step_sync(saving: Saving, *, rank: int = 0, replica_size: int = 1) -> StepSync:
+    processes = tuple(ProcessInfo(number, 0, number, "here") for number in range(replica_size))
+    context = DistributedContext(rank, replica_size, torch.device("cpu"), Topology(processes, replica_size), None, None)
     saver: Any = saving
-    return Agreement(connection, ["masked", "tokens"], saver)
+    return StepSync(context, ["masked", "tokens"], saver)
 
 
 def test_counts_of_all_micro_batches_are_added_up_and_a_dummy_counts_nothing() -> None:
-    asked = agreement(Saving())
+    sync = step_sync(Saving())
     step = StepBatches([batch(tokens=5, masked=1), batch(tokens=7, masked=2)], batch(tokens=100, masked=100))
-    agreed = asked.agree(asked.propose(step, None))
-    assert agreed.counts == {"tokens": 12, "masked": 3}
-    assert not agreed.stop and not agreed.saved
+    decision = sync.wait(sync.begin(step, None))
+    assert decision.counts == {"tokens": 12, "masked": 3}
+    assert not decision.stop and not decision.save_finished
 
 
 @pytest.mark.parametrize(("rank", "tokens"), [(0, 5), (1, 0)])
 def test_the_rows_of_a_replica_are_counted_once(rank: int, tokens: int) -> None:
-    asked = agreement(Saving(), rank=rank, replica_size=2)
-    agreed = asked.agree(asked.propose(StepBatches([batch(tokens=5, masked=1)], None), None))
-    assert agreed.counts["tokens"] == tokens, "of this process alone: nothing connects it with the other"
+    sync = step_sync(Saving(), rank=rank, replica_size=2)
+    decision = sync.wait(sync.begin(StepBatches([batch(tokens=5, masked=1)], None), None))
+    assert decision.counts["tokens"] == tokens, (
+        "the count of this process alone: no process group connects it with the other"
+    )
 
 
-def test_a_wish_to_stop_is_heard() -> None:
-    asked = agreement(Saving())
-    assert asked.agree(asked.propose(StepBatches([], None), "SIGTERM")).stop
+def test_a_stop_request_of_one_rank_stops_all() -> None:
+    sync = step_sync(Saving())
+    assert sync.wait(sync.begin(StepBatches([], None), "SIGTERM")).stop
 
 
-def test_what_a_plugin_raised_is_raised_with_the_next_step_that_hears_of_it() -> None:
-    asked = agreement(Saving())
-    before = asked.propose(StepBatches([], None), None)
-    asked.error = PluginError("mine", "it broke")
-    assert not asked.agree(before).stop, "all take this step, as none could know"
+def test_a_plugins_error_is_raised_at_the_next_vote_that_carries_it() -> None:
+    sync = step_sync(Saving())
+    before = sync.begin(StepBatches([], None), None)
+    sync.plugin_error = PluginError("mine", "it broke")
+    assert not sync.wait(before).stop, "all ranks take this step: the vote was cast before the error"
     with pytest.raises(UserError, match="rank 0 on here: PluginError: plugin mine: it broke"):
-        asked.agree(asked.propose(StepBatches([], None), None))
+        sync.wait(sync.begin(StepBatches([], None), None))
 
 
-def test_a_save_that_began_after_the_question_is_not_taken_for_the_one_that_ended() -> None:
+def test_a_save_that_began_after_the_vote_is_not_taken_for_the_one_that_finished() -> None:
     saving = Saving(step=10)
-    asked = agreement(saving)
-    assert not asked.agree(asked.propose(StepBatches([], None), None)).saved, "it goes on"
-    saving.through = True
-    assert asked.agree(asked.propose(StepBatches([], None), None)).saved
-    proposal = asked.propose(StepBatches([], None), None)
+    sync = step_sync(saving)
+    assert not sync.wait(sync.begin(StepBatches([], None), None)).save_finished, "the save is still running"
+    saving.finished = True
+    assert sync.wait(sync.begin(StepBatches([], None), None)).save_finished
+    vote = sync.begin(StepBatches([], None), None)
     saving.step = 20
-    assert not asked.agree(proposal).saved
+    assert not sync.wait(vote).save_finished

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.store.token_store import TokenStore
-from terakoya.training.setup import train_here
+from terakoya.training.setup import train_in_this_process
 from terakoya.training.stores import Stores
 
 
@@ -32,7 +32,7 @@ def test_a_split_trains_on_the_first_documents_and_validates_on_the_next(store: 
     (held_out,) = stores.validation.values()
     np.testing.assert_array_equal(stores.train[0].tokens, whole.tokens[: ends[0]])
     np.testing.assert_array_equal(held_out.tokens, whole.tokens[ends[0] : ends[1]])
-    train_here(parameters, tmp_path / "run")
+    train_in_this_process(parameters, tmp_path / "run")
     checks = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     names = {each["store"] for each in checks if each["kind"] == "validation"}
     assert names == {f"{store} (validation)"}
@@ -45,13 +45,13 @@ def test_steps_passed_over_change_nothing_but_count(store: Path, tmp_path: Path)
         store, {"skip_steps": [[3, 4], [7, 7]]}, **changes, optimizer={"type": "adamw", "learning_rate": 1e-12}
     )
     for name, parameters in (("whole", whole), ("some", some)):
-        train_here(parameters, tmp_path / name)
+        train_in_this_process(parameters, tmp_path / name)
     every, left = toy.records(tmp_path / "whole"), toy.records(tmp_path / "some")
     assert sorted(left) == [1, 2, 5, 6, 8]
     for step in left:  # weights hardly move, so equal losses are equal rows
         assert left[step]["loss"] == pytest.approx(every[step]["loss"], abs=1e-6)
     trained = settings(store, {"skip_steps": [[3, 4]]}, **changes)
-    train_here(trained, tmp_path / "trained")
+    train_in_this_process(trained, tmp_path / "trained")
     saved = [
         load_file(tmp_path / f"trained/checkpoints/step-0000000{step}/state/model-00000.safetensors") for step in (2, 6)
     ]
@@ -63,17 +63,17 @@ def test_steps_passed_over_change_nothing_but_count(store: Path, tmp_path: Path)
 
 def test_a_run_goes_on_past_steps_that_it_is_told_to_skip(store: Path, tmp_path: Path) -> None:
     changes = {"checkpoint": {"save_steps": 2, "keep": 9}}
-    train_here(settings(store, {}, max_steps=4, **changes), tmp_path / "run")
-    train_here(settings(store, {"skip_steps": [[5, 6]]}, max_steps=8, **changes), tmp_path / "run")
+    train_in_this_process(settings(store, {}, max_steps=4, **changes), tmp_path / "run")
+    train_in_this_process(settings(store, {"skip_steps": [[5, 6]]}, max_steps=8, **changes), tmp_path / "run")
     assert sorted(toy.records(tmp_path / "run")) == [1, 2, 3, 4, 7, 8]
 
 
 def test_a_run_goes_on_within_a_stage(store: Path, validation_store: Path, tmp_path: Path) -> None:
     data = {"stages": [{"from_step": 4, "train": [str(validation_store), {"store": str(store), "weight": 3}]}]}
     changes = {"checkpoint": {"save_steps": 3, "keep": 9}, "schedule": {"type": "constant"}}
-    train_here(settings(store, data, max_steps=7, **changes), tmp_path / "whole")
+    train_in_this_process(settings(store, data, max_steps=7, **changes), tmp_path / "whole")
     for steps in (5, 7):
-        train_here(settings(store, data, max_steps=steps, **changes), tmp_path / "parts")
+        train_in_this_process(settings(store, data, max_steps=steps, **changes), tmp_path / "parts")
     assert toy.losses(tmp_path / "parts") == toy.losses(tmp_path / "whole")
     manifest = json.loads((tmp_path / "parts/checkpoints/step-00000007/manifest.json").read_text())
     taken = {Path(each["store"]).parent.name: each["rows"] for each in manifest["positions"]}

@@ -5,17 +5,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terakoya.errors import UserError
-from terakoya.training.distributed.topology import Launched, Place, Topology, shares, split
+from terakoya.training.distributed.topology import LaunchInfo, ProcessInfo, Topology, rank_batches, split_evenly
 
 
 def topology(*processes: int) -> Topology:
     """Node i with `processes[i]` processes, ranks in node order."""
     places = [(node, local) for node, count in enumerate(processes) for local in range(count)]
-    return Topology(tuple(Place(rank, node, local, f"h{node}") for rank, (node, local) in enumerate(places)))
+    return Topology(tuple(ProcessInfo(rank, node, local, f"h{node}") for rank, (node, local) in enumerate(places)))
 
 
 def spans(table: dict[str, int], *processes: int, micro: int | None = None) -> list[tuple[int, int]]:
-    return [(share.start, share.stop) for share in shares(table, micro, topology(*processes))]
+    return [(share.start, share.stop) for share in rank_batches(table, micro, topology(*processes))]
 
 
 def test_the_tables_of_the_original() -> None:
@@ -33,7 +33,7 @@ def test_processes_of_a_node_share_nearly_equally() -> None:
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 4)), min_size=1, max_size=5), st.integers(1, 50))
 def test_every_row_is_taken_once_in_equally_many_micro_steps(nodes: list[tuple[int, int]], micro: int) -> None:
     table = {str(node): rows for node, (rows, _) in enumerate(nodes)} if len(nodes) > 1 else {"-1": nodes[0][0]}
-    taken = shares(table, micro, topology(*(count for _, count in nodes)))
+    taken = rank_batches(table, micro, topology(*(count for _, count in nodes)))
     rows = [row for share in taken for row in range(share.start, share.stop)]
     assert rows == list(range(sum(table.values())))
     assert len({share.micro_steps for share in taken}) == 1
@@ -46,14 +46,14 @@ def test_a_table_that_does_not_fit_is_refused_with_one_that_does() -> None:
         spans({"-1": 256}, 1, 1)
     with pytest.raises(UserError, match=r'for 3 nodes, .*1 process on h0.*\{"-1": 256\}'):
         spans({"0": 100, "1": 100, "2": 56}, 1)
-    twice = Topology((Place(0, 0, 0, "a"), Place(1, 5, 0, "b")))
+    twice = Topology((ProcessInfo(0, 0, 0, "a"), ProcessInfo(1, 5, 0, "b")))
     with pytest.raises(UserError, match="--node-rank"):
-        shares({"0": 1, "1": 1}, None, twice)
+        rank_batches({"0": 1, "1": 1}, None, twice)
 
 
 @given(st.integers(0, 1000), st.integers(1, 20))
 def test_split_covers_everything_larger_pieces_first(rows: int, parts: int) -> None:
-    pieces = [split(rows, parts, part) for part in range(parts)]
+    pieces = [split_evenly(rows, parts, part) for part in range(parts)]
     sizes = [stop - start for start, stop in pieces]
     assert [row for start, stop in pieces for row in range(start, stop)] == list(range(rows))
     assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
@@ -61,31 +61,31 @@ def test_split_covers_everything_larger_pieces_first(rows: int, parts: int) -> N
 
 def test_every_launcher_is_read() -> None:
     torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "GROUP_RANK": "1"}
-    assert Launched.read(torchrun) == Launched(3, 4, 1, 1, "torchrun")
+    assert LaunchInfo.from_environment(torchrun) == LaunchInfo(3, 4, 1, 1, "torchrun")
     srun = {"SLURM_PROCID": "2", "SLURM_NTASKS": "3", "SLURM_LOCALID": "0", "SLURM_NODEID": "2"}
-    assert Launched.read(srun) == Launched(2, 3, 0, 2, "srun")
-    assert Launched.read({}) == Launched(0, 1, 0, 0, None)
-    assert Launched.read(torchrun, node_rank=7).node_rank == 7
-    assert Launched.read({**torchrun, "SLURM_NODEID": "5"}).node_rank == 1
+    assert LaunchInfo.from_environment(srun) == LaunchInfo(2, 3, 0, 2, "srun")
+    assert LaunchInfo.from_environment({}) == LaunchInfo(0, 1, 0, 0, None)
+    assert LaunchInfo.from_environment(torchrun, node_rank=7).node_rank == 7
+    assert LaunchInfo.from_environment({**torchrun, "SLURM_NODEID": "5"}).node_rank == 1
     with pytest.raises(UserError, match="WORLD_SIZE is not set"):
-        Launched.read({"RANK": "0"})
+        LaunchInfo.from_environment({"RANK": "0"})
     with pytest.raises(UserError, match='got "two"'):
-        Launched.read({**torchrun, "RANK": "two"})
+        LaunchInfo.from_environment({**torchrun, "RANK": "two"})
 
 
 def replicas(size: int, *processes: int) -> Topology:
-    return Topology(topology(*processes).places, size)
+    return Topology(topology(*processes).processes, size)
 
 
 def test_ranks_of_a_replica_take_the_same_rows() -> None:
-    taken = shares({"0": 7, "1": 5}, 2, replicas(2, 4, 2))
+    taken = rank_batches({"0": 7, "1": 5}, 2, replicas(2, 4, 2))
     assert [(share.start, share.stop) for share in taken] == [(0, 4), (0, 4), (4, 7), (4, 7), (7, 12), (7, 12)]
     assert {(share.micro_batch_size, share.micro_steps, share.global_rows) for share in taken} == {(2, 3, 12)}
-    assert [replicas(2, 4, 2).leads(rank) for rank in range(6)] == [True, False] * 3
+    assert [replicas(2, 4, 2).is_replica_leader(rank) for rank in range(6)] == [True, False] * 3
 
 
 def test_a_replica_of_several_nodes_takes_the_rows_of_all() -> None:
-    taken = shares({"0": 3, "1": 4, "2": 5, "3": 1}, None, replicas(2, 1, 1, 1, 1))
+    taken = rank_batches({"0": 3, "1": 4, "2": 5, "3": 1}, None, replicas(2, 1, 1, 1, 1))
     assert [(share.start, share.stop) for share in taken] == [(0, 7), (0, 7), (7, 13), (7, 13)]
 
 
@@ -100,4 +100,4 @@ def test_a_replica_of_several_nodes_takes_the_rows_of_all() -> None:
 def test_replicas_that_do_not_fit_the_nodes_are_refused(size: int, processes: tuple[int, ...], said: str) -> None:
     table = {str(node): 8 for node in range(len(processes))} if len(processes) > 1 else {"-1": 8}
     with pytest.raises(UserError, match=said):
-        shares(table, None, replicas(size, *processes))
+        rank_batches(table, None, replicas(size, *processes))

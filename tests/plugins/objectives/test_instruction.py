@@ -22,7 +22,7 @@ from terakoya.preparation.prepare import prepare
 from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
-from terakoya.training.setup import train_here
+from terakoya.training.setup import train_in_this_process
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.architectures.gpt2 import GPT2
 from terakoya_plugins.architectures.llama import Llama
@@ -177,7 +177,7 @@ def test_a_tuned_model_answers_in_plain_transformers(
         "checkpoint": {"save_steps": 80},
         "seed": 1,
     }  # fmt: skip
-    train_here(Parameters.from_dict(values, source="a test"), tmp_path / "run")
+    train_in_this_process(Parameters.from_dict(values, source="a test"), tmp_path / "run")
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     validation = [record for record in records if record["kind"] == "validation"]
     assert validation[-1]["loss"] < 0.1 and validation[-1]["token_accuracy"] == 1.0

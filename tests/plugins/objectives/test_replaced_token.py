@@ -18,7 +18,7 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.toolkit.architectures import attention
 from terakoya.toolkit.random_keys import hash_u64, row_keys
-from terakoya.training.loss import weighted
+from terakoya.training.loss import weighted_loss
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.architectures.electra import Electra
 from terakoya_plugins.objectives.replaced_token import ReplacedToken
@@ -136,7 +136,7 @@ def test_losses_and_gradients_are_those_of_the_paper(sharing: Any, micro_batches
     losses = {"generator_loss": 0.0, "discriminator_loss": 0.0}
     for chosen in micro_batches:
         sums = module(tensors(objective.collate(some(everything, chosen), VOCABULARY)))
-        loss = weighted(sums, objective.terms(), whole.counts)
+        loss = weighted_loss(sums, objective.terms(), whole.counts)
         loss.backward()
         total += loss.item()
         losses["generator_loss"] += sums["generator_loss"].item() / whole.counts["masked"]

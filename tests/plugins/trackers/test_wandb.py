@@ -16,7 +16,7 @@ import pytest
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.training.run_log import Record
+from terakoya.training.run_log import RunLog
 from terakoya_plugins.trackers.wandb import WandB, run_id
 
 
@@ -58,9 +58,9 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[StandInRun]:
 def test_a_resumed_run_goes_on_with_the_same_one(tmp_path: Path, runs: list[StandInRun]) -> None:
     tracker = WandB(project="pre-training", entity="school", group="bert", tags=("ja", "small"), mode="offline")
     for values in ({"train/loss": 2.5}, {"train/loss": 1.5}):
-        record = Record(tmp_path, [tracker], {"seed": 42}, active=True)
-        record.track(7, values)
-        record.close()
+        run_log = RunLog(tmp_path, [tracker], {"seed": 42}, active=True)
+        run_log.track(7, values)
+        run_log.close()
     first, second = runs
     asked = first.arguments
     assert (asked["project"], asked["entity"], asked["group"]) == ("pre-training", "school", "bert")
@@ -79,10 +79,10 @@ def test_without_the_library_training_goes_on_and_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=r"terakoya\[wandb\]"):
         WandB().open(tmp_path, {})
-    record = Record(tmp_path, [WandB()], {}, active=True)
-    record.track(1, {"train/loss": 2.5})
-    record.write("step", step=1)
-    record.close()
+    run_log = RunLog(tmp_path, [WandB()], {}, active=True)
+    run_log.track(1, {"train/loss": 2.5})
+    run_log.write("step", step=1)
+    run_log.close()
     assert any('pip install "terakoya[wandb]"' in message for message in caplog.messages)
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 1
 
@@ -92,9 +92,9 @@ def test_a_server_that_does_not_answer_keeps_nobody(
 ) -> None:
     monkeypatch.setattr("terakoya.training.run_log.SECONDS_TO_FINISH", 0.3)
     monkeypatch.setattr(StandInRun, "finish", lambda self: threading.Event().wait())
-    record = Record(tmp_path, [WandB()], {}, active=True)
-    record.track(1, {"train/loss": 2.5})
-    record.close()
+    run_log = RunLog(tmp_path, [WandB()], {}, active=True)
+    run_log.track(1, {"train/loss": 2.5})
+    run_log.close()
     assert any("WandB fell behind" in message for message in caplog.messages)
 
 
@@ -113,9 +113,9 @@ from terakoya.training import run_log as records
 from terakoya_plugins.trackers.wandb import WandB
 records.SECONDS_TO_FINISH = 120.0  # the library's own process may take its time to start
 for start in range(2):
-    record = records.Record(Path({str(tmp_path)!r}), [WandB(mode="offline", tags=("ja",))], {{"seed": 42}}, active=True)
-    record.track(start + 1, {{"train/loss": 2.5}})
-    record.close()
+    record = records.RunLog(Path({str(tmp_path)!r}), [WandB(mode="offline", tags=("ja",))], {{"seed": 42}}, active=True)
+    run_log.track(start + 1, {{"train/loss": 2.5}})
+    run_log.close()
 """
     environment = {**os.environ, "WANDB_SILENT": "true"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, env=environment)

@@ -13,7 +13,6 @@ Tensors are safetensors, everything else JSON; nothing is ever unpickled.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import threading
@@ -23,11 +22,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from terakoya.atomic_files import sync_folder
 from terakoya.errors import UserError
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.checkpoint.state import ShardSource, file_facts
-from terakoya.training.distributed.context import Connection
-from terakoya.training.distributed.waiting import Leaving, everyone
+from terakoya.training.distributed.all_ranks import Shutdown, run_on_all_ranks
+from terakoya.training.distributed.context import DistributedContext
 
 FORMAT = 2
 READ = (1, 2)
@@ -42,7 +42,7 @@ def folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def committed(checkpoints: Path) -> list[tuple[int, Path]]:
+def list_checkpoints(checkpoints: Path) -> list[tuple[int, Path]]:
     """The checkpoints under their final names, oldest first; links and strangers are passed over."""
     if not checkpoints.is_dir():
         return []
@@ -60,55 +60,55 @@ def committed(checkpoints: Path) -> list[tuple[int, Path]]:
 def save(
     checkpoints: Path,
     step: int,
-    connection: Connection,
-    owner: ShardSource,
+    context: DistributedContext,
+    shard_source: ShardSource,
     *,
     facts: Mapping[str, Any],
     write_models: Callable[[Path], None],
     tokenizer_folder: Path,
     keep: int,
-    leaving: threading.Event | None = None,
+    shutdown: threading.Event | None = None,
 ) -> Path:
     """Writes and commits the checkpoint of `step`, then prunes; every rank calls it and returns together.
 
     Args:
-        owner: the engine, or a copy of its state: what of it this process writes.
+        shard_source: the engine, or a copy of its state: what of it this process writes.
         facts: what the manifest says beside the files; JSON.
         write_models: writes what is read without us beside `state/`, which is there, on rank 0 alone.
         keep: how many checkpoints stay, at least `MINIMUM_KEPT`.
-        leaving: set when this process is about to leave and the save is to end.
+        shutdown: set when this process is about to leave and the save is to end.
 
     Raises:
         UserError: on every rank, if writing failed on any; nothing committed is touched.
-        Leaving: `leaving` is set.
+        Shutdown: `shutdown` is set.
     """
     staging = checkpoints / f".staging-{folder_name(step)}"
     final = checkpoints / folder_name(step)
 
     def begin() -> None:
-        if connection.is_main:
+        if context.is_main:
             shutil.rmtree(staging, ignore_errors=True)
             (staging / "state").mkdir(parents=True)
 
     def finish(written: Mapping[str, Any]) -> None:
-        if connection.is_main:
+        if context.is_main:
             lacking = checkpoint_state.incomplete(staging)
             assert not lacking, f"{lacking[:5]} were not written once: processes do not agree who writes what"
             write_models(staging)
             shutil.copytree(tokenizer_folder, staging / "tokenizer")
-            if leaving is not None and leaving.is_set():
-                raise Leaving  # the run's lock may be somebody else's by now
+            if shutdown is not None and shutdown.is_set():
+                raise Shutdown  # the run's lock may be somebody else's by now
             _commit(staging, final, {"format": FORMAT, "step": step, **facts}, written)
             prune(checkpoints, keep)
 
-    together = partial(everyone, connection, f"saving {final}", leaving=leaving)
+    together = partial(run_on_all_ranks, context, f"saving {final}", shutdown=shutdown)
     try:
         together(begin)
-        parts = together(lambda: checkpoint_state.write(staging / "state", connection.rank, owner))
+        parts = together(lambda: checkpoint_state.write(staging / "state", context.rank, shard_source))
         written = {f"state/{name}": each for part in parts for name, each in part.items()}
         together(lambda: finish(written))
     except UserError:
-        if connection.is_main:
+        if context.is_main:
             shutil.rmtree(staging, ignore_errors=True)
         raise
     return final
@@ -133,25 +133,16 @@ def _commit(staging: Path, final: Path, facts: Mapping[str, Any], written: Mappi
     sync_folder(final.parent)
 
 
-def sync_folder(folder: Path) -> None:
-    """Makes the names in `folder` durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def prune(checkpoints: Path, keep: int) -> list[Path]:
     """Removes all but the newest `keep` checkpoints; returns the removed. Never below two whose files all have their
     size, so that a checkpoint damaged since is not what is left."""
-    sound = [path for _, path in committed(checkpoints) if not problems(path, hashes=False)]
+    sound = [path for _, path in list_checkpoints(checkpoints) if not find_problems(path, hashes=False)]
     kept = set(sound[-max(keep, MINIMUM_KEPT) :])
     if len(kept) < MINIMUM_KEPT:
         return []
     oldest_kept = min(int(NAME.fullmatch(path.name)[1]) for path in kept)  # type: ignore[index]
     removed = []
-    for step, path in committed(checkpoints):
+    for step, path in list_checkpoints(checkpoints):
         if step < oldest_kept:
             doomed = path.with_name(f".removing-{path.name}")
             path.rename(doomed)  # a half removed folder must not bear a checkpoint's name
@@ -179,7 +170,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def problems(folder: Path, *, hashes: bool = True) -> list[str]:
+def find_problems(folder: Path, *, hashes: bool = True) -> list[str]:
     """What is wrong with the checkpoint `folder`: nothing, if it is whole. Checks names, sizes and, with `hashes`,
     contents."""
     try:
@@ -201,7 +192,7 @@ def problems(folder: Path, *, hashes: bool = True) -> list[str]:
         return [text for text in pool.map(wrong, files) if text is not None]
 
 
-def newest(checkpoints: Path) -> tuple[Path | None, list[str]]:
+def recover_newest(checkpoints: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that is whole, and what was said on the way there.
 
     What a killed process left is removed; a damaged checkpoint is moved to `quarantine/`. One process calls this.
@@ -211,8 +202,8 @@ def newest(checkpoints: Path) -> tuple[Path | None, list[str]]:
         for leftover in sorted([*checkpoints.glob(".staging-*"), *checkpoints.glob(".removing-*")]):
             shutil.rmtree(leftover)
             said.append(f"removed {leftover.name}, left by an interrupted save")
-    for _, folder in reversed(committed(checkpoints)):
-        wrong = problems(folder)
+    for _, folder in reversed(list_checkpoints(checkpoints)):
+        wrong = find_problems(folder)
         if not wrong:
             return folder, said
         place = checkpoints / "quarantine" / folder.name

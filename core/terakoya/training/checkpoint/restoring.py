@@ -20,7 +20,7 @@ Facts = Mapping[str, Any]
 """What a manifest says under `started_from`: by model's name its `folder`, and the SHA-256 of each of its `files`."""
 
 
-def restored(
+def restore_module(
     folder: Path,
     parameters: Parameters,
     vocabulary: Vocabulary,

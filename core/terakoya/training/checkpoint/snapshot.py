@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from terakoya.toolkit.formats import model_folder
-from terakoya.training.distributed.waiting import Leaving
+from terakoya.training.distributed.all_ranks import Shutdown
 from terakoya.training.engines.engine import Engine
 from terakoya.training.engines.tensor_shards import KINDS, Kind, TensorShard
 
@@ -24,11 +24,11 @@ class Snapshot:
     from a GPU is copied into pinned memory.
 
     Attributes:
-        leaving: set when nobody wants to read on.
+        shutdown: set when nobody wants to read on.
     """
 
-    def __init__(self, leaving: threading.Event) -> None:
-        self.leaving = leaving
+    def __init__(self, shutdown: threading.Event) -> None:
+        self.shutdown = shutdown
         self.memory: dict[Hashable, Tensor] = {}
         self.pieces: dict[Kind, list[TensorShard]] = {}
 
@@ -44,8 +44,8 @@ class Snapshot:
     def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
         """See `Engine`, but here alone. Raises Leaving."""
         for piece in self.pieces[kind]:
-            if self.leaving.is_set():
-                raise Leaving
+            if self.shutdown.is_set():
+                raise Shutdown
             yield piece
 
     def models(self, exported: Mapping[str, PreTrainedModel]) -> Callable[[Path], None]:

@@ -139,7 +139,7 @@ class _Stored(NamedTuple):
         return self.start[0] * math.prod(self.shape[1:]) if self.start else 0
 
 
-class State:
+class SavedState:
     """The tensors in a checkpoint's `state/`, read one at a time, by whoever they were written."""
 
     def __init__(self, folder: Path, kind: Kind) -> None:
@@ -213,20 +213,20 @@ class State:
 
 def incomplete(folder: Path) -> list[str]:
     """The tensors in the checkpoint `folder` of which not every element is there, or some more than once."""
-    states = [State(folder, kind) for kind in KINDS]
+    states = [SavedState(folder, kind) for kind in KINDS]
     return sorted(name for state in states for name in state.names() if not state.is_whole(name))
 
 
 def load(folder: Path, engine: Engine) -> None:
     """Sets parameters and optimizer of `engine` from the checkpoint `folder`; collective."""
-    engine.load_parameters(State(folder, "model"))
-    optimizer = State(folder, "optimizer")
+    engine.load_parameters(SavedState(folder, "model"))
+    optimizer = SavedState(folder, "optimizer")
     engine.load_optimizer_state(optimizer, optimizer.names())
 
 
 def load_module(folder: Path, module: torch.nn.Module) -> None:
     """Sets the parameters of a plain `module` from the checkpoint `folder`, in this process alone."""
-    state = State(folder, "model")
+    state = SavedState(folder, "model")
     values = dict(saved_values(module))
     surplus = state.names() - values.keys()
     if surplus:

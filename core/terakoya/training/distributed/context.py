@@ -13,18 +13,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from terakoya.errors import UserError
-from terakoya.training.distributed import cpu_allocator as cpu_memory
-from terakoya.training.distributed.topology import Launched, Place, Topology, host_name
+from terakoya.training.distributed import cpu_allocator
+from terakoya.training.distributed.topology import LaunchInfo, ProcessInfo, Topology, host_name
 
 
 @dataclass
-class Connection:
+class DistributedContext:
     """This process's link to the others. Host-side numbers travel over gloo, so the device never waits for them.
 
     Attributes:
         control: all processes, over gloo; None where there is one.
-        within: the processes of this one's replica, over the device's backend; None where it is the only one.
-        across: the processes that have this one's place in their replicas; None where there is one replica.
+        replica_group: the processes of this one's replica, over the device's backend; None where it is the only one.
+        data_parallel_group: the processes at this one's position in their replicas; None where there is one replica.
     """
 
     rank: int
@@ -33,8 +33,8 @@ class Connection:
     topology: Topology
     control: dist.ProcessGroup | None
     accelerator: Any = field(repr=False)
-    within: dist.ProcessGroup | None = None
-    across: dist.ProcessGroup | None = None
+    replica_group: dist.ProcessGroup | None = None
+    data_parallel_group: dist.ProcessGroup | None = None
 
     @property
     def replica(self) -> int:
@@ -42,9 +42,9 @@ class Connection:
         return self.topology.replica(self.rank)
 
     @property
-    def leads(self) -> bool:
+    def is_replica_leader(self) -> bool:
         """Whether this process is the first of its replica."""
-        return self.topology.leads(self.rank)
+        return self.topology.is_replica_leader(self.rank)
 
     @property
     def is_main(self) -> bool:
@@ -96,13 +96,13 @@ class Connection:
         if self.control is not None:
             dist.barrier(group=self.control)
 
-    def apart(self, timeout_seconds: float) -> Connection:
+    def new_group(self, timeout_seconds: float) -> DistributedContext:
         """The same processes over a group of its own, so that another thread can talk to them; collective."""
         if self.control is None:
             return self
         return replace(self, control=dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds)))
 
-    def spread(self, module: nn.Module) -> None:
+    def broadcast_module(self, module: nn.Module) -> None:
         """Gives every process the weights and buffers that `module`, on the host, has on rank 0, who alone reads
         `start_from`; one at a time, by way of the device."""
         for value in [*module.parameters(), *module.buffers()]:
@@ -110,7 +110,7 @@ class Connection:
             dist.broadcast(there, src=0)
             value.detach().copy_(there)
 
-    def together(self, action: str, error: BaseException | None) -> None:
+    def raise_on_all_ranks(self, action: str, error: BaseException | None) -> None:
         """Raises on every rank if any rank brings an `error`, naming rank, host and cause.
 
         Raises:
@@ -118,7 +118,7 @@ class Connection:
         """
         texts = self.gather(None if error is None else f"{type(error).__name__}: {error}")
         failed = [
-            f"rank {rank} on {self.topology.places[rank].host}: {text}"
+            f"rank {rank} on {self.topology.processes[rank].host}: {text}"
             for rank, text in enumerate(texts)
             if text is not None
         ]
@@ -136,8 +136,8 @@ class Connection:
 
 
 def connect(
-    launched: Launched, *, deepspeed: bool = False, replica_size: int = 1, timeout_seconds: int = 600
-) -> Connection:
+    launched: LaunchInfo, *, deepspeed: bool = False, replica_size: int = 1, timeout_seconds: int = 600
+) -> DistributedContext:
     """Joins the processes the launcher started and checks that they are the ones it promised.
 
     Args:
@@ -163,15 +163,15 @@ def connect(
         )
     cuda = torch.cuda.is_available()
     if not cuda:
-        cpu_memory.keep()
+        cpu_allocator.keep_freed_memory()
     handlers = []
     if launched.world_size > 1 or deepspeed:
         backend = "nccl" if cuda else "gloo"
         handlers.append(InitProcessGroupKwargs(backend=backend, timeout=timedelta(seconds=timeout_seconds)))
     if deepspeed:
-        from terakoya.training.distributed.deepspeed_setup import accelerator as build
+        from terakoya.training.distributed.deepspeed_setup import create_accelerator
 
-        accelerator = build(launched, handlers)
+        accelerator = create_accelerator(launched, handlers)
     else:
         accelerator = Accelerator(cpu=not cuda, kwargs_handlers=handlers)
     came_up = dist.get_world_size() if dist.is_initialized() else 1
@@ -180,34 +180,41 @@ def connect(
             f"the launcher asked for {launched.world_size} processes, but {came_up} are connected "
             f"(accelerate sees {accelerator.num_processes}); start with torchrun or with `terakoya train --processes N`"
         )
-    me = Place(launched.rank, launched.node_rank, launched.local_rank, host_name())
+    me = ProcessInfo(launched.rank, launched.node_rank, launched.local_rank, host_name())
     if launched.world_size == 1 and not dist.is_initialized():
-        return Connection(0, 1, accelerator.device, Topology((me,), replica_size), None, accelerator)
+        return DistributedContext(0, 1, accelerator.device, Topology((me,), replica_size), None, accelerator)
     timeout = timedelta(seconds=timeout_seconds)
     control = dist.group.WORLD if not cuda else dist.new_group(backend="gloo", timeout=timeout)
     reported: list[Any] = [None] * launched.world_size
     dist.all_gather_object(reported, me, group=control)
     topology = Topology(tuple(reported), replica_size)
     rank = dist.get_rank()
-    within, across = _groups(topology, rank, timeout)
-    return Connection(
-        rank, launched.world_size, accelerator.device, topology, control, accelerator, within=within, across=across
+    replica_group, data_parallel_group = _groups(topology, rank, timeout)
+    return DistributedContext(
+        rank,
+        launched.world_size,
+        accelerator.device,
+        topology,
+        control,
+        accelerator,
+        replica_group=replica_group,
+        data_parallel_group=data_parallel_group,
     )
 
 
 def _groups(
     topology: Topology, rank: int, timeout: timedelta
 ) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-    """`Connection.within` and `across` of `rank`; every rank makes every group, in the same order."""
-    size, world = topology.replica_size, len(topology.places)
+    """The `replica_group` and the `data_parallel_group` of `rank`; every rank creates all groups in the same order."""
+    size, world = topology.replica_size, len(topology.processes)
     if size == 1:
         return None, dist.group.WORLD if world > 1 else None
-    within = across = None
+    replica_group = data_parallel_group = None
     for replica in range(topology.replicas):
         group = dist.new_group(list(topology.members(replica)), timeout=timeout)
-        within = group if rank in topology.members(replica) else within
+        replica_group = group if rank in topology.members(replica) else replica_group
     for place in range(size if topology.replicas > 1 else 0):
         ranks = range(place, world, size)
         group = dist.new_group(list(ranks), timeout=timeout)
-        across = group if rank in ranks else across
-    return within, across
+        data_parallel_group = group if rank in ranks else data_parallel_group
+    return replica_group, data_parallel_group

@@ -10,7 +10,7 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
 """Names and numbers of glibc's mallopt(3)."""
 
 
-def keep() -> bool:
+def keep_freed_memory() -> bool:
     """Tells glibc to keep freed memory in the process; returns whether it did.
 
     By default each large tensor is mapped anew from the kernel and given back when freed, so that every step pays for

@@ -11,33 +11,33 @@ import torch
 
 from terakoya.config.parallel import Parallel
 from terakoya.errors import UserError
-from terakoya.training.distributed.environment import variables
-from terakoya.training.distributed.topology import Launched
+from terakoya.training.distributed.environment import launcher_variables
+from terakoya.training.distributed.topology import LaunchInfo
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 PERSISTENCE_THRESHOLD = 100_000
 """Stage 3 keeps parameters of fewer elements than this whole on every process; DeepSpeed's own default."""
-BUCKET = 500_000_000
+BUCKET_ELEMENTS = 500_000_000
 """Elements of the buffer that gradients are sent through; DeepSpeed's own default. It is allocated whole, so a smaller
 model gets one that holds all its gradients and no more."""
 
 
-def accelerator(launched: Launched, handlers: Sequence[Any]) -> Accelerator:
+def create_accelerator(launched: LaunchInfo, handlers: Sequence[Any]) -> Accelerator:
     """The Accelerator whose processes DeepSpeed may use; `handlers` hold the process group's backend and timeout.
 
     Raises:
         UserError: DeepSpeed is not installed.
     """
-    with variables(launched.rank, launched.world_size, launched.local_rank):
+    with launcher_variables(launched.rank, launched.world_size, launched.local_rank):
         _quiet_deepspeed()
         from accelerate import Accelerator
         from accelerate.utils import DeepSpeedPlugin
 
         # stage 0 until the engine is built: under stage 3 Transformers would partition models as they are constructed
         plugin = DeepSpeedPlugin(
-            hf_ds_config=settings(
+            hf_ds_config=deepspeed_config(
                 0, max_grad_norm=0.0, micro_steps=1, micro_batch_size=1, world_size=launched.world_size
             ),
             gradient_accumulation_steps=1,
@@ -48,7 +48,7 @@ def accelerator(launched: Launched, handlers: Sequence[Any]) -> Accelerator:
         return Accelerator(mixed_precision="no", deepspeed_plugin=plugin, kwargs_handlers=list(handlers))
 
 
-def settings(
+def deepspeed_config(
     zero_stage: int, *, max_grad_norm: float, micro_steps: int, micro_batch_size: int, world_size: int
 ) -> dict[str, Any]:
     """DeepSpeed's configuration. What is left out of it has surprising defaults: gradients are clipped at 1.0."""
@@ -69,7 +69,7 @@ def settings(
     }
 
 
-def offloading(parallel: Parallel, device: torch.device) -> dict[str, Any]:
+def offload_config(parallel: Parallel, device: torch.device) -> dict[str, Any]:
     """What of `zero_optimization` says that something is kept on the host; pages are pinned where a GPU reads them."""
     place = {"device": "cpu", "pin_memory": device.type == "cuda"}
     asked = {

@@ -14,7 +14,7 @@ import torch
 
 
 @contextlib.contextmanager
-def variables(rank: int, world_size: int, local_rank: int) -> Iterator[None]:
+def launcher_variables(rank: int, world_size: int, local_rank: int) -> Iterator[None]:
     """While open, a launcher's variables are set; what was set beside them is forgotten afterwards."""
     before = dict(os.environ)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_rank))

@@ -12,28 +12,30 @@ from typing import Self
 
 from terakoya.errors import Stopped
 
-STOPPED = Stopped.exit_code
+STOPPED_EXIT_CODE = Stopped.exit_code
 """Exit code of a run that was asked to stop, saved and left (EX_TEMPFAIL: start it again to go on)."""
 
-ENDED_NOTE = "TERAKOYA_ENDED_NOTE"
+EXIT_CODE_FILE_VARIABLE = "TERAKOYA_ENDED_NOTE"
 """The variable in which whoever starts processes through torchrun names a file, for them to write there which exit code
 they would have."""
 
 
 def exit_code(*, stopped: bool, environment: Mapping[str, str] = os.environ) -> int:
-    """The exit code of a run that has come to an end, or was asked to stop before: 0 or `STOPPED`. It is 0 under a
-    torchrun that would take any other for a crash and start the run again, and where `ENDED_NOTE` names a file, which
-    is written."""
-    code = STOPPED if stopped else 0
-    if ENDED_NOTE in environment:
-        note = Path(environment[ENDED_NOTE])
+    """Returns the exit code of a run that has finished (0) or was `stopped` on request (`STOPPED_EXIT_CODE`).
+
+    It is always 0 under a torchrun with restarts, which would take another code for a crash and start the run again,
+    and where `EXIT_CODE_FILE_VARIABLE` names a file: the code is then written into the file.
+    """
+    code = STOPPED_EXIT_CODE if stopped else 0
+    if EXIT_CODE_FILE_VARIABLE in environment:
+        note = Path(environment[EXIT_CODE_FILE_VARIABLE])
         note.parent.mkdir(parents=True, exist_ok=True)  # nobody has used it for as long as the run took
         note.write_text(str(code))
         return 0
     return 0 if int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0 else code
 
 
-def leave() -> None:
+def ignore_stop_signals() -> None:
     """From now on this process, which has done what it was asked for, cannot be killed by being asked once more."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -57,9 +59,9 @@ class StopRequest:
 
     def listen(self) -> None:
         """From now on a signal is a wish; in the main thread, which alone can say so. What an earlier start has said in
-        the file of `ENDED_NOTE` is taken back: torchrun stops all to begin anew with a host more."""
-        if ENDED_NOTE in os.environ:
-            Path(os.environ[ENDED_NOTE]).unlink(missing_ok=True)
+        the file of `EXIT_CODE_FILE_VARIABLE` is taken back: torchrun stops all to begin anew with a host more."""
+        if EXIT_CODE_FILE_VARIABLE in os.environ:
+            Path(os.environ[EXIT_CODE_FILE_VARIABLE]).unlink(missing_ok=True)
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._asked)

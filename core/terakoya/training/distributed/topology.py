@@ -22,8 +22,8 @@ HOST_VARIABLE = "TERAKOYA_HOST"
 
 
 @dataclass(frozen=True)
-class Launched:
-    """What the environment says of this process, before any connection."""
+class LaunchInfo:
+    """What the environment says of this process, before any context."""
 
     rank: int
     world_size: int
@@ -32,7 +32,9 @@ class Launched:
     launcher: str | None
 
     @classmethod
-    def read(cls, environment: Mapping[str, str] = os.environ, *, node_rank: int | None = None) -> Launched:
+    def from_environment(
+        cls, environment: Mapping[str, str] = os.environ, *, node_rank: int | None = None
+    ) -> LaunchInfo:
         """From torchrun's or srun's variables; a process of its own without them.
 
         The node rank is `node_rank` (`--node-rank`), else GROUP_RANK, else SLURM_NODEID, else 0.
@@ -67,7 +69,7 @@ def host_name(environment: Mapping[str, str] = os.environ) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessInfo:
     """One process as it reported itself after connecting."""
 
     rank: int
@@ -81,11 +83,11 @@ class Topology:
     """Where each rank runs, how many processes each node has, and how many neighbouring ranks work on the same rows: a
     replica of the model. UserError where the processes are no multiple of it."""
 
-    places: tuple[Place, ...]
+    processes: tuple[ProcessInfo, ...]
     replica_size: int = 1
 
     def __post_init__(self) -> None:
-        if len(self.places) % self.replica_size:
+        if len(self.processes) % self.replica_size:
             raise UserError(
                 f"parallel: {self.replica_size} processes work on the same rows, but there are {self.describe()}; "
                 f"start a multiple of {self.replica_size}"
@@ -94,7 +96,7 @@ class Topology:
     @property
     def replicas(self) -> int:
         """How many replicas there are."""
-        return len(self.places) // self.replica_size
+        return len(self.processes) // self.replica_size
 
     def replica(self, rank: int) -> int:
         """The replica that `rank` belongs to; its members are neighbouring ranks."""
@@ -104,31 +106,26 @@ class Topology:
         """The ranks of a replica."""
         return range(replica * self.replica_size, (replica + 1) * self.replica_size)
 
-    def leads(self, rank: int) -> bool:
+    def is_replica_leader(self, rank: int) -> bool:
         """Whether `rank` is the first of its replica: the one that counts the replica's rows."""
         return rank % self.replica_size == 0
 
-    def processes(self) -> dict[int, int]:
+    def processes_per_node(self) -> dict[int, int]:
         """Node rank -> number of processes on it."""
-        return dict(sorted(Counter(place.node_rank for place in self.places).items()))
-
-    def index_on_node(self, rank: int) -> int:
-        """The position of `rank` among the processes of its node, by rank."""
-        node = self.places[rank].node_rank
-        return sum(place.node_rank == node for place in self.places[:rank])
+        return dict(sorted(Counter(process.node_rank for process in self.processes).items()))
 
     def describe(self) -> str:
         """For example `3 processes on 2 nodes (2 on a01, 1 on a02)`."""
-        nodes = self.processes()
+        nodes = self.processes_per_node()
         if len(nodes) == 1:
-            return f"{len(self.places)} process{'es' if len(self.places) > 1 else ''} on {self.places[0].host}"
-        hosts = {place.node_rank: place.host for place in self.places}
+            return f"{len(self.processes)} process{'es' if len(self.processes) > 1 else ''} on {self.processes[0].host}"
+        hosts = {process.node_rank: process.host for process in self.processes}
         each = ", ".join(f"{count} on {hosts[node]}" for node, count in nodes.items())
-        return f"{len(self.places)} processes on {len(nodes)} nodes ({each})"
+        return f"{len(self.processes)} processes on {len(nodes)} nodes ({each})"
 
 
 @dataclass(frozen=True)
-class Share:
+class RankBatch:
     """The rows of each global batch that one rank takes.
 
     Attributes:
@@ -156,7 +153,7 @@ def node_rows(batch_size: Mapping[str, int], topology: Topology, *, redistribute
     Raises:
         UserError: the table does not fit the world; the message holds a table that would.
     """
-    hosts = {place.node_rank: place.host for place in topology.places}
+    hosts = {process.node_rank: process.host for process in topology.processes}
     return list(
         batch_table.rows_of_nodes(batch_size, hosts, there=topology.describe(), redistribute=redistribute).values()
     )
@@ -167,7 +164,7 @@ def lost_nodes(batch_size: Mapping[str, int], topology: Topology) -> str | None:
     rows = node_rows(batch_size, topology, redistribute=True)
     if len(rows) == len(batch_size):
         return None
-    hosts = {place.node_rank: place.host for place in topology.places}
+    hosts = {process.node_rank: process.host for process in topology.processes}
     by_name = batch_table.by_name(batch_size)
     table = {
         host if by_name else str(node): rows for (node, host), rows in zip(sorted(hosts.items()), rows, strict=True)
@@ -178,16 +175,16 @@ def lost_nodes(batch_size: Mapping[str, int], topology: Topology) -> str | None:
     )
 
 
-def split(rows: int, parts: int, part: int) -> tuple[int, int]:
+def split_evenly(rows: int, parts: int, part: int) -> tuple[int, int]:
     """The `part`-th of `parts` nearly equal pieces of `range(rows)`, larger ones first: 100 over 3 -> 34, 33, 33."""
     size, rest = divmod(rows, parts)
     start = part * size + min(part, rest)
     return start, start + size + (part < rest)
 
 
-def shares(
+def rank_batches(
     batch_size: Mapping[str, int], micro_batch_size: int | None, topology: Topology, *, redistribute: bool = False
-) -> Sequence[Share]:
+) -> Sequence[RankBatch]:
     """Every rank's share of the global batch, by rank: nodes by the table, a node's replicas nearly equally. Ranks of
     one replica have the same rows; one that takes several whole nodes has the rows of all of them. With `redistribute`
     fewer nodes than the table has entries share the same global batch.
@@ -201,12 +198,14 @@ def shares(
     spans = []
     for replica, mine in enumerate(nodes):
         first, total = sum(rows[: mine[0]]), sum(rows[node] for node in mine)
-        start, stop = split(total, on[mine], nodes[:replica].count(mine))
+        start, stop = split_evenly(total, on[mine], nodes[:replica].count(mine))
         spans.append((first + start, first + stop))
     largest = max(stop - start for start, stop in spans)
     micro = min(micro_batch_size or largest, largest)
     steps = -(-largest // micro)
-    return [Share(*spans[topology.replica(rank)], micro, steps, sum(rows)) for rank in range(len(topology.places))]
+    return [
+        RankBatch(*spans[topology.replica(rank)], micro, steps, sum(rows)) for rank in range(len(topology.processes))
+    ]
 
 
 def _replica_nodes(topology: Topology) -> list[tuple[int, ...]]:
@@ -216,11 +215,11 @@ def _replica_nodes(topology: Topology) -> list[tuple[int, ...]]:
     Raises:
         UserError: a replica would share a node with a part of another.
     """
-    size, processes = topology.replica_size, topology.processes()
+    size, processes = topology.replica_size, topology.processes_per_node()
     order = {node: index for index, node in enumerate(processes)}
     found = []
     for replica in range(topology.replicas):
-        nodes = tuple(sorted({topology.places[rank].node_rank for rank in topology.members(replica)}))
+        nodes = tuple(sorted({topology.processes[rank].node_rank for rank in topology.members(replica)}))
         there = sum(processes[node] for node in nodes)
         if there % size or (len(nodes) > 1 and there != size):
             raise UserError(

@@ -7,7 +7,7 @@ from torch import nn
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.loss_scaling import LossScaling
 from terakoya.config.parameters import Parameters
-from terakoya.training.distributed.context import Connection
+from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines import fp8 as distributed_fp8
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Engine
@@ -18,7 +18,7 @@ def build(
     parameters: Parameters,
     module: nn.Module,
     vocabulary: Vocabulary,
-    connection: Connection,
+    context: DistributedContext,
     micro_steps: int,
     micro_batch_size: int,
 ) -> Engine:
@@ -30,40 +30,38 @@ def build(
     parallel = parameters.parallel
     scaler = None
     if parameters.precision == "fp16":
-        scaler = LossScaler(parameters.loss_scaling or LossScaling(), connection.device)
+        scaler = LossScaler(parameters.loss_scaling or LossScaling(), context.device)
     if parallel.engine == "deepspeed":
         from terakoya.training.engines.deepspeed import DeepSpeedEngine
 
         return DeepSpeedEngine(
-            connection, module, parameters.optimizer,
+            context, module, parameters.optimizer,
             parallel=parallel, precision=parameters.precision,
             max_grad_norm=parameters.max_grad_norm, micro_steps=micro_steps, micro_batch_size=micro_batch_size,
             scaler=scaler,
         )  # fmt: skip
-    if parallel.engine == "fsdp" and connection.world_size > 1:  # one process has nothing to share
+    if parallel.engine == "fsdp" and context.world_size > 1:  # one process has nothing to share
         from terakoya.training.engines.fsdp import FSDPEngine
 
-        return FSDPEngine(connection, module, parameters, vocabulary, scaler=scaler)
+        return FSDPEngine(context, module, parameters, vocabulary, scaler=scaler)
     if parallel.tp_size > 1:
         from terakoya.training.engines.tensor_parallel import TensorParallelEngine
 
-        return TensorParallelEngine(connection, module, parameters, vocabulary, scaler=scaler, micro_steps=micro_steps)
+        return TensorParallelEngine(context, module, parameters, vocabulary, scaler=scaler, micro_steps=micro_steps)
     if parallel.pp_size > 1:
         from terakoya.training.engines.pipeline_parallel import PipelineEngine
 
-        return PipelineEngine(connection, module, parameters, vocabulary, scaler=scaler, micro_steps=micro_steps)
+        return PipelineEngine(context, module, parameters, vocabulary, scaler=scaler, micro_steps=micro_steps)
     if parallel.sp_size > 1:
         from terakoya.training.engines.sequence_parallel import SequenceParallelEngine
 
-        return SequenceParallelEngine(
-            connection, module, parameters, vocabulary, scaler=scaler, micro_steps=micro_steps
-        )
-    module.to(connection.device)
+        return SequenceParallelEngine(context, module, parameters, vocabulary, scaler=scaler, micro_steps=micro_steps)
+    module.to(context.device)
     if parameters.precision == "fp8":
         distributed_fp8.convert(module)
-    optimizer = parameters.optimizer.build(module, fused=connection.device.type in ("cpu", "cuda"))
+    optimizer = parameters.optimizer.build(module, fused=context.device.type in ("cpu", "cuda"))
     return DDPEngine(
-        connection, module, optimizer,
+        context, module, optimizer,
         precision=parameters.precision, max_grad_norm=parameters.max_grad_norm, scaler=scaler,
         micro_steps=micro_steps,
     )  # fmt: skip

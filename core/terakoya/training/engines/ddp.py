@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from terakoya.training.distributed.context import Connection
-from terakoya.training.engines.engine import Weigh, autocast_forward
+from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.engines.engine import LossFn, autocast_forward
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
 from terakoya.training.model.module_parts import saved_values
@@ -50,7 +50,7 @@ class DDPEngine:
 
     def __init__(
         self,
-        connection: Connection,
+        context: DistributedContext,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
@@ -59,22 +59,22 @@ class DDPEngine:
         scaler: LossScaler | None = None,
         micro_steps: int = 1,
     ) -> None:
-        self.module = module.to(connection.device)
+        self.module = module.to(context.device)
         self.scaler = scaler
         self.optimizer = optimizer
-        self.connection = connection
+        self.context = context
         self.max_grad_norm = max_grad_norm
-        self.dropout_rank = connection.rank
+        self.dropout_rank = context.rank
         self.micro_steps = micro_steps
         self.trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        autocast_forward(self.module, connection.device, precision)
+        autocast_forward(self.module, context.device, precision)
         self.wrapped: nn.Module = self.module
         group = self.reducing()
         if group is not None:
             buffers_stay: dict[str, Any] = {BUFFERS_OPTION: False}
             self.wrapped = DistributedDataParallel(
                 self.module,
-                device_ids=[connection.device.index] if connection.device.type == "cuda" else None,
+                device_ids=[context.device.index] if context.device.type == "cuda" else None,
                 process_group=group,
                 gradient_as_bucket_view=True,
                 **buffers_stay,
@@ -89,18 +89,18 @@ class DDPEngine:
 
     def reducing(self) -> dist.ProcessGroup | None:
         """The processes whose gradients are added up; None where this one has nobody to add to."""
-        return self.connection.across
+        return self.context.data_parallel_group
 
     def clip(self) -> Tensor:
         """Scales gradients down to `max_grad_norm`; returns their norm before, a float32 scalar on the device."""
         return nn.utils.clip_grad_norm_(self.trainable, self.max_grad_norm or float("inf"), foreach=True)
 
-    def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
+    def micro_step(self, batch: Mapping[str, Tensor], loss_fn: LossFn, *, last: bool) -> Mapping[str, Tensor]:
         """See `Engine`."""
         at_once = last or not self.uses_ddp
         with contextlib.nullcontext() if at_once else self.wrapped.no_sync():  # type: ignore[operator]
             sums = self.wrapped(batch)
-            loss = weigh(sums)
+            loss = loss_fn(sums)
             (loss if self.scaler is None else loss * self.scaler.scale).backward()
         return {name: value.detach() for name, value in sums.items()}
 
@@ -116,7 +116,7 @@ class DDPEngine:
         norm = self.clip()
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        if self.connection.device.type == "cpu" or not self.fused:
+        if self.context.device.type == "cpu" or not self.fused:
             if torch.isfinite(norm):
                 self.optimizer.step()
         else:
@@ -139,7 +139,7 @@ class DDPEngine:
     def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
         """See `Engine`. Every process has whole values, its own or gathered: they are dealt."""
         values = self.parameters() if kind == "model" else self.optimizer_state()
-        yield from assign_shards(starmap(whole_shard, values), self.connection.rank, self.connection.world_size)
+        yield from assign_shards(starmap(whole_shard, values), self.context.rank, self.context.world_size)
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Name and whole fp32 value of each parameter and buffer of `saved_values`, one at a time; collective."""

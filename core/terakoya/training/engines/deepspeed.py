@@ -22,10 +22,10 @@ from terakoya.components import Optimizer
 from terakoya.config.deepspeed import merged
 from terakoya.config.parallel import Parallel
 from terakoya.errors import UserError
-from terakoya.training.distributed.context import Connection
-from terakoya.training.distributed.deepspeed_setup import BUCKET, offloading, settings
-from terakoya.training.distributed.environment import local_rank_variable, variables
-from terakoya.training.engines.engine import Values, Weigh, autocast_forward
+from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.distributed.deepspeed_setup import BUCKET_ELEMENTS, deepspeed_config, offload_config
+from terakoya.training.distributed.environment import launcher_variables, local_rank_variable
+from terakoya.training.engines.engine import LossFn, Values, autocast_forward
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
 from terakoya.training.model.module_parts import saved_values
@@ -65,7 +65,7 @@ class DeepSpeedEngine:
 
     def __init__(
         self,
-        connection: Connection,
+        context: DistributedContext,
         module: nn.Module,
         optimizer: Optimizer,
         *,
@@ -84,35 +84,35 @@ class DeepSpeedEngine:
         zero_stage = parallel.zero_stage
         assert zero_stage is not None, "refused with the parameters"
         assert not zero_stage or optimizer.elementwise, "refused with the parameters"
-        self.connection = connection
-        self.dropout_rank = connection.rank
+        self.context = context
+        self.dropout_rank = context.rank
         self.zero_stage = zero_stage
         self.full_module = zero_stage < 3
         self.max_grad_norm = max_grad_norm
         self.scaler = scaler
-        self.module = module.to(connection.device)
-        autocast_forward(self.module, connection.device, precision)
+        self.module = module.to(context.device)
+        autocast_forward(self.module, context.device, precision)
         self.trainable = {name: value for name, value in module.named_parameters() if value.requires_grad}
         if scaler is not None:
             for value in self.trainable.values():
                 value.register_hook(scaler.unscale_gradient)
-        self.optimizer = optimizer.build(module, fused=connection.device.type in ("cpu", "cuda"))
+        self.optimizer = optimizer.build(module, fused=context.device.type in ("cpu", "cuda"))
         self.fused = bool(self.optimizer.defaults.get("fused"))
-        accelerator = connection.accelerator
+        accelerator = context.accelerator
         accelerator.gradient_accumulation_steps = micro_steps
-        ours = settings(
+        ours = deepspeed_config(
             zero_stage,
             max_grad_norm=max_grad_norm,
             micro_steps=micro_steps,
             micro_batch_size=micro_batch_size,
-            world_size=connection.world_size,
+            world_size=context.world_size,
         )
-        ours["zero_optimization"] |= offloading(parallel, connection.device)
+        ours["zero_optimization"] |= offload_config(parallel, context.device)
         elements = sum(value.numel() for value in self.trainable.values())
-        ours["zero_optimization"]["reduce_bucket_size"] = min(BUCKET, elements)
+        ours["zero_optimization"]["reduce_bucket_size"] = min(BUCKET_ELEMENTS, elements)
         accelerator.deepspeed_plugin.deepspeed_config.update(merged(parallel.deepspeed_config or {}, ours))
-        self.local_rank = connection.topology.places[connection.rank].local_rank
-        with variables(connection.rank, connection.world_size, self.local_rank):
+        self.local_rank = context.topology.processes[context.rank].local_rank
+        with launcher_variables(context.rank, context.world_size, self.local_rank):
             self.wrapped, _ = accelerator.prepare(self.module, self.optimizer)
         self.zero = self.wrapped.optimizer
         self.fragments = self._find_fragments()
@@ -138,19 +138,19 @@ class DeepSpeedEngine:
                     fragments[name] = Fragment(flat, here.start, there.start, here.numel)
             else:
                 group, at, size = self.zero.grad_position[self.zero.get_param_id(parameter)]
-                start = min(size * self.connection.rank, parameter.ds_numel)  # type: ignore[attr-defined]
+                start = min(size * self.context.rank, parameter.ds_numel)  # type: ignore[attr-defined]
                 size = min(size, parameter.ds_numel - start)  # type: ignore[attr-defined] # the rest is padding
                 fragments[name] = Fragment(self.zero.fp32_partitioned_groups_flat[group], at, start, size)
         return fragments
 
     # ------------------------------------------------------------------------------------------------- the loop
 
-    def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
+    def micro_step(self, batch: Mapping[str, Tensor], loss_fn: LossFn, *, last: bool) -> Mapping[str, Tensor]:
         """See `Engine`. DeepSpeed divides by the number of ranks, which the loss is multiplied with beforehand."""
         with local_rank_variable(self.local_rank):
             self.wrapped.set_gradient_accumulation_boundary(last)
             sums = self.wrapped(batch)
-            loss = weigh(sums) * self.connection.world_size
+            loss = loss_fn(sums) * self.context.world_size
             self.wrapped.backward(loss if self.scaler is None else loss * self.scaler.scale, scale_wrt_gas=False)
         return {name: value.detach() for name, value in sums.items()}
 
@@ -180,7 +180,7 @@ class DeepSpeedEngine:
         with local_rank_variable(self.local_rank):
             self.wrapped.step()
         total = float("nan") if self.zero.overflow else self.wrapped.get_global_grad_norm()
-        return torch.as_tensor(total, dtype=torch.float32, device=self.connection.device)
+        return torch.as_tensor(total, dtype=torch.float32, device=self.context.device)
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
@@ -188,7 +188,7 @@ class DeepSpeedEngine:
         """See `Engine`. What lies here alone is written here, without gathering; what lies everywhere is dealt."""
         alone, alike = self._weights() if kind == "model" else self._state()
         yield from (piece for piece in alone if piece.value.numel())
-        yield from assign_shards(alike, self.connection.rank, self.connection.world_size)
+        yield from assign_shards(alike, self.context.rank, self.context.world_size)
 
     def _weights(self) -> tuple[list[TensorShard], list[TensorShard]]:
         """Parameters and buffers: this process's part of what is spread, and what every process has whole."""
@@ -199,7 +199,7 @@ class DeepSpeedEngine:
                 alone.append(fragment.piece(name, fragment.flat.detach(), _shape(value)))
             elif hasattr(value, "ds_id"):  # not trained
                 part = value.ds_tensor.detach().view(-1)  # type: ignore[attr-defined]
-                start = min(self.connection.rank * part.numel(), value.ds_numel)  # type: ignore[attr-defined]
+                start = min(self.context.rank * part.numel(), value.ds_numel)  # type: ignore[attr-defined]
                 alone.append(TensorShard(name, part[: value.ds_numel - start], _shape(value), start))  # type: ignore[attr-defined]
             else:
                 alike.append(whole_shard(name, value.detach()))
@@ -223,7 +223,7 @@ class DeepSpeedEngine:
         """See `Engine`. Of weights that are spread rank 0 reads the whole, and each process its own part."""
         for name, value in saved_values(self.module):
             with torch.no_grad(), self._whole(value):
-                if self.connection.is_main or not hasattr(value, "ds_id"):
+                if self.context.is_main or not hasattr(value, "ds_id"):
                     value.copy_(values(name))
             fragment = self.fragments.get(name)
             if fragment is not None and self.zero_stage:

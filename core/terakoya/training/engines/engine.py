@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.tensor_shards import Kind, TensorShard
 
-Weigh = Callable[[Mapping[str, Tensor]], Tensor]
+LossFn = Callable[[Mapping[str, Tensor]], Tensor]
 """From a module's named sums to the scalar whose gradient is wanted."""
 
 
@@ -48,8 +48,8 @@ class Engine(Protocol):
     scaler: LossScaler | None
     """What scales losses in fp16; None in every other precision."""
 
-    def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
-        """Runs forward, and backward of `weigh(sums)`, this micro-step's share of the global loss; the `last` one of
+    def micro_step(self, batch: Mapping[str, Tensor], loss_fn: LossFn, *, last: bool) -> Mapping[str, Tensor]:
+        """Runs forward, and backward of `loss_fn(sums)`, this micro-step's share of the global loss; the `last` one of
         a step reduces gradients over ranks. Returns the module's sums, detached; an engine that runs all micro-steps
         together returns none before the last, and with it those of all."""
 

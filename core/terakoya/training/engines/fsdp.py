@@ -26,9 +26,9 @@ from torch.distributed.tensor import DTensor
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.training.distributed.context import Connection
+from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines.ddp import DDPEngine
-from terakoya.training.engines.engine import Values, Weigh
+from terakoya.training.engines.engine import LossFn, Values
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
 from terakoya.training.model.module_parts import architecture_of, saved_values, top_level_models
@@ -47,7 +47,7 @@ class FSDPEngine(DDPEngine):
 
     def __init__(
         self,
-        connection: Connection,
+        context: DistributedContext,
         module: nn.Module,
         parameters: Parameters,
         vocabulary: Vocabulary,
@@ -60,19 +60,19 @@ class FSDPEngine(DDPEngine):
             UserError: no architecture of `parameters` says where a model's blocks are, or a weight cannot be cut up.
         """
         assert parameters.optimizer.elementwise, "refused with the parameters"
-        assert connection.across is not None, "one process has nothing to share"
-        optimizer = parameters.optimizer.build(module, fused=connection.device.type in ("cpu", "cuda"))
+        assert context.data_parallel_group is not None, "one process has nothing to share"
+        optimizer = parameters.optimizer.build(module, fused=context.device.type in ("cpu", "cuda"))
         names = {id(value): name for name, value in module.named_parameters()}
         given = [[names[id(each)] for each in group["params"]] for group in optimizer.param_groups]
         begun = {names[id(each)]: state for each, state in optimizer.state.items()}
         for group in optimizer.param_groups:
             group["params"] = []  # a reference would keep the whole weight on the device
         optimizer.state.clear()
-        connection.spread(module)
-        self.mesh = DeviceMesh.from_group(connection.across, connection.device.type)
+        context.broadcast_module(module)
+        self.mesh = DeviceMesh.from_group(context.data_parallel_group, context.device.type)
         self.groups = shard_module(parameters, module, vocabulary, self.mesh)
         super().__init__(
-            connection, module, optimizer,
+            context, module, optimizer,
             precision=parameters.precision, max_grad_norm=parameters.max_grad_norm, scaler=scaler,
         )  # fmt: skip
         self.cut = {name: value for name, value in module.named_parameters() if value.requires_grad}
@@ -81,7 +81,7 @@ class FSDPEngine(DDPEngine):
             group["params"] = [self.shards[name] for name in its_names]
         for name, state in begun.items():  # Adagrad, for one, has a state before its first step
             optimizer.state[self.shards[name]] = {
-                key: value[slice(*self._rows(len(value)))].to(connection.device, copy=True) if value.ndim else value
+                key: value[slice(*self._rows(len(value)))].to(context.device, copy=True) if value.ndim else value
                 for key, value in state.items()
             }
         self.trainable = list(self.shards.values())
@@ -91,10 +91,10 @@ class FSDPEngine(DDPEngine):
 
     # ------------------------------------------------------------------------------------------------- the loop
 
-    def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
+    def micro_step(self, batch: Mapping[str, Tensor], loss_fn: LossFn, *, last: bool) -> Mapping[str, Tensor]:
         """See `Engine`. Gradients are added up in every micro-step: whole ones of its own, kept until the last, would
         take as much memory on each process as `fully_shard` spares."""
-        sums = super().micro_step(batch, weigh, last=last)
+        sums = super().micro_step(batch, loss_fn, last=last)
         if last:
             for value, shard in zip(self.cut.values(), self.trainable, strict=True):
                 if value.grad is not None:
@@ -104,8 +104,8 @@ class FSDPEngine(DDPEngine):
     def clip(self) -> Tensor:
         """See `DDPEngine`. The norm is that of all rows, so that all processes clip, or leave a step out, alike."""
         gradients = [shard.grad for shard in self.trainable if shard.grad is not None and shard.numel()]
-        mine = nn.utils.get_total_norm(gradients, foreach=True).to(self.connection.device, torch.float64)
-        norm = self.connection.sum_on_device(mine.square()).sqrt().float()
+        mine = nn.utils.get_total_norm(gradients, foreach=True).to(self.context.device, torch.float64)
+        norm = self.context.sum_on_device(mine.square()).sqrt().float()
         nn.utils.clip_grads_with_norm_(self.trainable, self.max_grad_norm or float("inf"), norm, foreach=True)
         return norm
 
@@ -120,7 +120,7 @@ class FSDPEngine(DDPEngine):
             elif value.numel():
                 first, _ = self._rows(shape[0])
                 yield TensorShard(name, value, shape, (first, *(0 for _ in shape[1:])))
-        yield from assign_shards(alike, self.connection.rank, self.connection.world_size)
+        yield from assign_shards(alike, self.context.rank, self.context.world_size)
 
     def _weights(self) -> Iterator[tuple[str, Tensor, tuple[int, ...] | None]]:
         """Of each parameter and buffer of `saved_values` its name, what lies here, and the whole's shape if that is

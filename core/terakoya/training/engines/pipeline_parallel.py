@@ -26,9 +26,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
-from terakoya.training.distributed.context import Connection
+from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines.ddp import DDPEngine
-from terakoya.training.engines.engine import Weigh
+from terakoya.training.engines.engine import LossFn
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.pipeline_buffers import ReceivingStage
 from terakoya.training.engines.pipeline_stage import KEY, MicroBatch, Stage, build_stage, dropout_generator
@@ -68,7 +68,7 @@ class PipelineEngine(DDPEngine):
 
     def __init__(
         self,
-        connection: Connection,
+        context: DistributedContext,
         module: nn.Module,
         parameters: Parameters,
         vocabulary: Vocabulary,
@@ -81,31 +81,31 @@ class PipelineEngine(DDPEngine):
         Raises:
             UserError: there are fewer blocks than stages.
         """
-        assert connection.within is not None, "a replica of several processes"
-        self.within = connection.within
-        self.members = connection.topology.members(connection.replica)
-        self.place = self.members.index(connection.rank)
+        assert context.replica_group is not None, "a replica of several processes"
+        self.within = context.replica_group
+        self.members = context.topology.members(context.replica)
+        self.place = self.members.index(context.rank)
         self.count = len(self.members) * parameters.parallel.pp_stages_per_process
-        connection.spread(module)
+        context.broadcast_module(module)
         names = {id(value): name for name, value in named_values(module)}
         self.stages = [
-            build_stage(module, parameters, vocabulary, index=index, count=self.count, device=connection.device)
+            build_stage(module, parameters, vocabulary, index=index, count=self.count, device=context.device)
             for index in range(self.place, self.count, len(self.members))
         ]
         stages = Stages(self.stages)
         held = [names[id(value)] for _, value in named_values(stages)]
-        stages.to(connection.device)
+        stages.to(context.device)
         self.own = dict(zip(held, (value for _, value in named_values(stages)), strict=True))
         super().__init__(
-            connection,
+            context,
             stages,
-            parameters.optimizer.build(stages, fused=connection.device.type in ("cpu", "cuda")),
+            parameters.optimizer.build(stages, fused=context.device.type in ("cpu", "cuda")),
             precision="fp32",  # stages see to it themselves, as nothing calls them all together
             max_grad_norm=parameters.max_grad_norm,
             scaler=scaler,
         )
-        self.dropout_rank = connection.replica
-        everywhere = connection.gather(set(held))
+        self.dropout_rank = context.replica
+        everywhere = context.gather(set(held))
         places = {
             name: [place for place, rank in enumerate(self.members) if name in everywhere[rank]]
             for name in names.values()
@@ -114,14 +114,14 @@ class PipelineEngine(DDPEngine):
         trained = [(name, value) for name, value in self.own.items() if value.requires_grad]
         self.counted = [value for name, value in trained if self.owners[name] == self.place]
         self.tied = [value for name, value in trained if len(places[name]) > 1]
-        self.ends = _ends(connection, timedelta(seconds=parameters.parallel.timeout_seconds))
+        self.ends = _ends(context, timedelta(seconds=parameters.parallel.timeout_seconds))
         self.waiting: list[MicroBatch] = []
         self.schedules: dict[tuple[int, int, int], Schedule1F1B | ScheduleInterleaved1F1B] = {}
         self.shapes: dict[bool, Shapes] = {}
         self._warn(micro_steps)
 
     def _warn(self, micro_steps: int) -> None:
-        if micro_steps < self.count and self.connection.is_main:
+        if micro_steps < self.count and self.context.is_main:
             log.warning(
                 "%s: %d stages have %d micro-batch%s in a step, and stand idle for most of it; a lower micro_batch_size"
                 " makes more",
@@ -134,9 +134,9 @@ class PipelineEngine(DDPEngine):
         """Nobody through DDP: stages have no forward of theirs together; gradients are added up after the last."""
         return None
 
-    def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
+    def micro_step(self, batch: Mapping[str, Tensor], loss_fn: LossFn, *, last: bool) -> Mapping[str, Tensor]:
         """See `Engine`; the sums of all micro-steps come with the last, those before it return none."""
-        self.waiting.append(MicroBatch(batch, weigh, dropout_generator(self.connection.device).initial_seed()))
+        self.waiting.append(MicroBatch(batch, loss_fn, dropout_generator(self.context.device).initial_seed()))
         if not last:
             return {}
         step, self.waiting = self.waiting, []
@@ -181,7 +181,7 @@ class PipelineEngine(DDPEngine):
             stage,
             stage.index,
             self.count,
-            self.connection.device,
+            self.context.device,
             input_args=() if stage.first else (travels,),
             output_args=(torch.empty((), device="meta", requires_grad=True) if stage.last else travels,),
             group=self.within,
@@ -190,10 +190,10 @@ class PipelineEngine(DDPEngine):
 
     def _reduce(self) -> None:
         """Adds gradients up over replicas, then those of a tied matrix over the first and the last process."""
-        if self.connection.across is not None:
+        if self.context.data_parallel_group is not None:
             for bucket in _buckets([value.grad for value in self.trainable if value.grad is not None]):
                 flat = torch.cat([gradient.flatten() for gradient in bucket])
-                dist.all_reduce(flat, group=self.connection.across)
+                dist.all_reduce(flat, group=self.context.data_parallel_group)
                 for gradient, total in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
                     gradient.copy_(total.view_as(gradient))
         for value in self.tied:
@@ -203,7 +203,7 @@ class PipelineEngine(DDPEngine):
         """See `DDPEngine`; the norm is that of all stages, a tied matrix counted once. It is added up in the same order
         by all, so that no rounding parts them."""
         gradients = [value.grad for value in self.counted if value.grad is not None]
-        mine = torch.zeros((), dtype=torch.float64, device=self.connection.device)
+        mine = torch.zeros((), dtype=torch.float64, device=self.context.device)
         if gradients:
             mine += nn.utils.get_total_norm(gradients, foreach=True).double().square()
         squares = [torch.empty_like(mine) for _ in self.members]
@@ -220,7 +220,7 @@ class PipelineEngine(DDPEngine):
             for stage in self.stages:
                 hidden = None
                 if not stage.first:
-                    hidden = torch.empty(rows, length, stage.hidden_size, device=self.connection.device)
+                    hidden = torch.empty(rows, length, stage.hidden_size, device=self.context.device)
                     dist.recv(hidden, src=self._rank_of(stage.index - 1), group=self.within)
                 made = stage.run(batch, hidden)
                 if isinstance(made, Tensor):
@@ -243,7 +243,7 @@ class PipelineEngine(DDPEngine):
             self.shapes[mode] = told[0]
         if sums is not None:
             return sums
-        return {name: torch.zeros(shape, device=self.connection.device) for name, shape in self.shapes[mode].items()}
+        return {name: torch.zeros(shape, device=self.context.device) for name, shape in self.shapes[mode].items()}
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
@@ -255,7 +255,7 @@ class PipelineEngine(DDPEngine):
             for name, value in values
             if self.owners[name if kind == "model" else name.rpartition("/")[0]] == self.place
         ]
-        yield from assign_shards(mine, self.connection.replica, self.connection.topology.replicas)
+        yield from assign_shards(mine, self.context.replica, self.context.topology.replicas)
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Name and value of each parameter and buffer of this process's stages."""
@@ -285,14 +285,14 @@ def schedulable_count(micro_batches: int, *, processes: int, stages: int) -> int
     return count
 
 
-def _ends(connection: Connection, timeout: timedelta) -> dist.ProcessGroup | None:
+def _ends(context: DistributedContext, timeout: timedelta) -> dist.ProcessGroup | None:
     """The first and the last process of this one's replica; None on those between. Every process makes every group."""
     mine = None
-    for replica in range(connection.topology.replicas):
-        members = connection.topology.members(replica)
+    for replica in range(context.topology.replicas):
+        members = context.topology.members(replica)
         ends = [members[0], members[-1]]
         group = dist.new_group(ends, timeout=timeout)
-        mine = group if connection.rank in ends else mine
+        mine = group if context.rank in ends else mine
     return mine
 
 

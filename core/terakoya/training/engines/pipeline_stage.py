@@ -25,8 +25,8 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.toolkit.random_keys import hash_u64
-from terakoya.training.distributed.topology import split
-from terakoya.training.engines.engine import AUTOCAST_DTYPES, Weigh
+from terakoya.training.distributed.topology import split_evenly
+from terakoya.training.engines.engine import AUTOCAST_DTYPES, LossFn
 from terakoya.training.model.module_parts import architecture_of, top_level_models
 
 KEY = "parallel.pp_size"
@@ -38,13 +38,13 @@ class MicroBatch:
 
     Attributes:
         tensors: the batch, arrays (B, T) and what else there is.
-        weigh: from its sums to the scalar whose gradient is wanted.
+        loss_fn: from its sums to the scalar whose gradient is wanted.
         seed: what dropout was seeded with when it came.
         sums: what the last stage made of it, detached; empty elsewhere.
     """
 
     tensors: Mapping[str, Tensor]
-    weigh: Weigh
+    loss_fn: LossFn
     seed: int
     sums: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -81,7 +81,7 @@ class Stage(nn.Module):
         blocks = len(architecture.blocks(model))
         if blocks < count:  # contradictions.py has told all whose depth is a setting
             raise UserError(f"{KEY}: expected at most {blocks} stages, as many as {type(model).__name__} has blocks")
-        architecture.cut(model, range(*split(blocks, count, index)))
+        architecture.cut(model, range(*split_evenly(blocks, count, index)))
         self.root = root
         self.hidden = partial(architecture.hidden, model)  # no attribute of its own: the model is the root's
         self.index = index
@@ -109,7 +109,7 @@ class Stage(nn.Module):
             missing = self.rows - rows
             return F.pad(made, (0, 0, 0, 0, 0, missing)) if missing else made  # padding with nothing copies
         work.sums = {name: value.detach() for name, value in made.items()}
-        loss = work.weigh(made)
+        loss = work.loss_fn(made)
         return loss if self.scale is None else loss * self.scale
 
     def run(self, tensors: Mapping[str, Tensor], hidden: Tensor | None) -> Tensor | Mapping[str, Tensor]:

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.toolkit.architectures.attention import EXCHANGE
-from terakoya.training.distributed.context import Connection
+from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines.ddp import DDPEngine
-from terakoya.training.engines.engine import Weigh
+from terakoya.training.engines.engine import LossFn
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.sequence_attention import UlyssesExchange
 
@@ -36,7 +36,7 @@ class SequenceParallelEngine(DDPEngine):
 
     def __init__(
         self,
-        connection: Connection,
+        context: DistributedContext,
         module: nn.Module,
         parameters: Parameters,
         vocabulary: Vocabulary,
@@ -44,24 +44,24 @@ class SequenceParallelEngine(DDPEngine):
         scaler: LossScaler | None = None,
         micro_steps: int,
     ) -> None:
-        assert connection.within is not None, "a replica of one process has nothing to share"
-        module.to(connection.device)
-        optimizer = parameters.optimizer.build(module, fused=connection.device.type in ("cpu", "cuda"))
+        assert context.replica_group is not None, "a replica of one process has nothing to share"
+        module.to(context.device)
+        optimizer = parameters.optimizer.build(module, fused=context.device.type in ("cpu", "cuda"))
         super().__init__(
-            connection, module, optimizer,
+            context, module, optimizer,
             precision=parameters.precision, max_grad_norm=parameters.max_grad_norm, scaler=scaler,
             micro_steps=micro_steps,
         )  # fmt: skip
-        self.exchange = UlyssesExchange(connection.within)
-        self.place = dist.get_rank(connection.within)
+        self.exchange = UlyssesExchange(context.replica_group)
+        self.place = dist.get_rank(context.replica_group)
 
     def reducing(self) -> dist.ProcessGroup | None:
         """All processes: those of a replica have gradients of different positions."""
         return dist.group.WORLD
 
-    def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
+    def micro_step(self, batch: Mapping[str, Tensor], loss_fn: LossFn, *, last: bool) -> Mapping[str, Tensor]:
         """See `Engine`; the sums are those of this process's positions."""
-        return super().micro_step(self._mine(batch), weigh, last=last)
+        return super().micro_step(self._mine(batch), loss_fn, last=last)
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """See `Engine`; the sums are those of this process's positions."""

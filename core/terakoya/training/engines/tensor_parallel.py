@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.toolkit.architectures import attention
-from terakoya.training.distributed.context import Connection
+from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines.ddp import DDPEngine
-from terakoya.training.engines.engine import Weigh
+from terakoya.training.engines.engine import LossFn
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.tensor_layers import ProcessTensorParallelGroup, WeightPartition, partition_blocks
 from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
@@ -42,7 +42,7 @@ class TensorParallelEngine(DDPEngine):
 
     def __init__(
         self,
-        connection: Connection,
+        context: DistributedContext,
         module: nn.Module,
         parameters: Parameters,
         vocabulary: Vocabulary,
@@ -51,10 +51,10 @@ class TensorParallelEngine(DDPEngine):
         micro_steps: int,
     ) -> None:
         """Cuts `module`, of which rank 0's weights count, and builds its optimizer."""
-        assert connection.within is not None, "a replica of several processes"
-        members = connection.topology.members(connection.replica)
-        place = ProcessTensorParallelGroup(members.index(connection.rank), len(members), connection.within)
-        connection.spread(module)
+        assert context.replica_group is not None, "a replica of several processes"
+        members = context.topology.members(context.replica)
+        place = ProcessTensorParallelGroup(members.index(context.rank), len(members), context.replica_group)
+        context.broadcast_module(module)
         drawn = attention.dropout(module) > 0
         found: dict[nn.Parameter, WeightPartition] = {}
         on_parts: set[nn.Parameter] = set()
@@ -62,23 +62,23 @@ class TensorParallelEngine(DDPEngine):
             architecture = architecture_of(parameters, model, vocabulary, key=KEY)
             partition, blocks = architecture.tensor_partition(), architecture.blocks(model)
             assert partition is not None, "refused with the parameters"
-            found |= partition_blocks(blocks, partition, place, dropout=connection.device if drawn else None)
+            found |= partition_blocks(blocks, partition, place, dropout=context.device if drawn else None)
             for block in blocks:
                 for name in partition.on_parts:
                     on_parts |= set(block.get_submodule(name).parameters())
         self.place = place
         self.cuts = {name: found[value] for name, value in module.named_parameters() if value in found}
-        module.to(connection.device)
+        module.to(context.device)
         super().__init__(
-            connection,
+            context,
             module,
-            parameters.optimizer.build(module, fused=connection.device.type in ("cpu", "cuda")),
+            parameters.optimizer.build(module, fused=context.device.type in ("cpu", "cuda")),
             precision=parameters.precision,
             max_grad_norm=parameters.max_grad_norm,
             scaler=scaler,
             micro_steps=micro_steps,
         )
-        self.dropout_rank = connection.replica
+        self.dropout_rank = context.replica
         self.parted = [value for value in self.trainable if value in found]
         self.alike = [value for value in self.trainable if value not in found]
         self.on_parts = [value for value in self.trainable if value in on_parts]
@@ -92,17 +92,17 @@ class TensorParallelEngine(DDPEngine):
             total = self.place.all_reduce(torch.cat([each.flatten() for each in gradients]))
             for gradient, added in zip(gradients, total.split([each.numel() for each in gradients]), strict=True):
                 gradient.copy_(added.view_as(gradient))
-        device = self.connection.device
+        device = self.context.device
         squares = torch.stack([_norm(part, device) for part in (self.parted, self.alike)]).double().square()
-        if not self.connection.leads:
+        if not self.context.is_replica_leader:
             squares[1] = 0.0  # counted once, and the same bits for all
         norm = self.place.all_reduce(squares).sum().sqrt().float()
         nn.utils.clip_grads_with_norm_(self.trainable, self.max_grad_norm or float("inf"), norm, foreach=True)
         return norm
 
-    def micro_step(self, batch: Mapping[str, Tensor], weigh: Weigh, *, last: bool) -> Mapping[str, Tensor]:
+    def micro_step(self, batch: Mapping[str, Tensor], loss_fn: LossFn, *, last: bool) -> Mapping[str, Tensor]:
         """See `Engine`."""
-        return self._counted(super().micro_step(batch, weigh, last=last))
+        return self._counted(super().micro_step(batch, loss_fn, last=last))
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """See `Engine`; collective within the replica."""
@@ -110,13 +110,15 @@ class TensorParallelEngine(DDPEngine):
 
     def _counted(self, sums: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """`sums`, which all processes of a replica have, on its first, and zeros on the others."""
-        return sums if self.connection.leads else {name: torch.zeros_like(value) for name, value in sums.items()}
+        return (
+            sums if self.context.is_replica_leader else {name: torch.zeros_like(value) for name, value in sums.items()}
+        )
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
     def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
         """See `Engine`. What is cut is dealt among the processes at one place of their replicas, the rest among all."""
-        connection = self.connection
+        context = self.context
         cut: list[TensorShard] = []
         rest: list[TensorShard] = []
         for key, value in self.parameters() if kind == "model" else self.optimizer_state():
@@ -125,8 +127,8 @@ class TensorParallelEngine(DDPEngine):
                 cut += self.cuts[name].boxes(key, value)
             else:
                 rest.append(whole_shard(key, value))
-        yield from assign_shards(cut, connection.replica, connection.topology.replicas)
-        yield from assign_shards(rest, connection.rank, connection.world_size)
+        yield from assign_shards(cut, context.replica, context.topology.replicas)
+        yield from assign_shards(rest, context.rank, context.world_size)
 
     def load_parameters(self, values: Callable[[str], Tensor]) -> None:
         """See `Engine`."""

@@ -23,7 +23,7 @@ from terakoya.config import lora as lora_settings
 from terakoya.config.parameters import Parameters
 from terakoya.config.start_from import StartFrom, model_folder
 from terakoya.errors import UserError
-from terakoya.training.distributed.context import Connection
+from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.model.module_parts import named_values
 from terakoya.training.model.start_config import (
     architecture_settings,
@@ -62,7 +62,11 @@ class LoadedWeights:
 
 
 def load_on_rank0_and_broadcast(
-    parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, tokenizer_folder: Path, connection: Connection
+    parameters: Parameters,
+    module: nn.Module,
+    vocabulary: Vocabulary,
+    tokenizer_folder: Path,
+    context: DistributedContext,
 ) -> LoadedWeights:
     """`start` on rank 0, whose weights the engine gives to the others; the folders need not be anywhere else.
 
@@ -70,12 +74,12 @@ def load_on_rank0_and_broadcast(
         UserError: on every rank, what `start` raises.
     """
     told: LoadedWeights | str = ""
-    if connection.is_main:
+    if context.is_main:
         try:
             told = load_start_weights(parameters, module, vocabulary, tokenizer_folder)
         except UserError as error:
             told = str(error)
-    told = connection.broadcast(told)
+    told = context.broadcast(told)
     if isinstance(told, str):
         raise UserError(told)
     return told
