@@ -1,4 +1,4 @@
-"""`terakoya export`: a run, a checkpoint or a Transformers folder becomes one of another format."""
+"""`terakoya export`: writes the models of a run, a checkpoint or a Transformers folder in some format."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ def command(
         list[str],
         typer.Argument(
             metavar="RUN|CHECKPOINT|FOLDER [--SETTING VALUE...]",
-            help="RUN, one of RUN/checkpoints/step-..., or a Transformers folder; and settings of the format.",
+            help="RUN, one of RUN/checkpoints/step-..., or a Transformers folder, then settings of the format.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="The new folder.")],
     format: Annotated[str, typer.Option(help="The exporter's name: huggingface, megatron, ...")] = "huggingface",
     only: Annotated[
-        str | None, typer.Option(help="Of several models only this one: generator or discriminator.")
+        str | None, typer.Option(help="Export only this one of several models: generator or discriminator.")
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one of the format's settings.")
     ] = None,
 ) -> None:
-    """Write the model, or models, of a run or checkpoint as a folder that Transformers loads.
+    """Write the models of a run or checkpoint as folders that Transformers loads.
 
     Other formats have settings, such as --tp and --pp of megatron.
     """
@@ -44,7 +44,7 @@ def command(
     console().print(f"exported {done.checkpoint}{step} to {done.out}", soft_wrap=True)
     for name, model in done.models.items():
         folder = done.out / name
-        trust = ", trust_remote_code=True" if name in done.own_code else ""
+        trust = ", trust_remote_code=True" if name in done.custom_code else ""
         for line in (
             f"from transformers import AutoTokenizer, {model}",
             f'model = {model}.from_pretrained("{folder}"{trust})',

@@ -108,7 +108,7 @@ def run(names: Mapping[str, str], folder: Path) -> None:
         _, report = getattr(transformers, auto).from_pretrained(
             exported.out / name,
             local_files_only=True,
-            trust_remote_code=name in exported.own_code,
+            trust_remote_code=name in exported.custom_code,
             output_loading_info=True,
         )
         mismatched = sorted(report["missing_keys"]) + sorted(report["unexpected_keys"])

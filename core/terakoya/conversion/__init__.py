@@ -1,1 +1,1 @@
-"""Checkpoints to finished models, and other programs' checkpoints to ours."""
+"""Converts checkpoints to finished models, and other programs' checkpoints to Transformers folders."""

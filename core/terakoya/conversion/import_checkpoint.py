@@ -1,8 +1,9 @@
-"""From another program's checkpoint to a Transformers folder, with the tokenizer it was trained with."""
+"""Converts another program's checkpoint to a Transformers folder, together with its tokenizer."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -18,19 +19,26 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MODEL_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.index.json", "config.json", "generation_config.json")
-"""What belongs to a model and not to the tokenizer beside it."""
+"""Files of a folder that belong to the model and not to the tokenizer."""
 
 
 @dataclass(frozen=True)
-class Imported:
-    """What `import_checkpoint` wrote: the folder, the Transformers class that loads it, its parameters, the pieces of
-    its vocabulary and of the tokenizer (None without one)."""
+class ImportResult:
+    """What `import_checkpoint` wrote.
+
+    Attributes:
+        out: the new folder.
+        model_class: the Transformers class that loads the folder.
+        parameter_count: number of the model's parameters.
+        vocabulary_size: number of rows of the embeddings.
+        tokenizer_size: number of the tokenizer's pieces; None without a tokenizer.
+    """
 
     out: Path
-    model: str
-    parameters: int
-    vocabulary: int
-    tokenizer: int | None
+    model_class: str
+    parameter_count: int
+    vocabulary_size: int
+    tokenizer_size: int | None
 
 
 def import_checkpoint(
@@ -40,31 +48,31 @@ def import_checkpoint(
     format: str,
     tokenizer: Path | None = None,
     settings: Mapping[str, Any] | None = None,
-) -> Imported:
+) -> ImportResult:
     """Writes the checkpoint at `source` as a Transformers folder, the new folder `out`.
 
     Args:
         format: a registered importer's name.
-        tokenizer: the folder of the tokenizer it was trained with; it is copied in, its special tokens become the
-            model's, and its size is the importer's `vocab_size` where that is a setting and not given.
-        settings: the importer's.
+        tokenizer: the folder of the tokenizer that the model was trained with. Its files are copied into `out`, its
+            special tokens become the model's, and its size is the default of the importer's setting `vocab_size`.
+        settings: settings of the importer.
 
     Raises:
-        UserError: what the importer raises, a tokenizer with more pieces than the model, or `out` is there already.
+        UserError: as the importer raises, a tokenizer with more pieces than the model, or `out` already exists.
     """
     settings = dict(settings or {})
-    check_new(out)
+    require_new_folder(out)
     importer: Importer = made("importers", format, settings, where=f"importer {format}")
     loaded = _load_tokenizer(tokenizer) if tokenizer else None
     if loaded is not None and "vocab_size" in type(importer).model_fields and "vocab_size" not in settings:
-        sized = {**settings, "vocab_size": _size(loaded)}
-        importer = made("importers", format, sized, where=f"importer {format}")
+        settings["vocab_size"] = _tokenizer_size(loaded)
+        importer = made("importers", format, settings, where=f"importer {format}")
     out.parent.mkdir(parents=True, exist_ok=True)
     staging = out.with_name(f".{out.name}.staging-{os.getpid()}")
     staging.mkdir()
     try:
         importer.read(source, staging)
-        facts = _look(staging, out, format, loaded)
+        result = _inspect(staging, out, format, loaded)
         if tokenizer and loaded is not None:
             copy_tokenizer(tokenizer, staging)
             _set_special_tokens(staging, loaded)
@@ -73,17 +81,17 @@ def import_checkpoint(
         staging.rename(out)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return facts
+    return result
 
 
-def check_new(out: Path) -> None:
-    """UserError if there is anything at `out`, an empty folder apart."""
+def require_new_folder(out: Path) -> None:
+    """Raises UserError if `out` exists and is not an empty folder."""
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise UserError(f"{out}: is there already; choose a new folder or remove it")
+        raise UserError(f"{out}: already exists; choose a new folder or remove it")
 
 
 def copy_tokenizer(source: Path, out: Path) -> None:
-    """Copies the tokenizer's files of the folder `source` into `out`; a model's files beside them stay behind."""
+    """Copies the tokenizer's files of the folder `source` into `out`, but none of a model's files."""
     for file in sorted(source.iterdir()):
         if file.is_file() and not any(file.match(pattern) for pattern in MODEL_FILES):
             shutil.copyfile(file, out / file.name)
@@ -101,38 +109,36 @@ def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         raise UserError(f"{folder}: expected a tokenizer that Transformers loads: {reason}") from error
 
 
-def _size(tokenizer: PreTrainedTokenizerBase) -> int:
-    """How many rows of embeddings the tokenizer's ids need."""
+def _tokenizer_size(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Number of embedding rows that the tokenizer's ids need."""
     return max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=0))
 
 
-def _look(folder: Path, out: Path, format: str, tokenizer: PreTrainedTokenizerBase | None) -> Imported:
-    """What is in the model folder that an importer wrote. UserError if the tokenizer needs more rows than it has."""
+def _inspect(folder: Path, out: Path, format: str, tokenizer: PreTrainedTokenizerBase | None) -> ImportResult:
+    """Describes the model folder that an importer wrote.
+
+    Raises:
+        UserError: the tokenizer needs more embedding rows than the model has.
+    """
     from safetensors import safe_open
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    parameters = 0
+    parameter_count = 0
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as weights:
-            parameters += sum(_count(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
+            parameter_count += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
     rows = int(config["vocab_size"])
-    size = _size(tokenizer) if tokenizer is not None else None
+    size = _tokenizer_size(tokenizer) if tokenizer is not None else None
     if size is not None and size > rows:
         raise UserError(
-            f"the tokenizer has {size:,} pieces, the checkpoint embeddings for {rows:,}; it was trained with another"
+            f"the tokenizer has {size:,} pieces, but the checkpoint has embeddings for {rows:,}; "
+            "the model was trained with another tokenizer"
         )
-    return Imported(out, next(iter(config.get("architectures") or [format])), parameters, rows, size)
-
-
-def _count(shape: list[int]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count
+    return ImportResult(out, next(iter(config.get("architectures") or [format])), parameter_count, rows, size)
 
 
 def _set_special_tokens(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Makes the tokenizer's special tokens those of the model's config, so that generating ends where it should."""
+    """Writes the tokenizer's special tokens into the model's config, so that generation ends at the right token."""
     for name in ("config.json", "generation_config.json"):
         file = folder / name
         if file.is_file():

@@ -1,4 +1,4 @@
-"""What is exported is Transformers: plain classes load it offline and give our numbers."""
+"""Plain Transformers classes load an export offline and give the numbers of our model."""
 
 from pathlib import Path
 
@@ -54,17 +54,17 @@ def test_an_export_gives_our_logits(trained: Path, tmp_path: Path) -> None:
         theirs = model(ids, attention_mask=torch.ones_like(ids)).logits
     assert (ours - theirs).abs().max() < 1e-5
     assert "terakoya" not in (tmp_path / "model/config.json").read_text()
-    assert (tmp_path / "model/size.txt").is_file(), "the tokenizer's files lie beside the model"
+    assert (tmp_path / "model/size.txt").is_file(), "the tokenizer's files are in the model's folder"
 
 
-def test_a_checkpoints_own_model_is_the_export(trained: Path, tmp_path: Path) -> None:
+def test_the_model_folder_of_a_checkpoint_equals_its_export(trained: Path, tmp_path: Path) -> None:
     export(trained / "checkpoints/step-00000002", tmp_path / "model")
     exported = AutoModelForMaskedLM.from_pretrained(tmp_path / "model", local_files_only=True).state_dict()
     own = AutoModelForMaskedLM.from_pretrained(trained / "checkpoints/step-00000002/model", local_files_only=True)
     assert all(torch.equal(value, exported[name]) for name, value in own.state_dict().items())
 
 
-def test_with_next_sentence_the_pretraining_class_loads_it(tmp_path: Path) -> None:
+def test_the_pretraining_class_loads_a_model_with_next_sentence_prediction(tmp_path: Path) -> None:
     store = toy.make_store(tmp_path / "lines", documents=40, seed=3, unit="line")
     objective = {"type": "masked_lm", "layout": "pairs", "next_sentence": True}
     settings = toy.parameters(store, store, objective=objective, max_steps=2)
@@ -85,16 +85,16 @@ def test_every_layout_trains(layout: str, tmp_path: Path) -> None:
     store = toy.make_store(tmp_path / "store", documents=40, seed=3, unit="line" if layout == "lines" else "document")
     settings = toy.parameters(store, objective={"type": "masked_lm", "layout": layout}, max_steps=30, logging_steps=10)
     train_in_this_process(Parameters.from_dict(settings, source="test"), tmp_path / "run")
-    course = [line["loss"] for _, line in sorted(toy.records(tmp_path / "run").items())]
-    assert course[-1] < course[0] - 0.5
+    losses = [line["loss"] for _, line in sorted(toy.records(tmp_path / "run").items())]
+    assert losses[-1] < losses[0] - 0.5
 
 
-def test_what_cannot_be_exported_is_refused(trained: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_exported_raises_an_error(trained: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="found no checkpoint"):
         export(tmp_path, tmp_path / "model")
     (tmp_path / "there").mkdir()
     (tmp_path / "there/file").write_text("")
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="already exists"):
         export(trained, tmp_path / "there")
     with pytest.raises(UserError, match="exporter onnx: not installed"):
         export(trained, tmp_path / "model", format="onnx")
@@ -111,7 +111,7 @@ def test_what_cannot_be_exported_is_refused(trained: Path, tmp_path: Path) -> No
 
 @pytest.fixture(scope="module")
 def electra(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of an ELECTRA, two steps."""
+    """A run of two steps of an ELECTRA."""
     root = tmp_path_factory.mktemp("electra")
     store = toy.make_store(root / "train", documents=60, seed=1)
     settings = toy.parameters(
@@ -124,11 +124,11 @@ def electra(tmp_path_factory: pytest.TempPathFactory) -> Path:
         max_steps=2,
     )  # fmt: skip
     train_in_this_process(Parameters.from_dict(settings, source="test"), root / "run")
-    (root / "run/parameters.json").write_text("{}")  # an export reads the checkpoint alone
+    (root / "run/parameters.json").write_text("{}")  # an export reads only the checkpoint
     return root / "run"
 
 
-def test_generator_and_discriminator_have_a_folder_each(electra: Path, tmp_path: Path) -> None:
+def test_generator_and_discriminator_are_exported_to_separate_folders(electra: Path, tmp_path: Path) -> None:
     done = export(electra, tmp_path / "model")
     assert done.models == {"generator": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining"}
     ids = torch.randint(6, 200, (2, 20))
@@ -139,7 +139,7 @@ def test_generator_and_discriminator_have_a_folder_each(electra: Path, tmp_path:
         assert type(model).__name__ == done.models[name]
         with torch.no_grad():
             assert torch.equal(model(ids).logits, models[name].eval()(ids).logits)
-        assert (tmp_path / "model" / name / "size.txt").is_file(), "the tokenizer lies in each"
+        assert (tmp_path / "model" / name / "size.txt").is_file(), "the tokenizer is in each"
     own = AutoModelForPreTraining.from_pretrained(folder / "model/discriminator", local_files_only=True)
     assert all(
         torch.equal(own.state_dict()[name], value) for name, value in models["discriminator"].state_dict().items()
@@ -162,9 +162,9 @@ def test_a_discriminator_is_ready_for_fine_tuning(electra: Path, tmp_path: Path)
     assert classifier(torch.randint(6, 200, (2, 20))).logits.shape == (2, 3)
 
 
-def test_only_one_of_what_is_there(electra: Path, trained: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--only judge: .* holds no such model; it holds discriminator, generator"):
+def test_only_names_an_existing_model(electra: Path, trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--only judge: .* has no such model; it has discriminator, generator"):
         export(electra, tmp_path / "model", only="judge")
-    with pytest.raises(UserError, match=r"--only generator: .* it holds one model, without a name"):
+    with pytest.raises(UserError, match=r"--only generator: .* it has one model, without a name"):
         export(trained, tmp_path / "model", only="generator")
     assert not (tmp_path / "model").exists()
