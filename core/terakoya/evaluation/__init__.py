@@ -1,1 +1,1 @@
-"""How good a finished model is: loss and perplexity on texts and stores, by the measures that fit its kind."""
+"""Evaluates finished models: loss and perplexity on texts and stores, with the measure that fits the kind of model."""

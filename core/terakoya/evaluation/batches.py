@@ -1,4 +1,4 @@
-"""Sequences of different lengths as padded batches of a bounded size."""
+"""Groups sequences of different lengths into padded batches of a bounded size."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ import torch
 from torch import Tensor
 
 READ_AHEAD = 32
-"""Batches' worth of sequences that are sorted by length together."""
+"""Number of batches whose sequences are sorted by length together."""
 
 
 @dataclass(frozen=True)
-class Scored:
-    """A sequence that a model is to see, and which tokens of it are scored.
+class ScoredSequence:
+    """An input sequence, and the tokens in it that are scored.
 
     Attributes:
-        ids: what the model sees, (n,).
-        places: positions whose logits are looked at, (k,).
-        labels: the token that each of them should have named, (k,).
+        ids: the input, (n,).
+        positions: positions whose logits are scored, (k,).
+        labels: the correct token at each of these positions, (k,).
     """
 
     ids: np.ndarray
-    places: np.ndarray
+    positions: np.ndarray
     labels: np.ndarray
 
 
-def batched(items: Iterable[Scored], *, tokens: int) -> Iterator[list[Scored]]:
-    """`items` in batches whose padded size is at most `tokens`, or one item; similar lengths come together."""
-    waiting: list[Scored] = []
+def batch_by_length(items: Iterable[ScoredSequence], *, tokens: int) -> Iterator[list[ScoredSequence]]:
+    """Yields `items` in batches of similar lengths, each of one item or of at most `tokens` positions with padding."""
+    buffer: list[ScoredSequence] = []
     size = 0
     for item in items:
-        waiting.append(item)
+        buffer.append(item)
         size += len(item.ids)
         if size >= READ_AHEAD * tokens:
-            yield from _cut(waiting, tokens)
-            waiting, size = [], 0
-    yield from _cut(waiting, tokens)
+            yield from _sorted_batches(buffer, tokens)
+            buffer, size = [], 0
+    yield from _sorted_batches(buffer, tokens)
 
 
-def _cut(items: Sequence[Scored], tokens: int) -> Iterator[list[Scored]]:
-    batch: list[Scored] = []
-    for item in sorted(items, key=lambda each: -len(each.ids)):
+def _sorted_batches(items: Sequence[ScoredSequence], tokens: int) -> Iterator[list[ScoredSequence]]:
+    batch: list[ScoredSequence] = []
+    for item in sorted(items, key=lambda item: -len(item.ids)):
         if batch and len(batch[0].ids) * (len(batch) + 1) > tokens:
             yield batch
             batch = []
@@ -53,26 +53,29 @@ def _cut(items: Sequence[Scored], tokens: int) -> Iterator[list[Scored]]:
 
 
 def negative_log_likelihood(
-    model: torch.nn.Module, batch: Sequence[Scored], *, pad: int, device: torch.device, **arguments: object
+    model: torch.nn.Module, batch: Sequence[ScoredSequence], *, pad: int, device: torch.device, **arguments: object
 ) -> float:
-    """The sum over all scored places of -log p(label), natural logarithms, of a model that returns `logits` (B, T, V).
+    """Returns the sum of -log p(label) over all scored positions, in nats.
 
-    Padding stands behind and is masked out. `arguments` go to the model too.
+    Args:
+        model: a model whose output has `logits` (B, T, V).
+        pad: the id that pads sequences at their end; padding is masked out.
+        arguments: further arguments of the model.
     """
-    longest = max(len(item.ids) for item in batch)
-    ids = np.full((len(batch), longest), pad, np.int64)
-    mask = np.zeros((len(batch), longest), np.int64)
+    length = max(len(item.ids) for item in batch)
+    ids = np.full((len(batch), length), pad, np.int64)
+    mask = np.zeros((len(batch), length), np.int64)
     for row, item in enumerate(batch):
         ids[row, : len(item.ids)] = item.ids
         mask[row, : len(item.ids)] = 1
-    rows = np.repeat(np.arange(len(batch)), [len(item.places) for item in batch])
-    places = np.concatenate([item.places for item in batch])
+    rows = np.repeat(np.arange(len(batch)), [len(item.positions) for item in batch])
+    positions = np.concatenate([item.positions for item in batch])
     labels = np.concatenate([item.labels for item in batch])
 
-    def put(array: np.ndarray) -> Tensor:
+    def to_tensor(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array.astype(np.int64)).to(device)
 
     with torch.no_grad():
-        logits = model(input_ids=put(ids), attention_mask=put(mask), **arguments).logits
-        picked = logits[put(rows), put(places)].float()
-        return float(torch.nn.functional.cross_entropy(picked, put(labels), reduction="none").double().sum())
+        logits = model(input_ids=to_tensor(ids), attention_mask=to_tensor(mask), **arguments).logits
+        scored = logits[to_tensor(rows), to_tensor(positions)].float()
+        return float(torch.nn.functional.cross_entropy(scored, to_tensor(labels), reduction="none").double().sum())

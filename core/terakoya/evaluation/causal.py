@@ -1,8 +1,8 @@
-"""Perplexity of causal models over whole documents, in overlapping windows where they are too long for the model.
+"""Perplexity of causal models over whole documents; documents too long for the model are read in overlapping windows.
 
-As in Transformers' guide "Perplexity of fixed-length models": a window begins `stride` tokens after the one before, and
-of each window those tokens are scored that no window before it has held. So a token has at least `length - stride`
-tokens before it, unless its document has fewer.
+As in Transformers' guide "Perplexity of fixed-length models", each window begins `stride` tokens after the previous
+one, and only tokens that no earlier window contained are scored. So a token is predicted from at least
+`length - stride` earlier tokens, or from all earlier tokens of its document if there are fewer.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import torch
 
-from terakoya.evaluation.batches import Scored, batched, negative_log_likelihood
+from terakoya.evaluation.batches import ScoredSequence, batch_by_length, negative_log_likelihood
 from terakoya.evaluation.data import Text
-from terakoya.evaluation.numbers import from_totals
+from terakoya.evaluation.numbers import summarise_totals
 
 
-def windows(ids: np.ndarray, *, length: int, stride: int) -> Iterator[Scored]:
-    """The windows over `ids` (n,), in which every token but the first is scored once; `stride` < `length`."""
+def windows(ids: np.ndarray, *, length: int, stride: int) -> Iterator[ScoredSequence]:
+    """Yields windows over `ids` (n,) in which every token but the first is scored once; `stride` < `length`."""
     assert 0 < stride < length
     seen = 1
     for begin in range(0, len(ids) - 1, stride):
         end = min(begin + length, len(ids))
         targets = np.arange(seen, end)
-        yield Scored(ids[begin:end], targets - 1 - begin, ids[targets])
+        yield ScoredSequence(ids[begin:end], targets - 1 - begin, ids[targets])
         seen = end
         if end == len(ids):
             return
@@ -41,19 +41,20 @@ def evaluate(
     batch_tokens: int,
     device: torch.device,
 ) -> Mapping[str, float]:
-    """Loss and perplexity of `model` over `texts`, each by itself.
+    """Returns loss and perplexity of `model` over `texts`; each text is scored separately.
 
     Args:
-        start: the id that is put before each text, seen and not scored; None: the first token is not scored.
-        length, stride: of windows, in tokens.
-        batch_tokens: at most so many positions at once, padding counted.
+        start: id of a token that is put before each text and is not scored; None: the text's first token is not scored.
+        length, stride: of the windows, in tokens.
+        batch_tokens: largest number of positions in a batch, with padding.
 
-    Returns `loss` (nats a token), `perplexity`, `tokens` scored, `documents`, and of texts whose bytes are known
-    `bits_per_byte` and `bytes`.
+    Returns:
+        `loss` (nats per token), `perplexity`, `tokens` (scored), `documents`, and for texts of known size in bytes
+        `bits_per_byte` and `bytes`.
     """
     totals = {"documents": 0, "tokens": 0, "bytes": 0}
 
-    def cut() -> Iterator[Scored]:
+    def all_windows() -> Iterator[ScoredSequence]:
         for text in texts:
             ids = text.ids if start is None else np.concatenate([[start], text.ids])
             if len(ids) < 2:
@@ -63,7 +64,7 @@ def evaluate(
             totals["bytes"] += text.bytes or 0
             yield from windows(ids, length=length, stride=stride)
 
-    lost = 0.0
-    for batch in batched(cut(), tokens=batch_tokens):
-        lost += negative_log_likelihood(model, batch, pad=pad, device=device, use_cache=False)
-    return from_totals(lost, totals)
+    total = 0.0
+    for batch in batch_by_length(all_windows(), tokens=batch_tokens):
+        total += negative_log_likelihood(model, batch, pad=pad, device=device, use_cache=False)
+    return summarise_totals(total, totals)

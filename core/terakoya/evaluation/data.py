@@ -1,4 +1,4 @@
-"""What a model is evaluated on: texts of a corpus or a token store, as ids without special tokens."""
+"""Data sets of an evaluation: texts of a corpus or a token store, as ids without special tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger("terakoya")
 
 @dataclass(frozen=True)
 class Text:
-    """A document or a line as ids (n,), and how many bytes of UTF-8 it was; None where only ids are kept."""
+    """A document or a line as ids (n,), and its size in bytes of UTF-8; None if only the ids are known."""
 
     ids: np.ndarray
     bytes: int | None
@@ -33,22 +33,24 @@ class DataSet(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called in results."""
+        """Name of the data set in results."""
 
     def texts(self, unit: Unit, limit: int | None) -> Iterator[Text]:
-        """The texts in order, at most `limit` of them."""
+        """Yields the texts in order, at most `limit` of them."""
 
 
 @dataclass(frozen=True)
 class StoreTexts:
-    """The documents of a token store, with the end stored after each; its lines where it is a store of lines, and else
-    documents as lines."""
+    """Texts of a token store. A document includes the EOS stored after it; a line does not.
+
+    A store of documents has no lines; each document counts as one.
+    """
 
     name: str
     store: TokenStore
 
     def texts(self, unit: Unit, limit: int | None) -> Iterator[Text]:
-        """See `DataSet`."""
+        """Yields the texts, as in `DataSet`."""
         store = self.store
         eos = store.facts.eos
         starts = store.offsets if unit == "line" else store.offsets[store.documents]
@@ -61,14 +63,14 @@ class StoreTexts:
 
 @dataclass(frozen=True)
 class CorpusTexts:
-    """The documents of files, or their lines that are not blank, as `encode` turns them into ids."""
+    """Documents of files, or their lines that are not blank, encoded by `encode`."""
 
     name: str
     corpus: Corpus
     encode: Callable[[str], list[int]]
 
     def texts(self, unit: Unit, limit: int | None) -> Iterator[Text]:
-        """See `DataSet`."""
+        """Yields the texts, as in `DataSet`."""
         documents = (
             item.text
             for block in self.corpus.blocks()
@@ -83,17 +85,17 @@ class CorpusTexts:
 
 
 def open_store(folder: Path, *, vocabulary_size: int) -> TokenStore:
-    """The store in `folder`. Raises UserError for one that is damaged or has ids which the model has not."""
+    """Opens the store in `folder`. Raises UserError if it is damaged or has ids that the model does not have."""
     store = TokenStore.open(folder)
     if store.facts.vocabulary.size > vocabulary_size:
         raise UserError(
-            f"{folder}: was made with a vocabulary of {store.facts.vocabulary.size:,}, the model has "
+            f"{folder}: was prepared with a vocabulary of {store.facts.vocabulary.size:,}, the model has "
             f"{vocabulary_size:,} tokens; prepare it with the model's own tokenizer"
         )
     if store.facts.answers:
         logger.warning(
-            "%s: holds conversations, of which every token counts here, questions too; a run of objective instruction, "
-            "evaluated by its objective, counts answers alone",
+            "%s: contains conversations; this measure scores every token, also of questions; --measure objective of an "
+            "instruction-tuning run scores only answers",
             folder,
         )
     return store

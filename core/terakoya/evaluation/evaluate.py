@@ -1,4 +1,4 @@
-"""Evaluating a finished model or a run: which measure fits, on which data, with which settings."""
+"""Evaluates a finished model or a run: chooses the measure, the data and the settings."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
 
     from terakoya.corpus.corpus import Corpus
     from terakoya.evaluation.data import DataSet
-    from terakoya.evaluation.models import Subject
+    from terakoya.evaluation.models import EvaluatedModel
 
 Measure = Literal["auto", "objective", "perplexity", "pseudo-perplexity"]
 Precision = Literal["fp32", "bf16"]
 LINES = 100
-"""How many lines of each data set are scored token by token where no limit is given."""
+"""Default number of lines of each data set for pseudo-perplexity."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What came out.
+    """The result of an evaluation.
 
     Attributes:
-        model: the folder that was evaluated: for a run, its checkpoint.
-        measure: `objective`, `perplexity` or `pseudo-perplexity`; "" where tasks alone were run.
-        settings: what else decides the numbers.
-        results: the numbers of each data set, by its name.
-        tasks: the numbers of each of lm-eval's tasks.
+        model: the folder that was evaluated; for a run, its checkpoint.
+        measure: `objective`, `perplexity` or `pseudo-perplexity`; "" if only tasks were run.
+        settings: the other settings that decide the numbers.
+        results: data set -> its numbers.
+        tasks: task of lm-eval -> its numbers.
     """
 
     model: Path
@@ -57,41 +57,49 @@ def evaluate(
     tasks: Sequence[str] = (),
     trust_remote_code: bool = False,
 ) -> Evaluation:
-    """The numbers of the model in `source`: a Transformers folder, a checkpoint, or a run (its newest checkpoint).
+    """Evaluates the model in `source`: a Transformers folder, a checkpoint, or a run (its newest checkpoint).
 
-    `auto` measures a run or checkpoint on stores by its objective, as its validation does, and anything else by
-    perplexity (causal models) or pseudo-perplexity (masked models).
+    The measure `auto` evaluates a run or checkpoint on stores by its objective, as its validation does, and everything
+    else by perplexity (causal models) or pseudo-perplexity (masked models).
 
     Args:
-        stores: token stores; of a run, those that it validates on where nothing is named.
-        corpora: texts by name.
-        limit: at most so many documents, lines (pseudo-perplexity) or rows (objective) of each.
-        length, stride: of the windows over long documents, in tokens; defaults: what the model takes, at most 2048, and
-            half of it.
-        start_token: whether a document is begun with the tokenizer's BOS, or EOS where it has none, so that its first
-            token is scored too.
-        precision: fp32 by default; of the objective, the run's own.
+        stores: token stores; by default, a run is evaluated on its validation stores.
+        corpora: name -> texts.
+        limit: largest number of documents, lines (pseudo-perplexity) or rows (objective) of each data set.
+        length, stride: of the windows over long documents, in tokens; by default the model's limit, at most 2048, and
+            half of that.
+        start_token: whether to begin each document with the tokenizer's BOS, or EOS if it has no BOS, so that the
+            first token is scored too.
+        batch_tokens: largest number of positions in a batch, with padding.
+        precision: by default fp32; for the objective, the run's own.
+        device: by default the first GPU, or the CPU.
+        tasks: names of lm-eval's tasks.
+        trust_remote_code: whether to run Python code that the folder contains.
 
     Raises:
-        UserError: anything the user can mend.
+        UserError: the arguments, the model or the data do not fit together.
     """
     import torch
 
     from terakoya.training.checkpoint import checkpoint
 
     corpora = corpora or {}
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    found = _checkpoint(source)
-    by_objective = measure == "objective" or (measure == "auto" and found is not None and not corpora and not tasks)
+    torch_device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    checkpoint_folder = _find_checkpoint(source)
+    by_objective = measure == "objective" or (
+        measure == "auto" and checkpoint_folder is not None and not corpora and not tasks
+    )
     if by_objective:
-        if found is None:
+        if checkpoint_folder is None:
             raise UserError(f"{source}: a Transformers folder has no objective; name a run or a checkpoint")
         if corpora or tasks:
-            raise UserError("--measure objective: reads token stores; prepare the corpus, or leave --measure out")
+            raise UserError("--measure objective: needs token stores; prepare the corpus, or leave out --measure")
         for option, value in (("--length", length), ("--stride", stride)):
             if value is not None:
-                raise UserError(f"{option}: rows are as long as the run's; it is for perplexity")
-        return _by_objective(found, stores, limit=limit, batch_tokens=batch_tokens, precision=precision, device=where)
+                raise UserError(f"{option}: the objective uses the run's row length; this option is for perplexity")
+        return _evaluate_objective(
+            checkpoint_folder, stores, limit=limit, batch_tokens=batch_tokens, precision=precision, device=torch_device
+        )
     if not stores and not corpora and not tasks:
         raise UserError("nothing to evaluate on: name --data STORE, --corpus FILE or --tasks NAME")
     from terakoya.evaluation import models
@@ -100,57 +108,64 @@ def evaluate(
     results: Mapping[str, Mapping[str, float]] = {}
     settings: Mapping[str, Any] = {}
     if stores or corpora:
-        if found is not None:
-            subject = models.from_checkpoint(found, checkpoint.read_manifest(found), device=where, dtype=dtype)
+        if checkpoint_folder is not None:
+            manifest = checkpoint.read_manifest(checkpoint_folder)
+            model = models.load_checkpoint(checkpoint_folder, manifest, device=torch_device, dtype=dtype)
         else:
-            subject = models.from_folder(source, device=where, dtype=dtype, trust_remote_code=trust_remote_code)
-        wanted = {"causal": "perplexity", "masked": "pseudo-perplexity"}[subject.kind]
-        if measure not in ("auto", wanted):
-            raise UserError(f"--measure {measure}: {type(subject.model).__name__} has no such measure, only {wanted}")
-        measure = wanted  # type: ignore[assignment]
-        data = _data(subject, stores, corpora)
-        if subject.kind == "causal":
-            results, settings = _perplexity(
-                subject, data, limit=limit, length=length, stride=stride, start_token=start_token,
-                batch_tokens=batch_tokens, device=where,
+            model = models.load_folder(source, device=torch_device, dtype=dtype, trust_remote_code=trust_remote_code)
+        fitting: Measure = "perplexity" if model.kind == "causal" else "pseudo-perplexity"
+        if measure not in ("auto", fitting):
+            raise UserError(f"--measure {measure}: {type(model.model).__name__} has no such measure, only {fitting}")
+        measure = fitting
+        data = _data_sets(model, stores, corpora)
+        if model.kind == "causal":
+            results, settings = _evaluate_perplexity(
+                model, data, limit=limit, length=length, stride=stride, start_token=start_token,
+                batch_tokens=batch_tokens, device=torch_device,
             )  # fmt: skip
         else:
             if stride is not None:
-                raise UserError("--stride: is for causal models; lines are cut at --length")
-            results, settings = _pseudo_perplexity(
-                subject, data, limit=limit, length=length, batch_tokens=batch_tokens, device=where
+                raise UserError("--stride: is for causal models; for masked models, lines are cut at --length")
+            results, settings = _evaluate_pseudo_perplexity(
+                model, data, limit=limit, length=length, batch_tokens=batch_tokens, device=torch_device
             )
         settings = {**settings, "precision": precision or "fp32"}
-    numbers: Mapping[str, Mapping[str, float]] = {}
+    task_results: Mapping[str, Mapping[str, float]] = {}
     if tasks:
         from terakoya.evaluation import harness
 
-        model, tokenizer = (source, source) if found is None else (found / "model", found / "tokenizer")
-        if not (model / "config.json").is_file():
-            raise UserError(f"{model}: no Transformers folder for lm-eval; write one with `terakoya export`")
-        numbers = harness.evaluate(
-            model, tokenizer if (tokenizer / "tokenizer_config.json").is_file() else model, tasks,
-            limit=limit, device=str(where), dtype="bfloat16" if precision == "bf16" else "float32",
+        folder, tokenizer = source, source
+        if checkpoint_folder is not None:
+            folder, tokenizer = checkpoint_folder / "model", checkpoint_folder / "tokenizer"
+        if not (folder / "config.json").is_file():
+            raise UserError(f"{folder}: no Transformers folder for lm-eval; write one with `terakoya export`")
+        task_results = harness.evaluate(
+            folder, tokenizer if (tokenizer / "tokenizer_config.json").is_file() else folder, tasks,
+            limit=limit, device=str(torch_device), dtype="bfloat16" if precision == "bf16" else "float32",
             trust_remote_code=trust_remote_code,
         )  # fmt: skip
-    return Evaluation(found or source, measure if results else "", settings, results, numbers)
+    return Evaluation(checkpoint_folder or source, measure if results else "", settings, results, task_results)
 
 
-def _checkpoint(source: Path) -> Path | None:
-    """The checkpoint that `source` means; None where it is none and no run."""
+def _find_checkpoint(source: Path) -> Path | None:
+    """Returns the checkpoint that `source` refers to; None if `source` is neither a run nor a checkpoint.
+
+    Raises:
+        UserError: the checkpoint is damaged.
+    """
     from terakoya.conversion.export import find_checkpoint
     from terakoya.training.checkpoint import checkpoint
 
     if not (source / "manifest.json").is_file() and not (source / "checkpoints").is_dir():
         return None
     folder = find_checkpoint(source)
-    wrong = checkpoint.find_problems(folder)
-    if wrong:
-        raise UserError(f"{folder}: damaged: {'; '.join(wrong[:5])}")
+    problems = checkpoint.find_problems(folder)
+    if problems:
+        raise UserError(f"{folder}: damaged: {'; '.join(problems[:5])}")
     return folder
 
 
-def _by_objective(
+def _evaluate_objective(
     folder: Path,
     stores: Sequence[Path],
     *,
@@ -167,16 +182,16 @@ def _by_objective(
     objective = RunObjective(folder, manifest, device=device, precision=precision)
     chosen = list(stores) or list(objective.validation_stores())
     if not chosen:
-        raise UserError(f"{folder}: its run validates on nothing; name a store: --data STORE")
+        raise UserError(f"{folder}: its run has no validation store; name a store: --data STORE")
     opened = {str(path): TokenStore.open(path) for path in chosen}
     results = {
         name: objective.evaluate(store, number=number, rows=limit, batch_tokens=batch_tokens)
         for number, (name, store) in enumerate(opened.items())
     }
-    dumped = manifest["parameters"]
+    parameters = manifest["parameters"]
     settings = {
-        "objective": dumped["objective"]["type"],
-        "length": dumped["data"]["sequence_length"],
+        "objective": parameters["objective"]["type"],
+        "length": parameters["data"]["sequence_length"],
         "limit": limit,
         "step": manifest["step"],
         "precision": objective.precision,
@@ -184,27 +199,27 @@ def _by_objective(
     return Evaluation(folder, "objective", settings, results)
 
 
-def _data(subject: Subject, stores: Sequence[Path], corpora: Mapping[str, Corpus]) -> list[DataSet]:
-    """The data sets, in the order in which they were named."""
+def _data_sets(model: EvaluatedModel, stores: Sequence[Path], corpora: Mapping[str, Corpus]) -> list[DataSet]:
+    """Opens the data sets, stores first, in the order in which they were named."""
     from terakoya.evaluation.data import CorpusTexts, StoreTexts, open_store
-    from terakoya.evaluation.models import same_tokenizer
+    from terakoya.evaluation.models import has_same_tokenizer
 
     def encode(text: str) -> list[int]:
-        ids: list[int] = subject.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        ids: list[int] = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
-    size = subject.model.get_input_embeddings().num_embeddings
-    found: list[DataSet] = []
+    size = model.model.get_input_embeddings().num_embeddings
+    data_sets: list[DataSet] = []
     for folder in stores:
         store = open_store(folder, vocabulary_size=size)
-        if not same_tokenizer(subject.tokenizer, store.tokenizer_folder):
-            raise UserError(f"{folder}: was made with another tokenizer than the model's; prepare it with that")
-        found.append(StoreTexts(str(folder), store))
-    return found + [CorpusTexts(name, corpus, encode) for name, corpus in corpora.items()]
+        if not has_same_tokenizer(model.tokenizer, store.tokenizer_folder):
+            raise UserError(f"{folder}: was prepared with another tokenizer than the model's; prepare it with that")
+        data_sets.append(StoreTexts(str(folder), store))
+    return data_sets + [CorpusTexts(name, corpus, encode) for name, corpus in corpora.items()]
 
 
-def _perplexity(
-    subject: Subject,
+def _evaluate_perplexity(
+    model: EvaluatedModel,
     data: Sequence[DataSet],
     *,
     limit: int | None,
@@ -216,24 +231,24 @@ def _perplexity(
 ) -> tuple[Mapping[str, Mapping[str, float]], Mapping[str, Any]]:
     from terakoya.evaluation import causal
 
-    window = subject.window(length)
+    window = model.window(length)
     step = max(1, window // 2) if stride is None else stride
     if not 0 < step < window:
         raise UserError(f"--stride {step}: expected 1 to {window - 1}: windows of {window} must overlap by a token")
-    start = subject.special("bos", "eos") if start_token else None
+    start = model.special_token_id("bos", "eos") if start_token else None
     results = {
-        each.name: causal.evaluate(
-            subject.model, each.texts("document", limit), start=start, pad=subject.special("pad") or 0,
+        data_set.name: causal.evaluate(
+            model.model, data_set.texts("document", limit), start=start, pad=model.special_token_id("pad") or 0,
             length=window, stride=step, batch_tokens=batch_tokens, device=device,
         )
-        for each in data
+        for data_set in data
     }  # fmt: skip
-    begun = None if start is None else subject.tokenizer.convert_ids_to_tokens(start)
-    return results, {"length": window, "stride": step, "start_token": begun, "limit": limit}
+    token = None if start is None else model.tokenizer.convert_ids_to_tokens(start)
+    return results, {"length": window, "stride": step, "start_token": token, "limit": limit}
 
 
-def _pseudo_perplexity(
-    subject: Subject,
+def _evaluate_pseudo_perplexity(
+    model: EvaluatedModel,
     data: Sequence[DataSet],
     *,
     limit: int | None,
@@ -244,25 +259,25 @@ def _pseudo_perplexity(
     from terakoya.evaluation import masked
 
     ids = {
-        "before": subject.special("cls", "bos"),
-        "after": subject.special("sep", "eos"),
-        "mask": subject.special("mask"),
+        "before": model.special_token_id("cls", "bos"),
+        "after": model.special_token_id("sep", "eos"),
+        "mask": model.special_token_id("mask"),
     }
-    lacking = [name for name, number in ids.items() if number is None]
-    if lacking:
+    missing = [name for name, number in ids.items() if number is None]
+    if missing:
         raise UserError(
-            f"{subject.folder}: its tokenizer has no token for {', '.join(lacking)}: expected [CLS] or BOS before a "
+            f"{model.folder}: its tokenizer has no token for {', '.join(missing)}: expected [CLS] or BOS before a "
             "line, [SEP] or EOS after it, and [MASK]"
         )
-    window = subject.window(length)
+    window = model.window(length)
     if window < 3:
         raise UserError(f"--length {window}: expected at least 3, a token between two special ones")
     limit = LINES if limit is None else limit
     results = {
-        each.name: masked.evaluate(
-            subject.model, each.texts("line", limit), pad=subject.special("pad") or 0, length=window,
+        data_set.name: masked.evaluate(
+            model.model, data_set.texts("line", limit), pad=model.special_token_id("pad") or 0, length=window,
             batch_tokens=batch_tokens, device=device, **{name: int(number or 0) for name, number in ids.items()},
         )
-        for each in data
+        for data_set in data
     }  # fmt: skip
     return results, {"length": window, "limit": limit}

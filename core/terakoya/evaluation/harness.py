@@ -1,4 +1,4 @@
-"""Tasks of the Language Model Evaluation Harness (`lm-eval`), where it is installed."""
+"""Tasks of the Language Model Evaluation Harness (`lm-eval`), if it is installed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def evaluate(
     dtype: str,
     trust_remote_code: bool,
 ) -> Mapping[str, Mapping[str, float]]:
-    """The harness's numbers for the causal model in the folder `model`, by task and metric.
+    """Returns the harness's numbers for the causal model in the folder `model`, by task and metric.
 
-    Its data sets are the harness's own affair: it downloads them, or finds them in its cache.
+    The harness downloads the tasks' data sets, or reads them from its cache.
 
     Raises:
-        UserError: the harness is not installed, or knows no such task.
+        UserError: the harness is not installed, or does not have a task.
     """
     try:
         import lm_eval
@@ -35,12 +35,12 @@ def evaluate(
         "pretrained": str(model), "tokenizer": str(tokenizer), "dtype": dtype, "trust_remote_code": trust_remote_code
     }  # fmt: skip
     try:
-        found = lm_eval.simple_evaluate(
+        output = lm_eval.simple_evaluate(
             model="hf", model_args=arguments, tasks=list(tasks), limit=limit, device=device, log_samples=False
         )
     except (KeyError, ValueError) as error:
         raise UserError(f"--tasks {','.join(tasks)}: lm-eval refuses: {error}") from error
-    results = (found or {}).get("results", {})
+    results = (output or {}).get("results", {})
     return {
         task: {name: value for name, value in numbers.items() if isinstance(value, int | float)}
         for task, numbers in results.items()

@@ -1,7 +1,7 @@
-"""Pseudo-perplexity of masked models (Salazar et al., 2020, arXiv:1910.14659): each token masked in its turn.
+"""Pseudo-perplexity of masked models (Salazar et al., 2020, arXiv:1910.14659): tokens are masked one at a time.
 
 The pseudo-log-likelihood of a line is the sum over its tokens of log p(token | all others); the pseudo-perplexity of a
-text is exp(-sum over its lines / tokens in them). A line of n tokens is n sequences of n + 2.
+text is exp(-sum over its lines / tokens in them). A line of n tokens gives n sequences of n + 2 tokens.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import torch
 
-from terakoya.evaluation.batches import Scored, batched, negative_log_likelihood
+from terakoya.evaluation.batches import ScoredSequence, batch_by_length, negative_log_likelihood
 from terakoya.evaluation.data import Text
-from terakoya.evaluation.numbers import from_totals
+from terakoya.evaluation.numbers import summarise_totals
 
 
-def copies(ids: np.ndarray, *, before: int, after: int, mask: int) -> Iterator[Scored]:
-    """For each token of `ids` (n,) the whole between the ids `before` and `after` with that token masked."""
+def masked_copies(ids: np.ndarray, *, before: int, after: int, mask: int) -> Iterator[ScoredSequence]:
+    """Yields, for each token of `ids` (n,), the sequence `before`, `ids`, `after` with that token masked."""
     framed = np.concatenate([[before], ids, [after]])
-    for place in range(1, len(framed) - 1):
-        hidden = framed.copy()
-        hidden[place] = mask
-        yield Scored(hidden, np.array([place]), framed[[place]])
+    for position in range(1, len(framed) - 1):
+        masked = framed.copy()
+        masked[position] = mask
+        yield ScoredSequence(masked, np.array([position]), framed[[position]])
 
 
 def evaluate(
@@ -37,17 +37,23 @@ def evaluate(
     batch_tokens: int,
     device: torch.device,
 ) -> Mapping[str, float]:
-    """Pseudo-loss and pseudo-perplexity of `model` over `lines`, each by itself; one of more tokens than fit a row of
-    `length` is cut into pieces, each by itself.
+    """Returns pseudo-loss and pseudo-perplexity of `model` over `lines`; each line is scored separately.
 
-    Returns `pseudo_loss` (nats a token), `pseudo_perplexity`, `tokens`, `lines`, `pieces` where lines were cut, and of
-    texts whose bytes are known `bits_per_byte` and `bytes`.
+    A line that does not fit in `length` tokens is cut into pieces, which are scored separately.
+
+    Args:
+        before, after, mask, pad: ids of the tokens before and after each line, of [MASK] and of padding.
+        batch_tokens: largest number of positions in a batch, with padding.
+
+    Returns:
+        `pseudo_loss` (nats per token), `pseudo_perplexity`, `tokens`, `lines`, `pieces` if lines were cut, and for
+        texts of known size in bytes `bits_per_byte` and `bytes`.
     """
     totals = {"lines": 0, "tokens": 0, "bytes": 0}
     pieces = 0
-    room = length - 2
+    piece_length = length - 2
 
-    def cut() -> Iterator[Scored]:
+    def all_copies() -> Iterator[ScoredSequence]:
         nonlocal pieces
         for line in lines:
             if not len(line.ids):
@@ -55,12 +61,12 @@ def evaluate(
             totals["lines"] += 1
             totals["tokens"] += len(line.ids)
             totals["bytes"] += line.bytes or 0
-            for begin in range(0, len(line.ids), room):
+            for begin in range(0, len(line.ids), piece_length):
                 pieces += 1
-                yield from copies(line.ids[begin : begin + room], before=before, after=after, mask=mask)
+                yield from masked_copies(line.ids[begin : begin + piece_length], before=before, after=after, mask=mask)
 
-    lost = 0.0
-    for batch in batched(cut(), tokens=batch_tokens):
-        lost += negative_log_likelihood(model, batch, pad=pad, device=device)
-    cut_up = {"pieces": pieces} if pieces > totals["lines"] else {}
-    return {**from_totals(lost, totals, prefix="pseudo_"), **cut_up}
+    total = 0.0
+    for batch in batch_by_length(all_copies(), tokens=batch_tokens):
+        total += negative_log_likelihood(model, batch, pad=pad, device=device)
+    piece_count = {"pieces": pieces} if pieces > totals["lines"] else {}
+    return {**summarise_totals(total, totals, prefix="pseudo_"), **piece_count}

@@ -1,4 +1,4 @@
-"""The model that is evaluated: a Transformers folder, or what a checkpoint exports."""
+"""Loads the model to evaluate, from a Transformers folder or a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from terakoya.training.model.start_config import silence_transformers
 
 Kind = Literal["causal", "masked"]
 AUTO = {"causal": AutoModelForCausalLM, "masked": AutoModelForMaskedLM}
-LONGEST = 2048
-"""The length of a window where the model would take more, or any."""
+LARGEST_WINDOW = 2048
+"""Default length of a window, in tokens, for models that accept longer inputs."""
 
 
 @dataclass(frozen=True)
-class Subject:
+class EvaluatedModel:
     """A model with its tokenizer.
 
     Attributes:
-        folder: where both came from.
-        kind: which measure fits.
-        length: the longest row that the model takes, None where it has no bound.
+        folder: the folder that both were loaded from.
+        kind: decides which measure fits.
+        length: largest number of tokens that the model accepts; None if it has no limit.
     """
 
     folder: Path
@@ -43,64 +43,68 @@ class Subject:
     kind: Kind
     length: int | None
 
-    def special(self, *names: str) -> int | None:
-        """The id of the first of the tokenizer's special tokens `names` that it has."""
+    def special_token_id(self, *names: str) -> int | None:
+        """The id of the first special token in `names` that the tokenizer has."""
         return next(
             (number for name in names if (number := getattr(self.tokenizer, f"{name}_token_id")) is not None), None
         )
 
-    def window(self, asked: int | None) -> int:
-        """The length of a row: as `asked` for, else the model's own, at most `LONGEST`.
+    def window(self, length: int | None) -> int:
+        """The length of a window: `length`, or by default the model's limit, at most `LARGEST_WINDOW`.
 
         Raises:
-            UserError: the model takes no such row.
+            UserError: the model does not accept `length` tokens.
         """
-        if asked is None:
-            return min(self.length or LONGEST, LONGEST)
-        if self.length is not None and asked > self.length:
-            raise UserError(f"--length {asked}: the model takes at most {self.length} tokens")
-        return asked
+        if length is None:
+            return min(self.length or LARGEST_WINDOW, LARGEST_WINDOW)
+        if self.length is not None and length > self.length:
+            raise UserError(f"--length {length}: the model takes at most {self.length} tokens")
+        return length
 
 
-def from_folder(folder: Path, *, device: torch.device, dtype: torch.dtype, trust_remote_code: bool) -> Subject:
-    """The model in a Transformers folder; of one that holds `generator/` and `discriminator/` the generator.
+def load_folder(folder: Path, *, device: torch.device, dtype: torch.dtype, trust_remote_code: bool) -> EvaluatedModel:
+    """Loads the model of a Transformers folder; of a folder with `generator/` and `discriminator/` the generator.
 
     Raises:
-        UserError: there is none, it is neither causal nor masked, weights are missing, or its code may not be run.
+        UserError: there is no model, it is neither causal nor masked, weights are missing, or its code may not run.
     """
     if not (folder / "config.json").is_file() and (folder / "generator" / "config.json").is_file():
         folder = folder / "generator"
-    config = _config(folder)
+    config = _read_config(folder)
     kind = _kind(folder, config)
     with silence_transformers():
         model, tokenizer = load_model_and_tokenizer(AUTO[kind], folder, trust=trust_remote_code, dtype=dtype)
-    return _subject(folder, model.to(device), tokenizer, kind)
+    return _evaluated_model(folder, model.to(device), tokenizer, kind)
 
 
-def from_checkpoint(folder: Path, manifest: dict[str, Any], *, device: torch.device, dtype: torch.dtype) -> Subject:
-    """The model that a checkpoint exports, built from its `state/`; of several the generator.
+def load_checkpoint(
+    folder: Path, manifest: dict[str, Any], *, device: torch.device, dtype: torch.dtype
+) -> EvaluatedModel:
+    """Builds the model that a checkpoint exports from its `state/`; of several models the generator.
 
     Raises:
-        UserError: it is neither causal nor masked, or plugins are missing.
+        UserError: the model is neither causal nor masked, or plugins are missing.
     """
     from terakoya.conversion.export import build_models
 
     models = build_models(folder, manifest)
     model = models.get("", models.get("generator"))
-    names = [type(each).__name__ for each in models.values()]
+    names = [type(exported).__name__ for exported in models.values()]
     if model is None:
         raise UserError(f"{folder}: exports {', '.join(names)}; evaluate it by its objective: --measure objective")
     with silence_transformers():
         tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer", local_files_only=True)
-    described = {**model.config.to_dict(), "architectures": [type(model).__name__]}
-    return _subject(folder, model.to(device, dtype), tokenizer, _kind(folder, described, model))
+    config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
+    return _evaluated_model(folder, model.to(device, dtype), tokenizer, _kind(folder, config, model))
 
 
-def _subject(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kind: Kind) -> Subject:
-    return Subject(folder, model.eval(), tokenizer, kind, max_length(model))
+def _evaluated_model(
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kind: Kind
+) -> EvaluatedModel:
+    return EvaluatedModel(folder, model.eval(), tokenizer, kind, max_length(model))
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -115,27 +119,29 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _kind(folder: Path, config: dict[str, Any], model: PreTrainedModel | None = None) -> Kind:
-    """Which of Transformers' two classes loads the model, by the class that it was saved as."""
+    """The kind of the model, decided by the class that it was saved as. Raises UserError if it is neither kind."""
     names = config.get("architectures") or []
-    kind, own = config.get("model_type"), config.get("auto_map") or {}
+    model_type, auto_map = config.get("model_type"), config.get("auto_map") or {}
     tables: dict[Kind, Any] = {
         "masked": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         "causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     }
-    for each, table in tables.items():
-        if any(name in table.values() for name in names) or AUTO[each].__name__ in own:
-            return each
-    if kind != "electra" and any(name.endswith("ForPreTraining") for name in names) and kind in tables["masked"]:
-        return "masked"  # BERT's, with the head for next sentences beside it
+    for kind, table in tables.items():
+        if any(name in table.values() for name in names) or AUTO[kind].__name__ in auto_map:
+            return kind
+    is_pretraining = any(name.endswith("ForPreTraining") for name in names)
+    if model_type != "electra" and is_pretraining and model_type in tables["masked"]:
+        return "masked"  # BERT's class with an additional head for next sentence prediction
     if model is not None and model.can_generate() and not model.config.is_encoder_decoder:
         return "causal"
+    name = ", ".join(names) or model_type or "an unknown model"
     raise UserError(
-        f"{folder}: {', '.join(names) or kind or 'an unknown model'} is neither a causal nor a masked language model: "
-        "it has no perplexity; a run or a checkpoint can be evaluated by its objective"
+        f"{folder}: {name} is neither a causal nor a masked language model: "
+        "it has no perplexity; evaluate a run or a checkpoint by its objective"
     )
 
 
-def same_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> bool:
+def has_same_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> bool:
     """Whether the tokenizer in `folder` has the same pieces under the same ids."""
     with silence_transformers():
         other = AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -1,4 +1,4 @@
-"""What a run measures in its validation, measured again: the objective's losses over the rows of stores."""
+"""Evaluates a checkpoint as validation does: the objective's losses over the rows of stores."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from terakoya.training.loss import Meter, total_counts
 
 
 class RunObjective:
-    """The objective of a checkpoint over its weights, on one device."""
+    """The objective of a checkpoint with its weights, on one device."""
 
     def __init__(
         self, folder: Path, manifest: Mapping[str, Any], *, device: torch.device, precision: str | None
     ) -> None:
-        """Builds the checkpoint's module, as its run did.
+        """Builds the checkpoint's module as its run did.
 
         Raises:
-            UserError: plugins are missing, or the checkpoint is of another model.
+            UserError: plugins are missing, or the checkpoint does not fit the model.
         """
-        lacking = registry().check_record(manifest["plugins"], manifest["parameters"], events=False).missing
-        if lacking:
-            raise UserError(f"{folder}: " + "; ".join(lacking))
+        missing = registry().check_record(manifest["plugins"], manifest["parameters"], events=False).missing
+        if missing:
+            raise UserError(f"{folder}: " + "; ".join(missing))
         self.folder, self.manifest, self.device = folder, manifest, device
         self.parameters = Parameters.from_dict(manifest["parameters"], source=str(folder / "manifest.json"))
         self.vocabulary = Vocabulary.model_validate(manifest["vocabulary"])
@@ -57,22 +57,28 @@ class RunObjective:
         self.module, self.flash = module, backend == "flash"
 
     def validation_stores(self) -> Sequence[Path]:
-        """Those that the run validates on."""
+        """The run's validation stores."""
         return self.parameters.data.validation
 
     def evaluate(self, store: TokenStore, *, number: int, rows: int | None, batch_tokens: int) -> Mapping[str, float]:
-        """The means of every term over the rows of `store`, all or the first `rows`, and what the objective derives;
-        `rows` and counts beside them.
+        """Evaluates the objective on the rows of `store`.
 
-        A store on which the run validates gets the rows and masks that it gets there; another is the `number`-th of
-        those that are new.
+        A validation store of the run gets the same rows and masks as in the run's validation.
+
+        Args:
+            number: index of the store among the evaluated stores; it seeds a store that the run does not validate on.
+            rows: evaluate only the first `rows` rows; None: all.
+            batch_tokens: largest number of tokens in a batch.
+
+        Returns:
+            The means of the objective's terms, what it derives from them, the counts of the terms, and `rows`.
 
         Raises:
-            UserError: the store was made with another vocabulary.
+            UserError: the store was prepared with another vocabulary.
         """
         if store.facts.vocabulary != self.vocabulary:
             raise UserError(
-                f"{store.folder}: was made with another tokenizer than the run's; prepare it with "
+                f"{store.folder}: was prepared with another tokenizer than the run's; prepare it with "
                 f"{self.folder / 'tokenizer'}"
             )
         objective = self.parameters.objective
@@ -88,7 +94,7 @@ class RunObjective:
         meter = Meter(terms, self.device, objective.derived)
         counts = dict.fromkeys(sorted({"tokens", *(term.count for term in terms.values())}), 0)
         number_of_rows = len(source) if rows is None else min(rows, len(source))
-        for positions in _pieces(number_of_rows, max(1, batch_tokens // self.parameters.data.sequence_length)):
+        for positions in _row_batches(number_of_rows, max(1, batch_tokens // self.parameters.data.sequence_length)):
             batch = objective.collate(source.load(0, positions), self.vocabulary)
             with torch.no_grad():
                 meter.add_sums(self.module(to_device(batch, self.device, flash=self.flash)))
@@ -98,12 +104,13 @@ class RunObjective:
         return {**meter.take(meter.stacked()), **counts, "rows": number_of_rows}
 
     def _index(self, store: TokenStore, number: int) -> int:
-        """The store's number in the run, a part of the key of each of its rows."""
+        """Index of the store in the run, which is part of the random key of each row."""
         known = [self.manifest["stores"].get(str(path)) for path in self.parameters.data.validation]
-        place = known.index(store.fingerprint) if store.fingerprint in known else len(known) + number
-        return len(self.parameters.data.train) + place
+        index = known.index(store.fingerprint) if store.fingerprint in known else len(known) + number
+        return len(self.parameters.data.train) + index
 
 
-def _pieces(rows: int, size: int) -> Iterator[np.ndarray]:
+def _row_batches(rows: int, size: int) -> Iterator[np.ndarray]:
+    """Yields the numbers 0 to `rows` - 1 in arrays of `size`."""
     for first in range(0, rows, size):
         yield np.arange(first, min(first + size, rows))

@@ -1,4 +1,4 @@
-"""Evaluating models: every number against a plain Transformers loop written here, one sequence at a time."""
+"""Every number of an evaluation equals that of a plain Transformers loop in this file, one sequence at a time."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def make_store(base: Path, tokenizer: Path, *, documents: int, seed: int) -> Path:
-    """A store of `documents` documents in which each word says much about the next."""
+    """A store of `documents` documents in which each word predicts the next well."""
     draw = random.Random(seed)
     texts = []
     for _ in range(documents):
-        place, text = draw.randrange(10), []
+        index, text = draw.randrange(10), []
         for _ in range(draw.randint(3, 60)):
-            text.append(WORDS[place])
-            place = (3 * place + 1 + (draw.random() < 0.2)) % 10
+            text.append(WORDS[index])
+            index = (3 * index + 1 + (draw.random() < 0.2)) % 10
         texts.append(" ".join(text))
     base.mkdir()
     kind = registry().component("tokenizers", "huggingface")()
@@ -70,7 +70,7 @@ def make_store(base: Path, tokenizer: Path, *, documents: int, seed: int) -> Pat
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """One to train on, one to validate on."""
+    """A training store and a validation store."""
     base = tmp_path_factory.mktemp("evaluate")
     pieces = Tokenizer(WordLevel({piece: number for number, piece in enumerate([*SPECIAL, *WORDS])}, "[UNK]"))
     pieces.pre_tokenizer = Whitespace()
@@ -85,7 +85,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def model_folder(
     folder: Path, store: Path, kind: type[PreTrainedModel], config: PretrainedConfig, **special: str
 ) -> Path:
-    """A model with weights far from any start, and the store's tokenizer."""
+    """A model with weights far from their initial values, and the store's tokenizer."""
     torch.manual_seed(3)
     model = kind(config)
     with torch.no_grad():
@@ -93,7 +93,7 @@ def model_folder(
             weight.add_(torch.randn_like(weight) * 0.1)
     model.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(store / "tokenizer")
-    tokenizer.add_special_tokens(special)  # names for pieces that are there already
+    tokenizer.add_special_tokens(special)  # roles for existing pieces
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -121,8 +121,10 @@ def corpus(folder: Path, texts: Sequence[str] = LINES) -> Path:
 
 
 def guide(folder: Path, documents: Sequence[Sequence[int]], *, length: int, stride: int) -> tuple[float, int]:
-    """The loop of Transformers' guide to perplexity of fixed-length models, over one document after another: the sum
-    of negative log-likelihoods, and of how many tokens."""
+    """The loop of Transformers' guide to perplexity of fixed-length models, over one document after another.
+
+    Returns the sum of negative log-likelihoods, and the number of scored tokens.
+    """
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     total, count = 0.0, 0
     for document in documents:
@@ -144,7 +146,7 @@ def guide(folder: Path, documents: Sequence[Sequence[int]], *, length: int, stri
 
 
 @pytest.mark.parametrize(("length", "stride", "start"), [(32, 16, True), (32, 31, True), (12, 1, True), (16, 5, False)])
-def test_perplexity_of_a_corpus_is_that_of_the_guide(
+def test_perplexity_of_a_corpus_equals_the_guides(
     gpt2: Path, tmp_path: Path, length: int, stride: int, start: bool
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(gpt2)
@@ -152,11 +154,11 @@ def test_perplexity_of_a_corpus_is_that_of_the_guide(
     framed = [[tokenizer.eos_token_id] * start + ids for ids in documents]
     total, count = guide(gpt2, [ids for ids in framed if len(ids) > 1], length=length, stride=stride)
     file = corpus(tmp_path)
-    found = evaluate(
+    evaluation = evaluate(
         gpt2, corpora={"texts": Corpus([file])}, length=length, stride=stride, start_token=start, batch_tokens=100
     )
-    numbers = found.results["texts"]
-    assert found.measure == "perplexity" and numbers["tokens"] == count
+    numbers = evaluation.results["texts"]
+    assert evaluation.measure == "perplexity" and numbers["tokens"] == count
     assert numbers["loss"] == pytest.approx(total / count, rel=1e-6)
     assert numbers["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-6)
     kept = [text for text, ids in zip(LINES, framed, strict=True) if len(ids) > 1]
@@ -164,7 +166,7 @@ def test_perplexity_of_a_corpus_is_that_of_the_guide(
     assert numbers["bits_per_byte"] == pytest.approx(total / math.log(2) / size, rel=1e-6)
 
 
-def test_perplexity_of_a_store_is_that_of_its_documents(gpt2: Path, stores: tuple[Path, Path]) -> None:
+def test_perplexity_of_a_store_equals_that_of_its_documents(gpt2: Path, stores: tuple[Path, Path]) -> None:
     store = TokenStore.open(stores[1])
     offsets = store.offsets[store.documents]
     documents = [[3, *store.tokens[a:b].tolist()] for a, b in pairwise(offsets)]
@@ -178,7 +180,7 @@ def test_perplexity_of_a_store_is_that_of_its_documents(gpt2: Path, stores: tupl
     assert few["documents"] == 3
 
 
-def test_any_causal_model_does(stores: tuple[Path, Path], tmp_path: Path) -> None:
+def test_other_causal_models_are_evaluated(stores: tuple[Path, Path], tmp_path: Path) -> None:
     config = LlamaConfig(
         vocab_size=15, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
         intermediate_size=32, max_position_embeddings=64,
@@ -192,8 +194,8 @@ def test_any_causal_model_does(stores: tuple[Path, Path], tmp_path: Path) -> Non
     assert (numbers["loss"], numbers["tokens"]) == (pytest.approx(total / count, rel=1e-6), count)
 
 
-def test_pseudo_perplexity_masks_each_token_in_its_turn(bert: Path, tmp_path: Path) -> None:
-    """Salazar et al., equation 2 and 3, with one forward pass for each token of each line."""
+def test_pseudo_perplexity_masks_tokens_one_at_a_time(bert: Path, tmp_path: Path) -> None:
+    """Equations 2 and 3 of Salazar et al., with one forward pass for each token of each line."""
     model, tokenizer = AutoModelForMaskedLM.from_pretrained(bert).eval(), AutoTokenizer.from_pretrained(bert)
     text = ["kami ton\n\n kato nemi", "hika " * 30]
     lines = ["kami ton", " kato nemi", "hika " * 30]
@@ -203,11 +205,11 @@ def test_pseudo_perplexity_masks_each_token_in_its_turn(bert: Path, tmp_path: Pa
         for begin in range(0, len(ids), 22):
             piece = [tokenizer.cls_token_id, *ids[begin : begin + 22], tokenizer.sep_token_id]
             pieces += 1
-            for place in range(1, len(piece) - 1):
-                hidden = torch.tensor([piece])
-                hidden[0, place] = tokenizer.mask_token_id
+            for position in range(1, len(piece) - 1):
+                masked = torch.tensor([piece])
+                masked[0, position] = tokenizer.mask_token_id
                 with torch.no_grad():
-                    score += float(model(hidden).logits[0, place].double().log_softmax(-1)[piece[place]])
+                    score += float(model(masked).logits[0, position].double().log_softmax(-1)[piece[position]])
                 count += 1
     numbers = evaluate(bert, corpora={"t": Corpus([corpus(tmp_path, text)])}, batch_tokens=64).results["t"]
     assert (numbers["lines"], numbers["tokens"], numbers["pieces"]) == (3, count, pieces)
@@ -218,7 +220,7 @@ def test_pseudo_perplexity_masks_each_token_in_its_turn(bert: Path, tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def run(stores: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short run that validates on the second store, all of it."""
+    """A short run that validates on the whole second store."""
     out = tmp_path_factory.mktemp("runs") / "run"
     settings = {
         "data": {"train": [str(stores[0])], "validation": [str(stores[1])], "sequence_length": 32},
@@ -237,12 +239,12 @@ def run(stores: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     return out
 
 
-def test_a_run_measures_what_its_validation_measured(run: Path, stores: tuple[Path, Path]) -> None:
+def test_evaluating_a_run_gives_the_numbers_of_its_validation(run: Path, stores: tuple[Path, Path]) -> None:
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     logged = next(line for line in lines if line["kind"] == "validation" and line["step"] == 4)
-    found = evaluate(run)
-    numbers = found.results[str(stores[1])]
-    assert found.measure == "objective" and found.settings["step"] == 4
+    evaluation = evaluate(run)
+    numbers = evaluation.results[str(stores[1])]
+    assert evaluation.measure == "objective" and evaluation.settings["step"] == 4
     for name in ("loss", "mlm_loss", "masked_accuracy"):
         assert numbers[name] == pytest.approx(logged[name], rel=1e-5), name
     assert numbers["masked"] > 10 and numbers["rows"] > 3
@@ -250,16 +252,16 @@ def test_a_run_measures_what_its_validation_measured(run: Path, stores: tuple[Pa
     assert list(other.results) == [str(stores[0])] and other.results[str(stores[0])]["rows"] == 5
 
 
-def test_a_runs_model_is_measured_as_its_export_is(run: Path, tmp_path: Path) -> None:
+def test_a_run_and_its_export_have_the_same_pseudo_perplexity(run: Path, tmp_path: Path) -> None:
     export(run, tmp_path / "model")
     texts = {"t": Corpus([corpus(tmp_path)])}
-    of_run, of_export = (evaluate(each, corpora=texts).results["t"] for each in (run, tmp_path / "model"))
+    of_run, of_export = (evaluate(source, corpora=texts).results["t"] for source in (run, tmp_path / "model"))
     assert of_run == pytest.approx(of_export, rel=1e-6)
     assert of_run["pseudo_perplexity"] < 40
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({}, "nothing to evaluate on: name --data STORE"),
         ({"measure": "objective"}, "a Transformers folder has no objective"),
@@ -269,18 +271,18 @@ def test_a_runs_model_is_measured_as_its_export_is(run: Path, tmp_path: Path) ->
         ({"tasks": ["lambada"]}, 'pip install "terakoya[evaluate]"'),
     ],
 )
-def test_what_does_not_go(
-    gpt2: Path, tmp_path: Path, arguments: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+def test_arguments_that_do_not_fit_are_errors(
+    gpt2: Path, tmp_path: Path, arguments: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     if arguments.get("corpora"):
         arguments = {**arguments, "corpora": {"t": Corpus([corpus(tmp_path)])}}
     with pytest.raises(UserError) as raised:
         evaluate(gpt2, **arguments)
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
-def test_folders_that_have_no_perplexity(bert: Path, stores: tuple[Path, Path], tmp_path: Path) -> None:
+def test_folders_without_perplexity_are_errors(bert: Path, stores: tuple[Path, Path], tmp_path: Path) -> None:
     texts = {"t": Corpus([corpus(tmp_path)])}
     with pytest.raises(UserError, match="expected a Transformers folder, a checkpoint or a run"):
         evaluate(tmp_path, corpora=texts)
@@ -303,25 +305,25 @@ def test_folders_that_have_no_perplexity(bert: Path, stores: tuple[Path, Path], 
         evaluate(broken, corpora=texts)
 
 
-def test_a_store_of_another_tokenizer_is_refused(gpt2: Path, tmp_path: Path, stores: tuple[Path, Path]) -> None:
+def test_a_store_of_another_tokenizer_is_an_error(gpt2: Path, tmp_path: Path, stores: tuple[Path, Path]) -> None:
     other = shutil.copytree(stores[1], tmp_path / "store")
     file = next(path for path in (other / "tokenizer").iterdir() if path.name in ("tokenizer.json", "vocab.txt"))
     content = file.read_text()
     assert "kaka" in content
     file.write_text(content.replace("kaka", "zaza", 1))
-    with pytest.raises(UserError, match="was made with another tokenizer than the model's"):
+    with pytest.raises(UserError, match="was prepared with another tokenizer than the model's"):
         evaluate(gpt2, stores=[other])
 
 
-def test_tasks_are_handed_to_the_harness(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in with the harness's own signature, as of lm-eval 0.4."""
-    asked: dict[str, Any] = {}
+def test_tasks_are_passed_to_the_harness(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in with the signature of lm-eval 0.4."""
+    received: dict[str, Any] = {}
 
     def simple_evaluate(
         model: str, model_args: dict[str, Any], tasks: list[str], limit: int | None = None, device: str | None = None,
         log_samples: bool = True,
     ) -> dict[str, Any]:  # fmt: skip
-        asked.update(model=model, tasks=tasks, limit=limit, **model_args)
+        received.update(model=model, tasks=tasks, limit=limit, **model_args)
         if "nonsense" in tasks:
             raise KeyError("nonsense")
         return {"results": {"lambada": {"alias": "lambada", "acc,none": 0.25, "acc_stderr,none": 0.01}}}
@@ -329,9 +331,13 @@ def test_tasks_are_handed_to_the_harness(gpt2: Path, monkeypatch: pytest.MonkeyP
     module = types.ModuleType("lm_eval")
     module.simple_evaluate = simple_evaluate  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "lm_eval", module)
-    found = evaluate(gpt2, tasks=["lambada"], limit=7)
-    assert found.tasks == {"lambada": {"acc,none": 0.25, "acc_stderr,none": 0.01}} and found.results == {}
-    assert asked["model"] == "hf" and asked["pretrained"] == str(gpt2) == asked["tokenizer"] and asked["limit"] == 7
+    evaluation = evaluate(gpt2, tasks=["lambada"], limit=7)
+    assert evaluation.tasks == {"lambada": {"acc,none": 0.25, "acc_stderr,none": 0.01}} and evaluation.results == {}
+    assert (
+        received["model"] == "hf"
+        and received["pretrained"] == str(gpt2) == received["tokenizer"]
+        and received["limit"] == 7
+    )
     with pytest.raises(UserError, match="lm-eval refuses: 'nonsense'"):
         evaluate(gpt2, tasks=["nonsense"])
 
@@ -351,6 +357,7 @@ def test_the_command_prints_a_table_or_json(gpt2: Path, tmp_path: Path, capsys: 
 
 
 def main_returns(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as left:
+    """Runs the command line and checks that it succeeds."""
+    with pytest.raises(SystemExit) as caught:
         main(arguments)
-    assert not left.value.code
+    assert not caught.value.code
