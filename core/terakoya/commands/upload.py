@@ -1,4 +1,4 @@
-"""`terakoya upload`: a model is tried, described, pushed to the Hub and loaded back."""
+"""`terakoya upload`: tries a model, writes its card, pushes it to the Hub and loads it back."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ def command(
     source: Annotated[Path, typer.Argument(help="RUN, a checkpoint, or an exported folder.", metavar="DIR")],
     name: Annotated[str, typer.Option(help="The repository.", metavar="ORGANISATION/NAME")],
     prompt: Annotated[
-        str | None, typer.Option(help="Try the model with this text first; it and the answer stand in the card.")
+        str | None, typer.Option(help="Try the model with this text first; the card shows the text and the output.")
     ] = None,
-    private: Annotated[bool, typer.Option("--private", help="A new repository is private.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
     only: Annotated[
-        str | None, typer.Option(help="Of several models only this one: generator or discriminator.")
+        str | None, typer.Option(help="Upload only this one of several models: generator or discriminator.")
     ] = None,
     run: Annotated[
-        Path | None, typer.Option(help="For an exported folder: the run it comes from, which the card describes.")
+        Path | None, typer.Option(help="For an exported folder: the run that it comes from, for the card.")
     ] = None,
     license: Annotated[str | None, typer.Option(help="The licence for the card, such as apache-2.0.")] = None,
     language: Annotated[list[str] | None, typer.Option(help="A language for the card; may be repeated.")] = None,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the code that a model of its own kind brings.")
+        bool, typer.Option("--trust-remote-code", help="Run Python code that the model's folder contains.")
     ] = False,
     dry_run: Annotated[
-        Path | None, typer.Option(help="Write what would be pushed into this new folder.", metavar="FOLDER")
+        Path | None, typer.Option(help="Push nothing; write the files into this new folder.", metavar="FOLDER")
     ] = None,
 ) -> None:
-    """Push a model with its tokenizer and a card to the Hub, and load it back. The token is HF_TOKEN in the
-    environment, or that of `hf auth login`; a stand-in of the Hub is named by HF_ENDPOINT."""
+    """Push a model with its tokenizer and a card to the Hub, and load it back.
+
+    The token is read from HF_TOKEN in the environment or from `hf auth login`; HF_ENDPOINT names another server.
+    """
     from rich.console import Console
 
     from terakoya.hub.upload import upload
@@ -48,23 +50,23 @@ def command(
         languages=language or ["ja"],
         trust_remote_code=trust_remote_code,
         dry_run=dry_run,
-        ask=lambda folder, prompt: _ask(folder, prompt, trust_remote_code=trust_remote_code),
-        say=lambda text: console.print(text, markup=False, soft_wrap=True),
+        try_model=lambda folder, prompt: _try(folder, prompt, trust_remote_code=trust_remote_code),
+        report=lambda text: console.print(text, markup=False, soft_wrap=True),
     )
     if done.folder is not None:
-        console.print(f"wrote what would be pushed to {done.folder}", soft_wrap=True)
+        console.print(f"wrote the files that would be pushed to {done.folder}", soft_wrap=True)
     else:
         console.print(done.address, soft_wrap=True)
 
 
-def _ask(folder: Path, prompt: str, *, trust_remote_code: bool) -> str:
-    """What `terakoya try` prints for `prompt`."""
+def _try(folder: Path, prompt: str, *, trust_remote_code: bool) -> str:
+    """Returns the output of `terakoya try` for `prompt`."""
     import contextlib
     import io
 
     from terakoya.commands import try_model
 
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         try_model.command(folder, [prompt], trust_remote_code=trust_remote_code)
-    return printed.getvalue()
+    return output.getvalue()

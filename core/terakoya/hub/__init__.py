@@ -1,1 +1,1 @@
-"""Publishing on the Hugging Face Hub."""
+"""Publishes models on the Hugging Face Hub."""

@@ -1,6 +1,6 @@
-"""The model card: what a model is, what it was trained on and how, as the README.md of its repository.
+"""Writes the model card, a README.md that describes the model, its data and its training.
 
-The metadata block above the text is the Hub's (https://huggingface.co/docs/hub/model-cards).
+The Hub defines the metadata block above the text (https://huggingface.co/docs/hub/model-cards).
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ from terakoya.runs.charts import Line, standalone_chart
 from terakoya.runs.metrics import Metrics
 from terakoya.version import __version__
 
-CURVE = "training.svg"
-"""The picture's name beside the card."""
-POINTS = 12
-"""Rows of the table of losses."""
+CHART = "training.svg"
+"""File name of the chart of losses, in the card's folder."""
+TABLE_ROWS = 12
+"""Number of rows in the table of losses."""
 TASKS = (("ForCausalLM", "text-generation"), ("LMHeadModel", "text-generation"), ("ForMaskedLM", "fill-mask"))
-"""What the Hub calls a model whose class ends so."""
+"""Ending of a model's class -> the Hub's name of its task."""
 
 
 @dataclass(frozen=True)
-class Trained:
-    """Where a model comes from.
+class TrainingFacts:
+    """How a model was trained.
 
     Attributes:
-        manifest: that of the checkpoint it was taken from.
-        metrics: what the run wrote down up to that checkpoint.
+        manifest: the manifest of its checkpoint.
+        metrics: the metrics of the run up to that checkpoint.
     """
 
     manifest: Mapping[str, Any]
     metrics: Metrics
 
     @classmethod
-    def read(cls, checkpoint: Path) -> Trained:
-        """What the folder `checkpoint` and the run around it say; a run without metrics has none."""
+    def read(cls, checkpoint: Path) -> TrainingFacts:
+        """Reads the manifest of the folder `checkpoint` and the metrics, if any, of the run that contains it."""
         manifest = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))
         run = checkpoint.parent.parent
         records = metrics.read(run).records if (run / metrics.FILE).is_file() else ()
-        by_then = tuple(each for each in records if int(each.get("step") or 0) <= manifest["step"])
-        return cls(manifest, Metrics(by_then))
+        earlier = tuple(record for record in records if int(record.get("step") or 0) <= manifest["step"])
+        return cls(manifest, Metrics(earlier))
 
-    def picture(self) -> str | None:
-        """The loss over the steps as an SVG; None where the run wrote none down."""
-        found = metrics.curves(self.metrics, ["loss"]).points
+    def loss_chart(self) -> str | None:
+        """The loss over the steps as an SVG; None if the metrics contain no loss."""
+        curves = metrics.curves(self.metrics, ["loss"]).points
         lines = [
             Line(0, name, points, name.startswith("validation"), number)
-            for number, (name, points) in enumerate(sorted(found.items(), key=lambda each: len(each[0].split())))
+            for number, (name, points) in enumerate(sorted(curves.items(), key=lambda curve: len(curve[0].split())))
         ]
         return standalone_chart(lines, title="loss over optimizer steps") if lines else None
 
@@ -59,40 +59,44 @@ def write(
     name: str,
     models: Mapping[str, str],
     *,
-    trained: Trained | None,
+    facts: TrainingFacts | None,
     license: str | None,
     languages: Sequence[str],
     sample: tuple[str, str] | None,
     trust_remote_code: bool = False,
 ) -> str:
-    """The text of the card of the repository `name`.
+    """Returns the text of the card of the repository `name`.
 
     Args:
-        models: by sub-folder ("" is the repository itself) the Transformers class that loads each.
-        sample: a prompt and what the model made of it.
+        models: sub-folder ("" is the repository itself) -> Transformers class that loads the model.
+        facts: how the model was trained; None if unknown.
+        license: the Hub's identifier of the licence.
+        languages: codes of the languages.
+        sample: a prompt and the model's output for it.
+        trust_remote_code: whether the models contain code of their own.
     """
     from huggingface_hub import ModelCardData
 
-    kinds = list(models.values())
-    task = next((task for ending, task in TASKS if len(kinds) == 1 and kinds[0].endswith(ending)), None)
-    data = ModelCardData(
+    classes = list(models.values())
+    task = next((task for ending, task in TASKS if len(classes) == 1 and classes[0].endswith(ending)), None)
+    metadata = ModelCardData(
         language=list(languages) or None,
         license=license,
         library_name="transformers",
         pipeline_tag=task,
         tags=["terakoya", *(["custom_code"] if trust_remote_code else [])],
     )
-    parts = [f"---\n{data.to_yaml()}\n---", f"# {name.rpartition('/')[2]}", _use(name, models, trust_remote_code)]
+    parts = [f"---\n{metadata.to_yaml()}\n---", f"# {name.rpartition('/')[2]}", _usage(name, models, trust_remote_code)]
     if sample is not None:
         parts.append(f"## A sample\n\n```\n{sample[0]}\n```\n\n```\n{sample[1].rstrip()}\n```")
-    if trained is not None:
-        parts += [_training(trained), _losses(trained), _parameters(trained.manifest)]
+    if facts is not None:
+        parts += [_training(facts), _losses(facts), _parameters(facts.manifest)]
     parts.append(f"Made with terakoya {__version__}.")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _use(name: str, models: Mapping[str, str], trust_remote_code: bool) -> str:
-    """The lines of Python that load the models."""
+def _usage(name: str, models: Mapping[str, str], trust_remote_code: bool) -> str:
+    """Returns Python code that loads the models."""
     lines = [f"from transformers import AutoTokenizer, {', '.join(dict.fromkeys(models.values()))}", ""]
     trust = ", trust_remote_code=True" if trust_remote_code else ""
     for folder, kind in models.items():
@@ -103,24 +107,24 @@ def _use(name: str, models: Mapping[str, str], trust_remote_code: bool) -> str:
     if models == {"": "AutoModelForCausalLM"}:
         lines += [
             "",
-            'prompt = tokenizer("...", add_special_tokens=False, return_tensors="pt")  # nothing is put around it',
+            'prompt = tokenizer("...", add_special_tokens=False, return_tensors="pt")  # without special tokens',
             "print(tokenizer.decode(model.generate(**prompt, max_new_tokens=50)[0], skip_special_tokens=True))",
         ]
     return "```python\n" + "\n".join(lines) + "\n```"
 
 
 def _trained_count(manifest: Mapping[str, Any]) -> str:
-    """How many were trained, and of how many, where that is not all."""
-    every, lora = manifest["parameter_count"], manifest["parameters"].get("lora")
-    trained = manifest.get("trained_parameter_count", every)
+    """Number of trained parameters, and of all parameters if only some were trained."""
+    total, lora = manifest["parameter_count"], manifest["parameters"].get("lora")
+    trained = manifest.get("trained_parameter_count", total)
     if lora is not None:
-        return f"{trained:,}, as adapters of rank {lora['r']} (LoRA), merged into {every:,}"
-    return f"{trained:,}" if trained == every else f"{trained:,} of {every:,}"
+        return f"{trained:,}, as adapters of rank {lora['r']} (LoRA), merged into {total:,}"
+    return f"{trained:,}" if trained == total else f"{trained:,} of {total:,}"
 
 
-def _training(trained: Trained) -> str:
-    """What the model saw: steps, rows, tokens, stores with their fingerprints, versions."""
-    manifest = trained.manifest
+def _training(facts: TrainingFacts) -> str:
+    """Describes the training: steps, rows, tokens, stores with their fingerprints, versions."""
+    manifest = facts.manifest
     parameters = manifest["parameters"]
     world = manifest["world"]
     versions = ", ".join(f"{package} {version}" for package, version in manifest["versions"].items())
@@ -142,7 +146,7 @@ def _training(trained: Trained) -> str:
         "| data | share of rows | fingerprint (SHA-256) |",
         "|---|---:|---|",
     ]
-    shares = {each["store"]: each["weight"] for each in parameters["data"]["train"]}
+    shares = {store["store"]: store["weight"] for store in parameters["data"]["train"]}
     total = sum(shares.values())
     for store, fingerprint in manifest["stores"].items():
         share = f"{shares[store] / total:.2%}" if store in shares else "validation"
@@ -150,34 +154,35 @@ def _training(trained: Trained) -> str:
     return "\n".join(lines)
 
 
-def _losses(trained: Trained) -> str:
-    """A picture and a table of the loss over the steps: training, and the newest validation of each store by then."""
-    steps = metrics.kept_steps(trained.metrics)
+def _losses(facts: TrainingFacts) -> str:
+    """A chart and a table of the losses: of training steps, and of the last validation before each of them."""
+    steps = metrics.kept_steps(facts.metrics)
     if not steps:
         return ""
-    chosen = sorted({round(index * (len(steps) - 1) / max(1, POINTS - 1)) for index in range(POINTS)})
-    checks = [entry for entry in trained.metrics.of_kind("validation") if entry.get("store")]
-    stores = list(dict.fromkeys(entry["store"] for entry in checks))
-    heads = ["step", "tokens", "training loss", *(f"validation on {PurePath(store).name}" for store in stores)]
-    shown = f"![training loss in blue, validation in red]({CURVE})"
-    lines = ["## Losses", "", shown, "", f"| {' | '.join(heads)} |", "|---:" * len(heads) + "|"]
+    chosen = sorted({round(index * (len(steps) - 1) / max(1, TABLE_ROWS - 1)) for index in range(TABLE_ROWS)})
+    validations = [entry for entry in facts.metrics.of_kind("validation") if entry.get("store")]
+    stores = list(dict.fromkeys(entry["store"] for entry in validations))
+    header = ["step", "tokens", "training loss", *(f"validation on {PurePath(store).name}" for store in stores)]
+    image = f"![training loss in blue, validation in red]({CHART})"
+    lines = ["## Losses", "", image, "", f"| {' | '.join(header)} |", "|---:" * len(header) + "|"]
     for entry in (steps[index] for index in chosen):
-        by_then = {check["store"]: check["loss"] for check in checks if check["step"] <= entry["step"]}
-        cells = [f"{by_then[store]:.4f}" if store in by_then else "" for store in stores]
+        losses = {check["store"]: check["loss"] for check in validations if check["step"] <= entry["step"]}
+        cells = [f"{losses[store]:.4f}" if store in losses else "" for store in stores]
         row = [f"{entry['step']:,}", f"{entry['tokens']:,}", f"{entry['loss']:.4f}", *cells]
         lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 
 
 def _parameters(manifest: Mapping[str, Any]) -> str:
-    """All parameters; of absolute folders the last name alone, since where they lay is nobody's business."""
-    text = json.dumps(_without_places(manifest["parameters"]), indent=2, ensure_ascii=False)
+    """All parameters as JSON. Absolute paths are shortened to their last part, because they are private."""
+    text = json.dumps(_without_folders(manifest["parameters"]), indent=2, ensure_ascii=False)
     return f"## Parameters\n\n<details>\n\n```json\n{text}\n```\n\n</details>"
 
 
-def _without_places(value: Any) -> Any:
+def _without_folders(value: Any) -> Any:
+    """`value` with the last part of each absolute path in place of the path."""
     if isinstance(value, Mapping):
-        return {key: _without_places(inner) for key, inner in value.items()}
+        return {key: _without_folders(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_without_places(inner) for inner in value]
+        return [_without_folders(inner) for inner in value]
     return PurePath(value).name if isinstance(value, str) and PurePath(value).is_absolute() else value

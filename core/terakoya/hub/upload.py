@@ -1,7 +1,7 @@
-"""From a run, a checkpoint or an exported folder to a repository on the Hub: tried, described, pushed, loaded back.
+"""Uploads a model to the Hub: tries it, writes a card, pushes it, and loads it back.
 
-The token is Hugging Face's own business: `HF_TOKEN` in the environment, or what `hf auth login` keeps. It is no option,
-is read by huggingface_hub alone, and is written nowhere.
+Only huggingface_hub reads the token, from `HF_TOKEN` in the environment or from the file that `hf auth login` writes.
+There is no option for it, and it is never written.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 PROBE = "これは日本の文章です。This is a text."
-"""What both sides read where no prompt is given, to see that the model that comes back is the one that was sent."""
+"""Default text for comparing the pushed model with the one that is loaded back."""
 
 
 @dataclass(frozen=True)
-class Uploaded:
-    """What stands on the Hub now.
+class UploadResult:
+    """The result of an upload.
 
     Attributes:
-        address: where a browser finds it.
-        commit: the repository's commit, None after a trial.
-        folder: what was pushed; only after a trial, where it stays.
-        models: by sub-folder the Transformers class that loads each.
+        address: URL of the repository; "" after a dry run.
+        commit: the repository's commit; None after a dry run.
+        folder: the folder that a dry run wrote; else None.
+        models: sub-folder -> Transformers class that loads the model.
     """
 
     address: str
@@ -56,24 +56,28 @@ def upload(
     languages: Sequence[str] = ("ja",),
     trust_remote_code: bool = False,
     dry_run: Path | None = None,
-    ask: Callable[[Path, str], str] | None = None,
-    say: Callable[[str], None] = lambda text: None,
-) -> Uploaded:
-    """Pushes the model(s) of `source` to the repository `name` (ORGANISATION/NAME) and loads them back from there.
+    try_model: Callable[[Path, str], str] | None = None,
+    report: Callable[[str], None] = lambda text: None,
+) -> UploadResult:
+    """Pushes the models of `source` to the repository `name` (ORGANISATION/NAME) and loads them back from there.
 
     Args:
-        source: RUN, RUN/checkpoints/step-..., or a folder that `export` wrote. A README.md in it stays as it is.
-        prompt: run through the model first; what comes out is said and stands in the card. An error pushes nothing.
-        only: of several models the one to push, which then is the repository itself.
-        trust_remote_code: run the code that a model of its own kind brings, to try it and to load it back.
-        run: where the card finds what an exported folder does not say: the run or checkpoint it comes from.
-        license: the Hub's identifier, such as "apache-2.0", for the card.
+        source: RUN, RUN/checkpoints/step-..., or a folder that `export` wrote. An existing README.md is kept.
+        prompt: a text to try the model with before the push. The output is reported and written into the card; if the
+            model fails, nothing is pushed.
+        private: whether a new repository is private.
+        only: the only model to push of several; it becomes the repository itself.
+        run: the run or checkpoint that an exported folder comes from, for the card.
+        license: the Hub's identifier of the licence, such as "apache-2.0", for the card.
+        languages: codes of the languages, for the card.
+        trust_remote_code: whether to run Python code of the model when it is tried and loaded back.
         dry_run: a new folder to write instead of pushing.
-        ask: folder and prompt -> what the model makes of it.
-        say: told each thing that was done.
+        try_model: (folder, prompt) -> the model's output.
+        report: receives a line for each finished step.
 
     Raises:
-        UserError: no model, a model that does not load, no token, no right to push, or another model came back.
+        UserError: no model, a model that cannot be loaded, no token, no permission to push, or the model that is loaded
+            back differs.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
@@ -83,74 +87,76 @@ def upload(
     except HFValidationError as error:
         raise UserError(f"--name {name}: expected ORGANISATION/NAME: {error}") from None
     if dry_run is not None and dry_run.exists():
-        raise UserError(f"{dry_run}: is there already; choose a new folder or remove it")
+        raise UserError(f"{dry_run}: already exists; choose a new folder or remove it")
     with tempfile.TemporaryDirectory() as temporary:
-        folder = _gather(source, Path(temporary) / "model", only)
+        folder = _collect_files(source, Path(temporary) / "model", only)
         models = {sub: _load_class(folder / sub) for sub in _model_folders(folder)}
         for sub in models:
-            if not (folder / sub / "tokenizer_config.json").is_file():  # else Transformers makes up an empty one
+            if not (
+                folder / sub / "tokenizer_config.json"
+            ).is_file():  # without it, Transformers creates an empty tokenizer
                 raise UserError(f"{source / sub}: expected the model's tokenizer, found no tokenizer_config.json")
         first = folder / next(iter(models))
-        own_code = any("auto_map" in _config(folder / sub) for sub in models)
-        if own_code and not trust_remote_code:
-            raise UserError(f"{source}: the model brings its own code; --trust-remote-code runs it to try the model")
-        sent = {sub: _outputs(folder / sub, prompt or PROBE, trust=own_code) for sub in models}
+        custom_code = any("auto_map" in _read_config(folder / sub) for sub in models)
+        if custom_code and not trust_remote_code:
+            raise UserError(f"{source}: the model contains its own code; --trust-remote-code allows running it")
+        outputs = {sub: _outputs(folder / sub, prompt or PROBE, trust=custom_code) for sub in models}
         sample = None
-        if prompt is not None and ask is not None:
-            sample = (prompt, ask(first if len(models) == 1 else folder, prompt))
-            say(sample[1].rstrip())
+        if prompt is not None and try_model is not None:
+            sample = (prompt, try_model(first if len(models) == 1 else folder, prompt))
+            report(sample[1].rstrip())
         if not (folder / CARD).is_file():
-            trained = _trained(source, run)
+            facts = _training_facts(source, run)
             card = model_card.write(
-                name, models, trained=trained, license=license, languages=languages, sample=sample,
-                trust_remote_code=own_code,
+                name, models, facts=facts, license=license, languages=languages, sample=sample,
+                trust_remote_code=custom_code,
             )  # fmt: skip
             (folder / CARD).write_text(card, encoding="utf-8")
-            if trained is not None and (curve := trained.picture()) is not None:
-                (folder / model_card.CURVE).write_text(curve, encoding="utf-8")
+            if facts is not None and (chart := facts.loss_chart()) is not None:
+                (folder / model_card.CHART).write_text(chart, encoding="utf-8")
         if dry_run is not None:
             shutil.copytree(folder, dry_run)
-            return Uploaded("", None, dry_run, models)
+            return UploadResult("", None, dry_run, models)
         address, commit = _push(folder, name, private=private)
-        say(f"pushed {commit[:12]}")
+        report(f"pushed {commit[:12]}")
         for sub in models:
-            back = _outputs(name, prompt or PROBE, subfolder=sub, revision=commit, trust=own_code)
-            if back != sent[sub]:
+            back = _outputs(name, prompt or PROBE, subfolder=sub, revision=commit, trust=custom_code)
+            if back != outputs[sub]:
                 raise UserError(
-                    f"{address}: another model came back than was pushed from {folder / sub}; push it again"
+                    f"{address}: the model loaded back differs from the one pushed from {folder / sub}; push it again"
                 )
-        say("loaded back from there: the same numbers")
-        return Uploaded(address, commit, None, models)
+        report("loaded the model back: it gives the same numbers")
+        return UploadResult(address, commit, None, models)
 
 
-def _gather(source: Path, folder: Path, only: str | None) -> Path:
-    """The files to push, in the new folder `folder`."""
+def _collect_files(source: Path, folder: Path, only: str | None) -> Path:
+    """Writes the files to push into the new folder `folder`. Returns the folder to push, `folder` or one in it."""
     if (source / "manifest.json").is_file() or (source / "checkpoints").is_dir():
         export(source, folder, only=only)
         return folder / only if only else folder
     if only is not None:
         source = source / only
     if not source.is_dir() or not _model_folders(source):
-        raise UserError(f"{source}: expected a run, a checkpoint or an exported folder, found no config.json there")
+        raise UserError(f"{source}: expected a run, a checkpoint or an exported folder, found no config.json")
     shutil.copytree(source, folder)
     return folder
 
 
 def _model_folders(folder: Path) -> list[str]:
-    """The sub-folders of `folder` with a model; "" is the folder itself."""
+    """Returns the sub-folders of `folder` that contain a model; "" is the folder itself."""
     if (folder / "config.json").is_file():
         return [""]
-    return sorted(each.name for each in folder.iterdir() if (each / "config.json").is_file())
+    return sorted(path.name for path in folder.iterdir() if (path / "config.json").is_file())
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return config
 
 
 def _load_class(folder: Path) -> str:
-    """The Transformers class that loads the model in `folder`: an Auto class for one that brings its code."""
-    config = _config(folder)
+    """Name of the Transformers class that loads the model in `folder`; an Auto class if the folder contains code."""
+    config = _read_config(folder)
     autos = [name for name in config.get("auto_map", {}) if name.startswith("AutoModel")]
     names = autos or config.get("architectures") or []
     if not names:
@@ -158,32 +164,35 @@ def _load_class(folder: Path) -> str:
     return str(names[0])
 
 
-def _outputs(place: Path | str, text: str, *, subfolder: str = "", revision: str | None = None, trust: bool) -> bytes:
-    """The bytes of what the model at `place` (a folder, or a repository at `revision`) makes of `text`.
+def _outputs(source: Path | str, text: str, *, subfolder: str = "", revision: str | None = None, trust: bool) -> bytes:
+    """Returns the bytes of the model's logits for `text`.
 
-    A repository is loaded through an empty cache, so that it is the Hub that answers.
+    A repository is loaded through an empty cache, so that every file comes from the Hub.
+
+    Args:
+        source: a folder, or the name of a repository, whose commit is `revision`.
 
     Raises:
-        UserError: it does not load, or has no tokenizer.
+        UserError: the model or its tokenizer cannot be loaded.
     """
     import torch
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    local = isinstance(place, Path)
+    local = isinstance(source, Path)
     with tempfile.TemporaryDirectory() as cache:
         options: dict[str, Any] = {"trust_remote_code": trust, "cache_dir": cache}
         options |= {"local_files_only": True} if local else {"subfolder": subfolder, "revision": revision}
         try:
-            config = transformers.AutoConfig.from_pretrained(place, **options)
+            config = transformers.AutoConfig.from_pretrained(source, **options)
             names = [name for name in getattr(config, "auto_map", None) or {} if name.startswith("AutoModel")]
             kind = getattr(transformers, (names or config.architectures)[0])
-            tokenizer = transformers.AutoTokenizer.from_pretrained(place, **options)
-            model = kind.from_pretrained(place, **options).eval()
+            tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
+            model = kind.from_pretrained(source, **options).eval()
         except (OSError, ValueError, KeyError, AttributeError, ImportError) as error:
-            raise UserError(f"{place}: expected a model and a tokenizer that Transformers loads: {error}") from error
-        longest = getattr(model.config, "max_position_embeddings", None) or 512
-        inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=min(64, longest - 4))
+            raise UserError(f"{source}: expected a model and a tokenizer that Transformers loads: {error}") from error
+        max_length = getattr(model.config, "max_position_embeddings", None) or 512
+        inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=min(64, max_length - 4))
         if model.config.is_encoder_decoder:
             inputs["decoder_input_ids"] = inputs["input_ids"]
             inputs.pop("token_type_ids", None)
@@ -192,20 +201,20 @@ def _outputs(place: Path | str, text: str, *, subfolder: str = "", revision: str
         return bytes(logits.float().contiguous().numpy().tobytes())
 
 
-def _trained(source: Path, run: Path | None) -> model_card.Trained | None:
-    """Where the card's facts come from: `run`, else `source` if that is a run or checkpoint."""
+def _training_facts(source: Path, run: Path | None) -> model_card.TrainingFacts | None:
+    """Reads the facts for the card from `run`, else from `source` if it is a run or checkpoint."""
     if run is not None:
-        return model_card.Trained.read(find_checkpoint(run))
+        return model_card.TrainingFacts.read(find_checkpoint(run))
     with suppress(UserError):
-        return model_card.Trained.read(find_checkpoint(source))
+        return model_card.TrainingFacts.read(find_checkpoint(source))
     return None
 
 
 def _push(folder: Path, name: str, *, private: bool) -> tuple[str, str]:
-    """Creates the repository `name` if it is not there and commits `folder` to it. Returns its address and commit.
+    """Creates the repository `name` if it does not exist and commits `folder` to it. Returns its address and commit.
 
     Raises:
-        UserError: no token, no such right, or the Hub does not answer.
+        UserError: no token, no permission, or the Hub does not answer.
     """
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
@@ -215,13 +224,13 @@ def _push(folder: Path, name: str, *, private: bool) -> tuple[str, str]:
     api: HfApi = HfApi()
     try:
         address = api.create_repo(name, private=private, exist_ok=True)
-        done = api.upload_folder(repo_id=name, folder_path=folder, commit_message="Model, tokenizer and card")
+        commit = api.upload_folder(repo_id=name, folder_path=folder, commit_message="Model, tokenizer and card")
     except OfflineModeIsEnabled:
         raise UserError("HF_HUB_OFFLINE is set: nothing can be pushed; unset it") from None
     except HfHubHTTPError as error:
         raise UserError(f"{name}: the Hub refused: {str(error).splitlines()[0]}") from None
     except OSError as error:
         raise UserError(f"{name}: the Hub does not answer: {error}") from None
-    except RuntimeError as error:  # what it raises where a file does not go through
+    except RuntimeError as error:  # huggingface_hub raises it if a file is not transferred
         raise UserError(f"{name}: {error} {error.__cause__ or ''}; run the same command again") from error
-    return str(address), str(done.oid)
+    return str(address), str(commit.oid)

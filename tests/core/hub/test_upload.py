@@ -1,4 +1,4 @@
-"""What is uploaded is tried first, described, pushed whole, and comes back as the same model; no token is written."""
+"""An upload tries the model, writes a card, pushes every file, and loads the same model back; it writes no token."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[EOS]", *"これは日�
 
 
 def save_tokenizer(folder: Path, size: int) -> None:
-    """A tokenizer of single characters with `size` pieces."""
+    """Saves a tokenizer of single characters with `size` pieces."""
     words = list(dict.fromkeys(WORDS))
     words += [f"[unused{number}]" for number in range(size - len(words))]
     (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
@@ -35,7 +35,7 @@ def save_tokenizer(folder: Path, size: int) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of four steps, validated, whose tokenizer Transformers loads."""
+    """A run of four steps with validation, whose tokenizer Transformers loads."""
     root = tmp_path_factory.mktemp("upload")
     stores = [toy.make_store(root / name, documents=60, seed=seed) for seed, name in enumerate(("corpus", "held_out"))]
     size = json.loads((stores[0] / "store.json").read_text())["vocabulary"]["size"]
@@ -49,7 +49,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[hub_stand_in.Hub]:
-    """A stand-in that huggingface_hub takes for the Hub."""
+    """A server that huggingface_hub uses in place of the Hub."""
     with hub_stand_in.hub() as state:
         monkeypatch.setattr(constants, "ENDPOINT", state.address)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -60,14 +60,14 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[hub_stand_in.Hub]:
         yield state
 
 
-def test_a_run_is_tried_pushed_and_comes_back(
+def test_a_run_is_tried_pushed_and_loaded_back(
     run: Path, hub: hub_stand_in.Hub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as caught:
         main(["upload", str(run), "--name", "school/tiny", "--prompt", "これは[MASK]です。", "--private"])
     printed = capsys.readouterr()
-    assert not left.value.code, printed.err
-    assert "[MASK] 1" in printed.out, "what the model made of the prompt"
+    assert not caught.value.code, printed.err
+    assert "[MASK] 1" in printed.out, "the model's output for the prompt"
     assert f"{hub.address}/school/tiny" in printed.out and "the same numbers" in printed.out
     assert hub.created["school/tiny"].get("private") or hub.created["school/tiny"].get("visibility") == "private"
     files = hub.files["school/tiny"]
@@ -76,10 +76,10 @@ def test_a_run_is_tried_pushed_and_comes_back(
     assert files["model.safetensors"] == exported.read_bytes()
     everything = b"".join(files.values()) + (printed.out + printed.err).encode()
     assert SECRET.encode() not in everything
-    assert any(SECRET in (header or "") for header in hub.authorizations), "it was sent in the header alone"
+    assert any(SECRET in (header or "") for header in hub.authorizations), "only headers contain the token"
 
 
-def test_the_card_says_what_the_run_was(run: Path, tmp_path: Path) -> None:
+def test_the_card_describes_the_run(run: Path, tmp_path: Path) -> None:
     upload(run, "school/tiny", license="apache-2.0", dry_run=tmp_path / "pushed")
     text = (tmp_path / "pushed/README.md").read_text(encoding="utf-8")
     card = ModelCard(text)
@@ -94,14 +94,14 @@ def test_the_card_says_what_the_run_was(run: Path, tmp_path: Path) -> None:
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     steps = {entry["step"]: entry["loss"] for entry in metrics if entry["kind"] == "step"}
     checks = {entry["step"]: entry["loss"] for entry in metrics if entry["kind"] == "validation"}
-    drawn = ElementTree.parse(tmp_path / "pushed/training.svg").getroot()
-    curves = [each for each in drawn.iter("{http://www.w3.org/2000/svg}polyline")]
-    assert [len(each.attrib["points"].split()) for each in curves] == [4, 3], "four steps, three validations"
+    chart = ElementTree.parse(tmp_path / "pushed/training.svg").getroot()
+    curves = list(chart.iter("{http://www.w3.org/2000/svg}polyline"))
+    assert [len(curve.attrib["points"].split()) for curve in curves] == [4, 3], "four steps, three validations"
     assert "](training.svg)" in text
-    assert f"| {steps[3]:.4f} | {checks[2]:.4f} |" in text, "the loss beside the newest validation by then"
+    assert f"| {steps[3]:.4f} | {checks[2]:.4f} |" in text, "each loss with the last validation before it"
 
 
-def test_an_older_checkpoint_knows_nothing_of_later_steps(run: Path, tmp_path: Path) -> None:
+def test_the_card_of_an_older_checkpoint_has_no_later_steps(run: Path, tmp_path: Path) -> None:
     upload(run / "checkpoints/step-00000002", "school/tiny", dry_run=tmp_path / "pushed")
     text = (tmp_path / "pushed/README.md").read_text(encoding="utf-8")
     assert "| steps | 2 of 4 |" in text
@@ -109,15 +109,15 @@ def test_an_older_checkpoint_knows_nothing_of_later_steps(run: Path, tmp_path: P
     assert [line.split("|")[1].strip() for line in losses.splitlines() if line.startswith("| ")] == ["step", "1", "2"]
 
 
-def test_a_card_of_ones_own_stays(tmp_path: Path) -> None:
-    folder = plain(tmp_path / "model")
+def test_an_existing_card_is_kept(tmp_path: Path) -> None:
+    folder = export_bert(tmp_path / "model")
     (folder / "README.md").write_text("# Mine\n", encoding="utf-8")
     upload(folder, "school/tiny", dry_run=tmp_path / "pushed")
     assert (tmp_path / "pushed/README.md").read_text(encoding="utf-8") == "# Mine\n"
 
 
-def test_another_model_that_comes_back_is_an_error(tmp_path: Path, hub: hub_stand_in.Hub) -> None:
-    folder = plain(tmp_path / "model")
+def test_loading_back_another_model_is_an_error(tmp_path: Path, hub: hub_stand_in.Hub) -> None:
+    folder = export_bert(tmp_path / "model")
     upload(folder, "school/tiny")
     sent = hub.files["school/tiny"]["model.safetensors"]
 
@@ -125,17 +125,17 @@ def test_another_model_that_comes_back_is_an_error(tmp_path: Path, hub: hub_stan
         def __setitem__(self, key: str, value: bytes) -> None:
             super().__setitem__(key, other if key == "model.safetensors" else value)
 
-    other = (plain(tmp_path / "other", seed=2) / "model.safetensors").read_bytes()
+    other = (export_bert(tmp_path / "other", seed=2) / "model.safetensors").read_bytes()
     assert other != sent
     hub.files["school/tiny"] = Swapped()
-    with pytest.raises(UserError, match="another model came back"):
+    with pytest.raises(UserError, match="the model loaded back differs"):
         upload(folder, "school/tiny")
 
 
-def test_nothing_is_pushed_without_a_token_or_a_model_that_works(
+def test_nothing_is_pushed_without_a_token_or_a_working_model(
     tmp_path: Path, hub: hub_stand_in.Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = plain(tmp_path / "model")
+    folder = export_bert(tmp_path / "model")
     with pytest.raises(UserError, match="--name school/a/b"):
         upload(folder, "school/a/b")
     with pytest.raises(UserError, match=r"no config\.json"):
@@ -145,7 +145,7 @@ def test_nothing_is_pushed_without_a_token_or_a_model_that_works(
         raise UserError("no mask")
 
     with pytest.raises(UserError, match="no mask"):
-        upload(folder, "school/tiny", prompt="text", ask=fails)
+        upload(folder, "school/tiny", prompt="text", try_model=fails)
     hub.refuse = 403
     with pytest.raises(UserError, match="the Hub refused"):
         upload(folder, "school/tiny")
@@ -161,8 +161,8 @@ def test_nothing_is_pushed_without_a_token_or_a_model_that_works(
     assert not hub.files
 
 
-def test_code_of_ones_own_runs_only_when_asked(tmp_path: Path) -> None:
-    folder = plain(tmp_path / "model")
+def test_custom_code_runs_only_if_allowed(tmp_path: Path) -> None:
+    folder = export_bert(tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     config["auto_map"] = {"AutoModelForMaskedLM": "mine.Mine"}
     (folder / "config.json").write_text(json.dumps(config))
@@ -171,8 +171,8 @@ def test_code_of_ones_own_runs_only_when_asked(tmp_path: Path) -> None:
         upload(folder, "school/tiny", dry_run=tmp_path / "pushed")
 
 
-def plain(folder: Path, *, seed: int = 1) -> Path:
-    """An exported folder of a small BERT."""
+def export_bert(folder: Path, *, seed: int = 1) -> Path:
+    """Writes an exported folder of a small BERT."""
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=40, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
