@@ -11,7 +11,7 @@ import pytest
 from documented_commands import ROOT, check_command
 
 from terakoya.config.parameters import Parameters
-from terakoya.doctor.checks import shared_memory
+from terakoya.doctor.checks import check_shared_memory
 from terakoya.pipeline.run import Pipeline
 
 PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.ja.md")}
@@ -153,7 +153,7 @@ def test_it_explains_every_check_of_the_doctor_that_may_fail(name: str) -> None:
         (ROOT / "core" / "terakoya" / file).read_text() for file in ("doctor/checks.py", "doctor/diagnose.py")
     )
     checks = set(re.findall(r'Finding\(\s*"([^"]+)",\s*"(?:error|warning)"', source))
-    assert shared_memory(Path("/nowhere"))[0].check in checks
+    assert check_shared_memory(Path("/nowhere"))[0].check in checks
     assert len(checks) >= 10
     errors = PAGES[name].split("did you mean")[1].split("\n\n")[0] + "doctor, versions: terakoya doctor"
     unexplained = {check for check in checks if f'"{check}"' not in errors}

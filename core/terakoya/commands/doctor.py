@@ -1,4 +1,4 @@
-"""`terakoya doctor`: what is wrong with this machine or installation, and what to do."""
+"""`terakoya doctor`: reports problems of this machine or installation, and what to do about them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import typer
 
 
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False) -> None:
-    """Examine machine and installation.
+    """Check the machine and the installation.
 
-    Versions, GPU, memory, disk, ports, build locks, text and more. Exits with 1 if anything is an error.
+    Checks versions, GPU, memory, disk, ports, build locks, text encoding and more. Exits with 1 if there is an error.
     """
     from terakoya.doctor.diagnose import diagnose
     from terakoya.log import console

@@ -1,6 +1,6 @@
-"""What a machine offers to training, judged: GPUs, memory, disk, ports, build locks, threads.
+"""Checks whether a machine is ready for training: GPUs, memory, disk, ports, build locks, threads.
 
-Each check takes what it looks at as arguments and returns findings; `doctor` runs them all.
+Each check receives the facts as arguments and returns findings; `diagnose` runs all checks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OLD_LOCK_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor's report; `remedy` says what to do, empty where there is nothing."""
+    """One line of the report; `remedy` says what to do and is empty if there is nothing to do."""
 
     check: str
     status: Literal["ok", "warning", "error"]
@@ -30,20 +30,26 @@ class Finding:
     remedy: str = ""
 
 
-def nvidia_smi() -> list[str] | None:
-    """Of each GPU "name, driver version, total MiB, free MiB" as the driver sees it; None without a working driver."""
+def query_nvidia_smi() -> list[str] | None:
+    """Returns "name, driver version, total MiB, free MiB" of each GPU; None without a working driver."""
     if shutil.which("nvidia-smi") is None:
         return None
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,memory.free", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+        output = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+    return [line.strip() for line in output.stdout.splitlines() if line.strip()]
 
 
-def gpus(*, built_for: str | None, available: bool, driver: Sequence[str] | None) -> list[Finding]:
-    """Whether torch, `built_for` a CUDA version or None, uses the GPUs that `driver` (see `nvidia_smi`) names."""
+def check_gpus(*, built_for: str | None, available: bool, driver: Sequence[str] | None) -> list[Finding]:
+    """Checks that torch can use the GPUs, and their free memory.
+
+    Args:
+        built_for: the CUDA version that torch is built for; None for a build without CUDA.
+        available: whether torch can use a GPU.
+        driver: the GPUs that the driver lists, as `query_nvidia_smi` returns them.
+    """
     if driver and built_for is None:
         return [
             Finding(
@@ -59,7 +65,7 @@ def gpus(*, built_for: str | None, available: bool, driver: Sequence[str] | None
                 "GPU",
                 "error",
                 f"torch for CUDA {built_for} cannot use the GPUs of this driver: {driver[0]}",
-                "update the driver, or install a torch for an older CUDA; look at CUDA_VISIBLE_DEVICES too",
+                "update the driver, or install a torch for an older CUDA; also check CUDA_VISIBLE_DEVICES",
             )
         ]
     if not driver:
@@ -74,7 +80,9 @@ def gpus(*, built_for: str | None, available: bool, driver: Sequence[str] | None
             ]
         if not available:
             return [Finding("GPU", "ok", "none; training runs on the CPU")]
-        return [Finding("GPU", "ok", f"torch for CUDA {built_for}; nvidia-smi is not here to tell more")]
+        return [
+            Finding("GPU", "ok", f"torch for CUDA {built_for}; nvidia-smi is not installed, so there are no details")
+        ]
     findings = []
     for index, line in enumerate(driver):
         name, version, total, free = (part.strip() for part in line.split(","))
@@ -90,13 +98,13 @@ def gpus(*, built_for: str | None, available: bool, driver: Sequence[str] | None
     return findings
 
 
-def compiler(*, built_for: str | None, deepspeed: bool) -> list[Finding]:
-    """Whether the CUDA compiler that DeepSpeed builds its kernels with is torch's version."""
+def check_compiler(*, built_for: str | None, deepspeed: bool) -> list[Finding]:
+    """Checks that the CUDA compiler, which builds DeepSpeed's kernels, has the major version of torch's CUDA."""
     if built_for is None or not deepspeed:
         return []
     program = shutil.which("nvcc") or str(Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvcc")
     try:
-        answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
+        output = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return [
             Finding(
@@ -106,8 +114,8 @@ def compiler(*, built_for: str | None, deepspeed: bool) -> list[Finding]:
                 f"needed for DeepSpeed only: install the CUDA {built_for} toolkit and set CUDA_HOME",
             )
         ]
-    found = re.search(r"release (\d+)\.(\d+)", answer)
-    version = f"{found[1]}.{found[2]}" if found else "unknown"
+    match = re.search(r"release (\d+)\.(\d+)", output)
+    version = f"{match[1]}.{match[2]}" if match else "unknown"
     if version.partition(".")[0] != built_for.partition(".")[0]:
         return [
             Finding(
@@ -120,26 +128,26 @@ def compiler(*, built_for: str | None, deepspeed: bool) -> list[Finding]:
     return [Finding("CUDA compiler", "ok", f"nvcc {version}")]
 
 
-def memory(*, available: int, total: int, cgroup: Path = Path("/sys/fs/cgroup")) -> list[Finding]:
-    """Free memory in bytes, the container's bound, and whether anything was killed for memory."""
+def check_memory(*, available: int, total: int, cgroup: Path = Path("/sys/fs/cgroup")) -> list[Finding]:
+    """Checks free memory (in bytes), the container's limit, and whether the kernel killed processes for memory."""
     remedy = "a process killed with signal 9 ran out of memory: fewer processes, or a smaller micro_batch_size"
     findings = []
-    bound = _number(cgroup / "memory.max")
-    if bound is not None and bound < total:
-        used = _number(cgroup / "memory.current") or 0
-        total, available = bound, min(available, bound - used)
+    limit = _read_number(cgroup / "memory.max")
+    if limit is not None and limit < total:
+        used = _read_number(cgroup / "memory.current") or 0
+        total, available = limit, min(available, limit - used)
     status: Literal["ok", "warning"] = "warning" if available < 2 * GB else "ok"
     text = f"{available / GB:.1f} of {total / GB:.1f} GB available"
     findings.append(Finding("memory", status, text, remedy if status == "warning" else ""))
-    killed = re.search(r"^oom_kill (\d+)", _text(cgroup / "memory.events"), re.M)
+    killed = re.search(r"^oom_kill (\d+)", _read_text(cgroup / "memory.events"), re.M)
     if killed and int(killed[1]):
         text = f"{killed[1]} processes of this container were killed for memory since it started"
         findings.append(Finding("memory", "warning", text, remedy))
     return findings
 
 
-def shared_memory(folder: Path = Path("/dev/shm")) -> list[Finding]:
-    """The size of the memory that processes share: NCCL and gloo move gradients through it."""
+def check_shared_memory(folder: Path = Path("/dev/shm")) -> list[Finding]:
+    """Checks the size of shared memory, through which NCCL and gloo exchange gradients."""
     if not folder.is_dir():
         return [Finding("shared memory", "warning", f"{folder} does not exist", "needed for more than one process")]
     size = shutil.disk_usage(folder).total
@@ -155,18 +163,20 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> list[Finding]:
     return [Finding("shared memory", "ok", f"{folder} holds {size / GB:.1f} GB")]
 
 
-def disk(folder: Path) -> list[Finding]:
-    """Free disk where the command is run. A BERT-base checkpoint takes 1.8 GB."""
+def check_disk(folder: Path) -> list[Finding]:
+    """Checks free disk space at `folder`. A BERT-base checkpoint takes 1.8 GB."""
     free = shutil.disk_usage(folder).free
-    remedy = "free some, or put stores and runs elsewhere; `checkpoint.keep` bounds what a run keeps"
+    remedy = (
+        "free some space, or put stores and runs elsewhere; `checkpoint.keep` limits how many checkpoints a run keeps"
+    )
     text = f"{free / GB:.1f} GB free at {folder}"
     if free < GB:
         return [Finding("disk", "error", text, remedy)]
     return [Finding("disk", "warning", text, remedy) if free < 20 * GB else Finding("disk", "ok", text)]
 
 
-def port(number: int = 29500) -> list[Finding]:
-    """Whether the port where processes meet is free on this machine."""
+def check_port(number: int = 29500) -> list[Finding]:
+    """Checks that the port of the rendezvous is free on this machine."""
     with socket.socket() as candidate:
         try:
             candidate.bind(("127.0.0.1", number))
@@ -175,38 +185,41 @@ def port(number: int = 29500) -> list[Finding]:
                 Finding(
                     "port",
                     "warning",
-                    f"{number}, where torchrun's processes meet, is taken",
-                    "torchrun --master-port 0 takes a free one; or end the run that still holds it",
+                    f"{number}, where torchrun's processes meet, is in use",
+                    "torchrun --master-port 0 takes a free port; or end the run that still uses this one",
                 )
             ]
     return [Finding("port", "ok", f"{number} is free")]
 
 
-def network(environment: Mapping[str, str], interfaces: Sequence[str]) -> list[Finding]:
-    """Whether the network cards that NCCL and gloo are told to use exist."""
+def check_network(environment: Mapping[str, str], interfaces: Sequence[str]) -> list[Finding]:
+    """Checks that the network interfaces which the environment names for NCCL and gloo exist."""
     findings = []
     for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         for name in environment.get(variable, "").split(","):
-            if name and name[0] not in "^=" and not any(each.startswith(name) for each in interfaces):
+            if name and name[0] not in "^=" and not any(interface.startswith(name) for interface in interfaces):
                 known = ", ".join(sorted(interfaces))
-                text = f"{variable}={name}: there is no such network card"
+                text = f"{variable}={name}: there is no such network interface"
                 findings.append(Finding("network", "error", text, f"set it to one of {known}, or unset it"))
     return findings
 
 
-def build_locks(folder: Path, *, processes: Path = Path("/proc")) -> list[Finding]:
-    """Locks of unfinished kernel builds below `folder`: a build waits for one forever, even if its owner is dead."""
+def check_build_locks(folder: Path, *, processes: Path = Path("/proc")) -> list[Finding]:
+    """Checks for locks of unfinished kernel builds below `folder`.
+
+    A build waits for a lock forever, even if the process that took the lock is dead.
+    """
     findings = []
     for lock in sorted(folder.rglob("lock")) if folder.is_dir() else ():
         age = time.time() - lock.stat().st_mtime
         holders = _holders(lock, processes)
         text = f"{lock}, {age / 60:.0f} minutes old"
-        remove = f"rm {lock}"
+        command = f"rm {lock}"
         if not holders:
-            remedy = f"a start that hangs at a kernel build waits for it; no process here holds it: {remove}"
-            findings.append(Finding("build locks", "error", f"{text}, held by nobody on this machine", remedy))
+            remedy = f"a start that hangs at a kernel build waits for this lock; remove it: {command}"
+            findings.append(Finding("build locks", "error", f"{text}, held by no process on this machine", remedy))
         elif age > OLD_LOCK_SECONDS:
-            remedy = f"if process {holders[0]} is stuck, end it, then: {remove}"
+            remedy = f"if process {holders[0]} is stuck, end it, then: {command}"
             findings.append(Finding("build locks", "warning", f"{text}, held by process {holders[0]}", remedy))
         else:
             findings.append(Finding("build locks", "ok", f"{text}: process {holders[0]} is building"))
@@ -214,41 +227,45 @@ def build_locks(folder: Path, *, processes: Path = Path("/proc")) -> list[Findin
 
 
 def _holders(file: Path, processes: Path) -> list[int]:
-    """The ids of the processes that have `file` open, as far as this user may look."""
-    found = []
+    """Returns the ids of the processes that have `file` open, among those that this user may inspect."""
+    holders = []
     for folder in processes.glob("[0-9]*"):
         try:
             if any(link.readlink() == file for link in (folder / "fd").iterdir()):
-                found.append(int(folder.name))
-        except OSError:  # the process ended, or belongs to somebody else
+                holders.append(int(folder.name))
+        except OSError:  # the process has ended, or belongs to another user
             continue
-    return found
+    return holders
 
 
-def threads(environment: Mapping[str, str], *, cores: int, cgroup: Path = Path("/sys/fs/cgroup")) -> list[Finding]:
-    """Whether the processes of a node ask for more threads than it has cores."""
-    quota = re.match(r"(\d+) (\d+)", _text(cgroup / "cpu.max"))
+def check_threads(
+    environment: Mapping[str, str], *, cores: int, cgroup: Path = Path("/sys/fs/cgroup")
+) -> list[Finding]:
+    """Checks that the processes of a node do not start more threads than it has cores."""
+    quota = re.match(r"(\d+) (\d+)", _read_text(cgroup / "cpu.max"))
     if quota:
         cores = min(cores, max(1, int(quota[1]) // int(quota[2])))
-    asked = environment.get("OMP_NUM_THREADS", "")
+    setting = environment.get("OMP_NUM_THREADS", "")
     processes = environment.get("LOCAL_WORLD_SIZE", "1")
-    if asked and not asked.isdigit():
-        return [Finding("threads", "error", f"OMP_NUM_THREADS={asked} is no number", "set it to a number, or unset it")]
-    wanted = int(asked or cores) * (int(processes) if processes.isdigit() else 1)
-    text = f"{cores} cores, OMP_NUM_THREADS {asked or 'not set'}"
-    if wanted > cores:
-        remedy = "threads that wait for each other train slower: OMP_NUM_THREADS = cores / processes of the node"
-        return [Finding("threads", "warning", f"{text}: {wanted} threads on {cores} cores", remedy)]
+    if setting and not setting.isdigit():
+        return [
+            Finding("threads", "error", f"OMP_NUM_THREADS={setting} is not a number", "set it to a number, or unset it")
+        ]
+    count = int(setting or cores) * (int(processes) if processes.isdigit() else 1)
+    text = f"{cores} cores, OMP_NUM_THREADS {setting or 'not set'}"
+    if count > cores:
+        remedy = "too many threads slow training down: set OMP_NUM_THREADS = cores / processes of the node"
+        return [Finding("threads", "warning", f"{text}: {count} threads on {cores} cores", remedy)]
     return [Finding("threads", "ok", text)]
 
 
-def _text(file: Path) -> str:
+def _read_text(file: Path) -> str:
     try:
         return file.read_text()
     except OSError:
         return ""
 
 
-def _number(file: Path) -> int | None:
-    text = _text(file).strip()
+def _read_number(file: Path) -> int | None:
+    text = _read_text(file).strip()
     return int(text) if text.isdigit() else None

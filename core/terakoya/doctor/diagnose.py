@@ -1,4 +1,4 @@
-"""The doctor: whether this machine and this installation can train, and what to do where they cannot."""
+"""Diagnoses whether this machine and this installation can train, and what to do if not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from terakoya import process_pool
-from terakoya.doctor import checks as machine
+from terakoya.doctor import checks
 from terakoya.doctor.checks import Finding
 from terakoya.plugins import registry
 
@@ -22,38 +22,38 @@ CHECKED_EXTRA = "deepspeed"
 
 
 def diagnose(folder: Path) -> list[Finding]:
-    """Every finding, in the order of a machine being set up. `folder` is where stores and runs will lie."""
+    """Runs every check, in the order in which a machine is set up. `folder` is where stores and runs will be."""
     import psutil
 
-    (built_for, available), torch = _torch()
+    (built_for, available), torch_findings = _check_torch()
     memory = psutil.virtual_memory()
     cores = process_pool.cores()
     extensions = os.environ.get("TORCH_EXTENSIONS_DIR") or "~/.cache/torch_extensions"
     return [
-        *versions(),
-        *torch,
-        *machine.gpus(built_for=built_for, available=available, driver=machine.nvidia_smi()),
-        *machine.compiler(built_for=built_for, deepspeed=importlib.util.find_spec("deepspeed") is not None),
-        *machine.build_locks(Path(extensions).expanduser()),
-        *machine.memory(available=memory.available, total=memory.total),
-        *machine.shared_memory(),
-        *machine.disk(folder),
-        *machine.threads(os.environ, cores=cores),
-        *machine.port(),
-        *machine.network(os.environ, list(psutil.net_if_addrs())),
-        *text_encoding(sys.getfilesystemencoding(), sys.stdout.encoding),
-        *dictionaries(),
-        *plugins(),
+        *check_versions(),
+        *torch_findings,
+        *checks.check_gpus(built_for=built_for, available=available, driver=checks.query_nvidia_smi()),
+        *checks.check_compiler(built_for=built_for, deepspeed=importlib.util.find_spec("deepspeed") is not None),
+        *checks.check_build_locks(Path(extensions).expanduser()),
+        *checks.check_memory(available=memory.available, total=memory.total),
+        *checks.check_shared_memory(),
+        *checks.check_disk(folder),
+        *checks.check_threads(os.environ, cores=cores),
+        *checks.check_port(),
+        *checks.check_network(os.environ, list(psutil.net_if_addrs())),
+        *check_text_encoding(sys.getfilesystemencoding(), sys.stdout.encoding),
+        *check_dictionaries(),
+        *check_plugins(),
     ]
 
 
-def versions(
+def check_versions(
     *,
     requirements: Sequence[str] | None = None,
     python: str | None = None,
     installed: Callable[[str], str] = metadata.version,
 ) -> list[Finding]:
-    """Whether Python and the installed packages lie in the ranges of terakoya's own metadata."""
+    """Checks that the versions of Python and of the installed packages are in the ranges of terakoya's metadata."""
     if requirements is None:
         requirements = metadata.requires(DISTRIBUTION) or ()
     if python is None:
@@ -61,7 +61,7 @@ def versions(
     running = "{}.{}.{}".format(*sys.version_info[:3])
     findings = []
     if not SpecifierSet(python).contains(running):
-        remedy = f"make an environment with Python {python}"
+        remedy = f"create an environment with Python {python}"
         findings.append(Finding("versions", "error", f"Python {running}: expected {python}", remedy))
     fitting = [f"Python {running}"]
     for requirement in map(Requirement, requirements):
@@ -87,18 +87,18 @@ def versions(
     return [Finding("versions", "ok", ", ".join(fitting)), *findings]
 
 
-def _torch() -> tuple[tuple[str | None, bool], list[Finding]]:
-    """(CUDA version torch is built for, whether it can use a GPU), and an error if torch does not import."""
+def _check_torch() -> tuple[tuple[str | None, bool], list[Finding]]:
+    """Returns (CUDA version of torch's build, whether it can use a GPU), and an error if torch cannot be imported."""
     try:
         import torch
     except (ImportError, OSError) as error:
         remedy = "install it again: pip install --force-reinstall torch"
-        return (None, False), [Finding("torch", "error", f"torch does not import: {error}", remedy)]
+        return (None, False), [Finding("torch", "error", f"torch cannot be imported: {error}", remedy)]
     return (torch.version.cuda, torch.cuda.is_available()), []
 
 
-def text_encoding(file_names: str, output: str | None) -> list[Finding]:
-    """Whether Japanese text can be written to file names and to the terminal."""
+def check_text_encoding(file_names: str, output: str | None) -> list[Finding]:
+    """Checks that file names and the terminal can contain Japanese text."""
     for what, encoding in (("file names", file_names), ("the terminal", output or "utf-8")):
         if encoding.lower().replace("-", "").replace("_", "") != "utf8":
             text = f"{what} use {encoding}; Japanese text will fail there"
@@ -106,8 +106,8 @@ def text_encoding(file_names: str, output: str | None) -> list[Finding]:
     return [Finding("text", "ok", "UTF-8")]
 
 
-def dictionaries(names: Sequence[str] = ("unidic_lite", "ipadic", "unidic")) -> list[Finding]:
-    """Which MeCab dictionaries are there. The first two come with terakoya, unidic is downloaded on its own."""
+def check_dictionaries(names: Sequence[str] = ("unidic_lite", "ipadic", "unidic")) -> list[Finding]:
+    """Checks the installed MeCab dictionaries. The first two come with terakoya; unidic is downloaded separately."""
     present, findings = [], []
     for name in names:
         spec = importlib.util.find_spec(name)
@@ -123,11 +123,11 @@ def dictionaries(names: Sequence[str] = ("unidic_lite", "ipadic", "unidic")) -> 
     return [Finding("dictionaries", "ok", ", ".join(present) or "none"), *findings]
 
 
-def plugins() -> list[Finding]:
-    """How many components are there, and which plugins do not load."""
+def check_plugins() -> list[Finding]:
+    """Reports the number of components, and the plugins that cannot be loaded."""
     loaded = registry()
     findings = [Finding("plugins", "ok", f"{len(loaded.components())} components of {len(loaded.plugins)} plugins")]
     for broken in loaded.broken:
-        remedy = f"install what it lacks, or leave it out: --without {broken.name}"
+        remedy = f"install what the plugin needs, or exclude it: --without {broken.name}"
         findings.append(Finding("plugins", "error", str(broken), remedy))
     return findings
