@@ -1,5 +1,5 @@
 """The encoders and T5, family by family: of the published sizes, with Transformers' losses, documents kept apart; and
-every entry of the field's parameter file from training to plain Transformers."""
+every entry of retarfi/language-pretraining's parameter.json from training to plain Transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from terakoya.components import Architecture, Objective
 from terakoya.components.rows import Layout
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.config.language_pretraining_json import read_field_parameters
+from terakoya.config.language_pretraining_json import read_language_pretraining_json
 from terakoya.config.parameters import Parameters
 from terakoya.contract.toy import VOCABULARY
 from terakoya.contract.toy import make_store as contract_store
@@ -76,7 +76,7 @@ def test_deberta_v3s_generator_is_half_as_deep_and_as_wide() -> None:
     assert objective.generator == half and objective.sharing == "disentangled"
 
 
-# ------------------------------------------------------------------------------------------ the field's own entries
+# ---------------------------------------------------------------- the entries of retarfi/language-pretraining
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_an_entry_trains_goes_on_is_exported_and_loads(
     file = tmp_path / "parameter.json"
     for steps in (2, 4):
         file.write_text(json.dumps({name: {**entry, "train-steps": steps}}))
-        raw = {**read_field_parameters(file, name, [store]), "trackers": [], "logging_steps": 1}
+        raw = {**read_language_pretraining_json(file, name, [store]), "trackers": [], "logging_steps": 1}
         train_in_this_process(Parameters.from_dict(raw, source=file.name), tmp_path / "run")
     course = toy.losses(tmp_path / "run")
     assert sorted(course) == [1, 2, 3, 4] and set(toy.records(tmp_path / "run", "resume")) == {2}

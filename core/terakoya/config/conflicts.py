@@ -14,31 +14,31 @@ if TYPE_CHECKING:
     from terakoya.config.fields import ParameterFields
 
 
-def check(parameters: ParameterFields) -> None:
+def check_conflicts(parameters: ParameterFields) -> None:
     """Raises ValueError with the first contradiction."""
-    for problem in contradictions(parameters):
+    for problem in find_conflicts(parameters):
         raise ValueError(problem)
 
 
-def contradictions(parameters: ParameterFields) -> Iterator[str]:
+def find_conflicts(parameters: ParameterFields) -> Iterator[str]:
     """Each contradiction in `parameters`: where, what was expected, what was got, what to do."""
-    yield from _of_data(parameters)
-    yield from _of_numbers(parameters)
-    yield from _of_architecture(parameters)
-    yield from _of_processes(parameters)
+    yield from _data_conflicts(parameters)
+    yield from _precision_conflicts(parameters)
+    yield from _architecture_conflicts(parameters)
+    yield from _engine_conflicts(parameters)
     if parameters.parallel.tp_size > 1:
-        yield from _of_shared_products(parameters)
+        yield from _tensor_parallel_conflicts(parameters)
     if parameters.parallel.pp_size > 1:
-        yield from _of_shared_blocks(parameters)
+        yield from _pipeline_parallel_conflicts(parameters)
     if parameters.parallel.sp_size > 1:
-        yield from _of_shared_positions(parameters)
+        yield from _sequence_parallel_conflicts(parameters)
 
 
-def _of_data(parameters: ParameterFields) -> Iterator[str]:
+def _data_conflicts(parameters: ParameterFields) -> Iterator[str]:
     bound, length = parameters.architecture.max_sequence_length(), parameters.data.sequence_length
     if bound is not None and length > bound:
         yield (f"data.sequence_length: expected at most {bound}, the longest that the architecture takes, got {length}")
-    if parameters.evaluation and not parameters.data.validates:
+    if parameters.evaluation and not parameters.data.has_validation:
         yield "evaluation: there is nothing to evaluate on; name a store in data.validation, or give data.split"
     if parameters.data.stages and parameters.epochs is not None:
         yield "epochs: with data.stages, how long an epoch is depends on the step; give max_steps"
@@ -49,7 +49,7 @@ def _of_data(parameters: ParameterFields) -> Iterator[str]:
         )
 
 
-def _of_numbers(parameters: ParameterFields) -> Iterator[str]:
+def _precision_conflicts(parameters: ParameterFields) -> Iterator[str]:
     precision = parameters.precision
     if parameters.loss_scaling is not None and precision != "fp16":
         yield (
@@ -63,7 +63,7 @@ def _of_numbers(parameters: ParameterFields) -> Iterator[str]:
         yield f'precision: "fp8" is for parallel.engine "ddp", got "{engine}"; use one of them'
 
 
-def _of_architecture(parameters: ParameterFields) -> Iterator[str]:
+def _architecture_conflicts(parameters: ParameterFields) -> Iterator[str]:
     architecture, layout = parameters.architecture, parameters.objective.row_layout().kind
     name = type(architecture).__name__
     if layout == "packed" and architecture.isolation == "none":
@@ -87,10 +87,10 @@ def _of_architecture(parameters: ParameterFields) -> Iterator[str]:
                 )
 
 
-def _of_processes(parameters: ParameterFields) -> Iterator[str]:
+def _engine_conflicts(parameters: ParameterFields) -> Iterator[str]:
     stage, optimizer = parameters.parallel.zero_stage, parameters.optimizer
     if parameters.parallel.deepspeed_config is not None and stage is not None:
-        yield from deepspeed_settings.problems(
+        yield from deepspeed_settings.find_problems(
             parameters.parallel.deepspeed_config,
             zero_stage=stage,
             max_grad_norm=parameters.max_grad_norm,
@@ -113,7 +113,7 @@ def _of_processes(parameters: ParameterFields) -> Iterator[str]:
         )
 
 
-def _of_shared_products(parameters: ParameterFields) -> Iterator[str]:
+def _tensor_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
     """What processes that share matrix products cannot do, with the nearest that they can."""
     processes, optimizer = parameters.parallel.tp_size, parameters.optimizer
     key = f"parallel.tp_size {processes}"
@@ -155,7 +155,7 @@ def _of_shared_products(parameters: ParameterFields) -> Iterator[str]:
         )
 
 
-def _of_shared_blocks(parameters: ParameterFields) -> Iterator[str]:
+def _pipeline_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
     """What processes that share the blocks of a model cannot do, with the nearest that they can."""
     architecture, objective, parallel = parameters.architecture, parameters.objective, parameters.parallel
     key, name = f"parallel.pp_size {parallel.pp_size}", type(architecture).__name__
@@ -201,7 +201,7 @@ def _of_shared_blocks(parameters: ParameterFields) -> Iterator[str]:
         )
 
 
-def _of_shared_positions(parameters: ParameterFields) -> Iterator[str]:
+def _sequence_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
     """What processes that share the positions of rows cannot do, with the nearest that they can."""
     architecture, objective, processes = parameters.architecture, parameters.objective, parameters.parallel.sp_size
     key, name, length = f"parallel.sp_size {processes}", type(architecture).__name__, parameters.data.sequence_length

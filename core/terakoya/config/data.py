@@ -80,7 +80,7 @@ class Data(Settings):
         return self
 
     @property
-    def validates(self) -> bool:
+    def has_validation(self) -> bool:
         """Whether there is anything to validate on."""
         return bool(self.validation or (self.split and self.split[1]))
 

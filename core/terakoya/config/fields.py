@@ -16,7 +16,7 @@ from terakoya.config.loss_scaling import LossScaling
 from terakoya.config.parallel import Parallel
 from terakoya.config.start_from import StartFrom
 
-LENGTHS = ("max_steps", "max_tokens", "epochs")
+LENGTH_KEYS = ("max_steps", "max_tokens", "epochs")
 """The keys of which exactly one says how long a run is."""
 
 

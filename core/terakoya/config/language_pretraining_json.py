@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
-from terakoya.config.language_pretraining_start import SIZES, FieldStart, read_field_start
+from terakoya.config.language_pretraining_start import SIZES, StartFolders, read_start_folders
 from terakoya.errors import UserError, nearest
 from terakoya.json_settings import explain, read_json, shown
 
@@ -21,7 +21,7 @@ def _hyphenated(name: str) -> str:
     return name if name.startswith("pretrained_") else name.replace("_", "-")
 
 
-class FieldEntry(BaseModel):
+class LanguagePretrainingEntry(BaseModel):
     """One entry of the file. Fields without a default are required."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=_hyphenated)
@@ -59,7 +59,7 @@ RENAMED = {"debertav2": "deberta_v2"}
 ELECTRA_KEYS = ("embedding-size", "generator-size", "mask-percent")
 
 
-def read_field_parameters(
+def read_language_pretraining_json(
     path: Path,
     model_type: str,
     stores: Sequence[Path],
@@ -88,11 +88,13 @@ def read_field_parameters(
         raise UserError(f"{where}: expected an object, got {shown(raw)}")
     family = model_type.partition("-")[0]
     family = RENAMED.get(family, family)
-    start = read_field_start(raw, where, family)
+    start = read_start_folders(raw, where, family)
     try:
-        entry = FieldEntry.model_validate(dict(start.entry if start else raw))
+        entry = LanguagePretrainingEntry.model_validate(dict(start.entry if start else raw))
     except ValidationError as error:
-        raise UserError("\n".join(f"{path.name}: {line}" for line in explain(error, FieldEntry, model_type))) from None
+        raise UserError(
+            "\n".join(f"{path.name}: {line}" for line in explain(error, LanguagePretrainingEntry, model_type))
+        ) from None
     _refuse_unsupported(raw, where, family, started=start is not None)
 
     precision = _precision(entry, raw, where, fp16_type)
@@ -143,7 +145,7 @@ def _refuse_unsupported(raw: Mapping[str, Any], where: str, family: str, *, star
                 raise UserError(f"{where}.{key}: belongs to electra entries and does nothing here; leave it out")
 
 
-def _precision(entry: FieldEntry, raw: Mapping[str, Any], where: str, fp16_type: int | None) -> str:
+def _precision(entry: LanguagePretrainingEntry, raw: Mapping[str, Any], where: str, fp16_type: int | None) -> str:
     """`fp32`, `bf16` or, of fp16-type 1 to 3, `fp16`. The option wins over the entry; UserError for both at once."""
     chosen = entry.fp16_type if fp16_type is None else fp16_type
     key = "fp16-type" if fp16_type is None else "--fp16_type"
@@ -154,13 +156,15 @@ def _precision(entry: FieldEntry, raw: Mapping[str, Any], where: str, fp16_type:
     return "bf16" if entry.bf16 else "fp32"
 
 
-def _architecture(entry: FieldEntry, family: str) -> dict[str, Any]:
+def _architecture(entry: LanguagePretrainingEntry, family: str) -> dict[str, Any]:
     stated = entry.model_dump(by_alias=True, exclude_none=True)
     sizes = {name: stated[key] for key, name in SIZES.items() if key in stated}
     return {"type": family, **sizes, "max_position_embeddings": entry.sequence_length}
 
 
-def _objective(entry: FieldEntry, family: str, whole_word_mask: bool, start: FieldStart | None) -> dict[str, Any]:
+def _objective(
+    entry: LanguagePretrainingEntry, family: str, whole_word_mask: bool, start: StartFolders | None
+) -> dict[str, Any]:
     """Masked tokens with next-sentence pairs for bert, replaced tokens for electra, else masked tokens alone."""
     objective: dict[str, Any] = {
         "type": "replaced_token" if family == "electra" else "masked_lm",

@@ -37,7 +37,7 @@ LENGTH = "max_position_embeddings"
 
 
 @dataclass(frozen=True)
-class FieldStart:
+class StartFolders:
     """What the folders of an entry say.
 
     Attributes:
@@ -53,7 +53,7 @@ class FieldStart:
     start_from: dict[str, Any]
 
 
-def read_field_start(raw: Mapping[str, Any], where: str, family: str) -> FieldStart | None:
+def read_start_folders(raw: Mapping[str, Any], where: str, family: str) -> StartFolders | None:
     """What the folders named by the entry `raw` say; None if it trains from scratch.
 
     Heads that a folder lacks are drawn and those without a place are left out, as the original does; both are printed.
@@ -83,7 +83,7 @@ def read_field_start(raw: Mapping[str, Any], where: str, family: str) -> FieldSt
     stated = {name: raw[key] for key, name in SIZES.items() if key in raw}
     sizes = {key: own[name] for key, name in SIZES.items() if name in own}
     length = _longest(kind, own, where)
-    return FieldStart(
+    return StartFolders(
         entry={**sizes, **({"sequence-length": length} if length else {}), **raw},
         architecture={"type": family, **own, **stated},
         generator={"type": family, **found["generator"]} if family == "electra" else None,

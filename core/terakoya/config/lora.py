@@ -20,7 +20,7 @@ OF_QUANTIZED = frozenset(
 FOLDER = "adapter"
 """What the folder with adapters in peft's own format is called."""
 
-MAY_CHANGE = frozenset({"lora.lora_alpha", "lora.lora_dropout", "lora.use_rslora"})
+CHANGEABLE = frozenset({"lora.lora_alpha", "lora.lora_dropout", "lora.use_rslora"})
 """What a run that goes on may change with leave: all else says which tensors there are."""
 
 
@@ -58,7 +58,7 @@ class LoraSettings(Settings):
         return value
 
 
-def check(lora: LoraSettings | None, *, start_from: StartFrom | None, frozen_layers: int, precision: str) -> None:
+def check_lora(lora: LoraSettings | None, *, start_from: StartFrom | None, frozen_layers: int, precision: str) -> None:
     """ValueError where other parameters do not go with `lora`."""
     if lora is None:
         return
@@ -76,7 +76,7 @@ def check(lora: LoraSettings | None, *, start_from: StartFrom | None, frozen_lay
         raise ValueError('precision: "fp8" does not go with lora, whose products are small; use "bf16"')
 
 
-def untrained(lora: LoraSettings | None, names: Sequence[str]) -> list[str]:
+def untrained_weights(lora: LoraSettings | None, names: Sequence[str]) -> list[str]:
     """Those of the weights `names` that `lora` leaves as they are: outside of what it trains whole. Without `lora` none
     are."""
     if lora is None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from terakoya.config.data import Settings
-from terakoya.config.deepspeed import OFFLOADS, offload_device, offload_problems
+from terakoya.config.deepspeed import OFFLOADS, find_offload_problems, offload_device
 from terakoya.errors import UserError
 from terakoya.json_settings import read_json
 
@@ -92,18 +92,18 @@ class Parallel(Settings):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        for problem in self._contradictions():
+        for problem in self._find_conflicts():
             raise ValueError(problem)
         return self
 
-    def _contradictions(self) -> Iterator[str]:
+    def _find_conflicts(self) -> Iterator[str]:
         if self.engine == "deepspeed" and self.zero_stage is None:
             yield 'engine "deepspeed" needs zero_stage: 0, 1, 2 or 3'
         if self.engine != "deepspeed" and self.zero_stage is not None:
             yield f'zero_stage {self.zero_stage} needs engine "deepspeed", got "{self.engine}"'
         for key in OFFLOADS:
             if getattr(self, f"{key}_device") is not None:
-                yield from offload_problems(key, self.zero_stage, f"{key}_device")
+                yield from find_offload_problems(key, self.zero_stage, f"{key}_device")
         if self.deepspeed_config is not None and self.engine != "deepspeed":
             yield f'deepspeed_config needs engine "deepspeed", got "{self.engine}"'
         if self.cp_size > 1:

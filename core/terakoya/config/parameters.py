@@ -21,9 +21,9 @@ from pydantic import (
 from terakoya import plugins
 from terakoya.components import Component, batch_table
 from terakoya.components.progress import Length
-from terakoya.config import conflicts as contradictions
+from terakoya.config import conflicts
 from terakoya.config import lora as lora_settings
-from terakoya.config.fields import LENGTHS, ParameterFields
+from terakoya.config.fields import LENGTH_KEYS, ParameterFields
 from terakoya.errors import UserError, nearest
 from terakoya.json_settings import explain, leaves, read_json, refuse_secrets, shown, with_overrides
 from terakoya.plugins import Registry
@@ -38,7 +38,7 @@ COMPONENTS: Mapping[str, str] = {
 
 RESUME_MAY_CHANGE = frozenset(
     {
-        *LENGTHS,
+        *LENGTH_KEYS,
         "max_minutes",
         "logging_steps",
         "trackers",
@@ -69,16 +69,16 @@ class Parameters(ParameterFields):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         batch_table.check(self.batch_size)
-        lora_settings.check(
+        lora_settings.check_lora(
             self.lora, start_from=self.start_from, frozen_layers=self.frozen_layers, precision=self.precision
         )
-        given = [name for name in LENGTHS if getattr(self, name) is not None]
+        given = [name for name in LENGTH_KEYS if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(
-                f"expected exactly one of {', '.join(LENGTHS)}, got {' and '.join(given) or 'none'}"
+                f"expected exactly one of {', '.join(LENGTH_KEYS)}, got {' and '.join(given) or 'none'}"
                 + ("; set the others to null" if given else "")
             )
-        contradictions.check(self)
+        conflicts.check_conflicts(self)
         return self
 
     @classmethod
@@ -179,7 +179,7 @@ def resolve_length(parameters: Parameters, *, rows: int, tokens_per_row: float, 
 # ---------------------------------------------------------------------------------------------------- resuming
 
 
-def differences(old: Parameters | Mapping[str, Any], new: Parameters | Mapping[str, Any]) -> list[str]:
+def changed_keys(old: Parameters | Mapping[str, Any], new: Parameters | Mapping[str, Any]) -> list[str]:
     """The key paths whose values differ, sorted."""
     before, after = (dict(leaves(each.dump() if isinstance(each, Parameters) else each)) for each in (old, new))
     absent = object()

@@ -27,9 +27,9 @@ def read_parameters(
     """Reads the parameters in `file`; with `model_type`, that entry of a language-pretraining parameter.json.
 
     Raises:
-        UserError: see `Parameters.load` and `read_field_parameters`; options of the other format.
+        UserError: see `Parameters.load` and `read_language_pretraining_json`; options of the other format.
     """
-    from terakoya.config.language_pretraining_json import read_field_parameters
+    from terakoya.config.language_pretraining_json import read_language_pretraining_json
     from terakoya.config.parameters import Parameters
 
     if model_type is None:
@@ -41,7 +41,7 @@ def read_parameters(
         return Parameters.load(file, overrides)
     if not data:
         raise UserError("--model-type: a language-pretraining parameter.json names no data; add --data STORE")
-    raw = read_field_parameters(
+    raw = read_language_pretraining_json(
         file, model_type, data, validation,
         whole_word_mask=whole_word_mask, fp16_type=fp16_type, processes_per_node=processes,
     )  # fmt: skip

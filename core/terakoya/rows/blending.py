@@ -64,7 +64,7 @@ class Blend:
         stores, indices = self.positions(n, n + 1)
         return int(stores[0]), int(indices[0])
 
-    def taken(self, n: int) -> tuple[int, ...]:
+    def rows_per_store(self, n: int) -> tuple[int, ...]:
         """How many of the first n rows come from each store."""
         periods, within = divmod(n, len(self._stores))
         part = np.bincount(self._stores[:within], minlength=len(self.weights))

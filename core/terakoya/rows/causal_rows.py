@@ -19,8 +19,8 @@ from terakoya.components.rows import Layout, Rows, ranges
 from terakoya.errors import UserError
 from terakoya.rows.conversation_rows import ConversationPlan, check_store, flags_at, last_runs
 from terakoya.rows.megatron_order import MegatronOrder
-from terakoya.rows.packing import Plan, stored_plan
-from terakoya.rows.row_assembly import Segments, frame
+from terakoya.rows.packing import Plan, load_or_build_plan
+from terakoya.rows.row_assembly import RowSegments, assemble_rows
 from terakoya.store.spans import Spans
 
 if TYPE_CHECKING:
@@ -74,12 +74,12 @@ class CausalRows:
             if layout.conversations.loss_on != "all":
                 self._answer_bits = store.answer_bits
         elif layout.kind == "packed":
-            self._plan = stored_plan(
+            self._plan = load_or_build_plan(
                 store.folder,
                 store.fingerprint,
                 kind=f"causal{'-bos' * layout.bos}{'-open' * (self._end is None)}",
                 sequence_length=sequence_length,
-                framing=0,
+                special_tokens=0,
                 count=store.facts.documents,
                 spans=self._inputs,
             )
@@ -97,13 +97,13 @@ class CausalRows:
             return len(self._order)
         return -(-(self._spans.stream_length - 1) // self._length)
 
-    def cut(self, epoch: int, rows: np.ndarray, keys: np.ndarray) -> Rows:
+    def load(self, epoch: int, rows: np.ndarray, keys: np.ndarray) -> Rows:
         """The rows numbered `rows` (B,) of `epoch`, with their keys (B,)."""
         if self._plan is not None:
             return self._packed(self._plan, rows, keys)
         return self._joined(epoch, rows, keys)
 
-    def blank(self) -> Rows:
+    def blank_row(self) -> Rows:
         """One row of one token, which predicts nothing."""
         shape = (1, self._length)
         document_ids = np.full(shape, -1, np.int32)
@@ -181,13 +181,13 @@ class CausalRows:
         cut = np.maximum(begin[row], start), np.minimum(stop[row], course.stream_start(number + 1))
         return course, _Runs(row, course.in_store(number), start, *cut, np.zeros_like(row)), begin, stop
 
-    def _segments(self, runs: _Runs) -> Segments:
+    def _segments(self, runs: _Runs) -> RowSegments:
         """The stored tokens of each run, and what frames them."""
         lead = int(self._layout.bos)
         begin, stop = runs.begin - runs.first, runs.stop - runs.first
         text = self._text_length(runs.document)
         start = np.maximum(begin - lead, 0)
-        return Segments(
+        return RowSegments(
             runs.row,
             self._spans.document_start(runs.document) + start,
             np.minimum(stop - lead, text) - start,
@@ -216,11 +216,11 @@ class CausalRows:
         return bounds[:-1], np.diff(bounds) - 1
 
     def _assemble(
-        self, segments: Segments, last: np.ndarray, following: np.ndarray, keys: np.ndarray, *, restart: bool
+        self, segments: RowSegments, last: np.ndarray, following: np.ndarray, keys: np.ndarray, *, restart: bool
     ) -> Rows:
         """The arrays of a batch. At the flat indices `last` (n,) a run ends that goes on with the ids `following`."""
         shape = (len(keys), self._length)
-        framed = frame(
+        framed = assemble_rows(
             segments,
             shape,
             self._tokens,

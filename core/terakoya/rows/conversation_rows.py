@@ -14,7 +14,7 @@ import numpy as np
 
 from terakoya.components.rows import Conversations
 from terakoya.errors import UserError
-from terakoya.rows.packing import WINDOW, Plan, single_rows, stored_plan
+from terakoya.rows.packing import WINDOW, Plan, load_or_build_plan, plan_single_rows
 
 if TYPE_CHECKING:
     from terakoya.store.token_store import TokenStore
@@ -52,12 +52,12 @@ class ConversationPlan:
     def packed(self) -> Plan:
         """Several in a row, best-fit; a sidecar of the store."""
         self._tell()
-        return stored_plan(
+        return load_or_build_plan(
             self.store.folder,
             self.store.fingerprint,
             kind=f"conversations-{self.settings.too_long}{'-all' * (self.settings.loss_on == 'all')}",
             sequence_length=self.sequence_length,
-            framing=0,
+            special_tokens=0,
             count=self.store.facts.documents,
             spans=self._fitted,
         )
@@ -66,7 +66,7 @@ class ConversationPlan:
         """One in a row, in the store's order."""
         self._tell()
         starts, lengths = self._fitted(0, self.store.facts.documents)
-        return single_rows(starts, lengths, sequence_length=self.sequence_length, framing=0)
+        return plan_single_rows(starts, lengths, sequence_length=self.sequence_length, special_tokens=0)
 
     def _fitted(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """`spans` of at most a row; 0 tokens where nothing is left to learn from."""

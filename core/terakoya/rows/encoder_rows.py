@@ -14,9 +14,9 @@ import numpy as np
 from terakoya.components.rows import Layout, Rows, ranges
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.rows.next_sentence_pairs import PairPlan, plan_pairs, truncate
-from terakoya.rows.packing import Plan, stored_plan
-from terakoya.rows.row_assembly import Segments, frame
+from terakoya.rows.next_sentence_pairs import PairPlan, plan_pairs, truncate_pairs
+from terakoya.rows.packing import Plan, load_or_build_plan
+from terakoya.rows.row_assembly import RowSegments, assemble_rows
 from terakoya.store.spans import Spans
 
 if TYPE_CHECKING:
@@ -46,12 +46,12 @@ class EncoderRows:
         self._pairs: OrderedDict[int, PairPlan] = OrderedDict()
         self._plan: Plan | None = None
         if layout.kind in ("packed", "lines"):
-            self._plan = stored_plan(
+            self._plan = load_or_build_plan(
                 store.folder,
                 store.fingerprint,
                 kind=layout.kind,
                 sequence_length=sequence_length,
-                framing=2,
+                special_tokens=2,
                 count=store.facts.documents if layout.kind == "packed" else store.facts.sequences,
                 spans=self._spans.documents if layout.kind == "packed" else self._spans.lines,
             )
@@ -66,7 +66,7 @@ class EncoderRows:
         assert self._plan is not None
         return len(self._plan)
 
-    def cut(self, epoch: int, rows: np.ndarray, keys: np.ndarray) -> Rows:
+    def load(self, epoch: int, rows: np.ndarray, keys: np.ndarray) -> Rows:
         """The rows numbered `rows` (B,) of the plan of `epoch`, with their keys (B,)."""
         next_sentence = None
         if self.layout.kind == "pairs":
@@ -80,16 +80,16 @@ class EncoderRows:
             segments = self._plan_segments(rows)
         return self._assemble(segments, keys, next_sentence)
 
-    def blank(self) -> Rows:
+    def blank_row(self) -> Rows:
         """One row of [CLS] [SEP]."""
         zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
         paired = self.layout.kind == "pairs"
-        segments = Segments(zero, zero, zero, one, one, zero, zero if paired else None)
+        segments = RowSegments(zero, zero, zero, one, one, zero, zero if paired else None)
         return self._assemble(segments, np.zeros(1, np.uint64), np.full(1, -100, np.int8) if paired else None)
 
     # ------------------------------------------------------------------------------------------- what a row holds
 
-    def _plan_segments(self, rows: np.ndarray) -> Segments:
+    def _plan_segments(self, rows: np.ndarray) -> RowSegments:
         """The pieces of plan rows, each a document of its own framed by [CLS] and [SEP]."""
         assert self._plan is not None
         first = self._plan.rows[rows]
@@ -97,11 +97,11 @@ class EncoderRows:
         row, ordinal = ranges(counts)
         pieces = first[row] + ordinal
         ones = np.ones(len(row), np.int64)
-        return Segments(
+        return RowSegments(
             row, self._plan.starts[pieces], self._plan.lengths[pieces].astype(np.int64), ones, ones, ordinal
         )
 
-    def _stream_segments(self, rows: np.ndarray) -> Segments:
+    def _stream_segments(self, rows: np.ndarray) -> RowSegments:
         """Rows of the stream in which each document is followed by one separator."""
         body = self.sequence_length - 2
         begin = rows * body
@@ -116,7 +116,7 @@ class EncoderRows:
         length = np.maximum(text_stop - start - skipped, 0)
         trail = separators * (stop <= end[row])
         is_last = np.append(row[1:] != row[:-1], True)
-        return Segments(
+        return RowSegments(
             row,
             self._spans.document_start(document) + skipped,
             length,
@@ -125,11 +125,11 @@ class EncoderRows:
             np.zeros(len(row), np.int64),
         )
 
-    def _pair_segments(self, plan: PairPlan, rows: np.ndarray, keys: np.ndarray) -> Segments:
+    def _pair_segments(self, plan: PairPlan, rows: np.ndarray, keys: np.ndarray) -> RowSegments:
         """[CLS] A [SEP] B [SEP], cut down to the sequence length."""
-        starts, lengths = truncate(plan.starts[rows], plan.lengths[rows], self.sequence_length - 3, keys)
+        starts, lengths = truncate_pairs(plan.starts[rows], plan.lengths[rows], self.sequence_length - 3, keys)
         side = np.tile(np.arange(2), len(rows))
-        return Segments(
+        return RowSegments(
             np.repeat(np.arange(len(rows)), 2),
             starts.ravel(),
             lengths.ravel(),
@@ -139,12 +139,12 @@ class EncoderRows:
             side,
         )
 
-    def _assemble(self, segments: Segments, keys: np.ndarray, next_sentence: np.ndarray | None) -> Rows:
+    def _assemble(self, segments: RowSegments, keys: np.ndarray, next_sentence: np.ndarray | None) -> Rows:
         """The arrays of a batch, as wide as the layout wants them."""
         width = self.sequence_length
         if self.layout.kind in ("lines", "pairs"):
             width = min(width, -(-int(segments.used(len(keys)).max()) // 8) * 8)
-        framed = frame(
+        framed = assemble_rows(
             segments,
             (len(keys), width),
             self._tokens,

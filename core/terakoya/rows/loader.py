@@ -52,10 +52,10 @@ class _Mixture:
         sources = self._sources[stores]
         return sources, indices + self._taken[sources]
 
-    def taken(self, row: int) -> list[int]:
+    def rows_per_store(self, row: int) -> list[int]:
         """How many rows of each source come before `row` of the order."""
         taken = self._taken.copy()
-        taken[self._sources] += self._blend.taken(row - self.first_row)
+        taken[self._sources] += self._blend.rows_per_store(row - self.first_row)
         return [int(each) for each in taken]
 
 
@@ -82,7 +82,7 @@ class Loader:
         self.sources, self.weights = tuple(sources), tuple(weights)
         self._mixtures: list[_Mixture] = []
         for stage in (Stage(0, {number: weight for number, weight in enumerate(weights) if weight}), *stages):
-            before = self._mixtures[-1].taken(stage.first_row) if self._mixtures else [0] * len(sources)
+            before = self._mixtures[-1].rows_per_store(stage.first_row) if self._mixtures else [0] * len(sources)
             assert not self._mixtures or stage.first_row > self._mixtures[-1].first_row
             self._mixtures.append(_Mixture(stage, before))
 
@@ -112,15 +112,15 @@ class Loader:
             return found[0]
         return np.concatenate([each[0] for each in found]), np.concatenate([each[1] for each in found])
 
-    def blank(self) -> Rows:
+    def blank_row(self) -> Rows:
         """One row with nothing to learn, for the empty slots of a step; its counts are to be taken as 0."""
-        return self.sources[0].blank()
+        return self.sources[0].blank_row()
 
-    def consumed(self, rows: int) -> list[dict[str, int | str]]:
+    def store_positions(self, rows: int) -> list[dict[str, int | str]]:
         """Where each store stands after `rows` rows of the order: rows taken, whole epochs, rows in the current one."""
         records: list[dict[str, int | str]] = []
         mixture = next(each for each in reversed(self._mixtures) if each.first_row <= rows)
-        for source, taken in zip(self.sources, mixture.taken(rows), strict=True):
+        for source, taken in zip(self.sources, mixture.rows_per_store(rows), strict=True):
             epoch, position = divmod(taken, len(source))
             folder = str(source.store.folder)
             records.append({"store": folder, "rows": taken, "epoch": epoch, "position": position})

@@ -98,7 +98,9 @@ def plan_pairs(
     )
 
 
-def truncate(starts: np.ndarray, lengths: np.ndarray, budget: int, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def truncate_pairs(
+    starts: np.ndarray, lengths: np.ndarray, budget: int, keys: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Pairs cut down to `budget` tokens: starts and lengths (B, 2) int64 of starts, lengths (B, 2) and keys (B,).
 
     One token at a time goes from the longer segment (B when they are equal), from its front or its back as a coin

@@ -36,7 +36,7 @@ class Plan:
     Attributes:
         rows: (R + 1,) int64, the first piece of each row.
         starts: (P,) int64, where each piece starts in the store's tokens.
-        lengths: (P,) int32, tokens of each piece, framing not counted.
+        lengths: (P,) int32, tokens of each piece, special tokens not counted.
     """
 
     rows: np.ndarray
@@ -76,28 +76,30 @@ def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:
     return bins, opened
 
 
-def packed_rows(starts: np.ndarray, lengths: np.ndarray, *, sequence_length: int, framing: int) -> Plan:
-    """The rows of one window: documents at `starts` (D,) of `lengths` (D,) tokens, each piece costing `framing` more.
+def plan_packed_rows(starts: np.ndarray, lengths: np.ndarray, *, sequence_length: int, special_tokens: int) -> Plan:
+    """The rows of one window: documents at `starts` (D,) of `lengths` (D,) tokens; each piece needs `special_tokens`
+    more.
 
-    A document longer than `sequence_length - framing` is cut into pieces that fill a row and a remainder; remainders
-    and short documents are packed best-fit-decreasing. Pieces of a row are in store order; empty documents vanish.
+    A document longer than `sequence_length - special_tokens` is cut into pieces that each fill a row, and a remainder;
+    remainders and short documents are packed best-fit-decreasing. Pieces of a row are in store order; empty documents
+    are left out.
     """
-    body = sequence_length - framing
-    starts, lengths = cut(starts, lengths, body)
-    bins, opened = pack(lengths + framing, sequence_length)
+    body = sequence_length - special_tokens
+    starts, lengths = split_spans(starts, lengths, body)
+    bins, opened = pack(lengths + special_tokens, sequence_length)
     order = np.argsort(bins, kind="stable")
     rows = np.zeros(opened + 1, np.int64)
     np.cumsum(np.bincount(bins, minlength=opened), out=rows[1:])
     return Plan(rows, starts[order], lengths[order].astype(np.int32))
 
 
-def single_rows(starts: np.ndarray, lengths: np.ndarray, *, sequence_length: int, framing: int) -> Plan:
+def plan_single_rows(starts: np.ndarray, lengths: np.ndarray, *, sequence_length: int, special_tokens: int) -> Plan:
     """One row for each sequence; a longer one is cut into full rows and a remainder; empty ones vanish."""
-    starts, lengths = cut(starts, lengths, sequence_length - framing)
+    starts, lengths = split_spans(starts, lengths, sequence_length - special_tokens)
     return Plan(np.arange(len(starts) + 1), starts, lengths.astype(np.int32))
 
 
-def cut(starts: np.ndarray, lengths: np.ndarray, body: int) -> tuple[np.ndarray, np.ndarray]:
+def split_spans(starts: np.ndarray, lengths: np.ndarray, body: int) -> tuple[np.ndarray, np.ndarray]:
     """Spans cut into pieces of at most `body` tokens, in order: starts and lengths (P,) int64. Empty ones vanish."""
     lengths = np.asarray(lengths, np.int64)
     pieces = -(-lengths // body)
@@ -113,13 +115,13 @@ Spans = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
 """(first, stop) -> starts and lengths in tokens of the documents (or lines) [first, stop)."""
 
 
-def stored_plan(
+def load_or_build_plan(
     store_folder: Path,
     fingerprint: str,
     *,
     kind: str,
     sequence_length: int,
-    framing: int,
+    special_tokens: int,
     count: int,
     spans: Spans,
     window: int = WINDOW,
@@ -135,7 +137,7 @@ def stored_plan(
         "store": fingerprint,
         "kind": kind,
         "sequence_length": sequence_length,
-        "framing": framing,
+        "framing": special_tokens,
         "window": window,
         "count": count,
     }
@@ -152,7 +154,7 @@ def stored_plan(
             _build(folder, facts, spans)
             plan = _open_plan(folder)
             assert plan is not None, f"{folder}: the plan that was just built does not open"
-            used = int(np.sum(plan.lengths, dtype=np.int64)) + framing * len(plan.starts)
+            used = int(np.sum(plan.lengths, dtype=np.int64)) + special_tokens * len(plan.starts)
             logger.info(
                 "%s: planned %d rows of %d tokens from %d documents or lines in %.1f s, %.2f %% full",
                 store_folder,
@@ -170,7 +172,7 @@ def _build(folder: Path, facts: dict[str, str | int], spans: Spans) -> None:
     staging = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
-    rows_of = single_rows if facts["kind"] == "lines" else packed_rows
+    rows_of = plan_single_rows if facts["kind"] == "lines" else plan_packed_rows
     count, window = int(facts["count"]), int(facts["window"])
     rows = pieces = 0
     try:
@@ -186,7 +188,7 @@ def _build(folder: Path, facts: dict[str, str | int], spans: Spans) -> None:
                     starts,
                     lengths,
                     sequence_length=int(facts["sequence_length"]),
-                    framing=int(facts["framing"]),
+                    special_tokens=int(facts["framing"]),
                 )
                 row_file.write((part.rows[1:] + pieces).astype("<i8").tobytes())
                 start_file.write(part.starts.astype("<i8").tobytes())

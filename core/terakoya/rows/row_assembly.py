@@ -1,4 +1,4 @@
-"""Segments of a store made into the arrays of a batch: one gather, then frames and padding written over it.
+"""RowSegments of a store made into the arrays of a batch: one gather, then frames and padding written over it.
 
 Letters: B rows, T tokens of a row, S segments of all rows.
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Segments:
+class RowSegments:
     """Adjacent tokens of the store and what frames them, in row order; every array (S,) int64.
 
     `lead` is 1 where [CLS] comes before the tokens, `trail` (0 to 2) how many [SEP] come after them. `document` is
@@ -34,7 +34,7 @@ class Segments:
 
 
 @dataclass(frozen=True)
-class Framed:
+class AssembledRows:
     """Arrays (B, T) of a batch; see `terakoya.rows.row_source.Rows`."""
 
     tokens: np.ndarray
@@ -44,8 +44,8 @@ class Framed:
     token_type_ids: np.ndarray | None
 
 
-def frame(
-    segments: Segments,
+def assemble_rows(
+    segments: RowSegments,
     shape: tuple[int, int],
     stored: np.ndarray,
     word_bits: tuple[np.ndarray, int] | None,
@@ -54,7 +54,7 @@ def frame(
     cls: int,
     sep: int,
     restart: bool,
-) -> Framed:
+) -> AssembledRows:
     """The arrays (B, T) = `shape` of segments that fit it.
 
     `stored` is every token of the store and `word_bits` their word starts as `TokenStore.word_bits` has them.
@@ -100,7 +100,7 @@ def frame(
         flags &= 1
         flags[is_padding] = flags[leads] = flags[trails] = 0
         word_starts = flags.view(bool).reshape(shape)
-    return Framed(
+    return AssembledRows(
         tokens.reshape(shape),
         document_ids.reshape(shape),
         position_ids.reshape(shape),

@@ -50,16 +50,16 @@ class RowSource:
         self.vocabulary: Vocabulary = store.facts.vocabulary
         if store.facts.tokens == 0:
             raise UserError(f"{store.folder}: expected a store with tokens, got an empty one; prepare it again")
-        self._cutter: CausalRows | EncoderRows
+        self._builder: CausalRows | EncoderRows
         if layout.framing == "causal":
-            self._cutter = CausalRows(store, layout, sequence_length=sequence_length, seed=seed, shuffle=shuffle)
+            self._builder = CausalRows(store, layout, sequence_length=sequence_length, seed=seed, shuffle=shuffle)
         else:
-            self._cutter = EncoderRows(
+            self._builder = EncoderRows(
                 store, layout, sequence_length=sequence_length, seed=seed, store_index=store_index
             )
         keyed = shuffle and layout.kind != "megatron"
-        self._order = RowOrder(self._cutter.count, seed=seed, store_index=store_index, shuffle=keyed)
-        self._rows = self._cutter.count(0)
+        self._order = RowOrder(self._builder.count, seed=seed, store_index=store_index, shuffle=keyed)
+        self._rows = self._builder.count(0)
         if self._rows == 0:
             raise UserError(
                 f"{store.folder}: expected text for at least one row of layout {layout.kind}, got too little; "
@@ -73,14 +73,14 @@ class RowSource:
     def load(self, epoch: int, positions: np.ndarray) -> Rows:
         """The rows at `positions` (B,), each in [0, len(self)), of `epoch`. Pure: no state decides the result."""
         rows, keys = self._order.at(epoch, np.asarray(positions, np.int64))
-        return self._cutter.cut(epoch, rows, keys)
+        return self._builder.load(epoch, rows, keys)
 
     def document_starts(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """Where documents begin in the rows `load(epoch, positions)` of a causal layout, (B, T) bool. Where documents
         are joined, `Rows.document_ids` does not say it."""
-        assert isinstance(self._cutter, CausalRows), "the layout is causal"
-        return self._cutter.document_starts(epoch, self._order.at(epoch, np.asarray(positions, np.int64))[0])
+        assert isinstance(self._builder, CausalRows), "the layout is causal"
+        return self._builder.document_starts(epoch, self._order.at(epoch, np.asarray(positions, np.int64))[0])
 
-    def blank(self) -> Rows:
+    def blank_row(self) -> Rows:
         """One row with nothing to learn: what an empty slot of a micro-step runs through the model."""
-        return self._cutter.blank()
+        return self._builder.blank_row()

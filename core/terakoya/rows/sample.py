@@ -17,14 +17,14 @@ from terakoya.store.token_store import TokenStore
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Fate = Literal["as it is", "masked", "replaced", "kept", "ignored", "answer"]
+Marking = Literal["none", "masked", "replaced", "kept", "ignored", "answer"]
 """What became of a token. `kept`: it is to be predicted although it shows itself. `ignored`: nothing is predicted after
 it. `answer`: it belongs to an answer of a conversation."""
 _BROKEN = "\ufffd"
 
 
 @dataclass(frozen=True)
-class ShownToken:
+class SampledToken:
     """One token, or several that are one character only together.
 
     Attributes:
@@ -39,7 +39,7 @@ class ShownToken:
     text: str
     tokens: int
     starts_word: bool | None
-    fate: Fate = "as it is"
+    marking: Marking = "none"
     shown: str = ""
     begins_document: bool = False
     label: str = ""
@@ -47,7 +47,7 @@ class ShownToken:
 
 def sample(
     store: TokenStore, tokenizer: PreTrainedTokenizerBase, *, rows: int, start: int = 0, most_tokens: int = 200
-) -> list[list[ShownToken]]:
+) -> list[list[SampledToken]]:
     """Up to `rows` sequences of `store` from sequence `start` on, each of up to `most_tokens` tokens; of conversations
     with their answers."""
     if not 0 <= start < store.facts.sequences:
@@ -58,10 +58,10 @@ def sample(
         end = begin + min(most_tokens, int(store.index.lengths[number]))
         starts = store.word_starts(begin, end) if store.facts.word_starts else None
         ids = store.tokens[begin:end].tolist()
-        fates: list[Fate] = ["as it is"] * len(ids)
+        markings: list[Marking] = ["none"] * len(ids)
         if store.facts.answers:
-            fates = ["answer" if learnt else "as it is" for learnt in store.answers(begin, end)]
-        shown.append(_show(tokenizer, ids, starts, fates, ids))
+            markings = ["answer" if learnt else "none" for learnt in store.answers(begin, end)]
+        shown.append(_show(tokenizer, ids, starts, markings, ids))
     return shown
 
 
@@ -73,7 +73,7 @@ def sample_masked(
     rows: int,
     sequence_length: int,
     seed: int,
-) -> list[list[ShownToken]]:
+) -> list[list[SampledToken]]:
     """The first `rows` rows of `store` in `objective`'s layout, in store order, as its first epoch masks them.
 
     For objectives whose batches say `masked_positions` and `masked_labels`.
@@ -90,9 +90,9 @@ def sample_masked(
         starts = None
         if batch.word_starts is not None:
             starts = batch.word_starts[number][real] | store.facts.vocabulary.is_special[was]
-        fates = np.where(now == store.facts.vocabulary.mask, "masked", np.where(now == was, "kept", "replaced"))
-        fates = np.where(hidden[number][real], fates, "as it is")
-        shown.append(_show(tokenizer, was.tolist(), starts, fates.tolist(), now.tolist()))
+        markings = np.where(now == store.facts.vocabulary.mask, "masked", np.where(now == was, "kept", "replaced"))
+        markings = np.where(hidden[number][real], markings, "none")
+        shown.append(_show(tokenizer, was.tolist(), starts, markings.tolist(), now.tolist()))
     return shown
 
 
@@ -104,7 +104,7 @@ def sample_causal(
     rows: int,
     sequence_length: int,
     seed: int,
-) -> list[list[ShownToken]]:
+) -> list[list[SampledToken]]:
     """The first `rows` rows of `store` in `objective`'s layout, in store order (`megatron`: in Megatron-LM's, from
     `seed`): the inputs, where documents begin, what is predicted and where nothing is.
 
@@ -122,12 +122,12 @@ def sample_causal(
         ids, labels, begin = batch["input_ids"][number][real], batch["labels"][number][real], begins[number][real]
         apart = np.diff(document_ids[real]) != 0
         ends = np.append(apart | begin[1:] | ((labels[:-1] >= 0) & (labels[:-1] != ids[1:])), True)
-        row: list[ShownToken] = []
+        row: list[SampledToken] = []
         for last in np.flatnonzero(ends).tolist():
             first = sum(token.tokens for token in row)
             part = slice(first, last + 1)
-            fates: list[Fate] = ["ignored" if label < 0 else "as it is" for label in labels[part]]
-            tokens = _show(tokenizer, ids[part].tolist(), None, fates, ids[part].tolist())
+            markings: list[Marking] = ["ignored" if label < 0 else "none" for label in labels[part]]
+            tokens = _show(tokenizer, ids[part].tolist(), None, markings, ids[part].tolist())
             tokens[0] = replace(tokens[0], begins_document=bool(begin[first]))
             following = last + 1 < len(ids) and not apart[last] and ids[last + 1] == labels[last]
             if labels[last] >= 0 and not following:
@@ -141,14 +141,14 @@ def _show(
     tokenizer: PreTrainedTokenizerBase,
     ids: Sequence[int],
     starts: np.ndarray | None,
-    fates: Sequence[Fate],
+    markings: Sequence[Marking],
     seen: Sequence[int],
-) -> list[ShownToken]:
+) -> list[SampledToken]:
     tokens, at = [], 0
     while at < len(ids):
         size = 1
         text = _text(tokenizer, ids[at : at + 1])
-        while _BROKEN in text and size < 4 and at + size < len(ids) and fates[at + size] == fates[at]:
+        while _BROKEN in text and size < 4 and at + size < len(ids) and markings[at + size] == markings[at]:
             longer = _text(tokenizer, ids[at : at + size + 1])
             size += 1
             if _BROKEN not in longer:
@@ -156,8 +156,8 @@ def _show(
         if _BROKEN in text:
             size = 1
         word = None if starts is None else bool(starts[at])
-        shown = "" if fates[at] == "as it is" else _text(tokenizer, seen[at : at + size])
-        tokens.append(ShownToken(text, size, word, fates[at], shown))
+        shown = "" if markings[at] == "none" else _text(tokenizer, seen[at : at + size])
+        tokens.append(SampledToken(text, size, word, markings[at], shown))
         at += size
     return tokens
 

@@ -72,7 +72,7 @@ class BatchMaker:
 
     def dummy(self) -> Batch:
         """One row with nothing to learn."""
-        return self.objective.collate(self.loader.blank(), self.vocabulary)
+        return self.objective.collate(self.loader.blank_row(), self.vocabulary)
 
 
 def to_device(batch: Batch, device: torch.device, *, flash: bool) -> dict[str, Tensor]:

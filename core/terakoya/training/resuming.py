@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.config import lora as lora_settings
-from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters, differences
+from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters, changed_keys
 from terakoya.errors import UserError
 from terakoya.json_settings import leaves
 from terakoya.training.checkpoint import checkpoint
@@ -94,13 +94,13 @@ def _refuse_changes(
     allow_change: frozenset[str],
 ) -> None:
     before, now = _with_defaults(manifest["parameters"]), parameters.dump()
-    changed = differences(before, now)
+    changed = changed_keys(before, now)
     old, new = dict(leaves(before)), dict(leaves(now))
     for key in changed:
         run_log.print(f"parameter {key}: was {old.get(key)!r}, is {new.get(key)!r}")
     allowed = RESUME_MAY_CHANGE | allow_change
     refused = [key for key in changed if not any(key == each or key.startswith(f"{each}.") for each in allowed)]
-    other = [key for key in changed if key.partition(".")[0] == lora.KEY and key not in lora_settings.MAY_CHANGE]
+    other = [key for key in changed if key.partition(".")[0] == lora.KEY and key not in lora_settings.CHANGEABLE]
     if other:
         raise UserError(
             f"the run was started with other values of {', '.join(other)}, which say what its checkpoints hold: start "

@@ -238,7 +238,7 @@ def _tokens_per_row(loader: Loader, objective: Objective, vocabulary: Vocabulary
 
 def _passes(loader: Loader, rows: int) -> str:
     """How often each store is read in the first `rows` rows of the order."""
-    taken = zip(loader.sources, loader.consumed(rows), strict=True)
+    taken = zip(loader.sources, loader.store_positions(rows), strict=True)
     return ", ".join(f"{int(each['rows']) / len(source):.2f} x {each['store']}" for source, each in taken)
 
 

@@ -275,7 +275,7 @@ class Trainer:
                 "consumed_rows": self.run.consumed_rows,
                 "consumed_tokens": self.run.consumed_tokens,
                 "validation_losses": self.run.validation_losses,
-                "positions": self.batches.loader.consumed(self.run.consumed_rows),
+                "positions": self.batches.loader.store_positions(self.run.consumed_rows),
                 "meters": self.context.gather(self.meter.state()),
                 "loss_scaling": self.engine.scaler and self.engine.scaler.state(),
             }

@@ -24,7 +24,9 @@ OURS: dict[str, Any] = {
 
 def problems(config: dict[str, Any], **changes: Any) -> list[str]:
     return list(
-        deepspeed_settings.problems(config, **{"zero_stage": 2, "max_grad_norm": 1.0, "precision": "fp32", **changes})
+        deepspeed_settings.find_problems(
+            config, **{"zero_stage": 2, "max_grad_norm": 1.0, "precision": "fp32", **changes}
+        )
     )
 
 
@@ -44,7 +46,7 @@ def test_a_trainers_file_is_taken_over() -> None:
         "steps_per_print": "auto",
     }  # fmt: skip
     assert not problems(theirs)
-    made = deepspeed_settings.merged(theirs, OURS)
+    made = deepspeed_settings.merge_configs(theirs, OURS)
     assert made["zero_optimization"] == {
         "stage": 2, "stage3_param_persistence_threshold": 5, "overlap_comm": True, "reduce_bucket_size": 1000,
     }  # fmt: skip
@@ -81,7 +83,7 @@ def test_a_contradiction_is_named(config: dict[str, Any], said: str) -> None:
 def test_batch_sizes_have_to_be_those_of_the_parameters(key: str) -> None:
     assert not problems({key: 5})
     with pytest.raises(UserError, match=rf"{key}: is 5, but by batch_size and micro_batch_size it is {OURS[key]}"):
-        deepspeed_settings.merged({key: 5}, OURS)
+        deepspeed_settings.merge_configs({key: 5}, OURS)
 
 
 def test_precision_that_is_the_parameters_own_is_no_contradiction() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from terakoya.components.progress import Length
-from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters, differences, resolve_length
+from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters, changed_keys, resolve_length
 from terakoya.config.schema import json_schema
 from terakoya.errors import UserError
 from terakoya.json_settings import origins, read_json, with_overrides
@@ -280,14 +280,14 @@ def test_a_schedule_that_goes_by_validation_needs_one(file: Path) -> None:
 def test_differences_are_key_paths(file: Path) -> None:
     old = Parameters.load(file)
     new = Parameters.load(file, ["max_steps=200", "optimizer.learning_rate=0.5", 'data.train=["work/a"]'])
-    assert differences(old, old) == []
+    assert changed_keys(old, old) == []
     expected = ["data.train.1.store", "data.train.1.weight", "max_steps", "optimizer.learning_rate"]
-    assert differences(old, new) == differences(old.dump(), new) == expected
+    assert changed_keys(old, new) == changed_keys(old.dump(), new) == expected
 
 
 def test_length_logging_saving_and_evaluation_may_change_on_resume(file: Path) -> None:
     free = ["max_steps=9", "logging_steps=1", "checkpoint.keep=9", "trackers=[]", "evaluation.steps=3", "max_minutes=1"]
-    changed = differences(Parameters.load(file), Parameters.load(file, free))
+    changed = changed_keys(Parameters.load(file), Parameters.load(file, free))
     assert len(changed) >= 6
     assert all(any(path == key or path.startswith(f"{key}.") for key in RESUME_MAY_CHANGE) for path in changed)
     assert not {"seed", "optimizer", "objective", "precision", "data", "data.train"} & RESUME_MAY_CHANGE

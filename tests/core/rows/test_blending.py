@@ -35,7 +35,7 @@ def test_any_range_is_the_same_rows(start: int, length: int) -> None:
     stores, indices = blend.positions(start, start + length)
     assert blend.position(start) == (stores[0], indices[0])
     assert blend.position(start + length - 1) == (stores[-1], indices[-1])
-    before, after = blend.taken(start), blend.taken(start + length)
+    before, after = blend.rows_per_store(start), blend.rows_per_store(start + length)
     assert [b - a for a, b in zip(before, after, strict=True)] == np.bincount(stores, minlength=3).tolist()
     assert sum(after) == start + length
 

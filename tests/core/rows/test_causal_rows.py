@@ -172,7 +172,7 @@ def test_a_blend_of_stores_keeps_labels_and_a_blank_row_has_none(tmp_path: Path,
     same = rows.document_ids[:, 1:] == rows.document_ids[:, :-1]
     real = same & (rows.document_ids[:, 1:] >= 0)
     assert np.array_equal(rows.labels[:, :-1][real], rows.tokens[:, 1:][real])
-    blank = sources[0].blank()
+    blank = sources[0].blank_row()
     check_arrays(blank)
     assert blank.labels is not None and np.all(blank.labels == IGNORED)
 

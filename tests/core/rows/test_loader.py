@@ -83,7 +83,7 @@ def test_each_store_goes_through_its_own_epochs(loader: Loader) -> None:
         epochs = -(-len(mine) // len(source))
         alone = [row for epoch in range(epochs) for row in row_list([source.load(epoch, np.arange(len(source)))])]
         assert mine == alone[: len(mine)]
-    consumed = loader.consumed(rows)
+    consumed = loader.store_positions(rows)
     assert [record["rows"] for record in consumed] == [int(np.sum(stores == each)) for each in range(3)]
     assert all(
         record["rows"] == record["epoch"] * len(source) + record["position"]  # type: ignore[operator]
@@ -110,7 +110,7 @@ def test_a_stage_takes_other_stores_which_go_on_where_they_stood(loader: Loader)
         epochs = -(-len(mine) // len(source))
         alone = [row for epoch in range(epochs) for row in row_list([source.load(epoch, np.arange(len(source)))])]
         assert mine == alone[: len(mine)]
-        taken = [int(staged.consumed(row)[number]["rows"]) for row in (first, second, rows)]
+        taken = [int(staged.store_positions(row)[number]["rows"]) for row in (first, second, rows)]
         assert taken == [stores[:row].count(number) for row in (first, second, rows)]
 
 

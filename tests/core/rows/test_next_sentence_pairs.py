@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from small_store import CLS, FIRST, SEP, small_store
 
 from terakoya.components.rows import Layout
-from terakoya.rows.next_sentence_pairs import PairPlan, plan_pairs, truncate
+from terakoya.rows.next_sentence_pairs import PairPlan, plan_pairs, truncate_pairs
 from terakoya.rows.row_source import RowSource
 from terakoya.toolkit.random_keys import below, chance, draws, row_keys
 
@@ -98,7 +98,7 @@ def test_plan_is_the_originals(documents: list[list[int]], epoch: int, budget: i
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=20), st.integers(2, 120))
 def test_truncation_takes_from_the_longer_segment(lengths: list[tuple[int, int]], budget: int) -> None:
     starts = np.tile([1000, 5000], (len(lengths), 1))
-    new, left = truncate(starts, np.array(lengths), budget, row_keys(0, 0, 0, np.arange(len(lengths))))
+    new, left = truncate_pairs(starts, np.array(lengths), budget, row_keys(0, 0, 0, np.arange(len(lengths))))
     for (a, b), got, begin in zip(lengths, left.tolist(), (new - starts).tolist(), strict=True):
         removed_a = removed_b = 0
         while a - removed_a + b - removed_b > budget:
@@ -112,7 +112,7 @@ def test_truncation_takes_from_the_longer_segment(lengths: list[tuple[int, int]]
 
 def test_truncation_is_from_both_ends_alike() -> None:
     keys = row_keys(0, 0, 0, np.arange(4000))
-    new, left = truncate(np.zeros((4000, 2), int), np.tile([150, 30], (4000, 1)), 60, keys)
+    new, left = truncate_pairs(np.zeros((4000, 2), int), np.tile([150, 30], (4000, 1)), 60, keys)
     assert np.all(left == 30)
     fronts = new[:, 0]
     assert np.all(new[:, 1] == 0)

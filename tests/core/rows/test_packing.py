@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from terakoya.rows import packing
-from terakoya.rows.packing import Plan, cut, pack, packed_rows, single_rows, stored_plan
+from terakoya.rows.packing import Plan, load_or_build_plan, pack, plan_packed_rows, plan_single_rows, split_spans
 
 CORPUS = Path(__file__).parents[3] / "../shared/data/aozora-small.jsonl.gz"
 LENGTHS = st.lists(st.integers(0, 70), max_size=60)
@@ -47,23 +47,23 @@ def test_pack_is_best_fit_decreasing(lengths: list[int]) -> None:
 
 @settings(max_examples=50)
 @given(LENGTHS, st.integers(0, 3))
-def test_rows_hold_every_token_once(lengths: list[int], framing: int) -> None:
+def test_rows_hold_every_token_once(lengths: list[int], special_tokens: int) -> None:
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    for rows_of in (packed_rows, single_rows):
-        plan = rows_of(offsets[:-1], np.array(lengths, np.int64), sequence_length=16, framing=framing)
+    for rows_of in (plan_packed_rows, plan_single_rows):
+        plan = rows_of(offsets[:-1], np.array(lengths, np.int64), sequence_length=16, special_tokens=special_tokens)
         held = np.concatenate([np.arange(s, s + n) for s, n in zip(plan.starts, plan.lengths, strict=True)] + [[]])
         assert np.array_equal(np.sort(held), np.arange(offsets[-1]))
         for row in range(len(plan)):
             pieces = slice(plan.rows[row], plan.rows[row + 1])
-            assert plan.lengths[pieces].sum() + framing * (pieces.stop - pieces.start) <= 16
+            assert plan.lengths[pieces].sum() + special_tokens * (pieces.stop - pieces.start) <= 16
             assert np.all(np.diff(plan.starts[pieces]) > 0) and np.all(plan.lengths[pieces] > 0)
-    assert len(plan) == plan.rows[-1] == len(plan.starts), "single_rows: one piece a row"
+    assert len(plan) == plan.rows[-1] == len(plan.starts), "plan_single_rows: one piece a row"
 
 
 def test_long_documents_are_cut_into_full_rows_and_a_remainder() -> None:
-    starts, lengths = cut(np.array([100, 200]), np.array([25, 3]), 10)
+    starts, lengths = split_spans(np.array([100, 200]), np.array([25, 3]), 10)
     assert starts.tolist() == [100, 110, 120, 200] and lengths.tolist() == [10, 10, 5, 3]
-    plan = packed_rows(np.array([100, 200]), np.array([25, 3]), sequence_length=12, framing=2)
+    plan = plan_packed_rows(np.array([100, 200]), np.array([25, 3]), sequence_length=12, special_tokens=2)
     rows = [plan.starts[a:b].tolist() for a, b in zip(plan.rows[:-1], plan.rows[1:], strict=True)]
     assert sorted(rows) == [[100], [110], [120, 200]]
 
@@ -77,8 +77,8 @@ def plan_of(folder: Path, lengths: np.ndarray, calls: list[int] | None = None, *
             time.sleep(0.05)
         return offsets[first:stop], lengths[first:stop]
 
-    settings = {"kind": "packed", "sequence_length": 32, "framing": 2, "count": len(lengths), **options}
-    return stored_plan(folder, "fingerprint", spans=spans, **settings)  # type: ignore[arg-type]
+    settings = {"kind": "packed", "sequence_length": 32, "special_tokens": 2, "count": len(lengths), **options}
+    return load_or_build_plan(folder, "fingerprint", spans=spans, **settings)  # type: ignore[arg-type]
 
 
 def test_sidecar_is_built_once_and_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -103,7 +103,9 @@ def test_windows_are_packed_apart(tmp_path: Path) -> None:
 
 def test_another_setting_is_another_plan(tmp_path: Path) -> None:
     lengths = np.full(10, 3)
-    plans = [plan_of(tmp_path, lengths, sequence_length=length, framing=f) for length in (10, 20) for f in (0, 2)]
+    plans = [
+        plan_of(tmp_path, lengths, sequence_length=length, special_tokens=f) for length in (10, 20) for f in (0, 2)
+    ]
     assert [len(plan) for plan in plans] == [4, 5, 2, 3]
     assert len(list((tmp_path / "plans").glob("*/plan.json"))) == 4
 
@@ -123,7 +125,7 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
         raise OSError("disk gone")
 
     with pytest.raises(OSError, match="disk gone"):
-        stored_plan(tmp_path, "f", kind="packed", sequence_length=8, framing=2, count=1, spans=spans)
+        load_or_build_plan(tmp_path, "f", kind="packed", sequence_length=8, special_tokens=2, count=1, spans=spans)
     assert [path.suffix for path in (tmp_path / "plans").iterdir()] == [".lock"]
 
 

@@ -142,7 +142,7 @@ def test_a_store_without_words(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["packed", "stream", "lines", "pairs"])
 def test_blank_row_holds_nothing_to_learn(tmp_path: Path, kind: str) -> None:
-    blank = source_of(small_store(tmp_path, [[5], [6]]), kind).blank()
+    blank = source_of(small_store(tmp_path, [[5], [6]]), kind).blank_row()
     real = blank.tokens[blank.document_ids >= 0]
     assert real.tolist() == [CLS, SEP]
     assert (blank.next_sentence is None) == (blank.token_type_ids is None) == (kind != "pairs")

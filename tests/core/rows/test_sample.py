@@ -14,7 +14,7 @@ from terakoya import plugins
 from terakoya.commands.store.sample import coloured, plain
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.rows.sample import ShownToken, sample, sample_causal, sample_masked
+from terakoya.rows.sample import SampledToken, sample, sample_causal, sample_masked
 from terakoya.store.token_store import TokenStore
 from terakoya.store.writer import write_store
 
@@ -73,12 +73,12 @@ def test_masks_are_those_of_the_objective(
     assert len(rows) == 3 and all(len(row) == 32 and row[0].text == "[CLS]" for row in rows)
     tokens = [token for row in rows for token in row]
     assert all(token.starts_word for token in tokens if token.text in ("[CLS]", "[SEP]"))
-    fates = [token.fate for token in tokens]
-    assert 3 * 10 <= len(fates) - fates.count("as it is") <= 3 * 16
-    assert {token.shown for token in tokens if token.fate == "masked"} == {"[MASK]"}
-    assert all(token.shown == token.text for token in tokens if token.fate == "kept")
-    assert all(token.shown not in (token.text, "[MASK]") for token in tokens if token.fate == "replaced")
-    hidden = [token.fate != "as it is" for token in tokens]
+    markings = [token.marking for token in tokens]
+    assert 3 * 10 <= len(markings) - markings.count("none") <= 3 * 16
+    assert {token.shown for token in tokens if token.marking == "masked"} == {"[MASK]"}
+    assert all(token.shown == token.text for token in tokens if token.marking == "kept")
+    assert all(token.shown not in (token.text, "[MASK]") for token in tokens if token.marking == "replaced")
+    hidden = [token.marking != "none" for token in tokens]
     halves = [hidden[n] != hidden[n - 1] for n, token in enumerate(tokens) if token.text in ("屋", "ぶ")]
     assert any(halves) is not whole_words
     assert rows == sample_masked(store, tokenizer, objective, rows=3, sequence_length=32, seed=1)
@@ -132,13 +132,13 @@ def test_megatrons_rows_come_in_its_order(tmp_path: Path, tokenizer: PreTrainedT
 
 def test_colours_show_words_and_fates() -> None:
     row = [
-        ShownToken("寺子", 1, True),
-        ShownToken("屋", 1, False),
-        ShownToken("で", 1, True, "masked", "[MASK]"),
-        ShownToken("[学]", 1, True, "replaced", "。"),
-        ShownToken("\n", 1, None, "kept", "\n"),
+        SampledToken("寺子", 1, True),
+        SampledToken("屋", 1, False),
+        SampledToken("で", 1, True, "masked", "[MASK]"),
+        SampledToken("[学]", 1, True, "replaced", "。"),
+        SampledToken("\n", 1, None, "kept", "\n"),
     ]
-    causal = [ShownToken("寺", 1, None, "ignored", begins_document=True), ShownToken("屋", 1, None, label="\n")]
+    causal = [SampledToken("寺", 1, None, "ignored", begins_document=True), SampledToken("屋", 1, None, label="\n")]
     assert plain(causal) == "‖(寺)|屋→\\n" and coloured(causal).plain == "‖寺屋→\\n"
     assert plain(row) == "寺子/屋|[で→[MASK]]|[[学]→。]|[\\n→=]"
     line: Text = coloured(row)

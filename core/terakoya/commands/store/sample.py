@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from terakoya.components import Objective
-    from terakoya.rows.sample import ShownToken
+    from terakoya.rows.sample import SampledToken
 
 _MASKED, _CAUSAL, _ANSWERS = "masked_lm", "causal_lm", "instruction"
 _GROUNDS = (("black on bright_cyan", "black on cyan"), ("black on bright_yellow", "black on yellow"))
 """Words take turns between two colours, tokens of a word between two shades."""
-_FATES = {
+_MARKINGS = {
     "masked": "bold white on red",
     "replaced": "bold white on magenta",
     "kept": "bold white on blue",
@@ -42,7 +42,7 @@ def sample(
     settings: Mapping[str, Any] | None = None,
     sequence_length: int = 128,
     seed: int = 42,
-) -> list[list[ShownToken]]:
+) -> list[list[SampledToken]]:
     """Rows of the store in `folder`, decoded with the store's own tokenizer.
 
     Without `masks` and `causal` these are `rows` sequences from `start` on, cut at `tokens` tokens. With `masks` they
@@ -88,31 +88,31 @@ def _objective(name: str, settings: Mapping[str, Any]) -> Objective:
     return objective
 
 
-def plain(row: Sequence[ShownToken]) -> str:
+def plain(row: Sequence[SampledToken]) -> str:
     """A row for a pipe: `|` where a word begins, `/` where a token inside a word does, `[text→what is shown]` where
     the token is to be predicted. Of causal rows `‖` where a document begins, `text→label` where another token than the
     next is to be predicted, `(text)` where none is. Of conversations `⟪` and `⟫` around answers."""
     parts, before = [], ""
     for number, token in enumerate(row):
-        if before == "answer" != token.fate:
+        if before == "answer" != token.marking:
             parts.append("⟫")
         if token.begins_document:
             parts.append(_BEGIN)
         elif number:
             parts.append("/" if token.starts_word is False else "|")
-        if before != "answer" == token.fate:
+        if before != "answer" == token.marking:
             parts.append("⟪")
-        before = token.fate
+        before = token.marking
         text = _one_line(token.text)
-        if token.fate == "ignored":
+        if token.marking == "ignored":
             text = f"({text})"
-        elif token.fate not in ("as it is", "answer"):
+        elif token.marking not in ("none", "answer"):
             text = f"[{text}→{token.shown if token.shown != token.text else '='}]"
         parts.append(f"{text}→{_one_line(token.label)}" if token.label else text)
     return "".join(parts) + "⟫" * (before == "answer")
 
 
-def coloured(row: Sequence[ShownToken]) -> Text:
+def coloured(row: Sequence[SampledToken]) -> Text:
     """A row for a terminal."""
     from rich.text import Text
 
@@ -122,11 +122,11 @@ def coloured(row: Sequence[ShownToken]) -> Text:
             shade = 1 - shade
         else:
             word, shade = 1 - word, 0
-        style = _FATES.get(token.fate, _GROUNDS[word][shade])
+        style = _MARKINGS.get(token.marking, _GROUNDS[word][shade])
         if token.begins_document:
             line.append(_BEGIN, "bold")
         line.append(_one_line(token.text), style)
-        if token.fate == "replaced":
+        if token.marking == "replaced":
             line.append(f"→{token.shown}", f"dim {style}")
         if token.label:
             line.append(f"→{_one_line(token.label)}", "bold")
@@ -193,6 +193,6 @@ def command(
             out.print()
         else:
             out.print(Text(plain(row)), soft_wrap=True)
-    seen = {token.fate for row in shown for token in row}
-    if out.is_terminal and (seen & _FATES.keys()):
-        out.print(*(Text(f" {fate} ", style) for fate, style in _FATES.items() if fate in seen))
+    seen = {token.marking for row in shown for token in row}
+    if out.is_terminal and (seen & _MARKINGS.keys()):
+        out.print(*(Text(f" {marking} ", style) for marking, style in _MARKINGS.items() if marking in seen))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from terakoya.components import Optimizer
-from terakoya.config.deepspeed import merged
+from terakoya.config.deepspeed import merge_configs
 from terakoya.config.parallel import Parallel
 from terakoya.errors import UserError
 from terakoya.training.distributed.context import DistributedContext
@@ -110,7 +110,7 @@ class DeepSpeedEngine:
         ours["zero_optimization"] |= offload_config(parallel, context.device)
         elements = sum(value.numel() for value in self.trainable.values())
         ours["zero_optimization"]["reduce_bucket_size"] = min(BUCKET_ELEMENTS, elements)
-        accelerator.deepspeed_plugin.deepspeed_config.update(merged(parallel.deepspeed_config or {}, ours))
+        accelerator.deepspeed_plugin.deepspeed_config.update(merge_configs(parallel.deepspeed_config or {}, ours))
         self.local_rank = context.topology.processes[context.rank].local_rank
         with launcher_variables(context.rank, context.world_size, self.local_rank):
             self.wrapped, _ = accelerator.prepare(self.module, self.optimizer)

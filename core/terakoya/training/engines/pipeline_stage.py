@@ -79,7 +79,7 @@ class Stage(nn.Module):
         super().__init__()
         (model,) = top_level_models(root)
         blocks = len(architecture.blocks(model))
-        if blocks < count:  # contradictions.py has told all whose depth is a setting
+        if blocks < count:  # conflicts.py has told all whose depth is a setting
             raise UserError(f"{KEY}: expected at most {blocks} stages, as many as {type(model).__name__} has blocks")
         architecture.cut(model, range(*split_evenly(blocks, count, index)))
         self.root = root

@@ -79,7 +79,7 @@ def slice_positions(batch: Mapping[str, Tensor], place: int, processes: int) -> 
     """
     rows, length = batch[WHOLE].shape
     size, rest = divmod(length, processes)
-    assert not rest, "contradictions.py lets no such rows through"
+    assert not rest, "conflicts.py lets no such rows through"
     first = place * size
     mine = {
         name: value[:, first : first + size] if value.shape == (rows, length) and name != WHOLE else value

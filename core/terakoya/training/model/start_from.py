@@ -119,7 +119,7 @@ def load_start_weights(
         sources[name], info = _read_model(folder, type(target), config, where)
         _compare_weights(sources[name], info, target, settings, where, fit)
         drawn[name] = fit.drawn
-        still = lora_settings.untrained(parameters.lora, fit.drawn)
+        still = lora_settings.untrained_weights(parameters.lora, fit.drawn)
         if still:
             fit.problems.append(
                 f"{where}: lacks {listed(still)}, which would be drawn and, with lora, stay so; name their modules in "
