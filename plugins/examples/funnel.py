@@ -6,25 +6,29 @@ Pooling mixes neighbours, so documents cannot share a row: use the layouts `line
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import NonNegativeFloat, PositiveInt
 
 from terakoya import hookimpl
-from terakoya.components import Architecture, Head
-from terakoya.components.vocabulary import Vocabulary
+from terakoya.components import Architecture
+from terakoya.toolkit.architectures.transformers_model import TransformersArchitecture
 
 if TYPE_CHECKING:
     import torch
-    from transformers import FunnelConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 
-class Funnel(Architecture):
+class Funnel(TransformersArchitecture):
     """Fields bear the names and defaults of Transformers' `FunnelConfig`."""
 
-    heads: ClassVar[frozenset[Head]] = frozenset({"masked", "discriminator"})
-    isolation: ClassVar[Literal["interface", "mask4d", "none"]] = "none"
-    trial: ClassVar[Mapping[str, Any]] = {"block_sizes": (1, 1), "d_head": 4}
+    config_class = "FunnelConfig"
+    config_ids: ClassVar = {}
+    """No padding id: Transformers sets its embedding to zero whenever it loads a Funnel, and so a row of the vocabulary
+    head, which shares the embeddings' weights."""
+    model_classes: ClassVar = {"masked": "FunnelForMaskedLM", "discriminator": "FunnelForPreTraining"}
+    isolation = "none"
+    trial: ClassVar = {"block_sizes": (1, 1), "d_head": 4}
 
     block_sizes: tuple[PositiveInt, ...] = (4, 4, 4)
     """Layers of each block; from the second on the sequence is half as long as in the block before."""
@@ -36,23 +40,6 @@ class Funnel(Architecture):
     hidden_dropout: NonNegativeFloat = 0.1
     attention_dropout: NonNegativeFloat = 0.1
     activation_dropout: NonNegativeFloat = 0.0
-
-    def config(self, vocabulary: Vocabulary) -> FunnelConfig:
-        """The `FunnelConfig`, without a padding id: Transformers sets the embedding of one to zero whenever it loads a
-        Funnel, and with it a row of the vocabulary head, which shares its weights."""
-        from transformers import FunnelConfig
-
-        return FunnelConfig(**self.model_dump(), vocab_size=vocabulary.size)
-
-    def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
-        """`FunnelForMaskedLM` or `FunnelForPreTraining`, the discriminator."""
-        from transformers import FunnelForMaskedLM, FunnelForPreTraining
-
-        models: Mapping[str, type[PreTrainedModel]] = {
-            "masked": FunnelForMaskedLM,
-            "discriminator": FunnelForPreTraining,
-        }
-        return models[head](self.config(vocabulary))
 
     def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The last hidden states (B, T, H). Positions are relative, so the batch's are not needed."""
@@ -74,5 +61,5 @@ class Funnel(Architecture):
 
 @hookimpl
 def register_architectures() -> dict[str, type[Architecture]]:
-    """Offers `funnel`."""
+    """Registers `funnel`."""
     return {"funnel": Funnel}

@@ -5,25 +5,28 @@ Its attention does not go through Transformers' AttentionInterface, but it takes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import NonNegativeFloat, PositiveInt
 
 from terakoya import hookimpl
-from terakoya.components import Architecture, Head
-from terakoya.components.vocabulary import Vocabulary
+from terakoya.components import Architecture, Head, Vocabulary
+from terakoya.toolkit.architectures.encoder import EncoderArchitecture, first_position
 
 if TYPE_CHECKING:
     import torch
-    from transformers import LukeConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 
-class Luke(Architecture):
+class Luke(EncoderArchitecture):
     """Fields bear the names and defaults of Transformers' `LukeConfig`."""
 
-    heads: ClassVar[frozenset[Head]] = frozenset({"masked"})
-    isolation: ClassVar[Literal["interface", "mask4d", "none"]] = "mask4d"
+    config_class = "LukeConfig"
+    model_classes: ClassVar = {"masked": "LukeForMaskedLM"}
+    vocabulary_head = ("lm_head",)
+    isolation = "mask4d"
+    positions_follow_padding = True
 
     hidden_size: PositiveInt = 768
     num_hidden_layers: PositiveInt = 12
@@ -37,20 +40,13 @@ class Luke(Architecture):
     """Entities, which nothing here trains: raise it, and fine-tune them, later."""
     entity_emb_size: PositiveInt = 256
 
-    def config(self, vocabulary: Vocabulary) -> LukeConfig:
-        """The `LukeConfig`; attention without the queries that only entities use."""
-        from transformers import LukeConfig
-
-        sizes = self.model_dump() | {"max_position_embeddings": self.max_position_embeddings + _first(vocabulary.pad)}
-        return LukeConfig(
-            **sizes, vocab_size=vocabulary.size, pad_token_id=vocabulary.pad, use_entity_aware_attention=False
-        )
+    def config_arguments(self, vocabulary: Vocabulary) -> dict[str, Any]:
+        """The usual ones; attention without the queries that only entities use."""
+        return {**super().config_arguments(vocabulary), "use_entity_aware_attention": False}
 
     def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
         """`LukeForMaskedLM`. What no word reaches is frozen: processes wait for each trainable weight's gradient."""
-        from transformers import LukeForMaskedLM
-
-        model = LukeForMaskedLM(self.config(vocabulary))
+        model = super().build(vocabulary, head)
         for unreached in (model.luke.entity_embeddings, model.entity_predictions, model.luke.pooler):
             unreached.requires_grad_(False)
         return model
@@ -63,31 +59,14 @@ class Luke(Architecture):
 
         embedded = model.luke.embeddings(
             input_ids=batch["input_ids"],
-            position_ids=batch["position_ids"] + _first(model.config.pad_token_id),
+            position_ids=batch["position_ids"] + first_position(model.config.pad_token_id),
             token_type_ids=torch.zeros_like(batch["input_ids"]),
         )
         mask = attention.additive(attention.document_mask(batch["document_ids"]))
         return model.luke.encoder(embedded, None, attention_mask=mask).last_hidden_state
 
-    def logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-        """Vocabulary logits (..., V) of `hidden` (..., H)."""
-        return model.lm_head(hidden)
-
-    def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
-        """The encoder's layers."""
-        return list(model.luke.encoder.layer)
-
-    def max_sequence_length(self) -> int:
-        """One position embedding for each position."""
-        return self.max_position_embeddings
-
-
-def _first(pad: int | None) -> int:
-    """The position of a document's first token."""
-    return (pad or 0) + 1
-
 
 @hookimpl
 def register_architectures() -> dict[str, type[Architecture]]:
-    """Offers `luke`."""
+    """Registers `luke`."""
     return {"luke": Luke}

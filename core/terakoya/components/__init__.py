@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from terakoya.components.architecture import WIDTHS, Architecture, Head, TensorPartition
+from terakoya.components.architecture import WIDTHS, Architecture, Head, Isolation, TensorPartition
 from terakoya.components.base import Component
 from terakoya.components.formats import Exporter, ForeignParameters, Importer
 from terakoya.components.launcher import Job, JobState, Launcher, LaunchPlan, SubmittedJob
@@ -17,6 +17,7 @@ from terakoya.components.optimization import Optimizer, Schedule
 from terakoya.components.progress import Progress
 from terakoya.components.tokenizer import Encoded, Encoder, Tokenizer
 from terakoya.components.tracker import Tracker, TrackerRun
+from terakoya.components.vocabulary import Vocabulary
 
 __all__ = [
     "KINDS",
@@ -30,6 +31,7 @@ __all__ = [
     "ForeignParameters",
     "Head",
     "Importer",
+    "Isolation",
     "Job",
     "JobState",
     "LaunchPlan",
@@ -44,6 +46,7 @@ __all__ = [
     "Tokenizer",
     "Tracker",
     "TrackerRun",
+    "Vocabulary",
 ]
 
 KINDS: Mapping[str, type[Component]] = {

@@ -19,6 +19,7 @@ WIDTHS = ("hidden_size", "num_attention_heads", "intermediate_size")
 """What `Architecture.scaled` scales, by Transformers' names."""
 
 Head = Literal["masked", "pretraining", "causal", "discriminator", "seq2seq", "body"]
+Isolation = Literal["interface", "mask4d", "none"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Architecture(Component):
     """A model family. JSON keys are the names of its Transformers config."""
 
     heads: ClassVar[frozenset[Head]] = frozenset()
-    isolation: ClassVar[Literal["interface", "mask4d", "none"]] = "none"
+    isolation: ClassVar[Isolation] = "none"
     """How documents in one row are kept apart: through Transformers' AttentionInterface, by a 4D mask, or not at all
     (packed rows are then refused by name)."""
 

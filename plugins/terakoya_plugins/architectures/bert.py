@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import NonNegativeFloat, PositiveInt
 
 from terakoya import hookimpl
-from terakoya.components import Architecture, Head, TensorPartition
-from terakoya.components.vocabulary import Vocabulary
-from terakoya.toolkit.architectures import encoder_models
+from terakoya.components import Architecture, TensorPartition
+from terakoya.toolkit.architectures.encoder import EncoderArchitecture, layer_partition
 
 if TYPE_CHECKING:
     import torch
-    from transformers import BertConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 
-class Bert(Architecture):
+class Bert(EncoderArchitecture):
     """Fields bear the names and defaults of Transformers' `BertConfig`: BERT-base."""
 
-    heads: ClassVar[frozenset[Head]] = frozenset({"masked", "pretraining", "body"})
-    isolation: ClassVar[Literal["interface", "mask4d", "none"]] = "interface"
+    config_class = "BertConfig"
+    model_classes: ClassVar = {"masked": "BertForMaskedLM", "pretraining": "BertForPreTraining", "body": "BertModel"}
+    vocabulary_head = ("cls.predictions",)
 
     hidden_size: PositiveInt = 768
     num_hidden_layers: PositiveInt = 12
@@ -35,47 +34,16 @@ class Bert(Architecture):
     initializer_range: NonNegativeFloat = 0.02
     layer_norm_eps: NonNegativeFloat = 1e-12
 
-    def config(self, vocabulary: Vocabulary) -> BertConfig:
-        """The `BertConfig`, its padding id and vocabulary size from `vocabulary`."""
-        from transformers import BertConfig
-
-        return BertConfig(**self.model_dump(), vocab_size=vocabulary.size, pad_token_id=vocabulary.pad)
-
-    def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
-        """`BertForMaskedLM`, `BertForPreTraining` (with the next-sentence head) or `BertModel`."""
-        from transformers import BertForMaskedLM, BertForPreTraining, BertModel
-
-        models: Mapping[str, type[PreTrainedModel]] = {
-            "masked": BertForMaskedLM, "pretraining": BertForPreTraining, "body": BertModel
-        }  # fmt: skip
-        return models[head](self.config(vocabulary))
-
-    def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The last hidden states (B, T, H); documents in one row never see each other."""
-        return encoder_models.hidden(model, batch)
-
-    def logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-        """Vocabulary logits (..., V) of `hidden` (..., H)."""
-        return model.cls.predictions(hidden)
-
     def next_sentence_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
         """Logits (B, 2) over {is next, is random}, from the pooled first position of `hidden` (B, T, H)."""
         return model.cls.seq_relationship(model.bert.pooler(hidden))
 
-    def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
-        """The encoder's layers."""
-        return encoder_models.blocks(model)
-
     def tensor_partition(self) -> TensorPartition:
         """Heads and the middle of the feed-forward."""
-        return encoder_models.tensor_partition(self.num_attention_heads, self.intermediate_size)
-
-    def max_sequence_length(self) -> int:
-        """One position embedding for each position."""
-        return self.max_position_embeddings
+        return layer_partition(self.num_attention_heads, self.intermediate_size)
 
 
 @hookimpl
 def register_architectures() -> dict[str, type[Architecture]]:
-    """Offers `bert`."""
+    """Registers `bert`."""
     return {"bert": Bert}

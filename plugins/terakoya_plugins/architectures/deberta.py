@@ -6,26 +6,23 @@ Transformers has no such layers, so what was trained with them could not be load
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from terakoya import hookimpl
-from terakoya.components import Architecture, Head
-from terakoya.components.vocabulary import Vocabulary
-from terakoya.toolkit.architectures import encoder_models
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import DebertaConfig, PreTrainedModel
+from terakoya.components import Architecture
+from terakoya.toolkit.architectures.encoder import EncoderArchitecture
 
 
-class Deberta(Architecture):
+class Deberta(EncoderArchitecture):
     """Fields bear the names of Transformers' `DebertaConfig`; defaults are DeBERTa-base's."""
 
-    heads: ClassVar[frozenset[Head]] = frozenset({"masked", "body"})
-    isolation: ClassVar[Literal["interface", "mask4d", "none"]] = "mask4d"
+    config_class = "DebertaConfig"
+    model_classes: ClassVar = {"masked": "DebertaForMaskedLM", "body": "DebertaModel"}
+    vocabulary_head = ("cls",)
+    isolation = "mask4d"
+    autocast_weights = ("q_bias", "v_bias")
 
     hidden_size: PositiveInt = 768
     num_hidden_layers: PositiveInt = 12
@@ -46,32 +43,6 @@ class Deberta(Architecture):
     position_biased_input: bool = False
     """Whether absolute positions are added to the embeddings as well, as BERT does."""
 
-    def config(self, vocabulary: Vocabulary) -> DebertaConfig:
-        """The `DebertaConfig`, its padding id and vocabulary size from `vocabulary`."""
-        from transformers import DebertaConfig
-
-        settings = self.model_dump() | {"pos_att_type": list(self.pos_att_type)}
-        return DebertaConfig(**settings, vocab_size=vocabulary.size, pad_token_id=vocabulary.pad)
-
-    def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
-        """`DebertaForMaskedLM` or `DebertaModel`."""
-        from transformers import DebertaForMaskedLM, DebertaModel
-
-        models: Mapping[str, type[PreTrainedModel]] = {"masked": DebertaForMaskedLM, "body": DebertaModel}
-        return models[head](self.config(vocabulary))
-
-    def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The last hidden states (B, T, H); documents in one row never see each other."""
-        return encoder_models.hidden_by_mask(model, batch, lowered=("q_bias", "v_bias"))
-
-    def logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-        """Vocabulary logits (..., V) of `hidden` (..., H)."""
-        return model.cls(hidden)
-
-    def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
-        """The encoder's layers."""
-        return encoder_models.blocks(model)
-
     def max_sequence_length(self) -> int | None:
         """One position embedding for each position, if there are any: relative positions have no end."""
         return self.max_position_embeddings if self.position_biased_input else None
@@ -79,5 +50,5 @@ class Deberta(Architecture):
 
 @hookimpl
 def register_architectures() -> dict[str, type[Architecture]]:
-    """Offers `deberta`."""
+    """Registers `deberta`."""
     return {"deberta": Deberta}

@@ -8,30 +8,29 @@ Transformers does not have. Neither has it v3's head for replaced tokens: the di
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from terakoya import hookimpl
-from terakoya.components import Architecture, Head
-from terakoya.components.vocabulary import Vocabulary
-from terakoya.toolkit.architectures import encoder_models
+from terakoya.components import Architecture, Head, Vocabulary
+from terakoya.toolkit.architectures.encoder import EncoderArchitecture
 
 if TYPE_CHECKING:
     import torch
-    from transformers import DebertaV2Config, PreTrainedModel
-
-REPLACED = {0: "original", 1: "replaced"}
-"""The discriminator's labels."""
+    from transformers import PreTrainedModel
 
 
-class DebertaV2(Architecture):
+class DebertaV2(EncoderArchitecture):
     """Fields bear the names of Transformers' `DebertaV2Config`; defaults are DeBERTa-v3-base's."""
 
-    heads: ClassVar[frozenset[Head]] = frozenset({"masked", "discriminator", "body"})
-    isolation: ClassVar[Literal["interface", "mask4d", "none"]] = "mask4d"
-    trial: ClassVar[Mapping[str, Any]] = {"position_buckets": 8}
+    config_class = "DebertaV2Config"
+    model_classes: ClassVar = {
+        "masked": "DebertaV2ForMaskedLM", "discriminator": "DebertaV2ForTokenClassification", "body": "DebertaV2Model"
+    }  # fmt: skip
+    vocabulary_head = ("cls",)
+    isolation = "mask4d"
+    trial: ClassVar = {"position_buckets": 8}
 
     hidden_size: PositiveInt = 768
     num_hidden_layers: PositiveInt = 12
@@ -57,39 +56,20 @@ class DebertaV2(Architecture):
     position_biased_input: bool = False
     """Whether absolute positions are added to the embeddings as well, as BERT does."""
 
-    def config(self, vocabulary: Vocabulary) -> DebertaV2Config:
-        """The `DebertaV2Config`, its padding id and vocabulary size from `vocabulary`."""
-        from transformers import DebertaV2Config
-
-        settings = self.model_dump() | {"pos_att_type": list(self.pos_att_type)}
-        return DebertaV2Config(**settings, vocab_size=vocabulary.size, pad_token_id=vocabulary.pad)
-
     def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
-        """`DebertaV2ForMaskedLM`, `DebertaV2ForTokenClassification` (a discriminator) or `DebertaV2Model`."""
-        from transformers import DebertaV2ForMaskedLM, DebertaV2ForTokenClassification, DebertaV2Model
-
-        config = self.config(vocabulary)
+        """The model of `head`; a discriminator's config names its two labels."""
+        model = super().build(vocabulary, head)
         if head == "discriminator":
-            config.id2label, config.label2id = REPLACED, {name: number for number, name in REPLACED.items()}
-            return DebertaV2ForTokenClassification(config)
-        return DebertaV2ForMaskedLM(config) if head == "masked" else DebertaV2Model(config)
-
-    def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The last hidden states (B, T, H); documents in one row never see each other."""
-        return encoder_models.hidden_by_mask(model, batch)
-
-    def logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-        """Vocabulary logits (..., V) of `hidden` (..., H)."""
-        return model.cls(hidden)
+            model.config.id2label, model.config.label2id = (
+                {0: "original", 1: "replaced"},
+                {"original": 0, "replaced": 1},
+            )
+        return model
 
     def replaced_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
         """Logits (B, T) that a token was replaced, of `hidden` (B, T, H)."""
         scores = model.classifier(model.dropout(hidden))
         return scores[..., 1] - scores[..., 0]
-
-    def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
-        """The encoder's layers."""
-        return encoder_models.blocks(model)
 
     def max_sequence_length(self) -> int | None:
         """One position embedding for each position, if there are any: relative positions have no end."""
@@ -98,5 +78,5 @@ class DebertaV2(Architecture):
 
 @hookimpl
 def register_architectures() -> dict[str, type[Architecture]]:
-    """Offers `deberta_v2`."""
+    """Registers `deberta_v2`."""
     return {"deberta_v2": DebertaV2}

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import NonNegativeFloat, PositiveInt
 
 from terakoya import hookimpl
-from terakoya.components import Architecture, Head
-from terakoya.components.vocabulary import Vocabulary
-from terakoya.toolkit.architectures import encoder_models
+from terakoya.components import Architecture
+from terakoya.toolkit.architectures.encoder import EncoderArchitecture
 
 if TYPE_CHECKING:
     import torch
-    from transformers import ElectraConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 
-class Electra(Architecture):
+class Electra(EncoderArchitecture):
     """Fields bear the names and defaults of Transformers' `ElectraConfig`: ELECTRA-small."""
 
-    heads: ClassVar[frozenset[Head]] = frozenset({"masked", "discriminator", "body"})
-    isolation: ClassVar[Literal["interface", "mask4d", "none"]] = "interface"
+    config_class = "ElectraConfig"
+    model_classes: ClassVar = {
+        "masked": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining", "body": "ElectraModel"
+    }  # fmt: skip
+    vocabulary_head = ("generator_predictions", "generator_lm_head")
 
     embedding_size: PositiveInt = 128
     hidden_size: PositiveInt = 256
@@ -36,43 +37,12 @@ class Electra(Architecture):
     initializer_range: NonNegativeFloat = 0.02
     layer_norm_eps: NonNegativeFloat = 1e-12
 
-    def config(self, vocabulary: Vocabulary) -> ElectraConfig:
-        """The `ElectraConfig`, its padding id and vocabulary size from `vocabulary`."""
-        from transformers import ElectraConfig
-
-        return ElectraConfig(**self.model_dump(), vocab_size=vocabulary.size, pad_token_id=vocabulary.pad)
-
-    def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
-        """`ElectraForMaskedLM` (a generator), `ElectraForPreTraining` (a discriminator) or `ElectraModel`."""
-        from transformers import ElectraForMaskedLM, ElectraForPreTraining, ElectraModel
-
-        models: Mapping[str, type[PreTrainedModel]] = {
-            "masked": ElectraForMaskedLM, "discriminator": ElectraForPreTraining, "body": ElectraModel
-        }  # fmt: skip
-        return models[head](self.config(vocabulary))
-
-    def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The last hidden states (B, T, H); documents in one row never see each other."""
-        return encoder_models.hidden(model, batch)
-
-    def logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-        """Vocabulary logits (..., V) of `hidden` (..., H)."""
-        return model.generator_lm_head(model.generator_predictions(hidden))
-
     def replaced_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
         """Logits (B, T) that a token was replaced, of `hidden` (B, T, H)."""
         return model.discriminator_predictions(hidden)
 
-    def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
-        """The encoder's layers."""
-        return encoder_models.blocks(model)
-
-    def max_sequence_length(self) -> int:
-        """One position embedding for each position."""
-        return self.max_position_embeddings
-
 
 @hookimpl
 def register_architectures() -> dict[str, type[Architecture]]:
-    """Offers `electra`."""
+    """Registers `electra`."""
     return {"electra": Electra}

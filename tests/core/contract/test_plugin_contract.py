@@ -26,6 +26,12 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(variable, "")
 
 
+def with_method(head: str, *body: str) -> tuple[str, str]:
+    """What the template's last lines are replaced with, so that its class has this method too."""
+    lines = [f"    def {head}:", *(f"        {line}" for line in body)]
+    return "\n\n\n@hookimpl", "\n\n" + "\n".join(lines) + "\n\n\n@hookimpl"
+
+
 BROKEN = {
     "a heavy import at module level": (
         "schedule", "import math", "import math\n\nimport torch",
@@ -67,55 +73,52 @@ BROKEN = {
     "an optimizer that climbs": (
         "optimizer", "fused=fused)", "fused=fused, maximize=True)", "the loss went from",
     ),
-    "no heads": ("architecture", 'frozenset({"masked"})', "frozenset()", "name at least one of masked"),
+    "no heads": ("architecture", '{"masked": "BertForMaskedLM"}', "{}", "name at least one of masked"),
     "a vocabulary of another size": (
-        "architecture", "vocab_size=vocabulary.size", "vocab_size=99", "its vocab_size is 99, expected vocabulary.size",
+        "architecture", *with_method("config_arguments(self, vocabulary)", 'return {**super().config_arguments(vocabulary), "vocab_size": 99}'),
+        "its vocab_size is 99, expected vocabulary.size",
     ),
-    "padding left out": ("architecture", ", pad_token_id=vocabulary.pad", "", "its pad_token_id is 0, expected"),
+    "padding left out": ("architecture", "    config_class", "    config_ids: ClassVar = {}\n    config_class", "its pad_token_id is 0, expected"),
     "weights from a generator": (
-        "architecture", "return BertForMaskedLM(self.config(vocabulary))",
-        "import torch\n        model = BertForMaskedLM(self.config(vocabulary))\n"
-        "        torch.nn.init.normal_(model.cls.predictions.bias, generator=torch.Generator().manual_seed(id(model)))\n"
-        "        return model",
+        "architecture", *with_method("build(self, vocabulary, head)", "import torch", "model = super().build(vocabulary, head)",
+        "torch.nn.init.normal_(model.cls.predictions.bias, generator=torch.Generator().manual_seed(id(model)))", "return model"),
         "two models from one seed differ, in cls.predictions.bias",
     ),
     "an output where hidden states belong": (
-        "architecture", "return encoder_models.hidden(model, batch)", "return model.bert(batch['input_ids'],"
-        " **__import__('terakoya.toolkit.architectures.attention', fromlist=['_']).arguments(model, batch))",
+        "architecture", *with_method("hidden(self, model, batch)", "from terakoya.toolkit.architectures import attention",
+        "return model.bert(batch['input_ids'], **attention.arguments(model, batch))"),
         r"hidden returned BaseModelOutput\w*, expected a tensor; .*last_hidden_state",
     ),
     "documents not kept apart at all": (
-        "architecture", "return encoder_models.hidden(model, batch)", "return model.bert(batch['input_ids'])[0]",
+        "architecture", *with_method("hidden(self, model, batch)", "return model.bert(batch['input_ids'])[0]"),
         r"call its body with \*\*attention\.arguments",
     ),
     "hidden states of another shape": (
-        "architecture", "encoder_models.hidden(model, batch)", "encoder_models.hidden(model, batch)[:, 0]",
+        "architecture", *with_method("hidden(self, model, batch)", "return super().hidden(model, batch)[:, 0]"),
         r"for input_ids \(2, 24\) hidden returned \(2, 16\)",
     ),
     "logits that need rows": (
-        "architecture", "return model.cls(hidden)", "return model.cls(hidden).view(-1, 24, model.config.vocab_size)",
+        "architecture", *with_method("logits(self, model, hidden)", "return model.cls(hidden).view(-1, 24, model.config.vocab_size)"),
         r"logits returned \(2, 24, 64\), expected|raised RuntimeError|logits returned",
     ),
     "documents that see each other": (
-        "architecture", "return encoder_models.hidden(model, batch)",
-        "together = {**batch, 'document_ids': batch['document_ids'].clamp(max=0)}\n"
-        "        return encoder_models.hidden(model, together)",
+        "architecture", *with_method("hidden(self, model, batch)",
+        "return super().hidden(model, {**batch, 'document_ids': batch['document_ids'].clamp(max=0)})"),
         "differ by .* when another shares its row",
     ),
     "a weight that nothing reaches": (
-        "architecture", "return BertForMaskedLM(self.config(vocabulary))",
-        "import torch\n        model = BertForMaskedLM(self.config(vocabulary))\n"
-        "        model.further = torch.nn.Linear(2, 2)\n        return model",
+        "architecture", *with_method("build(self, vocabulary, head)", "import torch", "model = super().build(vocabulary, head)",
+        "model.further = torch.nn.Linear(2, 2)", "return model"),
         r"no gradient reaches further\.bias, further\.weight: with several",
     ),
     "blocks that are not there": (
-        "architecture", "list(model.base_model.encoder.layer)", "[]", "blocks .*expected a list of modules",
+        "architecture", *with_method("blocks(self, model)", "return []"), "blocks .*expected a list of modules",
     ),
     "a bound that is too high": (
-        "architecture", "return self.max_position_embeddings", "return self.max_position_embeddings + 1", "is 49, but a row of 49 tokens fails",
+        "architecture", *with_method("max_sequence_length(self)", "return self.max_position_embeddings + 1"), "is 49, but a row of 49 tokens fails",
     ),
     "other logits than the model's own": (
-        "architecture", "return model.cls(hidden)", "return model.cls(hidden) * 2", "returns other numbers on a document",
+        "architecture", *with_method("logits(self, model, hidden)", "return model.cls(hidden) * 2"), "returns other numbers on a document",
     ),
     "no loss key": (
         "objective", '"example_loss": torch', '"mine": torch', "forward did not return example_loss, only mine",

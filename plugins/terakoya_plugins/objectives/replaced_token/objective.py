@@ -128,7 +128,7 @@ class ReplacedToken(Objective):
 
     def build(self, architecture: Architecture, vocabulary: Vocabulary) -> torch.nn.Module:
         """The root module over two freshly initialised models."""
-        from terakoya.toolkit.architectures import encoder_models
+        from terakoya.toolkit.architectures.encoder import share_embeddings
         from terakoya_plugins.objectives.replaced_token import module
 
         small = self._generator(architecture)
@@ -152,7 +152,7 @@ class ReplacedToken(Objective):
         generator, discriminator = small.build(vocabulary, "masked"), architecture.build(vocabulary, "discriminator")
         try:
             if self.sharing == "tied":
-                encoder_models.share_embeddings(generator, discriminator)
+                share_embeddings(generator, discriminator)
             elif self.sharing == "disentangled":
                 module.disentangle(generator, discriminator)
         except UserError as error:

@@ -1,0 +1,148 @@
+"""Encoders of Transformers: a body with `embeddings` and an `encoder` of layers, and a vocabulary head.
+
+torch is imported inside functions, so that listing architectures stays quick.
+Letters in shapes: B rows, T positions, H hidden size, V vocabulary size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from terakoya.components import Isolation, TensorPartition, Vocabulary
+from terakoya.errors import UserError
+from terakoya.toolkit.architectures.transformers_model import TransformersArchitecture
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+
+class EncoderArchitecture(TransformersArchitecture):
+    """The base of encoder families. A family adds its fields, `config_class`, `model_classes` and `vocabulary_head`.
+
+    As it stands it fits models in BERT's shape. With `isolation = "mask4d"` the body's `encoder` receives a mask
+    (B, 1, T, T) bool as its second argument, as DeBERTa's does.
+    """
+
+    isolation: ClassVar[Isolation] = "interface"
+    vocabulary_head: ClassVar[Sequence[str]] = ()
+    """The modules of the model that turn hidden states into vocabulary logits, in the order in which they run."""
+    block_list: ClassVar[str] = "encoder.layer"
+    """The body's module that lists the layers."""
+    calls_whole_body: ClassVar[bool] = False
+    """Whether the body hands `attention.arguments` on to its layers when it is called; else its embeddings and its
+    encoder are called one after the other."""
+    positions_follow_padding: ClassVar[bool] = False
+    """Whether the model counts positions from the padding id + 1, as RoBERTa does; its config then has that many more
+    positions than `max_position_embeddings`, the longest row."""
+    autocast_weights: ClassVar[Sequence[str]] = ()
+    """For "mask4d": the last words of the names of encoder weights that autocast does not convert by itself."""
+
+    def config_arguments(self, vocabulary: Vocabulary) -> dict[str, Any]:
+        """The fields, the vocabulary's size and the special ids."""
+        arguments = super().config_arguments(vocabulary)
+        if self.positions_follow_padding:
+            arguments["max_position_embeddings"] += first_position(vocabulary.pad)
+        return arguments
+
+    def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The last hidden states (B, T, H); documents in one row never see each other."""
+        from terakoya.toolkit.architectures import attention
+
+        if self.positions_follow_padding:
+            batch = {**batch, "position_ids": batch["position_ids"] + first_position(model.config.pad_token_id)}
+        if self.isolation == "mask4d":
+            return _hidden_by_mask(model, batch, self.autocast_weights)
+        body = model.base_model
+        arguments = attention.arguments(model, batch)
+        if self.calls_whole_body:
+            return body(input_ids=batch["input_ids"], position_ids=batch["position_ids"], **arguments).last_hidden_state
+        embedded = body.embeddings(
+            input_ids=batch["input_ids"],
+            position_ids=batch["position_ids"],
+            token_type_ids=batch.get("token_type_ids"),
+        )
+        if hasattr(body, "embeddings_project"):  # where embeddings are narrower than the layers
+            embedded = body.embeddings_project(embedded)
+        return body.encoder(embedded, **arguments).last_hidden_state
+
+    def logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+        """The vocabulary logits (..., V) of `hidden` (..., H): what the modules of `vocabulary_head` compute."""
+        if not self.vocabulary_head:
+            raise UserError(
+                f"architecture {type(self).__name__}: has no vocabulary_head; name the modules, or write `logits`"
+            )
+        for name in self.vocabulary_head:
+            hidden = model.get_submodule(name)(hidden)
+        return hidden
+
+    def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
+        """The encoder's layers."""
+        return list(model.base_model.get_submodule(self.block_list))
+
+
+def first_position(pad: int | None) -> int:
+    """The position of a document's first token in models that count positions from the padding id + 1."""
+    return (pad or 0) + 1
+
+
+def _hidden_by_mask(
+    model: PreTrainedModel, batch: Mapping[str, torch.Tensor], autocast_weights: Sequence[str]
+) -> torch.Tensor:
+    """The last hidden states (B, T, H) of a body whose encoder has its own attention and takes a mask (B, 1, T, T) bool
+    for it: which position may look at which.
+
+    Under autocast the encoder's weights named in `autocast_weights` are used in the lower precision. Autocast itself
+    converts the operands of products alone: a bias that the encoder adds on its own would turn the result into float32.
+    """
+    import torch
+    from torch.func import functional_call
+
+    from terakoya.toolkit.architectures import attention
+
+    body = model.base_model
+    documents = batch["document_ids"]
+    embedded = body.embeddings(
+        input_ids=batch["input_ids"],
+        position_ids=batch["position_ids"],
+        token_type_ids=batch.get("token_type_ids"),
+        mask=documents >= 0,
+    )
+    weights, device = {}, embedded.device.type
+    if torch.is_autocast_enabled(device):
+        low = torch.get_autocast_dtype(device)
+        names = ((name, name.rpartition(".")[2], weight) for name, weight in body.encoder.named_parameters())
+        weights = {name: weight.to(low) for name, last, weight in names if last in autocast_weights}
+    arguments = (embedded, attention.document_mask(documents))
+    return functional_call(body.encoder, weights, arguments, {"output_hidden_states": False}).last_hidden_state
+
+
+def layer_partition(num_attention_heads: int, intermediate_size: int) -> TensorPartition:
+    """How processes share layers in BERT's shape: by heads, and by the middle of the feed-forward."""
+    return TensorPartition(
+        sizes={"num_attention_heads": num_attention_heads, "intermediate_size": intermediate_size},
+        entries=("attention.self", "intermediate"),
+        columns={**{f"attention.self.{name}": 1 for name in ("query", "key", "value")}, "intermediate.dense": 1},
+        rows=("attention.output.dense", "output.dense"),
+        counts={"attention.self": ("num_attention_heads", "all_head_size")},
+    )
+
+
+def share_embeddings(owner: PreTrainedModel, other: PreTrainedModel) -> None:
+    """Makes `other` use the whole embedding module of `owner`: words, positions, token types, norm.
+
+    Raises:
+        UserError: the two modules do not have the same tensors; the message names one that differs.
+    """
+    mine, theirs = (
+        {name: tuple(value.shape) for name, value in model.base_model.embeddings.named_parameters()}
+        for model in (owner, other)
+    )
+    for name in sorted(mine.keys() | theirs.keys()):
+        if mine.get(name) != theirs.get(name):
+            raise UserError(
+                f"embeddings cannot be shared: {name} is {mine.get(name, 'absent')} in {type(owner).__name__} and "
+                f"{theirs.get(name, 'absent')} in {type(other).__name__}"
+            )
+    other.base_model.embeddings = owner.base_model.embeddings

@@ -1,0 +1,56 @@
+"""Model families that Transformers has: their config and their models, by the names of its classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from terakoya.components import Architecture, Head, Vocabulary
+from terakoya.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+
+class TransformersArchitecture(Architecture):
+    """The base of `EncoderArchitecture`, `DecoderArchitecture`, `EncoderDecoderArchitecture`, and of any other family
+    that Transformers has. Fields are keyword arguments of the config class.
+
+    Classes are named, not imported: listing architectures imports neither torch nor Transformers.
+    """
+
+    config_class: ClassVar[str] = ""
+    """The family's config class in Transformers: "BertConfig"."""
+    config_ids: ClassVar[Mapping[str, str]] = {"pad_token_id": "pad"}
+    """Special ids of the config -> the attribute of `Vocabulary` that holds each."""
+    model_classes: ClassVar[Mapping[str, str]] = {}
+    """Head -> the model class in Transformers that has it: {"masked": "BertForMaskedLM"}. Its keys are the `heads`."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **further: Any) -> None:
+        super().__pydantic_init_subclass__(**further)
+        if "model_classes" in vars(cls):
+            cls.heads = frozenset(cast("Mapping[Head, str]", cls.model_classes))
+
+    def config(self, vocabulary: Vocabulary) -> PretrainedConfig:
+        """A `config_class` of the `config_arguments`."""
+        import transformers
+
+        if not self.config_class:
+            raise UserError(f"architecture {type(self).__name__}: has no config_class; name it, or write `config`")
+        return getattr(transformers, self.config_class)(**self.config_arguments(vocabulary))
+
+    def config_arguments(self, vocabulary: Vocabulary) -> dict[str, Any]:
+        """The fields, the vocabulary's size and the `config_ids`."""
+        ids = {name: getattr(vocabulary, token) for name, token in self.config_ids.items()}
+        return {**self.model_dump(mode="json"), "vocab_size": vocabulary.size, **ids}
+
+    def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
+        """A randomly initialised model of the class that `model_classes` names for `head`."""
+        import transformers
+
+        return getattr(transformers, self.model_classes[head])(self.config(vocabulary))
+
+    def max_sequence_length(self) -> int | None:
+        """The field `max_position_embeddings`; None where the family has none."""
+        return getattr(self, "max_position_embeddings", None)
