@@ -1,1 +1,1 @@
-"""One JSON from raw text to a published model."""
+"""Pipelines: one JSON from raw text to a published model."""

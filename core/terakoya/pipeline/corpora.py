@@ -1,4 +1,4 @@
-"""One corpus of a pipeline: its files, what is held out of it, what its stores are made from."""
+"""One corpus of a pipeline: its files, its held-out documents, the inputs of its stores."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Part = Literal["train", "validation"]
 
 
 class PipelineCorpus:
-    """A corpus of a pipeline; files are read when they are first needed."""
+    """A corpus of a pipeline; its files are read when they are first needed."""
 
     def __init__(self, settings: CorpusSettings, pipeline: Pipeline) -> None:
         self.settings, self._pipeline = settings, pipeline
 
     def check(self) -> None:
-        """Finds wrong settings and, in a corpus with a name, missing files before the first stage starts."""
+        """Raises UserError for wrong settings and, if the corpus has a name, for missing files."""
         self._steps()
         if self.settings.name:
             self._find("corpus")
@@ -40,7 +40,7 @@ class PipelineCorpus:
 
     @cached_property
     def whole(self) -> Corpus:
-        """The corpus as given; cleaned, and without what cleaning holds out, if there are steps."""
+        """The corpus as given; if there are cleaning steps, cleaned and without the documents that they hold out."""
         return self._corpus("train")
 
     @cached_property
@@ -52,25 +52,26 @@ class PipelineCorpus:
         if not settings.hold_out:
             return {"train": self.whole}
         folder = settings.store.with_name(settings.store.name + ".split")
-        with self._named("hold_out"):
+        with self._naming_errors("hold_out"):
             train, held_out = hold_out(self.whole, settings.hold_out, folder)
         options: Any = {"field": settings.field, "documents": settings.documents}
         return {"train": Corpus(train, **options), "validation": Corpus([held_out], **options)}
 
-    def to_learn_from(self) -> Corpus:
-        """What the tokenizer sees: of a corpus with a name nothing that is held out.
+    def tokenizer_corpus(self) -> Corpus:
+        """Returns the documents that the tokenizer learns from, without held-out documents if the corpus has a name.
 
-        Raises UserError where the corpus begins with nothing that is a document: most likely another field is meant.
+        Raises:
+            UserError: the first block of the corpus has no document, most likely because `field` is wrong.
         """
         corpus = self.parts["train"] if self.settings.name else self.whole
-        with self._named("corpus"):
+        with self._naming_errors("corpus"):
             _check_beginning(replace(corpus, cleaning=None))
         if corpus.cleaning is not None:
             make_plan(corpus, processes=self._pipeline.workers, name=self.settings.name)
         return corpus
 
-    def facts(self) -> dict[str, Any]:
-        """What the documents of `to_learn_from` depend on, as JSON values."""
+    def tokenizer_inputs(self) -> dict[str, Any]:
+        """Returns everything that the documents of `tokenizer_corpus` depend on, as JSON values."""
         settings = self.settings
         return {
             "corpus": self.whole.fingerprint,
@@ -81,7 +82,7 @@ class PipelineCorpus:
         }
 
     def _corpus(self, part: Part) -> Corpus:
-        """The files for training or for validation, to be cleaned."""
+        """Returns the files for training or for validation, with their cleaning steps."""
         settings = self.settings
         held_out = part == "validation" and settings.splits
         files = self._find("corpus" if part == "train" or held_out else "validation_corpus")
@@ -89,7 +90,7 @@ class PipelineCorpus:
         steps = self._steps()
         if not steps:
             return corpus
-        with self._named("clean"):
+        with self._naming_errors("clean"):
             return corpus.with_cleaning(steps, self._clean_folder(part), held_out=held_out)
 
     def _steps(self) -> tuple[Step, ...]:
@@ -104,12 +105,12 @@ class PipelineCorpus:
         return store.with_name(f"{store.name}.clean")
 
     def _find(self, key: Literal["corpus", "validation_corpus"]) -> tuple[Source, ...]:
-        with self._named(key):
+        with self._naming_errors(key):
             return find_files(self.settings.corpus if key == "corpus" else self.settings.validation_corpus)
 
     @contextmanager
-    def _named(self, key: str) -> Iterator[None]:
-        """Errors that say which of several corpora they are about."""
+    def _naming_errors(self, key: str) -> Iterator[None]:
+        """Prefixes errors with the corpus's key if there are several corpora."""
         try:
             yield
         except UserError as error:
@@ -120,14 +121,14 @@ class PipelineCorpus:
 
     # ------------------------------------------------------------------------------------------------- stores
 
-    def stores(self) -> Mapping[Part, Path]:
-        """The folders of the stores, by what they are for."""
+    def store_folders(self) -> Mapping[Part, Path]:
+        """Returns the folders of the stores by their part."""
         settings = self.settings
         validation = settings.validation_store
         return {"train": settings.store, **({"validation": validation} if validation is not None else {})}
 
-    def store_from(self, part: Part) -> Mapping[str, Any]:
-        """What the store of `part` is made from, as JSON values."""
+    def store_inputs(self, part: Part) -> Mapping[str, Any]:
+        """Returns the settings and inputs of the store of `part`, as JSON values."""
         settings = self.settings
         corpus = self.whole if part == "train" or settings.hold_out else self.parts[part]
         return {
@@ -145,10 +146,10 @@ class PipelineCorpus:
         from terakoya.preparation.prepare import prepare
 
         settings, pipeline = self.settings, self._pipeline
-        facts = prepare(
+        result = prepare(
             self.parts[part].sources,
             tokenizer=pipeline.tokenizer_folder,
-            out=self.stores()[part],
+            out=self.store_folders()[part],
             processes=pipeline.workers,
             documents=settings.documents,
             field=settings.field,
@@ -158,7 +159,7 @@ class PipelineCorpus:
             clean_folder=self._clean_folder(part) if settings.clean else None,
             held_out=part == "validation" and settings.splits,
         )
-        return {"documents": facts.documents, "tokens": facts.tokens, "rejected": facts.rejected}
+        return {"documents": result.documents, "tokens": result.tokens, "rejected": result.rejected}
 
 
 def _check_beginning(corpus: Corpus) -> None:
@@ -168,6 +169,6 @@ def _check_beginning(corpus: Corpus) -> None:
     if items and reasons.total() == len(items):
         reason, count = reasons.most_common(1)[0]
         raise UserError(
-            f"{items[0].file}: expected documents, got {count:,} times {reason} at its beginning; look at field "
+            f"{items[0].file}: expected documents, got {count:,} times {reason} at its beginning; check field "
             f'("{corpus.field}") and documents ("{corpus.documents}")'
         )

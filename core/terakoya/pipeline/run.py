@@ -1,7 +1,7 @@
-"""One JSON from raw text to a published model: tokenizer -> prepare -> train -> export, resumable.
+"""Runs a pipeline JSON from raw text to a published model: tokenizer -> prepare -> train -> export.
 
-A stage whose output is there, made from the same settings and inputs, is skipped; one that was interrupted goes on or
-starts again; one whose settings have changed since is an error that names the change.
+A stage whose output was already made from the same settings and inputs is skipped; an interrupted stage continues or
+starts again; a stage whose settings have changed since raises an error that names the change.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ __all__ = ["Pipeline", "read_pipeline", "run_pipeline"]
 
 
 def run_pipeline(pipeline: Pipeline, *, redo: bool = False) -> Iterator[StageResult]:
-    """Runs the stages that are not done yet; yields each as it is done or found done.
+    """Runs the stages that are not done yet; yields the result of each stage, skipped or made.
 
-    With `redo`, outputs made from other settings are moved aside and made again. Raises UserError where a stage does,
-    and Stopped when training was stopped before its end (the same call goes on with it).
+    With `redo`, outputs made from other settings are moved aside and made again.
+
+    Raises:
+        UserError: a stage failed, or its output does not match its settings.
+        Stopped: training was stopped before its end; the same call resumes it.
     """
     plan = _Plan(pipeline)
     plan.check()
@@ -39,14 +42,14 @@ def run_pipeline(pipeline: Pipeline, *, redo: bool = False) -> Iterator[StageRes
 
 
 class _Plan:
-    """The stages of one pipeline; reads inputs only when a stage is reached."""
+    """The stages of one pipeline; inputs are read only when their stage is reached."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self.corpora = [PipelineCorpus(settings, pipeline) for settings in pipeline.sources]
 
     def check(self) -> None:
-        """Finds wrong settings of any stage before the first one starts."""
+        """Raises UserError for wrong settings of any stage, before the first stage starts."""
         pipeline = self.pipeline
         if pipeline.tokenizer is not None:
             make_tokenizer(pipeline.tokenizer, source="pipeline: tokenizer")
@@ -56,78 +59,87 @@ class _Plan:
             if (
                 pipeline.corpora
                 and folder is not None
-                and any((folder / each).exists() for each in ("store.json", PARTS))
+                and any((folder / name).exists() for name in ("store.json", PARTS))
             ):
                 raise UserError(
-                    f"{folder}: expected a folder that holds a store for each of corpora, got one that is a store "
-                    "itself; give another"
+                    f"{folder}: expected a folder that holds a store for each of corpora, got a store itself; "
+                    "give another folder"
                 )
         self._parameters()
 
     def stages(self) -> Sequence[Stage]:
-        """Tokenizer (unless one is given), stores, run, export."""
+        """Returns the stages: tokenizer (unless one is given), stores, run, export."""
         pipeline = self.pipeline
         stages = []
         if pipeline.tokenizer is not None:
             stages.append(
-                Stage("tokenizer", "tokenizer_folder", pipeline.tokenizer_folder, self._tokenizer_from, self._tokenizer)
+                Stage(
+                    "tokenizer",
+                    "tokenizer_folder",
+                    pipeline.tokenizer_folder,
+                    self._tokenizer_inputs,
+                    self._train_tokenizer,
+                )
             )
         elif not pipeline.tokenizer_folder.is_dir():
             raise UserError(
-                f'tokenizer_folder: there is no {pipeline.tokenizer_folder}; give "tokenizer" to train one, as in '
+                f'tokenizer_folder: {pipeline.tokenizer_folder}: no such folder; give "tokenizer" to train one, as in '
                 '{"type": "mecab_wordpiece"}'
             )
         for corpus in self.corpora:
-            for part, out in corpus.stores().items():
+            for part, out in corpus.store_folders().items():
                 words = ["prepare", *(["validation"] if part == "validation" else []), corpus.settings.name]
                 key = "store" if part == "train" else "validation_store"
-                made_from, make = partial(self._store_from, corpus, part), partial(corpus.prepare, part)
+                inputs, make = partial(self._store_inputs, corpus, part), partial(corpus.prepare, part)
                 stages.append(
                     Stage(
-                        " ".join(filter(None, words)), key, out, made_from, make, resumes=True, up_to_date=self._since
+                        " ".join(filter(None, words)), key, out, inputs, make, resumes=True,
+                        upgrade=self._upgrade_store_inputs,
                     )
-                )
+                )  # fmt: skip
         stages.append(
-            Stage("train", "run", pipeline.run, self._run_from, self._train, resumes=True, up_to_date=_with_defaults)
+            Stage(
+                "train", "run", pipeline.run, self._run_inputs, self._train, resumes=True, upgrade=_upgrade_run_inputs
+            )
         )
         stages.append(
-            Stage("export", "export", pipeline.export, self._export_from, self._export,
-                  up_to_date=lambda made_from: {"manifest": self._export_from()["manifest"], **made_from})
+            Stage("export", "export", pipeline.export, self._export_inputs, self._export,
+                  upgrade=lambda inputs: {"manifest": self._export_inputs()["manifest"], **inputs})
         )  # fmt: skip
         return stages
 
-    def _tokenizer_from(self) -> Mapping[str, Any]:
+    def _tokenizer_inputs(self) -> Mapping[str, Any]:
         settings = self.pipeline.tokenizer
         if not self.pipeline.corpora:
-            return {"tokenizer": settings, **self.corpora[0].facts()}
-        facts = {corpus.settings.name: corpus.facts() for corpus in self.corpora}
-        return {"tokenizer": settings, "corpora": facts, "order": list(facts)}
+            return {"tokenizer": settings, **self.corpora[0].tokenizer_inputs()}
+        inputs = {corpus.settings.name: corpus.tokenizer_inputs() for corpus in self.corpora}
+        return {"tokenizer": settings, "corpora": inputs, "order": list(inputs)}
 
-    def _tokenizer(self) -> Mapping[str, Any]:
+    def _train_tokenizer(self) -> Mapping[str, Any]:
         pipeline = self.pipeline
         assert pipeline.tokenizer is not None
-        corpus = join_corpora([each.to_learn_from() for each in self.corpora])
+        corpus = join_corpora([corpus.tokenizer_corpus() for corpus in self.corpora])
         return train_tokenizer(
             corpus, pipeline.tokenizer_folder, settings=pipeline.tokenizer, processes=pipeline.workers
         )
 
     @cached_property
-    def _ids_from(self) -> Mapping[str, str]:
-        """What ids depend on, hashed: the tokenizer's files, its dictionary, library versions."""
+    def _tokenizer_fingerprint(self) -> Mapping[str, str]:
+        """Hashes of everything that token ids depend on: the tokenizer's files, its dictionary, library versions."""
         from terakoya.tokenization.recognise import recognise_tokenizer
 
         folder = self.pipeline.tokenizer_folder
         return recognise_tokenizer(folder).fingerprint(folder)
 
-    def _store_from(self, corpus: PipelineCorpus, part: Part) -> Mapping[str, Any]:
-        return {**corpus.store_from(part), "ids": self._ids_from}
+    def _store_inputs(self, corpus: PipelineCorpus, part: Part) -> Mapping[str, Any]:
+        return {**corpus.store_inputs(part), "ids": self._tokenizer_fingerprint}
 
-    def _since(self, made_from: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A store's record, which did not always hold `ids`."""
-        return {"ids": self._ids_from, **made_from}
+    def _upgrade_store_inputs(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Adds `ids`, which early records of stores do not have."""
+        return {"ids": self._tokenizer_fingerprint, **inputs}
 
     def _parameters(self) -> Mapping[str, Any]:
-        """The parameters, complete, with the pipeline's stores as their data."""
+        """Returns the complete parameters, with the pipeline's stores as their data."""
         given = self.pipeline.parameters
         raw, source = (read_json(given), given.name) if isinstance(given, Path) else (given, "parameters")
         stores: dict[str, Any] = {"train": [], "validation": []}
@@ -140,8 +152,8 @@ class _Plan:
             raw = {**raw, "data": {**data, **stores}}
         return Parameters.from_dict(raw, source=source).dump()
 
-    def _run_from(self) -> Mapping[str, Any]:
-        stores = [out for corpus in self.corpora for out in corpus.stores().values()]
+    def _run_inputs(self) -> Mapping[str, Any]:
+        stores = [out for corpus in self.corpora for out in corpus.store_folders().values()]
         return {"parameters": self._parameters(), "stores": [TokenStore.open(store).fingerprint for store in stores]}
 
     def _train(self) -> Mapping[str, Any]:
@@ -160,32 +172,34 @@ class _Plan:
                 advice=out_of_memory.explain_allocation_errors,
             )
             if result.stopped_by:
-                raise Stopped(f"train: stopped at step {result.step} by {result.stopped_by}; the same command goes on")
+                raise Stopped(f"train: stopped at step {result.step} by {result.stopped_by}; the same command resumes")
             return {"step": result.step}
         file = pipeline.run.with_name(f".{pipeline.run.name}.parameters.json")
         file.write_text(json.dumps(parameters, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
         code = run_processes(["train", str(file), "--out", str(pipeline.run)], processes)
         if code == Stopped.exit_code:
-            raise Stopped("train: stopped, and saved; the same command goes on")
+            raise Stopped("train: stopped on request, checkpoint saved; the same command resumes")
         if code:
             raise UserError(
-                f"train: ended early with exit code {code}; the lines above say why, the same command goes on"
+                f"train: failed with exit code {code}; the lines above say why, and the same command resumes"
             )
         return {}
 
-    def _export_from(self) -> Mapping[str, Any]:
+    def _export_inputs(self) -> Mapping[str, Any]:
         checkpoint = find_checkpoint(self.pipeline.run)
-        manifest = hashlib.sha256((checkpoint / "manifest.json").read_bytes()).hexdigest()  # it has the files' hashes
+        manifest = hashlib.sha256(
+            (checkpoint / "manifest.json").read_bytes()
+        ).hexdigest()  # contains the hashes of the files
         return {"checkpoint": content_digest(checkpoint / "state"), "manifest": manifest}
 
     def _export(self) -> Mapping[str, Any]:
-        done = export(self.pipeline.run, self.pipeline.export)
-        return {"step": done.step, "models": dict(done.models)}
+        result = export(self.pipeline.run, self.pipeline.export)
+        return {"step": result.step, "models": dict(result.models)}
 
 
-def _with_defaults(made_from: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a run was made from, with today's defaults for settings that there were not then."""
+def _upgrade_run_inputs(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Adds today's defaults of the settings that did not exist when `inputs` was recorded."""
     try:
-        return {**made_from, "parameters": Parameters.from_dict(made_from["parameters"], source="record").dump()}
-    except UserError:  # a setting of then that there is no more: a change that is worth naming
-        return made_from
+        return {**inputs, "parameters": Parameters.from_dict(inputs["parameters"], source="record").dump()}
+    except UserError:  # a recorded setting no longer exists: a change that the error should name
+        return inputs

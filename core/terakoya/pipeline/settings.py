@@ -1,4 +1,4 @@
-"""The keys of a pipeline JSON, for one corpus or for several with names and weights."""
+"""The keys of a pipeline JSON, with one corpus or with several that have names and weights."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _NAME = re.compile(r"\w[\w-]*")
 
 
 class CorpusEntry(BaseModel):
-    """One of the `corpora`. A key that is left out is as on top of the pipeline.
+    """One of the `corpora`. An omitted key has the pipeline's value.
 
     Attributes:
-        corpus: as the pipeline's.
+        corpus: like the pipeline's.
         weight: its share of the *rows* of training, in any unit: 70, 20 and 10 are 70 %, 20 % and 10 % of all rows,
-            whatever the corpora's sizes, exactly so after any number of rows (less than one row off). Each store has
-            epochs of its own: a small one with a large weight is read again sooner.
-        validation_corpus, hold_out, clean, field, documents, max_rejects: as the pipeline's. An entry that itself says
-            what it is validated on, in any of the three ways, takes no `hold_out` from above.
+            whatever the sizes of the corpora, exact after any number of rows (less than one row off). Each store has
+            its own epochs: a small store with a large weight is repeated sooner.
+        validation_corpus, hold_out, clean, field, documents, max_rejects: like the pipeline's. An entry that sets its
+            validation data in any of the three ways does not inherit `hold_out`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -55,11 +55,11 @@ class CorpusEntry(BaseModel):
 
 @dataclass(frozen=True)
 class CorpusSettings:
-    """One corpus of a pipeline, every setting decided.
+    """One corpus of a pipeline, with every setting resolved.
 
     Attributes:
-        name: "" where the pipeline has one corpus only, without a name.
-        store, validation_store: the folders of its own stores; the second is None where nothing is held out.
+        name: "" if the pipeline has only one corpus, without a name.
+        store, validation_store: the folders of its own stores; the second is None if nothing is held out.
         The others: see `Pipeline` and `CorpusEntry`.
     """
 
@@ -77,17 +77,17 @@ class CorpusSettings:
 
     @property
     def key(self) -> str:
-        """Where its settings stand in the pipeline: `corpora.wiki.`, or nothing."""
+        """The prefix of its keys in the pipeline: `corpora.wiki.`, or nothing."""
         return f"corpora.{self.name}." if self.name else ""
 
     @property
     def splits(self) -> bool:
-        """Whether a cleaning step sets documents aside."""
+        """Whether a cleaning step holds documents out."""
         return _splits(self.clean)
 
     @property
     def validates(self) -> bool:
-        """Whether it has documents for validation."""
+        """Whether the corpus has documents for validation."""
         return bool(self.validation_corpus or self.hold_out or self.splits)
 
 
@@ -100,20 +100,20 @@ class Pipeline(BaseModel):
 
     Attributes:
         corpus: files, folders, patterns such as `text/*.jsonl.gz`, or addresses such as `s3://bucket/wiki`; or
-        corpora: several of them by name, each with a weight and settings of its own (`CorpusEntry`). The tokenizer
-            learns from all, in the order of the file, and from nothing that is held out; each has a store of its own
-            in the folder `store` and, if it is validated, one in `validation_store`, both under its name.
-        validation_corpus: the same as `corpus` for validation; or
-        hold_out: how many documents to take from the end of the corpus for it instead; or
+        corpora: several corpora by name, each with a weight and its own settings (`CorpusEntry`). The tokenizer learns
+            from all of them, in the order of the file, without held-out documents; each has its own store in the folder
+            `store` and, if it has validation data, one in `validation_store`, both under its name.
+        validation_corpus: like `corpus`, for validation; or
+        hold_out: how many documents to take from the end of the corpus for validation instead; or
         clean: cleaning steps, of which `hold_out` chooses documents by a hash of their text.
         field: the key or column that holds the text.
-        documents: what ends a document in txt files, a blank line or every line.
-        tokenizer: its `type` and settings; left out, `tokenizer_folder` is used as it is.
-        unit: what a stored sequence is; the layouts `lines` and `pairs` need `line`.
-        max_rejects: how many bad documents are allowed, a count or a share of all.
+        documents: the end of a document in txt files: a blank line, or every line.
+        tokenizer: its `type` and settings; if omitted, `tokenizer_folder` is used as it is.
+        unit: the unit of a stored sequence; the layouts `lines` and `pairs` need `line`.
+        max_rejects: how many rejected documents are allowed, a count or a share of all.
         parameters: a parameter file, or its content. Its `data.train` and `data.validation` are the pipeline's stores.
-        processes: for the tokenizer and the stores; 0 is one for each core.
-        training_processes: for training; null is one for each GPU, one without a GPU.
+        processes: for the tokenizer and the stores; 0 means one a core.
+        training_processes: for training; null means one a GPU, one without a GPU.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -140,19 +140,19 @@ class Pipeline(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if bool(self.corpus) == bool(self.corpora):
-            raise ValueError("corpus: expected either it or corpora, got " + ("both" if self.corpus else "neither"))
+            raise ValueError("corpus: expected either corpus or corpora, got " + ("both" if self.corpus else "neither"))
         if self.corpora:
             self._check_corpora()
-        for each in self.sources:
-            if each.validation_corpus and each.hold_out:
-                raise ValueError(f"{each.key}hold_out: give validation_corpus or hold_out, not both")
-            if each.clean and each.hold_out:
+        for source in self.sources:
+            if source.validation_corpus and source.hold_out:
+                raise ValueError(f"{source.key}hold_out: give validation_corpus or hold_out, not both")
+            if source.clean and source.hold_out:
                 raise ValueError(
-                    f'{each.key}clean: give hold_out as the last step of clean: {{"type": "hold_out", "share": 0.01}}'
+                    f'{source.key}clean: give hold_out as the last step of clean: {{"type": "hold_out", "share": 0.01}}'
                 )
-            if each.validation_corpus and each.splits:
-                raise ValueError(f"{each.key}clean: give validation_corpus or the step hold_out, not both")
-        if any(each.validates for each in self.sources) != bool(self.validation_store):
+            if source.validation_corpus and source.splits:
+                raise ValueError(f"{source.key}clean: give validation_corpus or the step hold_out, not both")
+        if any(source.validates for source in self.sources) != bool(self.validation_store):
             raise ValueError("validation_store goes together with validation_corpus or hold_out")
         if self.tokenizer is not None and not isinstance(self.tokenizer.get("type"), str):
             raise ValueError('tokenizer.type: expected a name such as "mecab_wordpiece"')
@@ -161,13 +161,13 @@ class Pipeline(BaseModel):
         for index, folder in enumerate(folders):
             for other in folders[:index]:
                 if folder == other or folder in other.parents or other in folder.parents:
-                    raise ValueError(f"{folder} and {other}: expected folders of their own, none inside another")
+                    raise ValueError(f"{folder} and {other}: expected separate folders, none inside another")
         return self
 
     def _check_corpora(self) -> None:
         if self.validation_corpus:
             raise ValueError(
-                "validation_corpus: give it inside each of corpora, so that each is validated on text of its own"
+                "validation_corpus: give it inside each of corpora, so that each is validated on its own text"
             )
         for name in self.corpora:
             if not _NAME.fullmatch(name):
@@ -177,12 +177,12 @@ class Pipeline(BaseModel):
         if len({name.casefold() for name in self.corpora}) < len(self.corpora):
             raise ValueError("corpora: expected names that differ in more than capitals: each becomes a folder")
         try:
-            integer_weights([each.weight for each in self.corpora.values()])
+            integer_weights([entry.weight for entry in self.corpora.values()])
         except UserError:
             least = min(self.corpora, key=lambda name: self.corpora[name].weight)
             raise ValueError(
                 f"corpora.{least}.weight: {self.corpora[least].weight:g} is less than one row in {PERIOD:,} of this "
-                "blend; raise it or leave the corpus out"
+                "mixture; raise it or leave the corpus out"
             ) from None
 
     @cached_property
@@ -190,17 +190,17 @@ class Pipeline(BaseModel):
         """Every corpus, in the order of the file."""
         if not self.corpora:
             only = CorpusEntry.model_construct(corpus=self.corpus, validation_corpus=self.validation_corpus)
-            return (self._decided("", only, self.store, self.validation_store),)
-        found = []
+            return (self._resolve("", only, self.store, self.validation_store),)
+        sources = []
         for name, entry in self.corpora.items():
             validation = self.validation_store / name if self.validation_store is not None else None
-            found.append(self._decided(name, entry, self.store / name, validation))
-        return tuple(found)
+            sources.append(self._resolve(name, entry, self.store / name, validation))
+        return tuple(sources)
 
-    def _decided(self, name: str, entry: CorpusEntry, store: Path, validation_store: Path | None) -> CorpusSettings:
-        """The settings of one corpus: its own, and this pipeline's where it has none."""
-        own_way = bool(name) and (bool(entry.validation_corpus) or _splits(entry.clean or ()))
-        hold_out = entry.hold_out if entry.hold_out is not None else 0 if own_way else self.hold_out
+    def _resolve(self, name: str, entry: CorpusEntry, store: Path, validation_store: Path | None) -> CorpusSettings:
+        """Returns the settings of one corpus: its own, and the pipeline's where the corpus has none."""
+        own_validation = bool(name) and (bool(entry.validation_corpus) or _splits(entry.clean or ()))
+        hold_out = entry.hold_out if entry.hold_out is not None else 0 if own_validation else self.hold_out
         clean = self.clean if entry.clean is None else entry.clean
         return CorpusSettings(
             name=name,
@@ -218,15 +218,15 @@ class Pipeline(BaseModel):
 
     @cached_property
     def workers(self) -> int:
-        """Processes for the tokenizer and the stores."""
+        """Number of processes for the tokenizer and the stores."""
         return self.processes or cores()
 
 
 def read_pipeline(file: Path) -> Pipeline:
-    """The pipeline in `file`.
+    """Reads the pipeline in `file`.
 
     Raises:
-        UserError: every problem on a line of its own: file, key path, expected, got, nearest known key.
+        UserError: one line for each problem: file, key path, expected, got, nearest known key.
     """
     try:
         return Pipeline.model_validate(read_json(file))

@@ -1,4 +1,4 @@
-"""The demo: it tells what it did, leaves a model that Transformers loads, and may be started twice."""
+"""The demo prints a summary, writes a model that Transformers loads, and can run twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from terakoya.pipeline.stages import StageResult
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Demo, list[StageResult]]:
-    """A demo of four steps and what became of its stages."""
+    """A demo of four steps and the results of its stages."""
     files = Demo(tmp_path_factory.mktemp("demo") / "out")
     return files, list(run_pipeline(files.write(max_steps=4)))
 
@@ -31,11 +31,11 @@ def test_the_bundled_corpus_is_prose_in_many_documents() -> None:
     assert len(set(texts)) == len(texts)
     assert corpus.total_bytes >= 60_000
     sentences = [sentence for text in texts for sentence in text.replace("\n", "").split("。") if sentence]
-    assert len(set(sentences)) >= 0.99 * len(sentences)  # written, not filled into templates
-    assert sum("東京" in text and "首都" in text for text in texts) >= 1  # what the example asks for can be learnt
+    assert len(set(sentences)) >= 0.99 * len(sentences)  # prose, not filled templates
+    assert sum("東京" in text and "首都" in text for text in texts) >= 1  # the example's answer can be learnt
 
 
-def test_every_stage_is_made_and_told_in_order(finished: tuple[Demo, list[StageResult]]) -> None:
+def test_every_stage_is_made_and_summarised_in_order(finished: tuple[Demo, list[StageResult]]) -> None:
     files, results = finished
     assert [result.name for result in results] == ["tokenizer", "prepare", "prepare validation", "train", "export"]
     assert not any(result.skipped for result in results)
@@ -76,7 +76,7 @@ def test_a_second_demo_makes_nothing(
     assert "made earlier" in capsys.readouterr().out
 
 
-def test_the_pipeline_it_leaves_can_be_run_and_changed(finished: tuple[Demo, list[StageResult]]) -> None:
+def test_the_written_pipeline_can_be_run_and_changed(finished: tuple[Demo, list[StageResult]]) -> None:
     files, _ = finished
     assert all(result.skipped for result in run(read_pipeline(files.pipeline_file)))
     changed = json.loads(files.pipeline_file.read_text(encoding="utf-8"))
@@ -87,7 +87,7 @@ def test_the_pipeline_it_leaves_can_be_run_and_changed(finished: tuple[Demo, lis
         run(read_pipeline(other))
 
 
-def test_other_settings_start_afresh_and_leave_other_files_alone(tmp_path: Path) -> None:
+def test_other_settings_remove_only_the_files_of_the_demo(tmp_path: Path) -> None:
     files = Demo(tmp_path / "out")
     files.write(max_steps=4)
     mine, run_folder = files.folder / "notes.txt", files.folder / "run"

@@ -1,4 +1,4 @@
-"""The pipeline: strict keys, stages made once, outputs that no longer fit, the documents held out."""
+"""The pipeline: strict keys, stages that run once, outputs that no longer match, held-out documents."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def test_reads_a_pipeline(tmp_path: Path) -> None:
         ({"validation_store": "out/val"}, "validation_store goes together with validation_corpus or hold_out"),
         ({"hold_out": 3, "validation_corpus": ["v.txt"], "validation_store": "out/val"}, "not both"),
         ({"tokenizer": {"vocab_size": 5}}, "tokenizer.type: expected a name"),
-        ({"run": "out/store"}, "expected folders of their own"),
-        ({"run": "out/store/run"}, "expected folders of their own"),
+        ({"run": "out/store"}, "expected separate folders"),
+        ({"run": "out/store/run"}, "expected separate folders"),
     ],
 )
-def test_refuses_what_it_does_not_know(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_wrong_keys_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         _read(tmp_path, **changes)
 
@@ -81,12 +81,12 @@ def test_wrong_parameters_are_found_before_the_first_stage(tmp_path: Path) -> No
 
 
 class Maker:
-    """A stage that writes its settings into its output and counts how often it ran."""
+    """A stage that writes its inputs into its output and counts its runs."""
 
-    def __init__(self, out: Path, made_from: Callable[[], Any], *, resumes: bool = False) -> None:
+    def __init__(self, out: Path, read_inputs: Callable[[], Any], *, resumes: bool = False) -> None:
         self.out, self.calls, self.fail = out, 0, False
-        self.stage = Stage(out.name, out.name, out, lambda: {"from": made_from()}, self.make, resumes=resumes)
-        self.made_from = made_from
+        self.stage = Stage(out.name, out.name, out, lambda: {"from": read_inputs()}, self.make, resumes=resumes)
+        self.read_inputs = read_inputs
 
     def make(self) -> dict[str, Any]:
         self.calls += 1
@@ -95,7 +95,7 @@ class Maker:
         if self.fail:
             raise RuntimeError("killed")
         self.out.mkdir(exist_ok=True)
-        (self.out / "content").write_text(json.dumps(self.made_from()))
+        (self.out / "content").write_text(json.dumps(self.read_inputs()))
         return {"calls": self.calls}
 
 
@@ -130,23 +130,23 @@ def test_a_second_run_makes_nothing(chain: Chain) -> None:
     assert chain.calls == [1, 1, 1]
 
 
-def test_what_was_deleted_is_made_again(chain: Chain) -> None:
+def test_a_deleted_output_is_made_again(chain: Chain) -> None:
     chain.run()
     (chain.third.out / "content").unlink()
     chain.third.out.rmdir()
     assert [result.skipped for result in chain.run()] == [True, True, False]
 
 
-@pytest.mark.parametrize("stopped", [0, 1, 2])
-def test_goes_on_after_a_stop_in_any_stage(chain: Chain, stopped: int) -> None:
-    chain.makers[stopped].fail = True
+@pytest.mark.parametrize("crashed", [0, 1, 2])
+def test_the_pipeline_continues_after_a_crash_in_any_stage(chain: Chain, crashed: int) -> None:
+    chain.makers[crashed].fail = True
     with pytest.raises(RuntimeError, match="killed"):
         chain.run()
-    chain.makers[stopped].fail = False
-    assert [result.skipped for result in chain.run()] == [index < stopped for index in range(3)]
+    chain.makers[crashed].fail = False
+    assert [result.skipped for result in chain.run()] == [index < crashed for index in range(3)]
 
 
-def test_stopped_between_output_and_record_is_taken_as_done(chain: Chain) -> None:
+def test_a_crash_between_output_and_record_counts_as_done(chain: Chain) -> None:
     chain.run()
     record = chain.first.out.with_name(".first.stage.json")
     record.write_text(json.dumps({**json.loads(record.read_text()), "finished": False, "content": None}))
@@ -154,7 +154,7 @@ def test_stopped_between_output_and_record_is_taken_as_done(chain: Chain) -> Non
     assert json.loads(record.read_text())["finished"]
 
 
-def test_other_settings_are_refused_by_name(chain: Chain) -> None:
+def test_changed_settings_are_refused_by_name(chain: Chain) -> None:
     chain.run()
     chain.setting = 2
     with pytest.raises(UserError, match=r'first: was made from other settings: from: 1 -> 2; .*"first".*--redo'):
@@ -180,14 +180,14 @@ def test_an_output_changed_by_hand_is_refused(chain: Chain) -> None:
         chain.run()
 
 
-def test_an_output_of_somebody_else_is_refused_before_anything_is_made(chain: Chain) -> None:
+def test_a_foreign_output_is_refused_before_anything_is_made(chain: Chain) -> None:
     chain.third.out.mkdir()
-    with pytest.raises(UserError, match="third: is there already and was not made by this pipeline"):
+    with pytest.raises(UserError, match="third: already exists and was not made by this pipeline"):
         chain.run()
     assert chain.calls == [0, 0, 0]
 
 
-def test_nothing_is_made_that_would_leave_a_later_output_out_of_date(chain: Chain) -> None:
+def test_a_stage_that_would_leave_a_later_output_out_of_date_is_not_made(chain: Chain) -> None:
     chain.run()
     chain.first.out.rename(chain.first.out.with_name("elsewhere"))
     with pytest.raises(UserError, match=r"third: would be out of date once .*first is made"):
@@ -195,14 +195,14 @@ def test_nothing_is_made_that_would_leave_a_later_output_out_of_date(chain: Chai
     assert chain.calls == [1, 1, 1]
 
 
-def test_a_resuming_stage_decides_itself_about_changed_settings(chain: Chain) -> None:
+def test_a_resuming_stage_itself_decides_about_changed_settings(chain: Chain) -> None:
     chain.run()
     stages = [Stage("second", "second", chain.second.out, lambda: {"from": "longer"}, chain.second.make, resumes=True)]
     assert [result.skipped for result in run_stages(stages)] == [False]
     assert chain.second.calls == 2
 
 
-def test_an_older_record_is_read_as_today_and_then_kept_so(tmp_path: Path) -> None:
+def test_an_older_record_is_upgraded_and_saved(tmp_path: Path) -> None:
     settings = {"from": 1}
 
     def make() -> dict[str, Any]:
@@ -211,7 +211,7 @@ def test_an_older_record_is_read_as_today_and_then_kept_so(tmp_path: Path) -> No
 
     def stage() -> Stage:
         return Stage(
-            "out", "out", tmp_path / "out", lambda: dict(settings), make, up_to_date=lambda old: {"new": 1, **old}
+            "out", "out", tmp_path / "out", lambda: dict(settings), make, upgrade=lambda old: {"new": 1, **old}
         )
 
     list(run_stages([stage()]))
@@ -222,7 +222,7 @@ def test_an_older_record_is_read_as_today_and_then_kept_so(tmp_path: Path) -> No
         list(run_stages([stage()]))
 
 
-def test_what_a_resuming_stage_refuses_is_moved_aside_by_redo(tmp_path: Path) -> None:
+def test_redo_moves_aside_an_output_that_a_resuming_stage_refuses(tmp_path: Path) -> None:
     settings = ["old"]
 
     def make() -> dict[str, Any]:
@@ -248,10 +248,16 @@ def test_what_a_resuming_stage_refuses_is_moved_aside_by_redo(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("code", "ends", "said"), [(75, 75, "train: stopped, and saved"), (1, 2, "error: train: ended early")]
+    ("code", "exit_code", "message"),
+    [(75, 75, "train: stopped on request, checkpoint saved"), (1, 2, "error: train: failed with exit code 1")],
 )
-def test_training_that_was_asked_to_stop_is_no_error(
-    code: int, ends: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_training_that_stopped_on_request_is_not_an_error(
+    code: int,
+    exit_code: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     held_out = {"hold_out": 3, "validation_store": "out/val"}
     parameters = str(PRESETS / "tiny_bert.json")
@@ -260,8 +266,8 @@ def test_training_that_was_asked_to_stop_is_no_error(
     monkeypatch.setattr("terakoya.pipeline.run.run_pipeline", lambda *_, **__: plan._train())
     with pytest.raises(SystemExit) as left:
         main(["run", str(tmp_path / "pipeline.json")])
-    assert left.value.code == ends
-    assert capsys.readouterr().err.startswith(said)
+    assert left.value.code == exit_code
+    assert capsys.readouterr().err.startswith(message)
 
 
 def test_differences_name_the_path() -> None:

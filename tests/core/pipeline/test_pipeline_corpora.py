@@ -1,4 +1,4 @@
-"""A pipeline of several corpora: a store each, one tokenizer from all, and only what depends on a change made again."""
+"""A pipeline of several corpora: one store each, one tokenizer, and after a change only the affected stages run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PARAMETERS: dict[str, Any] = {
 
 @pytest.fixture
 def keys(tmp_path: Path) -> dict[str, Any]:
-    """Three corpora, each held out in a way of its own, learnt by bytes."""
+    """Three corpora, each held out in a different way, with a byte-level tokenizer."""
     for name, letter in (("wiki", "w"), ("fiction", "f"), ("tech", "t"), ("tech.val", "v")):
         texts = "".join(json.dumps({"text": f"{letter}{n} {letter * 3}"}) + "\n" for n in range(40))
         (tmp_path / f"{name}.jsonl").write_text(texts)
@@ -81,7 +81,7 @@ ALL = ["tokenizer", "prepare wiki", "prepare validation wiki", "prepare fiction"
        "prepare tech", "prepare validation tech"]  # fmt: skip
 
 
-def test_each_has_stores_of_its_own_and_nothing_held_out_is_learnt(keys: dict[str, Any]) -> None:
+def test_each_corpus_has_its_own_stores_and_held_out_documents_are_not_learnt(keys: dict[str, Any]) -> None:
     made = _make(keys)
     assert list(made) == ALL
     assert (made["prepare wiki"].facts["documents"], made["prepare validation wiki"].facts["documents"]) == (35, 5)
@@ -108,9 +108,9 @@ def test_training_gets_weights_and_every_validation_store(keys: dict[str, Any]) 
     assert [Path(each).name for each in data.validation] == ["fiction", "tech"]
 
 
-def test_a_changed_corpus_is_named_and_only_what_depends_on_it_is_made_again(keys: dict[str, Any]) -> None:
+def test_a_changed_corpus_is_named_and_only_affected_stages_run_again(keys: dict[str, Any]) -> None:
     _make(keys)
-    keys = {**keys, "tokenizer": None}  # used as it is from now on
+    keys = {**keys, "tokenizer": None}  # from now on used as it is
     tech = Path(keys["corpora"]["tech"]["corpus"][0])
     tech.write_text(tech.read_text().replace("t9", "T9"))
     with pytest.raises(UserError, match="made from other input; changed: corpus"):
@@ -131,15 +131,17 @@ def test_the_tokenizer_names_the_corpus_that_has_changed(keys: dict[str, Any]) -
     assert _skipped(_changed(keys, "wiki", weight=1)) == set(ALL)
 
 
-def test_defaults_come_from_above(keys: dict[str, Any]) -> None:
+def test_omitted_keys_have_the_pipelines_values(keys: dict[str, Any]) -> None:
     def settings(**changes: Any) -> list[CorpusSettings]:
         return list(Pipeline.model_validate({**keys, **changes}).sources)
 
     wiki, fiction, tech = settings(field="body", documents="line", max_rejects=3)
     assert (wiki.hold_out, fiction.hold_out, tech.hold_out) == (5, 0, 0)
-    assert {(each.field, each.documents, each.max_rejects) for each in (wiki, fiction, tech)} == {("body", "line", 3)}
+    assert {(source.field, source.documents, source.max_rejects) for source in (wiki, fiction, tech)} == {
+        ("body", "line", 3)
+    }
     wiki, fiction, tech = settings(hold_out=0, clean=[{"type": "nfkc"}])
-    assert [len(each.clean) for each in (wiki, fiction, tech)] == [1, 2, 1]
+    assert [len(source.clean) for source in (wiki, fiction, tech)] == [1, 2, 1]
     assert wiki.validation_store is None
 
 
@@ -187,7 +189,7 @@ def test_an_unknown_key_of_an_entry_has_a_nearest_name(keys: dict[str, Any], tmp
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a.clean", " a", "-a", "Wiki"])
-def test_a_name_that_is_no_folders_name_is_refused(keys: dict[str, Any], name: str) -> None:
+def test_a_name_that_cannot_be_a_folder_name_is_refused(keys: dict[str, Any], name: str) -> None:
     with pytest.raises(ValueError, match=r"expected a plain name|differ in more than capitals"):
         Pipeline.model_validate({**keys, "corpora": {**keys["corpora"], name: keys["corpora"]["wiki"]}})
 
@@ -195,41 +197,43 @@ def test_a_name_that_is_no_folders_name_is_refused(keys: dict[str, Any], name: s
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"corpora": {}}, "expected either it or corpora, got neither"),
-        ({"corpus": ["wiki.jsonl"]}, "expected either it or corpora, got both"),
+        ({"corpora": {}}, "expected either corpus or corpora, got neither"),
+        ({"corpus": ["wiki.jsonl"]}, "expected either corpus or corpora, got both"),
         ({"validation_corpus": ["v.jsonl"]}, "validation_corpus: give it inside each of corpora"),
         ({"validation_store": None}, "validation_store goes together"),
     ],
 )
-def test_keys_that_do_not_go_with_corpora(keys: dict[str, Any], changes: dict[str, Any], message: str) -> None:
+def test_keys_that_conflict_with_corpora_are_refused(
+    keys: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Pipeline.model_validate({**keys, **changes})
 
 
-def test_a_folder_that_is_a_store_itself_is_refused(keys: dict[str, Any]) -> None:
+def test_a_stores_folder_that_is_a_store_itself_is_refused(keys: dict[str, Any]) -> None:
     Path(keys["store"]).mkdir(parents=True)
     (Path(keys["store"]) / "store.json").write_text("{}")
     with pytest.raises(UserError, match="expected a folder that holds a store for each of corpora"):
         list(run_pipeline(Pipeline.model_validate(keys)))
 
 
-def test_a_record_of_before_a_setting_came_is_as_good_as_new(keys: dict[str, Any], tmp_path: Path) -> None:
+def test_a_record_without_a_new_setting_is_up_to_date(keys: dict[str, Any], tmp_path: Path) -> None:
     plan = _Plan(Pipeline.model_validate(keys))
     train = plan.stages()[-2]
     parameters = dict(plan._parameters())
     removed = parameters.pop("logging_steps")
-    assert train.up_to_date({"parameters": parameters, "stores": []}) == {
+    assert train.upgrade({"parameters": parameters, "stores": []}) == {
         "parameters": plan._parameters(),
         "stores": [],
     }
-    assert train.up_to_date({"parameters": {**parameters, "logging_steps": removed + 1}, "stores": []})[
-        "parameters"
-    ] != (plan._parameters())
+    assert train.upgrade({"parameters": {**parameters, "logging_steps": removed + 1}, "stores": []})["parameters"] != (
+        plan._parameters()
+    )
     gone = {"parameters": {**parameters, "no_such_key": 1}}
-    assert train.up_to_date(gone) == gone
+    assert train.upgrade(gone) == gone
 
 
-def test_another_library_or_dictionary_below_the_tokenizer_is_seen(
+def test_another_library_or_dictionary_of_the_tokenizer_is_a_change(
     keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from terakoya_plugins.tokenizers.byte_bpe import ByteBpe

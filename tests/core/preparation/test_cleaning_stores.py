@@ -135,8 +135,8 @@ def test_the_pipeline_trains_and_validates_on_the_two_sides(folder: Path) -> Non
     assert (folder / "store.clean" / "plan.json").exists()
     train, validation = (_texts(corpus.parts["train"]), _texts(corpus.parts["validation"]))
     assert sorted(train + validation) == sorted({text for text in TEXTS if text != "short"})
-    assert corpus.store_from("train")["clean"] == tuple(STEPS)
-    assert "clean" not in _only_corpus(_pipeline(folder, clean=[], hold_out=1)).store_from("train")
+    assert corpus.store_inputs("train")["clean"] == tuple(STEPS)
+    assert "clean" not in _only_corpus(_pipeline(folder, clean=[], hold_out=1)).store_inputs("train")
 
 
 def _only_corpus(keys: dict[str, Any]) -> PipelineCorpus:
