@@ -1,4 +1,4 @@
-"""Byte-level BPE as GPT-2 has it, trained from word counts in parallel, encoded by `tokenizers`."""
+"""Byte-level BPE as in GPT-2, trained from word counts in parallel; `tokenizers` encodes with it."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from terakoya.toolkit.tokenizers.line_encoder import LineEncoder
 
 NAME = "byte_bpe"
-_NAMED = ("eos_token", "bos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+_SPECIAL_FIELDS = ("eos_token", "bos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 logger = logging.getLogger("terakoya")
 
 
 class ByteBpe(Tokenizer):
-    """Pieces of bytes: every text has ids, none is unknown."""
+    """Byte-level BPE: pieces are sequences of bytes, so no text is unknown."""
 
     keeps_line_ends: ClassVar[bool] = True
     trial: ClassVar[Mapping[str, Any]] = {"vocab_size": 300}
 
     vocab_size: int = Field(default=50257, ge=1)
-    """Pieces, special tokens and the 256 bytes included."""
+    """Number of pieces, including special tokens and the 256 bytes."""
     min_frequency: int = Field(default=2, ge=1)
-    """How often a pair of pieces must occur to become one."""
+    """How often a pair of pieces must occur to be merged."""
     add_prefix_space: bool = False
-    """Put a space before each line, so that its first word is the same piece as elsewhere."""
+    """Put a space before each line, so that its first word has the same pieces as elsewhere."""
     eos_token: str = "<|endoftext|>"
     bos_token: str | None = None
     pad_token: str | None = None
@@ -50,14 +50,14 @@ class ByteBpe(Tokenizer):
     mask_token: str | None = None
     additional_special_tokens: tuple[str, ...] = ()
     sample_bytes: int | None = Field(default=None, ge=1)
-    """Learn from about so many bytes of text, spread over the corpus. None: from all of it."""
+    """Train on about this many bytes of text, evenly taken from the corpus. None: on all of it."""
     max_words: int = Field(default=2_000_000, ge=1000)
-    """Distinct words counted at a time; beyond that the rarest are dropped and the error is reported."""
+    """Distinct words counted at a time; beyond this the rarest are dropped and the error is reported."""
     counts: Path | None = None
-    """A table that `terakoya tokenizer count` has kept of the same corpus. None: count now."""
+    """A table that `terakoya tokenizer count` has written for the same corpus. None: count now."""
 
     def splitting(self) -> Splitting:
-        """See `LearnsFromCounts`: the words that GPT-2's pattern cuts."""
+        """Implements `LearnsFromCounts`: words are split by GPT-2's pattern."""
         return Splitting(
             functools.partial(byte_pairs.splitter, self.add_prefix_space),
             {
@@ -77,13 +77,13 @@ class ByteBpe(Tokenizer):
         processes: int = 1,
         progress: Callable[[int, int], None] | None = None,
     ) -> Mapping[str, Any]:
-        """See `Tokenizer.train`. The files are the same for any number of processes."""
+        """Implements `Tokenizer.train`. The files are the same for any number of processes."""
         table = counted(corpus, self.splitting(), file=self.counts, processes=processes, progress=progress)
         pieces, merges = byte_pairs.train_byte_pairs(
             table.counts,
             vocab_size=self.vocab_size,
             min_frequency=self.min_frequency,
-            special_tokens=self._special(),
+            special_tokens=self._special_tokens(),
         )
         self._save(folder, pieces, merges)
         if len(pieces) < self.vocab_size:
@@ -97,7 +97,7 @@ class ByteBpe(Tokenizer):
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self | None:
-        """See `Tokenizer.from_folder`: what `train` has made. Other GPT-2 folders are `huggingface`'s."""
+        """Implements `Tokenizer.from_folder`: reads folders from `train`. `huggingface` reads other GPT-2 folders."""
         record = folder / "terakoya.json"
         if not record.is_file() or not (folder / "tokenizer.json").is_file():
             return None
@@ -105,21 +105,21 @@ class ByteBpe(Tokenizer):
         return cls.model_validate(content["settings"]) if content.get("type") == NAME else None
 
     def encoder(self, folder: Path) -> LineEncoder:
-        """See `Tokenizer.encoder`. Words are not known: GPT-2's pattern cuts Japanese at punctuation only."""
+        """Implements `Tokenizer.encoder`. Words are not known: GPT-2's pattern splits Japanese only at punctuation."""
         from terakoya.toolkit.tokenizers.line_encoder import LineEncoder
 
         return LineEncoder(self.load(folder), parse=self.special_tokens_in_text != "split")
 
     def fingerprint(self, folder: Path) -> Mapping[str, str]:
-        """See `Tokenizer.fingerprint`."""
+        """Implements `Tokenizer.fingerprint`."""
         files = ("tokenizer.json", "tokenizer_config.json")
         return {
             **{name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files},
             "tokenizers": importlib.metadata.version("tokenizers"),
         }
 
-    def _special(self) -> list[str]:
-        tokens = [token for name in _NAMED if (token := getattr(self, name)) is not None]
+    def _special_tokens(self) -> list[str]:
+        tokens = [token for name in _SPECIAL_FIELDS if (token := getattr(self, name)) is not None]
         tokens = list(dict.fromkeys([*tokens, *self.additional_special_tokens]))
         if "" in tokens:
             raise UserError(
@@ -136,12 +136,12 @@ class ByteBpe(Tokenizer):
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=self.add_prefix_space)
         backend.decoder = decoders.ByteLevel()
         backend.post_processor = processors.ByteLevel(trim_offsets=False)
-        special = self._special()
+        special = self._special_tokens()
         backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
         config: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
-            **{name: token for name in _NAMED if (token := getattr(self, name)) is not None},
+            **{name: token for name in _SPECIAL_FIELDS if (token := getattr(self, name)) is not None},
         }
         record = {"type": NAME, "settings": self.model_dump(mode="json", exclude={"special_tokens_in_text", "counts"})}
         folder.mkdir(parents=True, exist_ok=True)
@@ -150,7 +150,9 @@ class ByteBpe(Tokenizer):
         texts = {
             "tokenizer_config.json": _json(config),
             "terakoya.json": _json(record),
-            "vocab.json": json.dumps(vocabulary, ensure_ascii=False),  # these two for programs that read GPT-2's files
+            "vocab.json": json.dumps(
+                vocabulary, ensure_ascii=False
+            ),  # this and merges.txt are for programs that read GPT-2's files
             "merges.txt": f"#version: 0.2\n{lines}",
         }
         for name, text in texts.items():
@@ -159,7 +161,7 @@ class ByteBpe(Tokenizer):
 
 @hookimpl
 def register_tokenizers() -> Mapping[str, type[Tokenizer]]:
-    """Offers `byte_bpe`."""
+    """Registers `byte_bpe`."""
     return {NAME: ByteBpe}
 
 

@@ -1,4 +1,4 @@
-"""Any tokenizer that Transformers' `AutoTokenizer` loads from a folder, used as it is."""
+"""Any tokenizer that Transformers' `AutoTokenizer` loads from a folder, unchanged."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 NAME = "huggingface"
 _CONFIG = "tokenizer_config.json"
-_MARKS = (_CONFIG, "tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "spm.model")
-"""A folder with none of these is not looked at any further."""
-_FILES = ("tokenizer.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", *_MARKS)
-_WITHOUT_A_SAY = ("name_or_path", "model_max_length", "transformers_version", "chat_template")
+_MAIN_FILES = (_CONFIG, "tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "spm.model")
+"""A folder without any of these files is not a tokenizer's."""
+_FILES = ("tokenizer.json", "special_tokens_map.json", "added_tokens.json", "merges.txt", *_MAIN_FILES)
+_IRRELEVANT_KEYS = ("name_or_path", "model_max_length", "transformers_version", "chat_template")
 
 logger = logging.getLogger("terakoya")
 
 
 class HuggingFace(Tokenizer):
-    """A folder that `AutoTokenizer` loads without a network and without code of its own. It has no settings."""
+    """A folder that `AutoTokenizer` loads without network access or code from the folder. It has no settings."""
 
     fallback: ClassVar[bool] = True
     keeps_line_ends: ClassVar[bool] = True
@@ -45,7 +45,7 @@ class HuggingFace(Tokenizer):
         processes: int = 1,
         progress: Callable[[int, int], None] | None = None,
     ) -> Mapping[str, Any]:
-        """Raises UserError: there is nothing here to train."""
+        """Raises UserError, because this kind cannot be trained."""
         raise UserError(
             f"tokenizer type {NAME}: expected a folder that is trained already, got a corpus to train on; train with "
             "another --type, see `terakoya plugins list`"
@@ -53,8 +53,8 @@ class HuggingFace(Tokenizer):
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self | None:
-        """See `Tokenizer.from_folder`: whatever `AutoTokenizer` can load."""
-        if not any((folder / name).is_file() for name in _MARKS):
+        """Implements `Tokenizer.from_folder`: reads any folder that `AutoTokenizer` can load."""
+        if not any((folder / name).is_file() for name in _MAIN_FILES):
             return None
         settings = cls()
         try:
@@ -65,43 +65,43 @@ class HuggingFace(Tokenizer):
         return settings
 
     def load(self, folder: Path) -> PreTrainedTokenizerBase:
-        """See `Tokenizer.load`. Raises UserError with Transformers' own reason."""
+        """Implements `Tokenizer.load`. Raises UserError with the error message of Transformers."""
         from transformers import AutoTokenizer
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{folder}: expected a tokenizer that AutoTokenizer loads; it says: {error}") from error
-        # Without its files Transformers may make a tokenizer that knows nothing but special tokens.
+        # Without its files Transformers may return a tokenizer that has only special tokens.
         files = {*type(tokenizer).vocab_files_names.values()}
         if files and not any((folder / name).is_file() for name in files):
             raise UserError(f"{folder}: expected one of {', '.join(sorted(files))}, found none")
         return tokenizer
 
     def encoder(self, folder: Path) -> LineEncoder:
-        """See `Tokenizer.encoder`."""
+        """Implements `Tokenizer.encoder`."""
         from terakoya.toolkit.tokenizers.line_encoder import LineEncoder
 
         return LineEncoder(self.load(folder), parse=self.special_tokens_in_text != "split")
 
     def fingerprint(self, folder: Path) -> Mapping[str, str]:
-        """See `Tokenizer.fingerprint`."""
-        named = [*type(self.load(folder)).vocab_files_names.values(), *_FILES]
+        """Implements `Tokenizer.fingerprint`."""
+        names = [*type(self.load(folder)).vocab_files_names.values(), *_FILES]
         facts = {}
-        for name in sorted({*named} - {_CONFIG}):
+        for name in sorted({*names} - {_CONFIG}):
             file = folder / name
             if file.is_file():
                 facts[name] = hashlib.sha256(file.read_bytes()).hexdigest()
         config_file = folder / _CONFIG
         if config_file.is_file():
             config = json.loads(config_file.read_text(encoding="utf-8"))
-            kept = {name: value for name, value in config.items() if name not in _WITHOUT_A_SAY}
-            facts["tokenizer_config"] = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+            relevant = {name: value for name, value in config.items() if name not in _IRRELEVANT_KEYS}
+            facts["tokenizer_config"] = hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()
         versions = {name: importlib.metadata.version(name) for name in ("transformers", "tokenizers")}
         return {**facts, **versions, "unicode": unicodedata.unidata_version}
 
 
 @hookimpl
 def register_tokenizers() -> Mapping[str, type[Tokenizer]]:
-    """Offers `huggingface`."""
+    """Registers `huggingface`."""
     return {NAME: HuggingFace}

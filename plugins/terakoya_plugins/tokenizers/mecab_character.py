@@ -1,7 +1,7 @@
-"""Characters inside MeCab's words: Transformers' BertJapaneseTokenizer, `##` before each character but a word's first.
+"""Characters of MeCab's words, for Transformers' BertJapaneseTokenizer; `##` marks all but the first one of a word.
 
-So whole words can be masked, and a word's first character is another piece than the same one inside. Transformers' own
-character mode has no `##`: the folder is one of WordPiece whose pieces are single characters, which gives these ids.
+The marks allow whole-word masking, and the same character has different pieces at the start of a word and inside it.
+Transformers' own character mode has no `##`, so the folder is a WordPiece folder whose pieces are single characters.
 With `continuation_marks` off it is Transformers' character mode, as in Tohoku University's character models.
 """
 
@@ -33,32 +33,32 @@ NAME = "mecab_character"
 
 
 class MecabCharacter(Tokenizer):
-    """The characters of MeCab's words. One that is not in the vocabulary makes the whole word [UNK] (as WordPiece does)
-    with `continuation_marks`, without them itself only."""
+    """The characters of MeCab's words. An unknown character turns the whole word into [UNK] (as in WordPiece) with
+    `continuation_marks`, and only itself without them."""
 
     continuation_marks: bool = True
-    """Whether a character inside a word is another piece, written with `##`, than the same one at its start."""
+    """Whether a character inside a word has a piece with `##`, different from that at the start of a word."""
     dictionary: str = "unidic_lite"
     """`ipadic`, `unidic_lite`, `unidic` or the folder of a compiled MeCab dictionary."""
     mecab_option: str = ""
     """Further options for MeCab, such as `-u USER.dic`."""
     limit_alphabet: int = Field(default=6129, ge=1)
-    """Characters in the vocabulary, the most frequent; others become [UNK]."""
+    """Number of characters in the vocabulary, the most frequent ones; others become [UNK]."""
     num_unused_tokens: int = Field(default=10, ge=0)
     """Empty slots [unused0], [unused1], ... for tokens added later."""
     do_lower_case: bool = False
     sample_bytes: int | None = Field(default=None, ge=1)
-    """Learn from about so many bytes of text, spread over the corpus. None: from all of it."""
+    """Train on about this many bytes of text, evenly taken from the corpus. None: on all of it."""
     max_words: int = Field(default=2_000_000, ge=1000)
-    """Distinct words counted at a time; beyond that the rarest are dropped and the error is reported."""
+    """Distinct words counted at a time; beyond this the rarest are dropped and the error is reported."""
     counts: Path | None = None
-    """A table that `terakoya tokenizer count` has kept of the same corpus. None: count now."""
+    """A table that `terakoya tokenizer count` has written for the same corpus. None: count now."""
 
     def splitting(self) -> Splitting:
-        """See `LearnsFromCounts`: MeCab's words, the same as `mecab_wordpiece`'s. Raises UserError for a wrong
+        """Implements `LearnsFromCounts`: MeCab's words, the same as for `mecab_wordpiece`. Raises UserError for a wrong
         dictionary or option."""
         config = self._config()
-        word_splitters.words_of(config)  # a wrong dictionary is better seen here than in a worker
+        word_splitters.words_of(config)  # finds a wrong dictionary here and not in a worker
         return Splitting(
             functools.partial(word_splitters.splitter, config, SPECIAL_TOKENS),
             word_splitters.identity(config),
@@ -74,7 +74,7 @@ class MecabCharacter(Tokenizer):
         processes: int = 1,
         progress: Callable[[int, int], None] | None = None,
     ) -> Mapping[str, Any]:
-        """See `Tokenizer.train`. The files are the same for any number of processes."""
+        """Implements `Tokenizer.train`. The files are the same for any number of processes."""
         table = counted(corpus, self.splitting(), file=self.counts, processes=processes, progress=progress)
         counts: Counter[str] = Counter()
         for word, count in table.counts.items():
@@ -91,7 +91,8 @@ class MecabCharacter(Tokenizer):
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self | None:
-        """See `Tokenizer.from_folder`: what `train` made, and any BertJapaneseTokenizer with MeCab and characters."""
+        """Implements `Tokenizer.from_folder`: reads folders from `train`, and any BertJapaneseTokenizer with MeCab and
+        characters."""
         config = read_config(folder)
         if config is None or config.get("tokenizer_class") != "BertJapaneseTokenizer":
             return None
@@ -105,16 +106,16 @@ class MecabCharacter(Tokenizer):
             or not config.get("do_subword_tokenize", True)
         ):
             return None
-        found = japanese_folder.mecab_settings(config, recorded)
-        if found is None:
+        mecab = japanese_folder.mecab_settings(config, recorded)
+        if mecab is None:
             return None
-        settings = {name: value for name, value in recorded.items() if name in cls.model_fields} | found
+        settings = {name: value for name, value in recorded.items() if name in cls.model_fields} | mecab
         settings["continuation_marks"] = marks
         settings["do_lower_case"] = bool(config.get("do_lower_case", False))
         return cls.model_validate(settings)
 
     def encoder(self, folder: Path) -> WordEncoder:
-        """See `Tokenizer.encoder`. The folder's settings hold; only `special_tokens_in_text` is taken from here."""
+        """Implements `Tokenizer.encoder`. Uses the settings of the folder, and its own `special_tokens_in_text`."""
         bert = read_bert_folder(folder)
         marks = bert.config.get("subword_tokenizer_type", "wordpiece") == "wordpiece"
         return WordEncoder(
@@ -127,7 +128,7 @@ class MecabCharacter(Tokenizer):
         )
 
     def fingerprint(self, folder: Path) -> Mapping[str, str]:
-        """See `Tokenizer.fingerprint`."""
+        """Implements `Tokenizer.fingerprint`."""
         config = read_config(folder) or {}
         tokens = {name: value for name, value in config.items() if name not in ("name_or_path", "model_max_length")}
         return {
@@ -144,12 +145,11 @@ class MecabCharacter(Tokenizer):
         )
 
     def _pieces(self, counts: Mapping[str, int], special: list[str]) -> list[str]:
-        """Special tokens, characters and, with marks, each of them with `##`, seen inside a word or not."""
-        room = len(special) + 2 * self.limit_alphabet
+        """Returns special tokens, characters and, with marks, each character with `##`, whether it occurred or not."""
         pieces = train_wordpiece(
             bert_words(counts),
-            vocab_size=room,
-            min_frequency=1 << 62,  # no pair is that frequent: characters are all there is
+            vocab_size=len(special) + 2 * self.limit_alphabet,
+            min_frequency=1 << 62,  # no pair is that frequent, so the pieces are characters
             limit_alphabet=self.limit_alphabet,
             special_tokens=special,
         )
@@ -158,11 +158,11 @@ class MecabCharacter(Tokenizer):
 
 
 def _character_ids(folder: BertFolder, word: str) -> list[int]:
-    """The ids of a word's characters, as Transformers' CharacterTokenizer gives them."""
+    """Returns the ids of a word's characters, the same as Transformers' CharacterTokenizer."""
     return [folder.pieces.get(character, folder.unknown) for character in unicodedata.normalize("NFKC", word)]
 
 
 @hookimpl
 def register_tokenizers() -> Mapping[str, type[Tokenizer]]:
-    """Offers `mecab_character`."""
+    """Registers `mecab_character`."""
     return {NAME: MecabCharacter}

@@ -1,7 +1,7 @@
-"""Japanese WordPiece over words: Transformers' BertJapaneseTokenizer, trained in parallel and encoded at speed.
+"""Japanese WordPiece inside words, for Transformers' BertJapaneseTokenizer, with parallel training and fast encoding.
 
 Training follows Tohoku University's Japanese BERT (https://github.com/cl-tohoku/bert-japanese): NFKC, MeCab's words,
-then BERT's WordPiece, with the same special tokens and unused slots. Other analysers may cut the words.
+then BERT's WordPiece, with the same special tokens and unused slots. Other analysers can split the words.
 """
 
 from __future__ import annotations
@@ -36,38 +36,38 @@ logger = logging.getLogger("terakoya")
 
 
 class MecabWordPiece(Tokenizer):
-    """MeCab's words, or another analyser's, cut into WordPiece pieces."""
+    """WordPiece inside the words of MeCab or of another analyser."""
 
     word_tokenizer: Literal["mecab", "sudachi", "juman", "spacy", "basic", "none"] = "mecab"
-    """What cuts words. `sudachi` needs sudachipy and a dictionary, `juman` rhoknp and the program jumanpp; `basic` is
-    BERT's own (white space and punctuation), `none` white space alone. `spacy` is refused: see there."""
+    """What splits words. `sudachi` needs sudachipy and a dictionary, `juman` needs rhoknp and the program jumanpp;
+    `basic` is BERT's own (white space and punctuation), `none` white space only. `spacy` is refused with the reason."""
     dictionary: str = "unidic_lite"
     """For `mecab`: `ipadic`, `unidic_lite`, `unidic` or the folder of a compiled MeCab dictionary."""
     mecab_option: str = ""
     """Further options for MeCab, such as `-u USER.dic`."""
     sudachi_split_mode: Literal["A", "B", "C"] = "A"
-    """For `sudachi`: short units, middle ones, named entities whole."""
+    """For `sudachi`: A short units, B middle units, C whole named entities."""
     sudachi_dict_type: Literal["small", "core", "full"] = "core"
     vocab_size: int = Field(default=32768, ge=1)
-    """Pieces, special tokens and unused slots included."""
+    """Number of pieces, including special tokens and unused slots."""
     min_frequency: int = Field(default=2, ge=1)
-    """How often a pair of pieces must occur to become one."""
+    """How often a pair of pieces must occur to be merged."""
     limit_alphabet: int = Field(default=6129, ge=1)
-    """Characters that get a piece of their own, the most frequent; others become [UNK]."""
+    """Number of characters with a piece of their own, the most frequent ones; others become [UNK]."""
     num_unused_tokens: int = Field(default=10, ge=0)
     """Empty slots [unused0], [unused1], ... for tokens added later."""
     do_lower_case: bool = False
     sample_bytes: int | None = Field(default=None, ge=1)
-    """Learn from about so many bytes of text, spread over the corpus. None: from all of it."""
+    """Train on about this many bytes of text, evenly taken from the corpus. None: on all of it."""
     max_words: int = Field(default=2_000_000, ge=1000)
-    """Distinct words counted at a time; beyond that the rarest are dropped and the error is reported."""
+    """Distinct words counted at a time; beyond this the rarest are dropped and the error is reported."""
     counts: Path | None = None
-    """A table that `terakoya tokenizer count` has kept of the same corpus. None: count now."""
+    """A table that `terakoya tokenizer count` has written for the same corpus. None: count now."""
 
     def splitting(self) -> Splitting:
-        """See `LearnsFromCounts`: the words that the analyser cuts. Raises UserError for what is not installed."""
+        """Implements `LearnsFromCounts`: the analyser splits words. Raises UserError if it is not installed."""
         config = self._config()
-        word_splitters.words_of(config, special=SPECIAL_TOKENS)  # a wrong dictionary is told here, not in a worker
+        word_splitters.words_of(config, special=SPECIAL_TOKENS)  # finds a wrong dictionary here and not in a worker
         return Splitting(
             functools.partial(word_splitters.splitter, config, SPECIAL_TOKENS),
             word_splitters.identity(config),
@@ -83,7 +83,7 @@ class MecabWordPiece(Tokenizer):
         processes: int = 1,
         progress: Callable[[int, int], None] | None = None,
     ) -> Mapping[str, Any]:
-        """See `Tokenizer.train`. The files are the same for any number of processes."""
+        """Implements `Tokenizer.train`. The files are the same for any number of processes."""
         table = counted(corpus, self.splitting(), file=self.counts, processes=processes, progress=progress)
         counts: Counter[str] = Counter()
         for word, count in table.counts.items():
@@ -113,9 +113,9 @@ class MecabWordPiece(Tokenizer):
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self | None:
-        """See `Tokenizer.from_folder`: any BertJapaneseTokenizer with WordPiece that no other kind has trained."""
+        """Implements `Tokenizer.from_folder`: any BertJapaneseTokenizer with WordPiece that no other kind trained."""
         config = read_config(folder)
-        if config is None or not _is_ours(config):
+        if config is None or not _is_supported(config):
             return None
         kind, recorded = japanese_folder.read_record(folder)
         if kind not in (None, NAME):
@@ -125,10 +125,10 @@ class MecabWordPiece(Tokenizer):
         words = word_splitters.kind_of(config)
         settings["word_tokenizer"] = "juman" if words == "jumanpp" else words
         if words == "mecab":
-            found = japanese_folder.mecab_settings(config, recorded)
-            if found is None:
+            mecab = japanese_folder.mecab_settings(config, recorded)
+            if mecab is None:
                 return None
-            settings |= found
+            settings |= mecab
         elif words == "sudachi":
             known = ("sudachi_split_mode", "sudachi_dict_type")
             settings |= {name: value for name, value in _sudachi(config).items() if name in known}
@@ -136,12 +136,10 @@ class MecabWordPiece(Tokenizer):
         return cls.model_validate(settings)
 
     def encoder(self, folder: Path) -> WordEncoder:
-        """See `Tokenizer.encoder`. The folder's settings hold; only `special_tokens_in_text` is taken from here."""
+        """Implements `Tokenizer.encoder`. Uses the settings of the folder, and its own `special_tokens_in_text`."""
         bert = read_bert_folder(folder)
-        lowers = word_splitters.kind_of(bert.config) not in (
-            "basic",
-            "none",
-        )  # the first does it itself, the second never
+        # `basic` lowers case itself, `none` never does.
+        lowers = word_splitters.kind_of(bert.config) not in ("basic", "none")
         return WordEncoder(
             bert,
             word_splitters.words_of(bert.config, special=list(bert.special)),
@@ -152,7 +150,7 @@ class MecabWordPiece(Tokenizer):
         )
 
     def fingerprint(self, folder: Path) -> Mapping[str, str]:
-        """See `Tokenizer.fingerprint`."""
+        """Implements `Tokenizer.fingerprint`."""
         config = read_config(folder) or {}
         tokens = {name: value for name, value in config.items() if name not in ("name_or_path", "model_max_length")}
         return {
@@ -162,11 +160,11 @@ class MecabWordPiece(Tokenizer):
         }
 
     def _config(self) -> dict[str, Any]:
-        """The tokenizer_config.json. Raises UserError where no folder that AutoTokenizer loads gives the same ids."""
+        """Returns the tokenizer_config.json. UserError if no folder that AutoTokenizer loads gives the same ids."""
         if self.word_tokenizer == "spacy":
             raise UserError(
-                "word_tokenizer spacy: Transformers has no tokenizer that cuts words with spaCy, so no folder that "
-                "AutoTokenizer loads could give the ids of this training; sudachi with sudachi_split_mode C cuts "
+                "word_tokenizer spacy: Transformers has no tokenizer that splits words with spaCy, so no folder that "
+                "AutoTokenizer loads could give the ids of this training; sudachi with sudachi_split_mode C gives "
                 "words of similar length"
             )
         words: dict[str, Any]
@@ -175,8 +173,8 @@ class MecabWordPiece(Tokenizer):
         elif self.word_tokenizer == "none":
             if self.do_lower_case:
                 raise UserError(
-                    "do_lower_case: expected false with word_tokenizer none, got true: Transformers leaves case alone "
-                    "where it cuts no words, so no folder gives these ids; choose word_tokenizer basic"
+                    "do_lower_case: expected false with word_tokenizer none, got true: Transformers keeps case "
+                    "if it does not split words, so no folder gives these ids; choose word_tokenizer basic"
                 )
             words = {"word_tokenizer_type": "basic", "do_word_tokenize": False}
         else:
@@ -191,11 +189,11 @@ class MecabWordPiece(Tokenizer):
 
 @hookimpl
 def register_tokenizers() -> Mapping[str, type[Tokenizer]]:
-    """Offers `mecab_wordpiece`."""
+    """Registers `mecab_wordpiece`."""
     return {NAME: MecabWordPiece}
 
 
-def _is_ours(config: Mapping[str, Any]) -> bool:
+def _is_supported(config: Mapping[str, Any]) -> bool:
     return (
         config.get("tokenizer_class") == "BertJapaneseTokenizer"
         and word_splitters.kind_of(config) in ("mecab", "sudachi", "jumanpp", "basic", "none")

@@ -1,1 +1,1 @@
-"""Places where numbers are shown: one file each."""
+"""Trackers: services and files that show the metrics of a run, one module each."""

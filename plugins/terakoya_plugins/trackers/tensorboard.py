@@ -1,4 +1,4 @@
-"""TensorBoard event files under RUN/tensorboard: `tensorboard --logdir RUN`."""
+"""Writes TensorBoard event files under RUN/tensorboard; view them with `tensorboard --logdir RUN`."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from terakoya.components import Tracker, TrackerRun
 
 
 class TensorBoard(Tracker):
-    """Writes scalars, and the parameters as text."""
+    """Writes metrics as scalars, and the parameters as text."""
 
     flush_seconds: int = 30
 
     def open(self, run_folder: Path, parameters: Mapping[str, Any]) -> TrackerRun:
-        """A new event file; readers merge those of earlier starts."""
+        """Opens a new event file; TensorBoard merges it with the files of earlier starts."""
         from torch.utils.tensorboard import SummaryWriter
 
         writer = SummaryWriter(str(run_folder / "tensorboard"), flush_secs=self.flush_seconds)
         text = json.dumps(parameters, indent=2, ensure_ascii=False)
         writer.add_text("parameters", "    " + text.replace("\n", "\n    "))
-        return _Open(writer)
+        return _TensorBoardRun(writer)
 
 
-class _Open:
+class _TensorBoardRun:
     def __init__(self, writer: Any) -> None:
         self.writer = writer
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        # One event for all of them: a quarter of the time of `add_scalar` for each.
+        # One event for all values takes a quarter of the time of one `add_scalar` per value.
         scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self.writer.file_writer.add_summary(Summary(value=scalars), step)
 
@@ -43,5 +43,5 @@ class _Open:
 
 @hookimpl
 def register_trackers() -> dict[str, type[Tracker]]:
-    """Offers `tensorboard`."""
+    """Registers `tensorboard`."""
     return {"tensorboard": TensorBoard}

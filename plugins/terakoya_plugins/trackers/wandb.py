@@ -1,7 +1,7 @@
-"""Weights & Biases: one of its runs for each of ours, which a resumed run goes on with. Offline too.
+"""Weights & Biases: one of its runs for each run, also after resuming, online or offline.
 
-Who may write comes from the environment or `wandb login`, never from parameters; `WANDB_MODE` and its other variables
-work as they do everywhere. Written offline, a run is sent later: `wandb sync RUN/wandb/offline-run-*`.
+Credentials come from the environment or `wandb login`, never from parameters; `WANDB_MODE` and its other variables work
+as usual. To upload an offline run later: `wandb sync RUN/wandb/offline-run-*`.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from terakoya.components import Tracker, TrackerRun
 from terakoya.errors import UserError
 
 FILE = "wandb.json"
-"""Of a run's folder: the id of its run there."""
+"""File in the run folder with the id of the W&B run."""
 
 
 class WandB(Tracker):
-    """Fields bear the names of `wandb.init`'s arguments."""
+    """Fields have the names of the arguments of `wandb.init`."""
 
     project: str = "terakoya"
     entity: str | None = None
-    """The user or team; the account's default where not given."""
+    """The user or team; by default that of the account."""
     name: str | None = None
-    """The folder's name where not given."""
+    """By default the name of the run folder."""
     group: str | None = None
     tags: tuple[str, ...] = ()
     notes: str | None = None
     mode: Literal["online", "offline"] | None = None
-    """Where not given, what the environment says, else online."""
+    """By default the mode in the environment, otherwise online."""
 
     def open(self, run_folder: Path, parameters: Mapping[str, Any]) -> TrackerRun:
-        """The run that `run_folder` names, or a new one whose id is written there.
+        """Opens the W&B run whose id is in `run_folder`, or a new one; writes the id of a new one there.
 
         Raises:
-            UserError: the library is not there.
+            UserError: wandb is not installed.
         """
         try:
             import wandb
@@ -54,13 +54,13 @@ class WandB(Tracker):
             config=dict(parameters),
             settings=wandb.Settings(console="off", silent=True),
         )
-        # A step that a resumed run does again comes after later ones: steps are an axis of ours, not its own counter.
+        # A resumed run repeats steps, which would go back on W&B's own counter: our step is a separate axis.
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
-        return _Open(run)
+        return _WandbRun(run)
 
 
-class _Open:
+class _WandbRun:
     def __init__(self, run: Any) -> None:
         self.run = run
 
@@ -72,16 +72,16 @@ class _Open:
 
 
 def run_id(folder: Path) -> str:
-    """The id of the run in `folder`, made once."""
+    """Returns the id of the W&B run of `folder`; creates it at the first call."""
     file = folder / FILE
     if file.is_file():
         return str(json.loads(file.read_text(encoding="utf-8"))["id"])
-    made = uuid.uuid4().hex[:12]
-    file.write_text(json.dumps({"id": made}) + "\n", encoding="utf-8")
-    return made
+    new_id = uuid.uuid4().hex[:12]
+    file.write_text(json.dumps({"id": new_id}) + "\n", encoding="utf-8")
+    return new_id
 
 
 @hookimpl
 def register_trackers() -> dict[str, type[Tracker]]:
-    """Offers `wandb`."""
+    """Registers `wandb`."""
     return {"wandb": WandB}

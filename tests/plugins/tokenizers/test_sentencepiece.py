@@ -327,10 +327,10 @@ def test_no_piece_is_learnt_across_words_and_word_starts_are_mecabs(folders: Any
 
 
 def test_a_symbol_is_learnt_and_found_whole(tmp_path: Path) -> None:
-    words = WordBounds(mecab.dictionary_options(mecab.dictionary_folder("unidic_lite")), whole=["寺の木"])
-    assert words.joined("この寺の木を 見る", "|") == "この|寺の木|を| 見る"
-    plain = WordBounds(mecab.dictionary_options(mecab.dictionary_folder("unidic_lite")), space_behind=True)
-    assert plain.joined("この寺の木を 見る", "|") == "この|寺|の|木|を |見る"
+    words = WordBounds(mecab.dictionary_options(mecab.dictionary_folder("unidic_lite")), symbols=["寺の木"])
+    assert words.insert_delimiters("この寺の木を 見る", "|") == "この|寺の木|を| 見る"
+    plain = WordBounds(mecab.dictionary_options(mecab.dictionary_folder("unidic_lite")), space_is_suffix=True)
+    assert plain.insert_delimiters("この寺の木を 見る", "|") == "この|寺|の|木|を |見る"
 
 
 def test_bytes_of_a_character_are_one_word(folders: Any) -> None:
@@ -465,7 +465,7 @@ def test_wrong_settings_are_refused(fields: dict[str, Any], message: str) -> Non
         ({"vocab_size": 20}, "trainer: Vocabulary size is smaller than required_chars. 20 vs"),
         ({"vocab_size": 90_000}, "trainer: Vocabulary size too high"),
         ({"pretokenization_delimiter": "||||", "dictionary": "ipadik"}, 'did you mean "ipadic"'),
-        ({"lines": ["▅", "  "]}, "the corpus has no line to learn from"),
+        ({"lines": ["▅", "  "]}, "the corpus has no line to train on"),
     ],
 )
 def test_what_the_trainer_refuses_is_told(tmp_path: Path, fields: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""SentencePiece: unigram, BPE and characters, trained from documents."""
+"""SentencePiece: unigram, BPE and character models, trained from documents."""
 
 from terakoya_plugins.tokenizers.sentencepiece.tokenizer import SentencePiece as SentencePiece
 from terakoya_plugins.tokenizers.sentencepiece.tokenizer import register_tokenizers as register_tokenizers

@@ -1,4 +1,4 @@
-"""SentencePiece's trainer, fed with the lines of documents, its refusals told as the user's errors."""
+"""Runs SentencePiece's trainer on the lines of documents and reports its errors as user errors."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from terakoya.corpus.corpus import Corpus, Reject
 from terakoya.errors import UserError
 
 UNKNOWN_MARK = "▅"
-"""The trainer leaves out sentences with this character, which it uses for itself."""
-ERRORS = 2
-"""The library's level of log from which on it writes to stderr: no remarks, no warnings."""
+"""The trainer skips sentences with this character, which it uses internally."""
+ERROR_LEVEL = 2
+"""The library's lowest log level that it writes to stderr: no information, no warnings."""
 
 logger = logging.getLogger("terakoya")
 
 
 class TrainingLines:
-    """The lines of all documents that the trainer can take, to be gone through once; counts them and what is left out.
+    """Iterates once over the lines of all documents that the trainer accepts; counts them and the skipped ones.
 
     Attributes:
-        facts: `documents`, `lines` (what the trainer gets), `too_long`, `reserved`, `rejected`, `text_bytes`; right
-            when all lines were taken.
+        facts: `documents`, `lines` (given to the trainer), `too_long`, `reserved`, `rejected`, `text_bytes`; complete
+            after the iteration.
     """
 
     facts: dict[str, int]
@@ -36,30 +36,30 @@ class TrainingLines:
         corpus: Corpus,
         *,
         max_bytes: int,
-        most: int = 0,
-        draw: int | None = None,
+        max_lines: int = 0,
+        sample_seed: int | None = None,
         change: Callable[[str], str] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Lines of more than `max_bytes` are left out. At most `most` lines are taken (0: all): the first, or with a
-        seed in `draw` some of the whole corpus. `change` makes what the trainer sees of a line."""
-        self._corpus, self._max_bytes, self._most, self._draw = corpus, max_bytes, most, draw
+        """Skips lines of more than `max_bytes`. Yields at most `max_lines` lines (0: all): the first ones, or with
+        `sample_seed` a sample of the whole corpus. `change` maps each line to what the trainer reads."""
+        self._corpus, self._max_bytes, self._max_lines, self._sample_seed = corpus, max_bytes, max_lines, sample_seed
         self._change, self._progress = change, progress
         self.facts = dict.fromkeys(("documents", "lines", "too_long", "reserved", "rejected", "text_bytes"), 0)
 
     def __iter__(self) -> Iterator[str]:
-        lines = self._all()
-        if self._most and self._draw is not None:
-            lines = drawn(lines, self._most, seed=self._draw)
-        elif self._most:
-            lines = itertools.islice(lines, self._most)
+        lines = self._accepted_lines()
+        if self._max_lines and self._sample_seed is not None:
+            lines = sample_lines(lines, self._max_lines, seed=self._sample_seed)
+        elif self._max_lines:
+            lines = itertools.islice(lines, self._max_lines)
         for line in lines:
             self.facts["lines"] += 1
             self.facts["text_bytes"] += len(line.encode())
             yield self._change(line) if self._change is not None else line
 
-    def _all(self) -> Iterator[str]:
-        """Every line that the trainer can take."""
+    def _accepted_lines(self) -> Iterator[str]:
+        """Yields every line that the trainer accepts."""
         done = 0
         for block in self._corpus.blocks():
             for item in self._corpus.read(block):
@@ -67,12 +67,12 @@ class TrainingLines:
                     self.facts["rejected"] += 1
                 else:
                     self.facts["documents"] += 1
-                    yield from self._lines(item.text)
+                    yield from self._accepted_lines_of(item.text)
             done += block.disk_bytes
             if self._progress is not None:
                 self._progress(done, self._corpus.total_bytes)
 
-    def _lines(self, text: str) -> Iterator[str]:
+    def _accepted_lines_of(self, text: str) -> Iterator[str]:
         for line in text.split("\n"):
             if not line or line.isspace():
                 continue
@@ -84,7 +84,7 @@ class TrainingLines:
                 yield line
 
     def warn(self) -> None:
-        """Tells what was left out."""
+        """Logs warnings about skipped lines."""
         if self.facts["too_long"]:
             logger.warning(
                 "%s lines of more than %s bytes were left out of training; raise max_sentence_length to keep them",
@@ -93,18 +93,18 @@ class TrainingLines:
             )
         if self.facts["reserved"]:
             logger.warning(
-                "%s lines with %s, which the trainer keeps for itself, were left out of training",
+                "%s lines with %s, which the trainer uses internally, were left out of training",
                 f"{self.facts['reserved']:,}",
                 UNKNOWN_MARK,
             )
 
 
-def drawn(lines: Iterable[str], count: int, *, seed: int) -> Iterator[str]:
-    """`count` of `lines`, in their order; which ones is a function of the seed and of how many lines there are.
+def sample_lines(lines: Iterable[str], count: int, *, seed: int) -> Iterator[str]:
+    """Yields a sample of `count` of `lines`, in order; it depends only on the seed and the number of lines.
 
-    The library's own draw is another one in each process. Holds `count` lines in memory, as the trainer does anyway.
+    The library's own sample differs in each process. Holds `count` lines in memory, as the trainer does anyway.
     """
-    kept: list[tuple[int, int, str]] = []  # the lines with the smallest keys, the largest of them first
+    kept: list[tuple[int, int, str]] = []  # a heap of the lines with the smallest keys, the largest key first
     for number, line in enumerate(lines):
         digest = hashlib.blake2b(number.to_bytes(8, "little"), digest_size=8, key=seed.to_bytes(8, "little")).digest()
         entry = (-int.from_bytes(digest, "little"), number, line)
@@ -117,31 +117,31 @@ def drawn(lines: Iterable[str], count: int, *, seed: int) -> Iterator[str]:
 
 
 def train_model(arguments: Mapping[str, Any], lines: Iterable[str]) -> bytes:
-    """The trained model. Raises UserError for what the trainer refuses, and what `lines` raises."""
+    """Returns the trained model. Raises UserError for errors of the trainer, and any error that `lines` raises."""
     import sentencepiece
 
     model = io.BytesIO()
-    failed: list[BaseException] = []
+    errors: list[BaseException] = []
 
-    def guarded() -> Iterator[str]:
+    def guarded_lines() -> Iterator[str]:
         try:
             yield from lines
-        except BaseException as error:  # the library would make a text of it
-            failed.append(error)
+        except BaseException as error:  # the library would keep only its message
+            errors.append(error)
             raise
 
-    sentencepiece.set_min_log_level(ERRORS)  # as an argument it comes too late for what is said about the arguments
+    sentencepiece.set_min_log_level(ERROR_LEVEL)  # the argument comes too late for messages about the arguments
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=guarded(), model_writer=model, minloglevel=ERRORS, **arguments
+            sentence_iterator=guarded_lines(), model_writer=model, minloglevel=ERROR_LEVEL, **arguments
         )
     except (RuntimeError, ValueError) as error:
-        if failed:
-            raise failed[0] from None
+        if errors:
+            raise errors[0] from None
         text = " ".join(str(error).split())
         if "sentences_.empty()" in text:
-            text = "the corpus has no line to learn from"
+            text = "the corpus has no line to train on"
         if "size too high" in text:
-            text += " Or let it be smaller: hard_vocab_limit false."
+            text += " Or allow a smaller one: hard_vocab_limit false."
         raise UserError(f"SentencePiece's trainer: {text.rpartition('] ')[2] or text}") from error
     return model.getvalue()

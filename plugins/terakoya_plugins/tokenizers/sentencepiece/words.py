@@ -1,10 +1,10 @@
-"""Where MeCab's words begin in a text, white space kept: for training between words and for whole-word masking.
+"""Finds the starts of MeCab's words in a text with its white space, for training and for whole-word masking.
 
-MeCab's borders decide what is learnt, not how a text is cut. No piece is learnt that is not inside some word; but
-Transformers loads a model that knows the text alone, and a piece learnt from one word fits over two others as well:
-って is a word in って言う and fits over 習っ|て. Keeping those apart would give other ids than the saved folder. They
-count as one word instead, so that masking still takes whole words: 2 to 5 borders in a hundred, the more the larger
-the vocabulary.
+MeCab's word boundaries limit what is learnt, not how a text is tokenized. Every learnt piece is inside some word; but
+Transformers loads a model that sees only the text, and a piece learnt from one word may also span two other words: って
+is a word in って言う and spans 習っ|て. Keeping these two words apart would give other ids than the saved folder, so
+they count as one word and masking still masks whole words. This concerns 2 to 5 boundaries in a hundred, more with a
+larger vocabulary.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from terakoya.toolkit.tokenizers import mecab
 
 
 class WordBounds:
-    """Finds where words begin. Holds MeCab's state: belongs to one process."""
+    """Finds word starts. Holds MeCab's state, so it belongs to one process."""
 
-    def __init__(self, options: str, *, space_behind: bool = False, whole: Iterable[str] = ()) -> None:
-        """`options` are MeCab's. White space between words belongs to the next word, with `space_behind` to the one
-        before. No word begins inside one of the strings `whole`."""
+    def __init__(self, options: str, *, space_is_suffix: bool = False, symbols: Iterable[str] = ()) -> None:
+        """`options` are MeCab's. White space between words belongs to the next word, with `space_is_suffix` to the
+        previous one. No word starts inside one of the strings `symbols`."""
         self._words = mecab.MecabWords(options, normalize=False)
-        self._space_behind = space_behind
-        symbols = sorted(filter(None, whole), key=len, reverse=True)
-        self._whole = re.compile("|".join(map(re.escape, symbols)) or "(?!)")
+        self._space_is_suffix = space_is_suffix
+        symbols = sorted(filter(None, symbols), key=len, reverse=True)
+        self._symbols = re.compile("|".join(map(re.escape, symbols)) or "(?!)")
 
     def starts(self, texts: Sequence[str]) -> list[list[int]]:
-        """For each text, ascending, the positions where a word begins; 0 is one of them unless the text is empty."""
-        clean = [text.replace("\0", " ").replace("\n", " ") for text in texts]  # what MeCab takes for an end
+        """Returns the positions of the word starts of each text, ascending, with 0 unless the text is empty."""
+        clean = [text.replace("\0", " ").replace("\n", " ") for text in texts]  # characters at which MeCab stops
         return [self._starts(text, words) for text, words in zip(clean, self._words.split(clean), strict=True)]
 
     def _starts(self, text: str, words: str) -> list[int]:
@@ -40,49 +40,51 @@ class WordBounds:
         parts = words.split(" ")
         space = text.startswith(" ")
         ends = list(itertools.accumulate(map(len, parts), initial=int(space)))
-        if ends[-1] == len(text) and " " not in text[space:]:  # what most texts are: words, and nothing between them
-            found = [0, *ends[1:-1]] if not (space and self._space_behind) else [0, *ends[:-1]]
+        if ends[-1] == len(text) and " " not in text[space:]:  # most texts: words without anything between them
+            starts = [0, *ends[1:-1]] if not (space and self._space_is_suffix) else [0, *ends[:-1]]
         else:
-            found = self._searched(text, parts)
-        if not self._whole.search(text):
-            return found
-        inside = {place for each in self._whole.finditer(text) for place in range(each.start() + 1, each.end())}
-        return [start for start in found if start not in inside]
+            starts = self._search_starts(text, parts)
+        if not self._symbols.search(text):
+            return starts
+        inside = {at for match in self._symbols.finditer(text) for at in range(match.start() + 1, match.end())}
+        return [start for start in starts if start not in inside]
 
-    def _searched(self, text: str, words: Sequence[str]) -> list[int]:
-        """As `starts`, with white space between words."""
-        found = [0]
+    def _search_starts(self, text: str, words: Sequence[str]) -> list[int]:
+        """Returns the word starts of a text that has white space between words."""
+        starts = [0]
         end = 0
         for word in words:
             start = text.find(word, end) if word else -1
             if start < 0:
                 continue
-            found.append(start if self._space_behind else end)
+            starts.append(start if self._space_is_suffix else end)
             end = start + len(word)
-        return sorted(set(found))
+        return sorted(set(starts))
 
-    def joined(self, text: str, delimiter: str) -> str:
-        """`text` with `delimiter` between its words."""
+    def insert_delimiters(self, text: str, delimiter: str) -> str:
+        """Returns `text` with `delimiter` between its words."""
         starts = self.starts([text])[0]
         return delimiter.join(text[start:stop] for start, stop in zip(starts, [*starts[1:], None], strict=True))
 
 
-def flags(
+def word_start_flags(
     starts: Sequence[Sequence[int]], characters: Sequence[int], pieces: Sequence[int], lengths: np.ndarray
 ) -> np.ndarray:
-    """True for each piece that begins where a word begins, or is the first of its text: (T,) bool over all texts.
+    """Returns True for each piece that starts a word or its text: (T,) bool over all texts.
 
-    `characters` and `pieces` are how many each text has, `lengths` (T,) the characters of each piece. A piece that
-    reaches over a word's beginning joins both words, so what lies from one True to the next is always whole words.
+    `characters` and `pieces` are the numbers of each text, `lengths` (T,) the number of characters of each piece. A
+    piece that spans two words joins them, so the pieces from one True to the next are always whole words.
     """
-    text_begins = np.cumsum([0, *characters])
+    text_starts = np.cumsum([0, *characters])
     first = np.cumsum([0, *pieces])
-    begins = np.cumsum(lengths) - lengths
-    assert np.array_equal(np.append(begins, lengths.sum())[first], text_begins), "pieces are not what texts consist of"
-    mark = np.zeros(text_begins[-1] + 1, bool)
+    piece_starts = np.cumsum(lengths) - lengths
+    assert np.array_equal(np.append(piece_starts, lengths.sum())[first], text_starts), (
+        "the pieces do not add up to the texts"
+    )
+    is_word_start = np.zeros(text_starts[-1] + 1, bool)
     counts = np.fromiter(map(len, starts), np.int64, len(starts))
-    places = np.fromiter(itertools.chain.from_iterable(starts), np.int64, int(counts.sum()))
-    mark[places + np.repeat(text_begins[:-1], counts)] = True
-    result = mark[begins] & (lengths > 0)
+    positions = np.fromiter(itertools.chain.from_iterable(starts), np.int64, int(counts.sum()))
+    is_word_start[positions + np.repeat(text_starts[:-1], counts)] = True
+    result = is_word_start[piece_starts] & (lengths > 0)
     result[first[:-1][np.diff(first) > 0]] = True
     return result
