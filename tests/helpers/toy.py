@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from small_preparation import prepare_corpus
 from word_tokenizer import WordTokenizer, make_folder
 
 from terakoya.corpus.corpus import Corpus
-from terakoya.preparation.local import prepare
 
 SYLLABLES = ["ka", "mi", "to", "ne", "ru", "sa", "yo", "hi"]
 
@@ -42,7 +42,7 @@ def make_store(folder: Path, *, documents: int, seed: int, unit: str = "document
     corpus = folder / "corpus.jsonl"
     corpus.write_text("\n".join(lines))
     tokenizer = make_folder(folder / "tokenizer", size=200)
-    prepare(Corpus([corpus]), WordTokenizer(has_eos=False), tokenizer, folder / "store", unit=unit)  # type: ignore[arg-type]
+    prepare_corpus(Corpus([corpus]), WordTokenizer(has_eos=False), tokenizer, folder / "store", unit=unit)  # type: ignore[arg-type]
     return folder / "store"
 
 

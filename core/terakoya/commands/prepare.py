@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -9,21 +11,22 @@ import typer
 
 from terakoya.commands.cleaning import CleanFolderOption, CleanOption
 from terakoya.errors import UserError
-from terakoya.preparation import conversation_options
-from terakoya.preparation.prepare import Documents, Specials, Unit, opened, parse_max_rejects, prepare
-from terakoya.process_pool import cores
+from terakoya.preparation.options import Documents, PrepareOptions, Specials, Unit, parse_max_rejects
 
 if TYPE_CHECKING:
-    pass
+    from terakoya.store.token_store import StoreFacts
 
 Engine = Literal["processes", "datatrove"]
 Executor = Literal["local", "slurm", "ray"]
 
 
 def command(
-    corpus: Annotated[
+    sources: Annotated[
         list[str],
-        typer.Argument(help="jsonl, txt, csv, tsv (.gz, .zst, .xz, .bz2 too), parquet; folders, s3://, gs://, hf://."),
+        typer.Argument(
+            metavar="CORPUS",
+            help="jsonl, txt, csv, tsv (.gz, .zst, .xz, .bz2 too), parquet; folders, s3://, gs://, hf://.",
+        ),
     ],
     tokenizer: Annotated[Path, typer.Option(help="The tokenizer's folder.")],
     out: Annotated[Path, typer.Option(help="The new store's folder.")],
@@ -74,67 +77,46 @@ def command(
     ] = None,
 ) -> None:
     """Encode text into a token store. Interrupted and started again, it finishes what is left."""
-    from terakoya.commands import prepare_elsewhere
+    arguments = {**locals(), "max_rejects": parse_max_rejects(max_rejects)}
+    options = PrepareOptions(**{each.name: arguments[each.name] for each in dataclasses.fields(PrepareOptions)})
+
     from terakoya.log import console, progress_bar
+    from terakoya.preparation.prepare import prepare_store
 
     if engine == "datatrove":
-        processes = processes or cores()
-        tokenizer = conversation_options.tokenizer_folder(tokenizer)
-        text, component, found = opened(
-            corpus,
-            tokenizer=tokenizer,
-            out=out,
-            type=type,
-            processes=processes,
-            documents=documents,
-            field=field,
-            special_tokens_in_text=special_tokens_in_text,
-            max_document_bytes=max_document_bytes,
-            clean=clean,
-            clean_folder=clean_folder,
-            held_out=held_out,
-            conversations=conversations,
-            template=template,
-        )
-        return prepare_elsewhere.run_datatrove(
-            text,
-            component,
-            tokenizer,
-            out,
-            unit=unit,
-            append_eos=append_eos,
-            max_rejects=parse_max_rejects(max_rejects),
-            shard=shard,
-            template=found,
-            processes=processes,
-            force=force,
-            executor=executor or "local",
-            settings_file=executor_settings,
-            overrides=set or (),
-        )
-    if executor or executor_settings or set:
+        said = _run_datatrove(options, executor or "local", executor_settings, set or ())
+    elif executor or executor_settings or set:
         raise UserError("--executor, --executor-settings, --set: expected --engine datatrove with them")
-    with progress_bar("prepare") as progress:
-        facts = prepare(
-            corpus,
-            tokenizer=tokenizer,
-            out=out,
-            type=type,
-            processes=processes,
-            documents=documents,
-            field=field,
-            unit=unit,
-            append_eos=append_eos,
-            max_rejects=parse_max_rejects(max_rejects),
-            special_tokens_in_text=special_tokens_in_text,
-            max_document_bytes=max_document_bytes,
-            clean=clean,
-            clean_folder=clean_folder,
-            held_out=held_out,
-            shard=shard,
-            force=force,
-            conversations=conversations,
-            template=template,
-            progress=progress,
-        )
-    console().print(prepare_elsewhere.in_words(out, facts), soft_wrap=True, markup=False)
+    else:
+        with progress_bar("prepare") as progress:
+            said = _describe(out, prepare_store(options, progress=progress))
+    console().print(said, soft_wrap=True, markup=False)
+
+
+def _run_datatrove(
+    options: PrepareOptions, executor: Executor, settings_file: Path | None, overrides: Sequence[str]
+) -> str:
+    """Makes the store with `executor`; returns a description of it, or of the submitted jobs."""
+    from terakoya.json_settings import read_json, with_overrides
+    from terakoya.preparation.datatrove_settings import executor_settings
+    from terakoya.preparation.prepare import create_job
+
+    try:
+        from terakoya.preparation.datatrove import Submitted, prepare_with_datatrove
+    except ModuleNotFoundError as error:
+        raise UserError(f'--engine datatrove: {error}; needs datatrove: pip install "terakoya[datatrove]"') from error
+    settings = with_overrides(read_json(settings_file) if settings_file is not None else {}, overrides)
+    executor_settings(executor, settings)  # before the corpus is read
+    result = prepare_with_datatrove(create_job(options), executor=executor, settings=settings)
+    if not isinstance(result, Submitted):
+        return _describe(options.out, result)
+    encoding = f"job {result.encode} encodes, job" if result.encode is not None else "every part is there, job"
+    store = options.out / "store.json"
+    return f"submitted: {encoding} {result.join} then joins; {options.out} is finished when there is {store}"
+
+
+def _describe(out: Path, facts: StoreFacts) -> str:
+    return (
+        f"{out}: {facts.documents:,} documents, {facts.sequences:,} sequences, {facts.tokens:,} tokens; "
+        f"{facts.rejected:,} documents rejected"
+    )

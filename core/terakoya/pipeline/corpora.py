@@ -143,11 +143,12 @@ class PipelineCorpus:
 
     def prepare(self, part: Part) -> Mapping[str, Any]:
         """Makes the store of `part`; returns its counts."""
-        from terakoya.preparation.prepare import prepare
+        from terakoya.preparation.options import PrepareOptions
+        from terakoya.preparation.prepare import prepare_store
 
         settings, pipeline = self.settings, self._pipeline
-        result = prepare(
-            self.parts[part].sources,
+        options = PrepareOptions(
+            sources=self.parts[part].sources,
             tokenizer=pipeline.tokenizer_folder,
             out=self.store_folders()[part],
             processes=pipeline.workers,
@@ -159,6 +160,7 @@ class PipelineCorpus:
             clean_folder=self._clean_folder(part) if settings.clean else None,
             held_out=part == "validation" and settings.splits,
         )
+        result = prepare_store(options)
         return {"documents": result.documents, "tokens": result.tokens, "rejected": result.rejected}
 
 

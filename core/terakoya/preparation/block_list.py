@@ -13,7 +13,7 @@ import orjson
 from terakoya.atomic_files import committed
 from terakoya.corpus.corpus import Block, Corpus
 from terakoya.preparation.encoding import source_name
-from terakoya.preparation.job import Preparation
+from terakoya.preparation.job import PrepareJob
 from terakoya.store.parts import PartFacts, read_part
 
 BLOCKS = "blocks.json"
@@ -22,7 +22,7 @@ BLOCKS = "blocks.json"
 
 @dataclass(frozen=True)
 class BlockList:
-    """Every block of a preparation, in order, without the text.
+    """Every block of a job, in order, without the text.
 
     Attributes:
         extent: where the first begins and the last ends, see `ShardBlocks`.
@@ -81,26 +81,26 @@ def _weight(block: Block) -> int:
     return max(1, block.disk_bytes, block.stop - block.start)
 
 
-def list_blocks(preparation: Preparation) -> BlockList:
+def list_blocks(job: PrepareJob) -> BlockList:
     """The list that lies with the parts, made if there is none: every file is then read once, in one pass."""
-    file, sources = preparation.task.parts / BLOCKS, preparation.task.corpus.sources
+    file, sources = job.task.parts / BLOCKS, job.task.corpus.sources
     if file.exists():
-        return read_blocks(preparation)
+        return read_blocks(job)
     numbers = {str(source): number for number, source in enumerate(sources)}
-    blocks = preparation.blocks()
+    blocks = job.blocks()
     rows = [
         (numbers[str(b.file)], b.start, b.stop, b.line, b.disk_bytes, b.column, b.columns, b.data is not None)
         for b in blocks
     ]
     with committed(file) as stream:
         stream.write(orjson.dumps({"extent": blocks.extent, "blocks": rows}))
-    return read_blocks(preparation)
+    return read_blocks(job)
 
 
-def read_blocks(preparation: Preparation) -> BlockList:
+def read_blocks(job: PrepareJob) -> BlockList:
     """The list that lies with the parts."""
-    sources = preparation.task.corpus.sources
-    raw = orjson.loads((preparation.task.parts / BLOCKS).read_bytes())
+    sources = job.task.corpus.sources
+    raw = orjson.loads((job.task.parts / BLOCKS).read_bytes())
     blocks = tuple(
         Block(sources[file], start, stop, line, disk_bytes, None, column, columns)
         for file, start, stop, line, disk_bytes, column, columns, _ in raw["blocks"]

@@ -32,14 +32,12 @@ from terakoya.preparation.datatrove_settings import (
 )
 from terakoya.preparation.datatrove_steps import EncodeBlocks, JoinParts, join_parts
 from terakoya.preparation.encoding import BlockEncoder
-from terakoya.preparation.job import Preparation
+from terakoya.preparation.job import PrepareJob
 from terakoya.preparation.submitted_jobs import note_jobs
 from terakoya.process_pool import workers
 from terakoya.store.token_store import StoreFacts
 
 logger = logging.getLogger("terakoya")
-
-Given = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -50,41 +48,37 @@ class Submitted:
     join: str
 
 
-def prepare_datatrove(
-    preparation: Preparation,
-    *,
-    executor: Executor = "local",
-    settings: Given | None = None,
-    processes: int = 1,
-    force: bool = False,
+def prepare_with_datatrove(
+    job: PrepareJob, *, executor: Executor = "local", settings: Mapping[str, Any] | None = None
 ) -> StoreFacts | Submitted:
-    """Encodes and joins what `preparation` says. With `slurm` the jobs are submitted and this returns at once.
+    """Encodes and joins `job`. With `slurm` it submits the jobs and returns at once.
 
-    `settings` are the executor's, see `executor_settings`; `processes` is how many work at once where they do not say.
-    `force` throws away what the folder holds of another store.
+    `settings` are the executor's, see `executor_settings`; where they do not say how many tasks or workers, it is the
+    option `processes`.
 
-    Raises UserError as `prepare` does, for settings that the executor does not have, when parts are missing after it
-    has returned, and where Slurm or Ray are not to be had.
+    Raises UserError as `prepare_locally` does, for settings that the executor does not have, if parts are missing after
+    it has returned, and if Slurm or Ray is not available.
     """
     chosen = executor_settings(executor, settings or {})
     if executor == "slurm" and "SLURM_ARRAY_TASK_ID" in os.environ:
         raise UserError("--executor slurm: expected to be started outside of Slurm's array jobs, this is a task of one")
-    with preparation.held():
-        if (facts := preparation.finished(force=force)) is not None:
+    with job.lock_folder():
+        if (facts := job.find_finished()) is not None:
             return facts
-        encoder = BlockEncoder(preparation.task)
-        preparation.begin(encoder)
-        blocks = list_blocks(preparation)
-        numbers = blocks.missing(preparation.task.parts)
+        encoder = BlockEncoder(job.task)
+        job.begin(encoder)
+        blocks = list_blocks(job)
+        numbers = blocks.missing(job.task.parts)
         if len(numbers) < len(blocks.blocks):
             logger.info("%d of %d parts were there already", len(blocks.blocks) - len(numbers), len(blocks.blocks))
-        logs = Path(chosen.logging_dir or preparation.out.with_name(f"{preparation.out.name}.datatrove")).absolute()
-        encode, join = EncodeBlocks(preparation, numbers), JoinParts(preparation)
+        logs = Path(chosen.logging_dir or job.out.with_name(f"{job.out.name}.datatrove")).absolute()
+        encode, join = EncodeBlocks(job, numbers), JoinParts(job)
         if isinstance(chosen, SlurmSettings):
             return _submit(encode, join, chosen, logs)
         if numbers:
-            (_run_ray if isinstance(chosen, RaySettings) else _run_local)(encode, chosen, logs, processes)
-        return join_parts(preparation, encoder, logs=logs)
+            run = _run_ray if isinstance(chosen, RaySettings) else _run_local
+            run(encode, chosen, logs, job.options.process_count)
+        return join_parts(job, encoder, logs=logs)
 
 
 # --------------------------------------------------------------------------------------------------------- executors
@@ -203,7 +197,7 @@ def _submit(encode: EncodeBlocks, join: JoinParts, settings: SlurmSettings, logs
     except subprocess.CalledProcessError as error:
         raise UserError(f"--executor slurm: sbatch refused ({error}); its own message is above") from error
     finally:
-        jobs = [str(job.job_id) for job in (array, joining) if job is not None and job.job_id is not None]
+        jobs = [str(each.job_id) for each in (array, joining) if each is not None and each.job_id is not None]
         if jobs:
-            note_jobs(encode.preparation.task.parts, jobs)
+            note_jobs(encode.job.task.parts, jobs)
     return Submitted(str(array.job_id) if array is not None else None, str(joining.job_id))

@@ -16,7 +16,7 @@ from terakoya import log, plugins
 from terakoya.errors import UserError
 from terakoya.preparation.block_list import read_blocks
 from terakoya.preparation.encoding import BlockEncoder, Task
-from terakoya.preparation.job import Preparation
+from terakoya.preparation.job import PrepareJob
 from terakoya.store.assembly import Totals
 from terakoya.store.token_store import StoreFacts
 
@@ -26,9 +26,9 @@ class _Step(PipelineStep):
 
     type = "terakoya"
 
-    def __init__(self, preparation: Preparation) -> None:
+    def __init__(self, job: PrepareJob) -> None:
         super().__init__()
-        self.preparation = preparation
+        self.job = job
         self.folder = str(Path.cwd())
         self.plugins = {
             name: os.environ[name]
@@ -49,26 +49,26 @@ class EncodeBlocks(_Step):
 
     name = "encode blocks"
 
-    def __init__(self, preparation: Preparation, numbers: tuple[int, ...]) -> None:
-        super().__init__(preparation)
+    def __init__(self, job: PrepareJob, numbers: tuple[int, ...]) -> None:
+        super().__init__(job)
         self.numbers = numbers
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Takes no documents and hands none on. UserError if the parts are another preparation's by now."""
         self._enter()
         _leave_with_parent()
-        preparation = self.preparation
-        if (preparation.out / "store.json").exists():
+        job = self.job
+        if (job.out / "store.json").exists():
             return
-        _check_inputs(preparation)
-        blocks = read_blocks(preparation)
+        _check_inputs(job)
+        blocks = read_blocks(job)
         mine = blocks.share(self.numbers, rank, world_size)
-        parts, corpus = preparation.task.parts, preparation.task.corpus
+        parts, corpus = job.task.parts, job.task.corpus
         left = [number for number in mine if blocks.part(parts, number) is None]
         self.stat_update("parts that were there", value=len(mine) - len(left), unit="task")
-        for number, block in blocks.whole(corpus, left, block_bytes=preparation.block_bytes):
-            _check_inputs(preparation)
-            facts = _encoder(preparation.task).encode(number, block)
+        for number, block in blocks.whole(corpus, left, block_bytes=job.block_bytes):
+            _check_inputs(job)
+            facts = _encoder(job.task).encode(number, block)
             self.stat_update("documents", value=facts.documents, unit="part")
             self.stat_update("tokens", value=facts.tokens, unit="part")
             self.stat_update("rejected", value=sum(facts.rejected.values()), unit="part")
@@ -80,32 +80,32 @@ class JoinParts(_Step):
     name = "join parts"
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
-        """Takes no documents and hands none on. UserError if a part is missing, and as `Preparation.finish`."""
+        """Takes no documents and hands none on. UserError if a part is missing, and as `PrepareJob.finish`."""
         log.configure()
         self._enter()
-        with self.preparation.held():
-            if not (self.preparation.out / "store.json").exists():
-                _check_inputs(self.preparation)
-                join_parts(self.preparation, BlockEncoder(self.preparation.task))
+        with self.job.lock_folder():
+            if not (self.job.out / "store.json").exists():
+                _check_inputs(self.job)
+                join_parts(self.job, BlockEncoder(self.job.task))
 
 
-def join_parts(preparation: Preparation, encoder: BlockEncoder, *, logs: Path | None = None) -> StoreFacts:
-    """Makes the store of parts that are all there. UserError if one is not, and as `Preparation.finish`."""
-    blocks, totals = read_blocks(preparation), Totals()
+def join_parts(job: PrepareJob, encoder: BlockEncoder, *, logs: Path | None = None) -> StoreFacts:
+    """Makes the store of parts that are all there. UserError if one is not, and as `PrepareJob.finish`."""
+    blocks, totals = read_blocks(job), Totals()
     missing: list[int] = []
     for number in range(len(blocks.blocks)):
-        facts = blocks.part(preparation.task.parts, number)
+        facts = blocks.part(job.task.parts, number)
         if facts is None:
             missing.append(number)
         else:
             totals.add(facts)
     if missing:
         raise UserError(
-            f"{preparation.out}: {len(missing):,} of {len(blocks.blocks):,} parts are missing, number {missing[0]} the "
+            f"{job.out}: {len(missing):,} of {len(blocks.blocks):,} parts are missing, number {missing[0]} the "
             f"first: a task did not come to its end; {f'see {logs}' if logs else 'see its log'}, and run the same "
             "command again: finished parts are kept"
         )
-    return preparation.finish(totals, encoder, extent=blocks.extent)
+    return job.finish(totals, encoder, extent=blocks.extent)
 
 
 @lru_cache(maxsize=1)
@@ -113,11 +113,11 @@ def _encoder(task: Task) -> BlockEncoder:
     return BlockEncoder(task)
 
 
-def _check_inputs(preparation: Preparation) -> None:
+def _check_inputs(job: PrepareJob) -> None:
     """UserError unless the folder of parts is still this preparation's."""
-    record = preparation.task.parts / "inputs.json"
-    if not record.exists() or orjson.loads(record.read_bytes())["inputs"] != preparation.inputs:
-        raise UserError(f"{preparation.out}: was started over with other input; this task belongs to the one before")
+    record = job.task.parts / "inputs.json"
+    if not record.exists() or orjson.loads(record.read_bytes())["inputs"] != job.inputs:
+        raise UserError(f"{job.out}: was started over with other input; this task belongs to the one before")
 
 
 _watch: threading.Thread | None = None

@@ -22,6 +22,7 @@ from terakoya.errors import UserError
 from terakoya.preparation.chat_template import ChatTemplate
 from terakoya.preparation.disk_space import check_disk
 from terakoya.preparation.encoding import BlockEncoder, Task
+from terakoya.preparation.options import PrepareOptions
 from terakoya.preparation.resuming import begin, clear, finished_facts
 from terakoya.preparation.sharding import Shard, ShardBlocks
 from terakoya.preparation.submitted_jobs import check_no_jobs
@@ -37,55 +38,44 @@ _MIN_BLOCK, _MAX_BLOCK, _MAX_PARTS = 1 << 20, 32 << 20, 50_000
 
 
 @dataclass(frozen=True)
-class Preparation:
-    """A store to be made, whoever encodes its blocks; picklable.
+class PrepareJob:
+    """A store to be made by either engine; picklable.
 
     Attributes:
-        out: the store's folder.
-        inputs: hashes of what the store is made from; a store or parts with other ones are not this preparation's.
-        options: the settings in words, for the record and for messages.
-        files: size and time of change of each corpus file when this was made.
+        inputs: hashes of what the store is made from; a store or parts with other hashes belong to another job.
+        recorded: the settings as `store.json` records them and as messages show them.
+        files: size and modification time of each corpus file when the job was created.
     """
 
+    options: PrepareOptions
     task: Task
-    out: Path
     inputs: dict[str, str]
-    options: dict[str, str | int | bool | None]
+    recorded: dict[str, str | int | bool | None]
     block_bytes: int
-    max_rejects: int | float
     shard: Shard | None
     files: tuple[tuple[int, int | str], ...]
 
     @classmethod
-    def of(
-        cls,
-        corpus: Corpus,
-        tokenizer: Tokenizer,
-        tokenizer_folder: Path,
-        out: Path,
-        *,
-        unit: Unit = "document",
-        append_eos: bool = False,
-        max_rejects: int | float = 0.01,
-        shard: Shard | None = None,
-        template: ChatTemplate | None = None,
+    def create(
+        cls, options: PrepareOptions, corpus: Corpus, tokenizer: Tokenizer, template: ChatTemplate | None = None
     ) -> Self:
         """Reads the whole corpus once, for its fingerprint. A corpus of conversations needs a `template`.
 
-        Raises UserError for a unit that there is not, for a tokenizer that is not there, and for settings that
-        conversations do not have.
+        Raises UserError for an unknown unit, for a missing tokenizer folder, and for settings that conversations do
+        not have.
         """
         assert corpus.conversations == (template is not None), "a template goes with conversations"
-        out, tokenizer_folder = Path(out), Path(tokenizer_folder)
+        folder, unit, append_eos = options.tokenizer, options.unit, options.append_eos
+        shard = Shard.parse(options.shard) if options.shard is not None else None
         if unit not in ("document", "line"):
             raise UserError(f'unit: expected "document" or "line", got "{unit}"')
-        if not tokenizer_folder.is_dir():
-            raise UserError(f"{tokenizer_folder}: expected a tokenizer's folder, found none")
+        if not folder.is_dir():
+            raise UserError(f"{folder}: expected a tokenizer's folder, found none")
         if template is not None:
             _check_conversations(tokenizer, unit=unit, append_eos=append_eos)
         files = _sizes_and_times(corpus)
         block_bytes = _block_bytes(corpus)
-        options: dict[str, str | int | bool | None] = {
+        recorded: dict[str, str | int | bool | None] = {
             "unit": unit,
             "append_eos": append_eos,
             "field": corpus.field,
@@ -95,55 +85,61 @@ class Preparation:
             "tokenizer": f"{type(tokenizer).__name__} {tokenizer.model_dump_json()}",
         }
         if corpus.cleaning is not None:
-            options.update(corpus.cleaning.facts)
+            recorded.update(corpus.cleaning.facts)
         if template is not None:
-            options["template"] = template.name
+            recorded["template"] = template.name
         inputs = {
             "corpus": corpus.fingerprint,
-            **{f"tokenizer {name}": value for name, value in sorted(tokenizer.fingerprint(tokenizer_folder).items())},
-            "options": hashlib.sha256(orjson.dumps(options)).hexdigest(),
+            **{f"tokenizer {name}": value for name, value in sorted(tokenizer.fingerprint(folder).items())},
+            "options": hashlib.sha256(orjson.dumps(recorded)).hexdigest(),
         }
         if template is not None:
             inputs[TEMPLATE_INPUT] = template.fingerprint
         if shard is not None:
-            inputs[SHARD] = options[SHARD] = str(shard)
-        task = Task(corpus, pickle.dumps(tokenizer), tokenizer_folder, out / PARTS, unit, append_eos, template)
-        return cls(task, out, inputs, options, block_bytes, max_rejects, shard, files)
+            inputs[SHARD] = recorded[SHARD] = str(shard)
+        task = Task(corpus, pickle.dumps(tokenizer), folder, options.out / PARTS, unit, append_eos, template)
+        return cls(options, task, inputs, recorded, block_bytes, shard, files)
+
+    @property
+    def out(self) -> Path:
+        """The store's folder."""
+        return self.options.out
 
     def blocks(self) -> ShardBlocks:
         """The blocks to encode, in the order of their parts' numbers."""
         return ShardBlocks(self.task.corpus, self.shard or Shard(), block_bytes=self.block_bytes)
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Holds `out` for this process and says what a full disk or an interrupt means. UserError if it is in use."""
+    def lock_folder(self) -> Iterator[None]:
+        """Keeps other processes out of `out`, and explains a full disk or an interrupt. Raises UserError if another
+        process has locked it."""
         self.out.mkdir(parents=True, exist_ok=True)
-        with locked(self.out), _ends_explained(self.out):
+        with locked(self.out), _explain_interruptions(self.out):
             yield
 
-    def finished(self, *, force: bool = False) -> StoreFacts | None:
-        """The facts of this very store if it is there already. `force` first throws away what is there of another.
+    def find_finished(self) -> StoreFacts | None:
+        """Returns the facts of the store if it is finished already. The option `force` removes another store first.
 
-        Raises UserError if `out` holds anything else, or if jobs that were submitted for it are still at work.
+        Raises UserError if `out` holds anything else, or if jobs that were submitted for it have not ended.
         """
         check_no_jobs(self.task.parts)
-        if force:
+        if self.options.force:
             clear(self.out, self.inputs)
-        return finished_facts(self.out, self.inputs, self.options)
+        return finished_facts(self.out, self.inputs, self.recorded)
 
     def begin(self, encoder: BlockEncoder) -> None:
-        """Makes the folder of parts. UserError if the disk is much too small or there are parts of something else."""
+        """Creates the folder of parts. Raises UserError if the disk is much too small or other parts are there."""
         check_disk(self.out, self.task.corpus, encoder, self.blocks().disk_bytes, unit=self.task.unit)
-        begin(self.out, self.inputs, self.options)
+        begin(self.out, self.inputs, self.recorded)
 
     def finish(self, totals: Totals, encoder: BlockEncoder, *, extent: str = "") -> StoreFacts:
-        """Joins the parts, whose sums are `totals`. `extent`: where the shard's blocks begin and end.
+        """Joins the parts, whose sums are `totals`, into the store. `extent`: where the shard's blocks begin and end.
 
-        Raises UserError for a corpus that was changed since, for too many rejects, and where there is no document.
+        Raises UserError if a corpus file has changed, for too many rejects, and if there is no document.
         """
         if _sizes_and_times(self.task.corpus) != self.files:
             raise UserError("corpus: a file was changed while it was read; leave the files alone and start again")
-        _judge(self.out, totals, self.max_rejects, self.shard)
+        _check_rejects(self.out, totals, self.options.max_rejects, self.shard)
         template = self.task.template
         for note, count in totals.notes.items():
             logger.warning("%s of %s: %s", note, f"{totals.documents:,}", f"{count:,}")
@@ -155,7 +151,7 @@ class Preparation:
             eos=encoder.eos,
             tokenizer_folder=self.task.tokenizer_folder,
             inputs=self.inputs,
-            options=self.options if self.shard is None else {**self.options, SHARD_BLOCKS: extent},
+            options=self.recorded if self.shard is None else {**self.recorded, SHARD_BLOCKS: extent},
             chat_template=None if template is None else template.text,
         )
         if template is not None:
@@ -190,7 +186,7 @@ def _block_bytes(corpus: Corpus) -> int:
 
 
 @contextmanager
-def _ends_explained(out: Path) -> Iterator[None]:
+def _explain_interruptions(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -207,18 +203,18 @@ def _ends_explained(out: Path) -> Iterator[None]:
 # --------------------------------------------------------------------------------------------------------- rejects
 
 
-def limit(max_rejects: int | float, documents: int) -> float:
+def allowed_rejects(max_rejects: int | float, documents: int) -> float:
     """How many of `documents` may be rejected."""
     return max_rejects * documents if isinstance(max_rejects, float) else max_rejects
 
 
-def by_reason(totals: Totals) -> str:
+def describe_rejects(totals: Totals) -> str:
     """The rejects in words."""
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in totals.rejected.most_common())
     return f"{totals.rejected.total():,} of {totals.documents + totals.rejected.total():,} documents ({reasons})"
 
 
-def _judge(out: Path, totals: Totals, max_rejects: int | float, shard: Shard | None) -> None:
+def _check_rejects(out: Path, totals: Totals, max_rejects: int | float, shard: Shard | None) -> None:
     """Says what was rejected and which special tokens were met. UserError for too many rejects or no document."""
     if totals.literals:
         logger.info(
@@ -231,7 +227,7 @@ def _judge(out: Path, totals: Totals, max_rejects: int | float, shard: Shard | N
             raise UserError(f"{out}: expected at least one document, {hint}")
         return
     write_rejects(out, Parts(out, totals))
-    allowed = limit(max_rejects, totals.documents + totals.rejected.total())
+    allowed = allowed_rejects(max_rejects, totals.documents + totals.rejected.total())
     if totals.rejected.total() > allowed or not totals.tokens:
         most = totals.rejected.most_common(1)[0][0]
         with (out / "rejects.jsonl").open("rb") as stream:
@@ -243,7 +239,7 @@ def _judge(out: Path, totals: Totals, max_rejects: int | float, shard: Shard | N
             expected = f"at most {int(allowed):,} rejected documents (--max-rejects {max_rejects})"
             remedies.append("allow more; what is encoded is kept")
         raise UserError(
-            f"{out}: expected {expected}, got {by_reason(totals)}, the first in {first['file']}, line "
+            f"{out}: expected {expected}, got {describe_rejects(totals)}, the first in {first['file']}, line "
             f"{first['line']}: {first['excerpt'].strip()}\nAll are in {out / 'rejects.jsonl'}: {', or '.join(remedies)}"
         )
-    logger.warning("rejected %s; listed in %s", by_reason(totals), out / "rejects.jsonl")
+    logger.warning("rejected %s; listed in %s", describe_rejects(totals), out / "rejects.jsonl")

@@ -2,7 +2,7 @@
 
 The corpus is cut into blocks that depend on its files alone; each becomes a part on disk; when all are there they are
 joined. What was finished before a kill is recognised by hashes of corpus, tokenizer and options. What other ways to
-share the blocks have in common with this one is in `preparation.py`.
+share the blocks have in common with this one is in `job.py`.
 """
 
 from __future__ import annotations
@@ -11,71 +11,41 @@ import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
-from pathlib import Path
 
-from terakoya.components import Tokenizer
-from terakoya.corpus.corpus import Block, Corpus
+from terakoya.corpus.corpus import Block
 from terakoya.errors import UserError
-from terakoya.preparation.chat_template import ChatTemplate
 from terakoya.preparation.encoding import BlockEncoder, Task, encode_block, source_name, start_worker
-from terakoya.preparation.job import Preparation, by_reason, limit
-from terakoya.preparation.sharding import Shard, ShardBlocks
+from terakoya.preparation.job import PrepareJob, allowed_rejects, describe_rejects
+from terakoya.preparation.sharding import ShardBlocks
 from terakoya.process_pool import workers
 from terakoya.store.assembly import Totals
 from terakoya.store.parts import PartFacts, read_part
-from terakoya.store.token_store import StoreFacts, Unit
+from terakoya.store.token_store import StoreFacts
 
 logger = logging.getLogger("terakoya")
 
 Progress = Callable[[int, int], None]
 
 
-def prepare(
-    corpus: Corpus,
-    tokenizer: Tokenizer,
-    tokenizer_folder: Path,
-    out: Path,
-    *,
-    unit: Unit = "document",
-    append_eos: bool = False,
-    processes: int = 1,
-    max_rejects: int | float = 0.01,
-    force: bool = False,
-    shard: Shard | None = None,
-    template: ChatTemplate | None = None,
-    progress: Progress | None = None,
-) -> StoreFacts:
-    """Encodes `corpus` with the tokenizer in `tokenizer_folder` into the token store `out`.
+def prepare_locally(job: PrepareJob, *, progress: Progress | None = None) -> StoreFacts:
+    """Encodes and joins `job` in processes of this machine. `progress(done_bytes, total_bytes)` is called regularly.
 
-    Continues what an interrupted call with the same input left; returns at once if the store is finished.
-    `max_rejects`: how many documents may be quarantined, a count (int) or a share of all documents (float).
-    `force` throws away what `out` holds of another store. `shard` encodes one share of the corpus; merged in order, the
-    stores of all shares are the store of the corpus. `progress(done_bytes, total_bytes)` is called now and then.
+    Continues an interrupted call with the same input; returns at once if the store is finished.
 
-    Raises UserError when `out` holds something else or is in use, the disk is too small, too many documents are
-    rejected, ids do not fit the vocabulary, or a process dies.
+    Raises UserError if `out` holds something else or is in use, if the disk is too small, for too many rejected
+    documents, for ids outside the vocabulary, and if a process dies.
     """
+    processes = job.options.process_count
     if processes < 1:
         raise UserError(f"processes: expected at least 1, got {processes}")
-    preparation = Preparation.of(
-        corpus,
-        tokenizer,
-        tokenizer_folder,
-        out,
-        unit=unit,
-        append_eos=append_eos,
-        max_rejects=max_rejects,
-        shard=shard,
-        template=template,
-    )
-    with preparation.held():
-        if (facts := preparation.finished(force=force)) is not None:
+    with job.lock_folder():
+        if (facts := job.find_finished()) is not None:
             return facts
-        encoder = BlockEncoder(preparation.task)
-        blocks = preparation.blocks()
-        preparation.begin(encoder)
-        totals = _encode_all(preparation.task, encoder, blocks, processes, max_rejects, progress)
-        return preparation.finish(totals, encoder, extent=blocks.extent)
+        encoder = BlockEncoder(job.task)
+        blocks = job.blocks()
+        job.begin(encoder)
+        totals = _encode_all(job.task, encoder, blocks, processes, job.options.max_rejects, progress)
+        return job.finish(totals, encoder, extent=blocks.extent)
 
 
 # ---------------------------------------------------------------------------------------------------------- encoding
@@ -103,9 +73,9 @@ def _encode_all(
                 if progress is not None:
                     progress(min(done, blocks.disk_bytes), blocks.disk_bytes)
                 seen = totals.documents + totals.rejected.total()
-                if not warned and seen >= 1000 and totals.rejected.total() > limit(max_rejects, seen):
+                if not warned and seen >= 1000 and totals.rejected.total() > allowed_rejects(max_rejects, seen):
                     warned = True
-                    logger.warning("many rejects so far: %s", by_reason(totals))
+                    logger.warning("many rejects so far: %s", describe_rejects(totals))
 
         for number, block in enumerate(blocks):
             facts = read_part(task.parts, number)

@@ -1,158 +1,115 @@
-"""From files and options to a token store: `terakoya.prepare`."""
+"""From options to a token store: `terakoya.prepare`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 from terakoya.errors import UserError
-from terakoya.preparation import conversation_options
-from terakoya.process_pool import cores
+from terakoya.preparation.options import PrepareOptions
+from terakoya.process_pool import warm_up
 from terakoya.tokenization.recognise import recognise_tokenizer
 
 if TYPE_CHECKING:
     from terakoya.components import Tokenizer
-    from terakoya.corpus.cleaning_steps import StepsOrFile
-    from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import RemoteFile
     from terakoya.preparation.chat_template import ChatTemplate
+    from terakoya.preparation.job import PrepareJob
+    from terakoya.preparation.local import Progress
     from terakoya.store.token_store import StoreFacts
 
 
-Documents = Literal["blank", "line"]
-
-
-Unit = Literal["document", "line"]
-
-
-Specials = Literal["parse", "split", "reject"]
-
-
 def prepare(
-    sources: Sequence[Path | str | RemoteFile],
-    *,
-    tokenizer: Path,
-    out: Path,
-    type: str | None = None,
-    processes: int | None = None,
-    documents: Documents = "blank",
-    field: str = "text",
-    unit: Unit = "document",
-    append_eos: bool = False,
-    max_rejects: int | float = 0.01,
-    special_tokens_in_text: Specials | None = None,
-    max_document_bytes: int = 100_000_000,
-    clean: StepsOrFile | None = None,
-    clean_folder: Path | None = None,
-    held_out: bool = False,
-    shard: str | None = None,
-    force: bool = False,
-    conversations: bool = False,
-    template: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    sources: Sequence[Path | str | RemoteFile], *, progress: Progress | None = None, **options: Any
 ) -> StoreFacts:
-    """Encodes `sources` with the tokenizer in the folder `tokenizer` into the token store `out`.
+    """Encodes `sources` into a token store and returns its facts. `options` are the other fields of `PrepareOptions`,
+    of which `tokenizer` and `out` are required; `progress` is as for `prepare_locally`.
 
-    A source is a file, a folder, a pattern such as `text/*.parquet`, or an address such as `s3://bucket/wiki`.
-    `clean`: cleaning steps, or a JSON file with a list of them; which documents they drop is noted in `clean_folder`,
-    by default `OUT.clean` beside the store. `held_out`: takes the documents that the step `hold_out` sets aside,
-    instead of the others. `shard`: `3/16` encodes that share of the corpus only. `conversations`: the files hold
-    conversations, to be written as `template` says, which is `chat` (the tokenizer's own), `alpaca`, `alpaca_en` or a
-    Jinja file; by default the tokenizer's own if it has one, else `alpaca`.
-
-    Raises UserError for anything the user can mend; see `terakoya.preparation.local.prepare`.
+    Raises UserError for anything that the user can correct.
     """
-    from terakoya.process_pool import warm_up
+    return prepare_store(PrepareOptions(sources=sources, **options), progress=progress)
 
-    processes = processes or cores()
-    if processes > 1:
+
+def prepare_store(options: PrepareOptions, *, progress: Progress | None = None) -> StoreFacts:
+    """Makes the store that `options` describe in processes of this machine; as `prepare`."""
+    if options.process_count > 1:
         warm_up(["terakoya.preparation.encoding"])
 
-    from terakoya.preparation.local import prepare as prepare_corpus
-    from terakoya.preparation.sharding import Shard
+    from terakoya.preparation.local import prepare_locally
 
-    tokenizer = conversation_options.tokenizer_folder(tokenizer)
-    corpus, component, found = opened(
-        sources,
-        tokenizer=tokenizer,
-        out=out,
-        type=type,
-        processes=processes,
-        documents=documents,
-        field=field,
-        special_tokens_in_text=special_tokens_in_text,
-        max_document_bytes=max_document_bytes,
-        clean=clean,
-        clean_folder=clean_folder,
-        held_out=held_out,
-        conversations=conversations,
-        template=template,
-    )
-    return prepare_corpus(
-        corpus,
-        component,
-        tokenizer,
-        out,
-        unit=unit,
-        append_eos=append_eos,
-        processes=processes,
-        max_rejects=max_rejects,
-        force=force,
-        shard=Shard.parse(shard) if shard is not None else None,
-        template=found,
-        progress=progress,
-    )
+    return prepare_locally(create_job(options), progress=progress)
 
 
-def opened(
-    sources: Sequence[Path | str | RemoteFile],
-    *,
-    tokenizer: Path,
-    out: Path,
-    type: str | None,
-    processes: int,
-    documents: Documents,
-    field: str,
-    special_tokens_in_text: Specials | None,
-    max_document_bytes: int,
-    clean: StepsOrFile | None,
-    clean_folder: Path | None,
-    held_out: bool,
-    conversations: bool,
-    template: str | None,
-) -> tuple[Corpus, Tokenizer, ChatTemplate | None]:
-    """The corpus, with the plan of its cleaning made, the tokenizer, and the template of conversations that the
-    arguments of `prepare` mean."""
+def create_job(options: PrepareOptions) -> PrepareJob:
+    """Reads the whole corpus, for its hash and for the plan of its cleaning, and returns the job of `options`.
+
+    Raises UserError for missing files, wrong settings, and options that do not go together.
+    """
     from terakoya.corpus.cleaning_plan import clean_corpus
     from terakoya.corpus.cleaning_steps import load_steps
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files
+    from terakoya.preparation.job import PrepareJob
 
-    if conversations:
-        conversation_options.check(cleaning=clean is not None, held_out=held_out)
-    steps = load_steps(clean)
+    options = replace(options, tokenizer=_find_tokenizer(options.tokenizer))
+    if options.conversations and (options.clean is not None or options.held_out):
+        raise UserError(
+            "--clean, --held-out: cleaning steps read plain text, conversations have turns; leave them out, and set "
+            "conversations aside with data.split or `terakoya store split`"
+        )
+    steps = load_steps(options.clean)
     corpus = Corpus(
-        find_files(sources),
-        field=field,
-        documents=documents,
-        max_document_bytes=max_document_bytes,
-        conversations=conversations,
+        find_files(options.sources),
+        field=options.field,
+        documents=options.documents,
+        max_document_bytes=options.max_document_bytes,
+        conversations=options.conversations,
     )
-    component = recognise_tokenizer(tokenizer, type=type)
-    found = conversation_options.template_of(component, tokenizer, template, conversations=conversations)
-    corpus = clean_corpus(corpus, steps, clean_folder, out=out, processes=processes, held_out=held_out)
-    if special_tokens_in_text is not None:
-        component = component.model_copy(update={"special_tokens_in_text": special_tokens_in_text})
-    return corpus, component, found
+    tokenizer = recognise_tokenizer(options.tokenizer, type=options.type)
+    template = _choose_template(options, tokenizer)
+    corpus = clean_corpus(
+        corpus,
+        steps,
+        options.clean_folder,
+        out=options.out,
+        processes=options.process_count,
+        held_out=options.held_out,
+    )
+    if options.special_tokens_in_text is not None:
+        tokenizer = tokenizer.model_copy(update={"special_tokens_in_text": options.special_tokens_in_text})
+    return PrepareJob.create(options, corpus, tokenizer, template)
 
 
-def parse_max_rejects(text: str) -> int | float:
-    """A count ("100") or a share ("0.01", "1%") of rejected documents. UserError for anything else."""
-    try:
-        value = float(text[:-1]) / 100 if text.endswith("%") else float(text) if "." in text else int(text)
-    except ValueError:
-        value = -1
-    if value < 0 or (isinstance(value, float) and not value <= 1):
-        raise UserError(f'--max-rejects: expected a count such as 100 or a share such as 0.01 or 1%, got "{text}"')
-    return value
+def _find_tokenizer(folder: Path) -> Path:
+    """`folder`, or the local snapshot of the Hugging Face Hub's repository of that name. UserError if there is neither
+    and `folder` may be such a name."""
+    from terakoya.toolkit.hub_cache import find_snapshot, is_hub_name
+
+    name = str(folder)
+    if folder.exists() or not is_hub_name(name):
+        return folder
+    snapshot = find_snapshot(name)
+    if snapshot is None:
+        raise UserError(
+            f"{name}: expected a tokenizer's folder, found none; make one with `terakoya tokenizer train`. If it is a "
+            f"name on the Hugging Face Hub: nothing is downloaded here; fetch it first: hf download {name}"
+        )
+    return snapshot
+
+
+def _choose_template(options: PrepareOptions, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The template that conversations are written with, None for plain text.
+
+    Raises UserError for a template without conversations, and as `find_template`.
+    """
+    if not options.conversations:
+        if options.template is not None:
+            raise UserError(
+                f"--template {options.template}: is for conversations; add --conversations, or leave it out"
+            )
+        return None
+    from terakoya.preparation.chat_template import find_template
+
+    return find_template(options.template, tokenizer.load(options.tokenizer), options.tokenizer)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
+from inspect import Parameter, signature
 from pathlib import Path
 
 import pytest
 
+from terakoya.commands.prepare import command
 from terakoya.commands.store.app import count, info, verify
 from terakoya.errors import UserError
-from terakoya.preparation.prepare import parse_max_rejects
+from terakoya.preparation.options import PrepareOptions, parse_max_rejects
 
 DOUBLE = Path(__file__).parents[2] / "helpers"
 PLUGIN = """
@@ -96,6 +99,13 @@ def test_an_unknown_tokenizer_folder_is_explained(folder: Path) -> None:
     assert failed.returncode == 2
     assert "got a folder with model.safetensors that none of them reads" in failed.stderr
     assert not (folder / "out").exists()
+
+
+def test_the_command_has_every_option_with_its_default() -> None:
+    declared = {name: parameter.default for name, parameter in signature(command).parameters.items()}
+    for option in dataclasses.fields(PrepareOptions):
+        default = Parameter.empty if option.default is dataclasses.MISSING else option.default
+        assert declared[option.name] == (str(default) if option.name == "max_rejects" else default), option.name
 
 
 @pytest.mark.parametrize(("text", "value"), [("0", 0), ("100", 100), ("0.05", 0.05), ("5%", 0.05), ("1.0", 1.0)])

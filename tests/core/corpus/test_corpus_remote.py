@@ -12,12 +12,12 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from small_preparation import prepare_corpus
 from word_tokenizer import WordTokenizer, make_folder
 
 from terakoya.corpus.corpus import Corpus, Document, Reject
 from terakoya.corpus.files import RemoteFile, find_files
 from terakoya.errors import UserError
-from terakoya.preparation.local import prepare
 
 TEXTS = [f"document {number} of many words" for number in range(200)]
 
@@ -74,7 +74,7 @@ def test_addresses_whose_slashes_a_path_has_folded_are_understood(memory: str) -
 def test_a_store_from_an_address_is_that_from_the_disk(folder: Path, tmp_path: Path, processes: int) -> None:
     tokenizer = make_folder(tmp_path / "tokenizer")
     for name, source in (("here", folder), ("there", f"file://{folder}")):
-        prepare(Corpus(find_files([source])), WordTokenizer(), tokenizer, tmp_path / name, processes=processes)
+        prepare_corpus(Corpus(find_files([source])), WordTokenizer(), tokenizer, tmp_path / name, processes=processes)
     for name in ("tokens.bin", "tokens.idx", "tokens.words"):
         assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes()
 

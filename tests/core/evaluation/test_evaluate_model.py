@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small_preparation import prepare_corpus
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -42,7 +43,6 @@ from terakoya.config.parameters import Parameters
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.plugins import registry
-from terakoya.preparation.local import prepare
 from terakoya.store.token_store import TokenStore
 
 LINES = ["kami ton", "kato kato nemi saru yohi", "hika " * 30, "mi"]
@@ -64,7 +64,7 @@ def make_store(base: Path, tokenizer: Path, *, documents: int, seed: int) -> Pat
         texts.append(" ".join(text))
     base.mkdir()
     kind = registry().component("tokenizers", "huggingface")()
-    prepare(Corpus([corpus(base, texts)]), kind, tokenizer, base / "store")
+    prepare_corpus(Corpus([corpus(base, texts)]), kind, tokenizer, base / "store")
     return base / "store"
 
 

@@ -187,7 +187,7 @@ def test_special_tokens_in_messages_are_rejected_if_asked_for(tokenizer: Path, t
         (["--append-eos"], "the template ends each answer"),
         (["--unit", "line"], "a conversation is one sequence"),
         (["--special-tokens-in-text", "split"], "expected parse or reject"),
-        (["--clean", "nfkc"], "cleaning steps look at plain text"),
+        (["--clean", "nfkc"], "cleaning steps read plain text"),
         (["--template", "chat"], "--template alpaca|alpaca_en"),
     ],
 )
@@ -203,7 +203,7 @@ def test_options_of_plain_text_are_refused(
 
 def test_a_template_or_a_name_that_is_nowhere(tokenizer: Path, tmp_path: Path) -> None:
     file = conversations(tmp_path / "a.jsonl", count=6)
-    with pytest.raises(UserError, match="say --conversations"):
+    with pytest.raises(UserError, match="add --conversations"):
         make(file, tokenizer, tmp_path / "s", template="alpaca", conversations=False)
     with pytest.raises(UserError, match="hf download nobody/has-this"):
         make(file, Path("nobody/has-this"), tmp_path / "s")

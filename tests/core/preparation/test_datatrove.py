@@ -15,20 +15,18 @@ from pathlib import Path
 import psutil
 import pytest
 from fake_slurm import FakeSlurm
-from small_preparation import preparation
+from small_preparation import new_job, prepare_corpus
 from word_tokenizer import WordTokenizer, make_folder
 
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.preparation.block_list import list_blocks
 from terakoya.preparation.datatrove_settings import executor_settings
-from terakoya.preparation.local import prepare
-from terakoya.preparation.sharding import Shard
 from terakoya.store.token_store import StoreFacts
 
 datatrove = pytest.importorskip("datatrove", reason="datatrove is not installed")
 
-from terakoya.preparation.datatrove import Submitted, prepare_datatrove  # noqa: E402
+from terakoya.preparation.datatrove import Submitted, prepare_with_datatrove  # noqa: E402
 from terakoya.preparation.datatrove_steps import EncodeBlocks, JoinParts  # noqa: E402
 
 SLURM = {"tasks": 3, "partition": "cpu", "time": "01:00:00"}
@@ -59,9 +57,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def one_process(out: str, *, shard: Shard | None = None) -> dict[str, bytes]:
+def one_process(out: str, *, shard: str | None = None) -> dict[str, bytes]:
     corpus = Corpus([Path("a.jsonl"), Path("b.jsonl.gz")], block_bytes=6000)
-    prepare(corpus, WordTokenizer(), Path("tokenizer"), Path(out), max_rejects=1.0, shard=shard)
+    prepare_corpus(corpus, WordTokenizer(), Path("tokenizer"), Path(out), max_rejects=1.0, shard=shard)
     return contents(Path(out))
 
 
@@ -73,35 +71,35 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return fake
 
 
-def submit(settings: dict | None = None, **more: bool) -> Submitted:
-    made = prepare_datatrove(preparation("out"), executor="slurm", settings={**SLURM, **(settings or {})}, **more)
+def submit(settings: dict | None = None, *, force: bool = False) -> Submitted:
+    made = prepare_with_datatrove(new_job("out", force=force), executor="slurm", settings={**SLURM, **(settings or {})})
     assert isinstance(made, Submitted)
     return made
 
 
 @pytest.mark.parametrize("settings", [{"tasks": 1}, {"tasks": 2}, {"tasks": 7, "workers": 2}, {"tasks": 1000}])
 def test_local_gives_the_bytes_of_one_process(folder: Path, settings: dict) -> None:
-    facts = prepare_datatrove(preparation("out"), settings=settings, processes=2)
+    facts = prepare_with_datatrove(new_job("out", processes=2), settings=settings)
     assert contents(folder / "out") == one_process("whole")
     assert isinstance(facts, StoreFacts) and facts.rejected == 1
-    assert prepare_datatrove(preparation("out")) == facts  # finished already
-    blocks = len(list(preparation("again").blocks()))
+    assert prepare_with_datatrove(new_job("out")) == facts  # finished already
+    blocks = len(list(new_job("again").blocks()))
     assert 15 < blocks < 30  # each task has at least one
     assert len(list((folder / "out.datatrove" / "stats").iterdir())) == min(settings["tasks"], blocks)
 
 
 def test_a_shard_keeps_its_place(folder: Path) -> None:
     for number in (1, 2, 3):
-        shard = Shard(number, 3)
-        prepare_datatrove(preparation(f"out{number}", shard=shard), processes=2)
+        shard = f"{number}/3"
+        prepare_with_datatrove(new_job(f"out{number}", shard=shard, processes=2))
         assert contents(folder / f"out{number}") == one_process(f"whole{number}", shard=shard)
 
 
 def test_shares_are_neighbours_and_hold_every_block_once(folder: Path) -> None:
     (folder / "a.jsonl").write_text("\n".join(rows(2, 400)))
-    given = preparation("out")
-    given.task.parts.mkdir(parents=True)
-    blocks = list_blocks(given)
+    job = new_job("out")
+    job.task.parts.mkdir(parents=True)
+    blocks = list_blocks(job)
     numbers = tuple(range(3, len(blocks.blocks)))
     for world in (1, 2, 5, 100):
         shares = [list(blocks.share(numbers, rank, world)) for rank in range(world)]
@@ -109,23 +107,22 @@ def test_shares_are_neighbours_and_hold_every_block_once(folder: Path) -> None:
         if world <= 5:
             sizes = [sum(blocks.blocks[n].stop - blocks.blocks[n].start for n in share) for share in shares]
             assert max(sizes) - min(sizes) < 2 * 7000
-    again = list(blocks.whole(given.task.corpus, numbers, block_bytes=given.block_bytes))
-    direct = list(enumerate(given.blocks()))[3:]
+    again = list(blocks.whole(job.task.corpus, numbers, block_bytes=job.block_bytes))
+    direct = list(enumerate(job.blocks()))[3:]
     assert again == [(n, b) for n, b in direct]
     assert any(block.data is not None for _, block in again) and any(block.data is None for _, block in again)
 
 
 def test_a_killed_command_is_finished_by_either_engine(folder: Path) -> None:
     code = """
-from small_preparation import preparation
-from terakoya.preparation.datatrove import prepare_datatrove
+from small_preparation import new_job
+from terakoya.preparation.datatrove import prepare_with_datatrove
 if __name__ == "__main__":
-    prepare_datatrove(preparation("out"), processes=2)
+    prepare_with_datatrove(new_job("out", processes=2))
 """
     (folder / "command.py").write_text(code)
     for each in ("datatrove", "processes"):
-        paths = os.pathsep.join([str(Path(__file__).parent), os.environ["PYTHONPATH"]])
-        environment = {**os.environ, "PYTHONPATH": paths, "WORD_TOKENIZER_DELAY": "0.2", "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "WORD_TOKENIZER_DELAY": "0.2", "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen([sys.executable, "command.py"], env=environment, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
         while len(list(Path("out/.parts").glob("0*.json"))) < 4 and time.monotonic() < deadline:
@@ -139,25 +136,25 @@ if __name__ == "__main__":
         if each == "processes":
             one_process("out")
         else:
-            prepare_datatrove(preparation("out"), processes=2)
+            prepare_with_datatrove(new_job("out", processes=2))
         assert contents(folder / "out") == one_process("whole")
         Path("out").rename(f"done-{each}")
 
 
 def test_what_the_own_engine_left_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = preparation("out")
+    job = new_job("out")
     with pytest.raises(UserError, match="--max-rejects 0"):
-        prepare(given.task.corpus, WordTokenizer(), Path("tokenizer"), Path("out"), max_rejects=0)
+        prepare_corpus(job.task.corpus, WordTokenizer(), Path("tokenizer"), Path("out"), max_rejects=0)
     for number in (0, 7, 19):
-        (given.task.parts / f"{number:06d}.json").unlink()
-    kept = {file: file.stat().st_mtime_ns for file in given.task.parts.glob("0*.json")}
+        (job.task.parts / f"{number:06d}.json").unlink()
+    kept = {file: file.stat().st_mtime_ns for file in job.task.parts.glob("0*.json")}
     seen: list[int] = []
 
     def notes(totals: object, *_: object, **__: object) -> None:
         seen.extend(file.stat().st_mtime_ns == at for file, at in kept.items())
 
-    monkeypatch.setattr("terakoya.preparation.job._judge", notes)
-    prepare_datatrove(given, processes=1)
+    monkeypatch.setattr("terakoya.preparation.job._check_rejects", notes)
+    prepare_with_datatrove(job)
     assert len(seen) > 15 and all(seen), "finished parts were made again"
     monkeypatch.undo()
     os.chdir(folder)
@@ -168,15 +165,15 @@ def test_what_the_own_engine_left_is_used(folder: Path, monkeypatch: pytest.Monk
 
 def test_a_task_that_runs_again_makes_only_what_is_missing(folder: Path, slurm: FakeSlurm) -> None:
     submit()
-    given = preparation("out")
-    task = EncodeBlocks(given, tuple(range(len(list(given.blocks())))))
+    job = new_job("out")
+    task = EncodeBlocks(job, tuple(range(len(list(job.blocks())))))
     task.run(rank=1, world_size=3)
-    made = sorted(given.task.parts.glob("0*.json"))
+    made = sorted(job.task.parts.glob("0*.json"))
     assert 3 < len(made) < 12
     made[2].unlink()
     times = [file.stat().st_mtime_ns for file in made if file.exists()]
     task.run(rank=1, world_size=3)
-    assert sorted(given.task.parts.glob("0*.json")) == made
+    assert sorted(job.task.parts.glob("0*.json")) == made
     assert [file.stat().st_mtime_ns for number, file in enumerate(made) if number != 2] == times
 
 
@@ -187,27 +184,27 @@ def test_a_dead_worker_is_explained(folder: Path, monkeypatch: pytest.MonkeyPatc
     lines = rows(5, 900)
     (folder / "a.jsonl").write_text("\n".join([*lines, '{"text": "die!"}', *lines]))
     with pytest.raises(UserError, match=r"killed for want of memory; use fewer than --processes 2\. Finished parts"):
-        prepare_datatrove(preparation("out"), processes=2)
+        prepare_with_datatrove(new_job("out", processes=2))
     assert list((folder / "out" / ".parts").glob("0*.part")) and not (folder / "out" / "store.json").exists()
 
 
 def test_what_datatrove_calls_completed_is_not_believed(folder: Path) -> None:
-    prepare_datatrove(preparation("out"), processes=2)
+    prepare_with_datatrove(new_job("out", processes=2))
     (folder / "a.jsonl").write_text("\n".join(rows(3, 150)))  # the record of completed tasks is about other text
-    prepare_datatrove(preparation("out"), processes=2, force=True)
+    prepare_with_datatrove(new_job("out", processes=2, force=True))
     assert contents(folder / "out") == one_process("whole")
 
 
 def test_a_failed_task_is_told_and_what_it_left_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = one_process("whole")
-    given = preparation("out")
-    given.task.parts.mkdir(parents=True)
+    job = new_job("out", processes=2)
+    job.task.parts.mkdir(parents=True)
     monkeypatch.setattr("terakoya.preparation.datatrove._run_local", lambda *_: None)
     with pytest.raises(UserError, match=r"(\d+) of \1 parts are missing, number 0 the first.*run the same command"):
-        prepare_datatrove(given, processes=2)
+        prepare_with_datatrove(job)
     monkeypatch.undo()
     os.chdir(folder)
-    prepare_datatrove(preparation("out"), processes=1)
+    prepare_with_datatrove(new_job("out"))
     assert contents(folder / "out") == whole
 
 
@@ -260,7 +257,7 @@ def test_slurm_gives_the_bytes_of_one_process(folder: Path, slurm: FakeSlurm) ->
         submit(force=True)
     assert set(slurm.work_off().values()) == {"completed"}
     assert contents(folder / "out") == one_process("whole")
-    facts = prepare_datatrove(preparation("out"), executor="slurm", settings=SLURM)
+    facts = prepare_with_datatrove(new_job("out"), executor="slurm", settings=SLURM)
     assert isinstance(facts, StoreFacts) and len(slurm.jobs()) == 3
 
 
@@ -281,9 +278,9 @@ def test_a_slurm_task_that_died_is_made_up_for(folder: Path, slurm: FakeSlurm) -
 
 def test_a_task_of_other_input_leaves_the_parts_alone(folder: Path, slurm: FakeSlurm) -> None:
     submit()
-    given = preparation("out")
+    job = new_job("out")
     Path("out/.parts/inputs.json").write_text(json.dumps({"inputs": {"corpus": "another"}, "options": {}}))
-    for step in (EncodeBlocks(given, (0, 1, 2)), JoinParts(given)):
+    for step in (EncodeBlocks(job, (0, 1, 2)), JoinParts(job)):
         with pytest.raises(UserError, match="started over with other input; this task belongs to the one before"):
             step.run()
     assert not list(Path("out/.parts").glob("0*"))
@@ -306,5 +303,5 @@ def test_without_slurm_it_is_refused(folder: Path, slurm: FakeSlurm, monkeypatch
 @pytest.mark.filterwarnings("ignore")
 def test_ray_gives_the_bytes_of_one_process(folder: Path) -> None:
     pytest.importorskip("ray", reason="ray is not installed")
-    prepare_datatrove(preparation("out"), executor="ray", settings={"tasks": 3, "mem_per_cpu_gb": 0.2}, processes=2)
+    prepare_with_datatrove(new_job("out", processes=2), executor="ray", settings={"tasks": 3, "mem_per_cpu_gb": 0.2})
     assert contents(folder / "out") == one_process("whole")

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_preparation import prepare_corpus
 from word_tokenizer import WordTokenizer, make_folder
 
 from terakoya.components.vocabulary import Vocabulary
@@ -21,7 +22,6 @@ from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.preparation import disk_space as disk_need
 from terakoya.preparation.disk_space import check_disk, estimate
-from terakoya.preparation.local import prepare
 from terakoya.store.token_store import TokenStore
 
 TOKEN = re.compile(r"x+|[^x\n]")
@@ -126,7 +126,7 @@ def test_prepare_tells_about_what_it_makes(tmp_path: Path, caplog: pytest.LogCap
     caplog.set_level(logging.INFO, logger="terakoya")
     words = [" ".join(text[at : at + 4] for at in range(0, len(text), 4)) for text in short_texts(3_000)]
     corpus = Corpus([write(tmp_path / "a.jsonl", words)])
-    prepare(corpus, WordTokenizer(), make_folder(tmp_path / "tokenizer"), tmp_path / "out", append_eos=True)
+    prepare_corpus(corpus, WordTokenizer(), make_folder(tmp_path / "tokenizer"), tmp_path / "out", append_eos=True)
     told = re.search(r"about ([\d,]+) tokens; disk needed", caplog.text)
     assert told is not None
     made = TokenStore.open(tmp_path / "out").facts.tokens

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from small_preparation import prepare_corpus
 from word_tokenizer import WordTokenizer, line_ids, make_folder
 
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.preparation import disk_space as disk_need
-from terakoya.preparation.local import prepare
 from terakoya.store.token_store import StoreFacts, TokenStore
 from terakoya.store.verify import verify
 
@@ -65,11 +65,11 @@ import logging, os, signal, sys
 from pathlib import Path
 from word_tokenizer import WordTokenizer
 from terakoya.corpus.corpus import Corpus
-from terakoya.preparation.local import prepare
+from small_preparation import prepare_corpus
 
 def run(folder, out, processes, block_bytes=1500):
     corpus = Corpus([folder / "a.jsonl", folder / "b.jsonl.gz"], block_bytes=block_bytes)
-    prepare(corpus, WordTokenizer(), folder / "tokenizer", out, processes=processes, max_rejects=1.0)
+    prepare_corpus(corpus, WordTokenizer(), folder / "tokenizer", out, processes=processes, max_rejects=1.0)
 """
 
 
@@ -97,7 +97,7 @@ def test_the_store_holds_every_line_of_every_document(
     corpus: Corpus, tokenizer_folder: Path, tmp_path: Path, unit: str, append_eos: bool
 ) -> None:
     out = tmp_path / "store"
-    facts = prepare(
+    facts = prepare_corpus(
         corpus,
         WordTokenizer(),
         tokenizer_folder,
@@ -136,11 +136,11 @@ def test_bytes_do_not_depend_on_processes_or_blocks(corpus: Corpus, tokenizer_fo
     stores = []
     for processes in (1, 2, 3):
         out = tmp_path / f"store{processes}"
-        prepare(corpus, WordTokenizer(), tokenizer_folder, out, processes=processes, max_rejects=1.0)
+        prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, processes=processes, max_rejects=1.0)
         stores.append(contents(out))
     assert stores[0] == stores[1] == stores[2]
     whole = Corpus(corpus.sources)
-    facts = prepare(whole, WordTokenizer(), tokenizer_folder, tmp_path / "whole", max_rejects=1.0)
+    facts = prepare_corpus(whole, WordTokenizer(), tokenizer_folder, tmp_path / "whole", max_rejects=1.0)
     assert facts.files == StoreFacts.model_validate_json(stores[0]["store.json"]).files
     assert contents(tmp_path / "whole")["rejects.jsonl"] == stores[0]["rejects.jsonl"]
 
@@ -149,7 +149,7 @@ def test_killed_at_any_file_operation_and_restarted_gives_the_same_bytes(
     corpus: Corpus, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
     large_blocks = Corpus(corpus.sources, block_bytes=15_000)
-    prepare(large_blocks, WordTokenizer(), tokenizer_folder, tmp_path / "whole", max_rejects=1.0)
+    prepare_corpus(large_blocks, WordTokenizer(), tokenizer_folder, tmp_path / "whole", max_rejects=1.0)
     # A child dies at its k-th flush to disk, for every k; another goes on from what it left.
     code = """
 logging.getLogger("terakoya").setLevel(logging.ERROR)
@@ -191,7 +191,7 @@ def test_killed_in_the_middle_and_restarted_keeps_finished_parts(
     corpus: Corpus, tokenizer_folder: Path, tmp_path: Path, processes: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
-    prepare(corpus, WordTokenizer(), tokenizer_folder, whole, max_rejects=1.0)
+    prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, whole, max_rejects=1.0)
     process = start(RUN, tmp_path, out, processes, delay=0.15)
     parts = out / ".parts"
     deadline = time.monotonic() + 60
@@ -207,7 +207,7 @@ def test_killed_in_the_middle_and_restarted_keeps_finished_parts(
     with pytest.raises(UserError, match="run the same command again"):
         TokenStore.open(out)
     caplog.set_level(logging.INFO, logger="terakoya")
-    prepare(corpus, WordTokenizer(), tokenizer_folder, out, processes=processes, max_rejects=1.0)
+    prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, processes=processes, max_rejects=1.0)
     assert contents(out) == contents(whole)
     assert "parts were there already" in caplog.text
 
@@ -243,52 +243,52 @@ def test_a_dead_worker_is_explained(tokenizer_folder: Path, tmp_path: Path, monk
     file.write_text("\n\n".join(["good text"] * 400 + ["die!"] + ["good text"] * 10))
     corpus = Corpus([file], block_bytes=1000)
     with pytest.raises(UserError, match="killed for want of memory; use fewer than --processes 2"):
-        prepare(corpus, WordTokenizer(), tokenizer_folder, tmp_path / "out", processes=2)
+        prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, tmp_path / "out", processes=2)
 
 
 def test_a_finished_store_is_left_alone_and_another_input_is_refused(
     corpus: Corpus, tokenizer_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     out = tmp_path / "out"
-    facts = prepare(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
+    facts = prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
     written = (out / "tokens.bin").stat().st_mtime_ns
     caplog.set_level(logging.INFO, logger="terakoya")
-    assert prepare(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0) == facts
+    assert prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0) == facts
     assert "nothing to do" in caplog.text and (out / "tokens.bin").stat().st_mtime_ns == written
     with pytest.raises(UserError, match=r"changed: options .unit: 'document' then, 'line' now"):
-        prepare(corpus, WordTokenizer(), tokenizer_folder, out, unit="line", max_rejects=1.0)
+        prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, unit="line", max_rejects=1.0)
     (tokenizer_folder / "size.txt").write_text("999")
     with pytest.raises(UserError, match="changed: tokenizer vocabulary"):
-        prepare(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
+        prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
     (tokenizer_folder / "size.txt").write_text(str(VOCABULARY))
     (tmp_path / "a.jsonl").write_text('{"text": "new text"}')
     fresh = Corpus(corpus.sources, block_bytes=1500)
     with pytest.raises(UserError, match="finished store made from other input; changed: corpus"):
-        prepare(fresh, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
+        prepare_corpus(fresh, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
     assert TokenStore.open(out).facts == facts
-    changed = prepare(fresh, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0, force=True)
+    changed = prepare_corpus(fresh, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0, force=True)
     assert changed.documents < facts.documents and verify(out) == []
 
 
 def test_unfinished_parts_of_another_input_are_not_used(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(UserError, match="--max-rejects 0"):
-        prepare(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=0)
+        prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=0)
     with pytest.raises(UserError, match="unfinished store made from other input; changed: options"):
-        prepare(corpus, WordTokenizer(), tokenizer_folder, out, append_eos=True, max_rejects=1.0)
-    prepare(corpus, WordTokenizer(), tokenizer_folder, out, append_eos=True, max_rejects=1.0, force=True)
-    prepare(corpus, WordTokenizer(), tokenizer_folder, tmp_path / "fresh", append_eos=True, max_rejects=1.0)
+        prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, append_eos=True, max_rejects=1.0)
+    prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, append_eos=True, max_rejects=1.0, force=True)
+    prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, tmp_path / "fresh", append_eos=True, max_rejects=1.0)
     assert contents(out) == contents(tmp_path / "fresh")
 
 
 def test_a_damaged_part_is_made_again(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(UserError):
-        prepare(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=0)
+        prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=0)
     part = out / ".parts" / "000003.part"
     part.write_bytes(part.read_bytes()[:-1])
-    prepare(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
-    prepare(corpus, WordTokenizer(), tokenizer_folder, tmp_path / "fresh", max_rejects=1.0)
+    prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
+    prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, tmp_path / "fresh", max_rejects=1.0)
     assert contents(out) == contents(tmp_path / "fresh")
 
 
@@ -297,7 +297,7 @@ def test_a_folder_of_other_things_is_refused(corpus: Corpus, tokenizer_folder: P
     out.mkdir()
     (out / "thesis.txt").write_text("precious")
     with pytest.raises(UserError, match=r"expected a new or empty folder, got one that holds thesis\.txt"):
-        prepare(corpus, WordTokenizer(), tokenizer_folder, out)
+        prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out)
     assert [f.name for f in out.iterdir()] == ["thesis.txt"]
 
 
@@ -310,7 +310,7 @@ def test_rejects_are_counted_listed_and_fatal_above_the_limit(
     corpus, out = Corpus([file]), tmp_path / "out"
     message = "expected at most 2 rejected documents .--max-rejects 0.02., got 3 of 100 documents"
     with pytest.raises(UserError, match=message):
-        prepare(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=0.02)
+        prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=0.02)
     listed = [json.loads(line) for line in (out / "rejects.jsonl").read_text().splitlines()]
     assert listed == [
         {"file": str(file), "line": 98, "reason": "bad UTF-8", "excerpt": '{"text": "bad \\xff"}'},
@@ -318,7 +318,7 @@ def test_rejects_are_counted_listed_and_fatal_above_the_limit(
         {"file": str(file), "line": 100, "reason": "no tokens", "excerpt": "~ ~"},
     ]
     assert not (out / "store.json").exists()
-    facts = prepare(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=3)
+    facts = prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=3)
     assert facts.documents == 97 and facts.rejected == 3
     assert facts.rejected_by_reason == {"bad JSON": 1, "bad UTF-8": 1, "no tokens": 1}
     assert "rejected 3 of 100 documents" in caplog.text
@@ -329,7 +329,9 @@ def test_a_corpus_without_a_document_is_refused(tokenizer_folder: Path, tmp_path
         file = tmp_path / f"{number}.txt"
         file.write_text(content)
         with pytest.raises(UserError, match=r"at least one document|got 1 of 1 documents"):
-            prepare(Corpus([file]), WordTokenizer(), tokenizer_folder, tmp_path / f"out{number}", max_rejects=1.0)
+            prepare_corpus(
+                Corpus([file]), WordTokenizer(), tokenizer_folder, tmp_path / f"out{number}", max_rejects=1.0
+            )
 
 
 def test_documents_with_special_tokens_can_be_quarantined(tokenizer_folder: Path, tmp_path: Path) -> None:
@@ -337,7 +339,7 @@ def test_documents_with_special_tokens_can_be_quarantined(tokenizer_folder: Path
     file = tmp_path / "a.txt"
     file.write_text("\n\n".join(texts))
     tokenizer = WordTokenizer(special_tokens_in_text="reject")
-    facts = prepare(Corpus([file]), tokenizer, tokenizer_folder, tmp_path / "out", max_rejects=4)
+    facts = prepare_corpus(Corpus([file]), tokenizer, tokenizer_folder, tmp_path / "out", max_rejects=4)
     assert facts.rejected_by_reason == {"special token in text": 4} and facts.literals == {}
     lines = [json.loads(line)["line"] for line in (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()]
     assert lines == [1, 27, 29, 79]
@@ -352,16 +354,20 @@ def test_ids_beyond_the_vocabulary_are_refused_with_their_place(
     file = tmp_path / "a.txt"
     file.write_text("\n\n".join(f"text number{n}" for n in range(500)))
     with pytest.raises(UserError, match=r"a\.txt, documents at lines 1 to \d+: tokenizer: expected ids from 0 to 999"):
-        prepare(Corpus([file]), WordTokenizer(beyond=9000), tokenizer_folder, tmp_path / "out", processes=processes)
+        prepare_corpus(
+            Corpus([file]), WordTokenizer(beyond=9000), tokenizer_folder, tmp_path / "out", processes=processes
+        )
 
 
 def test_eos_needs_an_eos_token(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="expected a tokenizer with an end-of-sequence token"):
-        prepare(corpus, WordTokenizer(has_eos=False), tokenizer_folder, tmp_path / "out", append_eos=True)
+        prepare_corpus(corpus, WordTokenizer(has_eos=False), tokenizer_folder, tmp_path / "out", append_eos=True)
 
 
 def test_a_tokenizer_that_knows_no_words(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
-    facts = prepare(corpus, WordTokenizer(knows_words=False), tokenizer_folder, tmp_path / "out", max_rejects=1.0)
+    facts = prepare_corpus(
+        corpus, WordTokenizer(knows_words=False), tokenizer_folder, tmp_path / "out", max_rejects=1.0
+    )
     assert not facts.word_starts and not (tmp_path / "out" / "tokens.words").exists()
 
 
@@ -374,7 +380,7 @@ def test_a_file_that_changes_meanwhile_is_noticed(tokenizer_folder: Path, tmp_pa
             stream.write("more\n")
 
     with pytest.raises(UserError, match="changed while it was read"):
-        prepare(Corpus([file]), WordTokenizer(), tokenizer_folder, tmp_path / "out", progress=meddle)
+        prepare_corpus(Corpus([file]), WordTokenizer(), tokenizer_folder, tmp_path / "out", progress=meddle)
     assert not (tmp_path / "out" / "store.json").exists()
 
 
@@ -387,11 +393,11 @@ def test_two_at_once_are_refused(corpus: Corpus, tokenizer_folder: Path, tmp_pat
     time.sleep(0.2)
     try:
         with pytest.raises(UserError, match=f"process {process.pid} on host .* is preparing it"):
-            prepare(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
+            prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
     finally:
         process.kill()
         process.communicate()
-    prepare(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
+    prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
 
 
 def test_memory_does_not_grow_with_the_corpus(
@@ -405,7 +411,7 @@ def test_memory_does_not_grow_with_the_corpus(
         file.write_bytes(gzip.compress("".join(rows).encode(), 1))
         del rows
         tracemalloc.start()
-        prepare(Corpus([file], block_bytes=10_000), WordTokenizer(), tokenizer_folder, tmp_path / f"out{factor}")
+        prepare_corpus(Corpus([file], block_bytes=10_000), WordTokenizer(), tokenizer_folder, tmp_path / f"out{factor}")
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert TokenStore.open(tmp_path / "out10").facts.tokens == 60_000
@@ -414,7 +420,7 @@ def test_memory_does_not_grow_with_the_corpus(
 
 def test_progress_ends_at_the_whole(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    prepare(
+    prepare_corpus(
         corpus,
         WordTokenizer(),
         tokenizer_folder,
@@ -446,4 +452,4 @@ def test_a_corpus_of_rejects_says_what_to_do(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match="expected at least one document that is not rejected, " + expected):
-        prepare(Corpus([tmp_path / name]), WordTokenizer(), tokenizer_folder, tmp_path / "out", max_rejects=1.0)
+        prepare_corpus(Corpus([tmp_path / name]), WordTokenizer(), tokenizer_folder, tmp_path / "out", max_rejects=1.0)

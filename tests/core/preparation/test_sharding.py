@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+from small_preparation import prepare_corpus
 from word_tokenizer import WordTokenizer, make_folder
 
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
-from terakoya.preparation.local import prepare
 from terakoya.preparation.sharding import Shard, ShardBlocks
 from terakoya.store.merge import merge
 from terakoya.store.recorded_options import check_joined
@@ -37,8 +37,7 @@ def make(corpus: Corpus, tmp_path: Path, name: str, shard: str | None = None) ->
     tokenizer = tmp_path / "tokenizer"
     if not tokenizer.exists():
         make_folder(tokenizer)
-    chosen = None if shard is None else Shard.parse(shard)
-    return prepare(corpus, WordTokenizer(), tokenizer, tmp_path / name, max_rejects=1.0, shard=chosen)
+    return prepare_corpus(corpus, WordTokenizer(), tokenizer, tmp_path / name, max_rejects=1.0, shard=shard)
 
 
 @pytest.mark.parametrize("count", [2, 3, 7])

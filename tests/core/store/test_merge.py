@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from small_preparation import prepare_corpus
 from small_store import damage
 from word_tokenizer import WordTokenizer, make_folder
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
-from terakoya.preparation.local import prepare
 from terakoya.store.merge import merge
 from terakoya.store.token_store import TokenStore
 from terakoya.store.verify import verify
@@ -41,7 +41,7 @@ def test_a_merged_store_is_the_store_of_all_corpora(tmp_path: Path, options: dic
     tokenizer = make_folder(tmp_path / "tokenizer")
 
     def make(files: list[Path], out: Path) -> None:
-        prepare(Corpus(files), WordTokenizer(), tokenizer, out, max_rejects=1.0, **options)
+        prepare_corpus(Corpus(files), WordTokenizer(), tokenizer, out, max_rejects=1.0, **options)
 
     files = write_corpus(tmp_path, [33, 1, 50])
     make(files, tmp_path / "whole")
@@ -115,7 +115,7 @@ def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path) -> None:
     for number, file in enumerate(files):
         folder = make_folder(tmp_path / f"tokenizer{number}")
         (folder / "size.txt").write_text("1000" + " " * number)
-        prepare(Corpus([file]), WordTokenizer(), folder, tmp_path / f"s{number}", max_rejects=1.0)
+        prepare_corpus(Corpus([file]), WordTokenizer(), folder, tmp_path / f"s{number}", max_rejects=1.0)
     with pytest.raises(UserError, match="s1: tokenizer vocabulary: expected 1000 as in"):
         merge([tmp_path / "s0", tmp_path / "s1"], tmp_path / "out")
 

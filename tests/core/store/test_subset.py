@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import toy
+from small_preparation import prepare_corpus
 
 from terakoya.components.rows import Layout
 from terakoya.corpus.corpus import Corpus
-from terakoya.preparation.local import prepare
 from terakoya.rows.row_source import RowSource
 from terakoya.store.subset import document_ranges, part
 from terakoya.store.token_store import TokenStore
@@ -46,7 +46,7 @@ def test_its_rows_are_those_of_a_store_of_its_documents(
     lines = (whole.folder.parent / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
     (tmp_path / "some.jsonl").write_text("\n".join(lines[first:stop]))
     tokenizer = whole.folder.parent / "tokenizer"
-    prepare(Corpus([tmp_path / "some.jsonl"]), toy.WordTokenizer(has_eos=False), tokenizer, tmp_path / "store")
+    prepare_corpus(Corpus([tmp_path / "some.jsonl"]), toy.WordTokenizer(has_eos=False), tokenizer, tmp_path / "store")
     alone = TokenStore.open(tmp_path / "store")
     some = part(whole, first, stop)
     begin = int(whole.offsets[first])
