@@ -16,7 +16,7 @@ from worlds import Job
 
 from terakoya.config.parameters import Parameters
 from terakoya.training import setup
-from terakoya.training.distributed.context import DistributedContext, _groups
+from terakoya.training.distributed.context import DistributedContext, create_groups
 from terakoya.training.engines.tensor_parallel import TensorParallelEngine
 from terakoya.training.trainer import Trainer
 
@@ -32,7 +32,9 @@ def run(job: Job, context: DistributedContext) -> None:
     out = Path(job["out"])
     size = Parameters.from_dict(job["settings"], source=out.name).parallel.replica_size
     context = replace(context, topology=replace(context.topology, replica_size=size))
-    context.replica_group, context.data_parallel_group = _groups(context.topology, context.rank, timedelta(seconds=60))
+    context.replica_group, context.data_parallel_group = create_groups(
+        context.topology, context.rank, timedelta(seconds=60)
+    )
     trainer = worlds.trainer(job, context)
     if job.get("poison"):
         poison(trainer, out)

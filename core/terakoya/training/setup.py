@@ -28,7 +28,7 @@ from terakoya.training.batches import BatchMaker, to_device
 from terakoya.training.checkpoint.restoring import without_base
 from terakoya.training.distributed.context import DistributedContext, connect
 from terakoya.training.distributed.signals import StopRequest
-from terakoya.training.distributed.topology import LaunchInfo, lost_nodes, rank_batches
+from terakoya.training.distributed.topology import LaunchInfo, describe_lost_nodes, rank_batches
 from terakoya.training.engines import build as engines
 from terakoya.training.engines import fp8 as distributed_fp8
 from terakoya.training.engines.ddp import DDPEngine
@@ -160,7 +160,7 @@ def build_trainer(
     rank_batch = rank_batches(
         parameters.batch_size, parameters.micro_batch_size, context.topology, redistribute=redistribute
     )[context.rank]
-    if redistribute and (lost := lost_nodes(parameters.batch_size, context.topology)):
+    if redistribute and (lost := describe_lost_nodes(parameters.batch_size, context.topology)):
         run_log.warn(lost)
     tokens = sum(store.facts.tokens for store in stores.train)
     layout = objective.row_layout()

@@ -1,1 +1,1 @@
-"""How processes find and talk to each other."""
+"""How processes find each other and communicate."""

@@ -1,4 +1,4 @@
-"""Work that takes every rank its own time: those who are through wait for the slow, for as long as these live."""
+"""Work that takes a different time on every rank: ranks that finish early wait, as long as the others are alive."""
 
 from __future__ import annotations
 
@@ -12,54 +12,56 @@ from terakoya.training.distributed.context import DistributedContext
 
 T = TypeVar("T")
 HEARTBEAT_SECONDS = 1.0
-"""How often those who are at work let the others know."""
+"""How often ranks that are still working signal that to the others."""
 
 
-class Shutdown(Exception):  # noqa: N818 - no error: what a thread ends with when nobody wants its work any more
-    """This process leaves the training, and what it does beside it."""
+class Shutdown(Exception):  # noqa: N818 - not an error: a thread ends with it when its work is no longer needed
+    """This process is leaving the training, and abandons what its threads do in the background."""
 
 
 def run_on_all_ranks(
     context: DistributedContext, action: str, work: Callable[[], T], *, shutdown: threading.Event | None = None
 ) -> list[T]:
-    """Runs `work` on every rank; returns what it gave, by rank, once all are through.
+    """Runs `work` on every rank and returns its results, by rank, once all ranks have finished.
 
-    Meanwhile ranks hear of each other: the timeout of `context` bounds for how long one that is gone goes unnoticed,
-    not how long work may take.
+    Meanwhile the ranks exchange heartbeats: the timeout of `context` limits how long a lost process goes unnoticed, not
+    how long the work may take.
 
     Args:
-        action: what this is, for errors.
+        action: a name of the work, for errors.
         shutdown: set when this process is about to leave.
 
     Raises:
-        UserError: on every rank, if `work` met an OSError or UserError on any; names the ranks.
+        UserError: on every rank, if `work` raised an OSError or UserError on any of them; names the ranks.
         Shutdown: `shutdown` is set.
         RuntimeError: another process is gone.
     """
-    through, gone = threading.Event(), threading.Event()
+    finished, failed = threading.Event(), threading.Event()
     result: T | None = None
-    failure: Exception | None = None
-    with ThreadPoolExecutor(1, "waiting") as pool:
-        others = pool.submit(_until_all, context, through, (gone, shutdown or gone))
+    error: Exception | None = None
+    with ThreadPoolExecutor(1, "heartbeat") as pool:
+        heartbeat = pool.submit(_beat_until_all_finish, context, finished, (failed, shutdown or failed))
         try:
             try:
                 result = work()
-            except (OSError, UserError) as error:
-                failure = error
-            through.set()
-            others.result()
+            except (OSError, UserError) as raised:
+                error = raised
+            finished.set()
+            heartbeat.result()
         except BaseException:
-            gone.set()
+            failed.set()
             raise
-    context.raise_on_all_ranks(action, failure)
+    context.raise_on_all_ranks(action, error)
     return context.gather(result)
 
 
-def _until_all(context: DistributedContext, through: threading.Event, leave: tuple[threading.Event, ...]) -> None:
-    """Returns when all ranks have set `through`, raises Shutdown when an event of `leave` is set here."""
+def _beat_until_all_finish(
+    context: DistributedContext, finished: threading.Event, abort: tuple[threading.Event, ...]
+) -> None:
+    """Returns when all ranks have set `finished`; raises Shutdown when an event of `abort` is set on this rank."""
     while True:
-        through.wait(HEARTBEAT_SECONDS)
-        if any(event.is_set() for event in leave):
+        finished.wait(HEARTBEAT_SECONDS)
+        if any(event.is_set() for event in abort):
             raise Shutdown
-        if context.sum_counts([int(through.is_set())]) == [context.world_size]:
+        if context.sum_counts([int(finished.is_set())]) == [context.world_size]:
             return

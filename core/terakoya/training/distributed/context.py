@@ -1,4 +1,4 @@
-"""How a process is connected to the others: accelerate sets it up; engines call torch directly."""
+"""How a process communicates with the others: accelerate sets up the process group, engines call torch directly."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from terakoya.training.distributed.topology import LaunchInfo, ProcessInfo, Topo
 
 @dataclass
 class DistributedContext:
-    """This process's link to the others. Host-side numbers travel over gloo, so the device never waits for them.
+    """This process among all processes of the run. Numbers on the host go over gloo: the device never waits for them.
 
     Attributes:
-        control: all processes, over gloo; None where there is one.
+        control: the group of all processes, over gloo; None where this process is the only one.
         replica_group: the processes of this one's replica, over the device's backend; None where it is the only one.
-        data_parallel_group: the processes at this one's position in their replicas; None where there is one replica.
+        data_parallel_group: the processes at this one's position in all replicas; None where there is one replica.
     """
 
     rank: int
@@ -38,8 +38,8 @@ class DistributedContext:
 
     @property
     def replica(self) -> int:
-        """The replica of the model that this process belongs to."""
-        return self.topology.replica(self.rank)
+        """Index of the replica of the model that this process belongs to."""
+        return self.topology.replica_of(self.rank)
 
     @property
     def is_replica_leader(self) -> bool:
@@ -52,31 +52,31 @@ class DistributedContext:
         return self.rank == 0
 
     def sum_counts(self, counts: Sequence[int]) -> list[int]:
-        """The element-wise sums over ranks of `counts`, each below 2**63."""
+        """Returns the element-wise sums of `counts` over all ranks; each sum must be below 2**63."""
         return self.begin_sum(counts)()
 
     def begin_sum(self, counts: Sequence[int]) -> Callable[[], list[int]]:
-        """Begins `sum_counts` and returns at once: what comes back waits for the sums and returns them."""
+        """Begins `sum_counts` and returns at once; the returned function waits for the sums and returns them."""
         if self.control is None:
             return lambda: list(counts)
         summed = torch.tensor(counts, dtype=torch.int64)
         work = dist.all_reduce(summed, group=self.control, async_op=True)
         assert work is not None
 
-        def sums() -> list[int]:
+        def wait_for_sums() -> list[int]:
             work.wait()
             return summed.tolist()
 
-        return sums
+        return wait_for_sums
 
     def sum_on_device(self, values: Tensor) -> Tensor:
-        """The element-wise sum over ranks of `values`, a tensor on the device; reduced in place."""
+        """Returns `values`, a tensor on the device, reduced in place to its element-wise sum over all ranks."""
         if self.control is not None:
             dist.all_reduce(values)
         return values
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's small `value`, by rank, on every rank."""
+        """Returns the small `value` of every rank, by rank, on every rank."""
         if self.control is None:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -84,7 +84,7 @@ class DistributedContext:
         return values
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's small `value` on every rank."""
+        """Returns rank 0's small `value` on every rank."""
         if self.control is None:
             return value
         values = [value]
@@ -97,21 +97,23 @@ class DistributedContext:
             dist.barrier(group=self.control)
 
     def new_group(self, timeout_seconds: float) -> DistributedContext:
-        """The same processes over a group of its own, so that another thread can talk to them; collective."""
+        """Returns the same context over a new gloo group, for communication from another thread; collective."""
         if self.control is None:
             return self
         return replace(self, control=dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds)))
 
     def broadcast_module(self, module: nn.Module) -> None:
-        """Gives every process the weights and buffers that `module`, on the host, has on rank 0, who alone reads
-        `start_from`; one at a time, by way of the device."""
+        """Copies rank 0's weights and buffers of `module` to every rank, one at a time, by way of the device.
+
+        `module` is on the host. Only rank 0 reads `start_from`.
+        """
         for value in [*module.parameters(), *module.buffers()]:
-            there = value.detach().to(self.device)
-            dist.broadcast(there, src=0)
-            value.detach().copy_(there)
+            on_device = value.detach().to(self.device)
+            dist.broadcast(on_device, src=0)
+            value.detach().copy_(on_device)
 
     def raise_on_all_ranks(self, action: str, error: BaseException | None) -> None:
-        """Raises on every rank if any rank brings an `error`, naming rank, host and cause.
+        """Raises on every rank if any rank passes an `error`; the message names rank, host and cause. Collective.
 
         Raises:
             UserError: at least one rank failed at `action`.
@@ -128,7 +130,7 @@ class DistributedContext:
             ) from error
 
     def close(self, *, failed: bool) -> None:
-        """Leaves the process group; all together, unless this process `failed` and the others may be gone."""
+        """Leaves the process group: together with all ranks, unless this process `failed` and others may be gone."""
         if dist.is_initialized():
             if not failed:
                 self.barrier()
@@ -136,63 +138,63 @@ class DistributedContext:
 
 
 def connect(
-    launched: LaunchInfo, *, deepspeed: bool = False, replica_size: int = 1, timeout_seconds: int = 600
+    launch: LaunchInfo, *, deepspeed: bool = False, replica_size: int = 1, timeout_seconds: int = 600
 ) -> DistributedContext:
-    """Joins the processes the launcher started and checks that they are the ones it promised.
+    """Joins the processes that the launcher started and checks that they are the ones it announced.
 
     Args:
-        deepspeed: whether DeepSpeed is to use them.
-        replica_size: how many of them work on the same rows.
-        timeout_seconds: how long each waits for the others.
+        deepspeed: whether DeepSpeed will use them.
+        replica_size: number of processes that work on the same rows.
+        timeout_seconds: how long each process waits for the others.
 
     Raises:
-        UserError: the world that came up is not the one asked for, or not a multiple of `replica_size`.
+        UserError: other processes came up than the launcher announced, or not a multiple of `replica_size`.
     """
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs
 
-    if launched.launcher == "srun":
+    if launch.launcher == "srun":
         if "MASTER_ADDR" not in os.environ:
             raise UserError(
                 "srun started several processes, but MASTER_ADDR is not set; before srun: "
                 "export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) MASTER_PORT=29500"
             )
-        places = {"RANK": launched.rank, "WORLD_SIZE": launched.world_size, "LOCAL_RANK": launched.local_rank}
+        ranks = {"RANK": launch.rank, "WORLD_SIZE": launch.world_size, "LOCAL_RANK": launch.local_rank}
         os.environ.update(
-            {name: str(value) for name, value in places.items()}, MASTER_PORT=os.environ.get("MASTER_PORT", "29500")
+            {name: str(value) for name, value in ranks.items()}, MASTER_PORT=os.environ.get("MASTER_PORT", "29500")
         )
     cuda = torch.cuda.is_available()
     if not cuda:
         cpu_allocator.keep_freed_memory()
     handlers = []
-    if launched.world_size > 1 or deepspeed:
+    if launch.world_size > 1 or deepspeed:
         backend = "nccl" if cuda else "gloo"
         handlers.append(InitProcessGroupKwargs(backend=backend, timeout=timedelta(seconds=timeout_seconds)))
     if deepspeed:
         from terakoya.training.distributed.deepspeed_setup import create_accelerator
 
-        accelerator = create_accelerator(launched, handlers)
+        accelerator = create_accelerator(launch, handlers)
     else:
         accelerator = Accelerator(cpu=not cuda, kwargs_handlers=handlers)
-    came_up = dist.get_world_size() if dist.is_initialized() else 1
-    if came_up != launched.world_size or accelerator.num_processes != launched.world_size:
+    connected = dist.get_world_size() if dist.is_initialized() else 1
+    if connected != launch.world_size or accelerator.num_processes != launch.world_size:
         raise UserError(
-            f"the launcher asked for {launched.world_size} processes, but {came_up} are connected "
+            f"the launcher asked for {launch.world_size} processes, but {connected} are connected "
             f"(accelerate sees {accelerator.num_processes}); start with torchrun or with `terakoya train --processes N`"
         )
-    me = ProcessInfo(launched.rank, launched.node_rank, launched.local_rank, host_name())
-    if launched.world_size == 1 and not dist.is_initialized():
-        return DistributedContext(0, 1, accelerator.device, Topology((me,), replica_size), None, accelerator)
+    this = ProcessInfo(launch.rank, launch.node_rank, launch.local_rank, host_name())
+    if launch.world_size == 1 and not dist.is_initialized():
+        return DistributedContext(0, 1, accelerator.device, Topology((this,), replica_size), None, accelerator)
     timeout = timedelta(seconds=timeout_seconds)
     control = dist.group.WORLD if not cuda else dist.new_group(backend="gloo", timeout=timeout)
-    reported: list[Any] = [None] * launched.world_size
-    dist.all_gather_object(reported, me, group=control)
+    reported: list[Any] = [None] * launch.world_size
+    dist.all_gather_object(reported, this, group=control)
     topology = Topology(tuple(reported), replica_size)
     rank = dist.get_rank()
-    replica_group, data_parallel_group = _groups(topology, rank, timeout)
+    replica_group, data_parallel_group = create_groups(topology, rank, timeout)
     return DistributedContext(
         rank,
-        launched.world_size,
+        launch.world_size,
         accelerator.device,
         topology,
         control,
@@ -202,19 +204,23 @@ def connect(
     )
 
 
-def _groups(
+def create_groups(
     topology: Topology, rank: int, timeout: timedelta
 ) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-    """The `replica_group` and the `data_parallel_group` of `rank`; every rank creates all groups in the same order."""
+    """Returns the `replica_group` and the `data_parallel_group` of `rank`.
+
+    Collective: every rank creates the groups of all ranks, in the same order.
+    """
     size, world = topology.replica_size, len(topology.processes)
     if size == 1:
         return None, dist.group.WORLD if world > 1 else None
     replica_group = data_parallel_group = None
-    for replica in range(topology.replicas):
-        group = dist.new_group(list(topology.members(replica)), timeout=timeout)
-        replica_group = group if rank in topology.members(replica) else replica_group
-    for place in range(size if topology.replicas > 1 else 0):
-        ranks = range(place, world, size)
+    for replica in range(topology.num_replicas):
+        ranks = topology.replica_ranks(replica)
+        group = dist.new_group(list(ranks), timeout=timeout)
+        replica_group = group if rank in ranks else replica_group
+    for position in range(size if topology.num_replicas > 1 else 0):
+        ranks = range(position, world, size)
         group = dist.new_group(list(ranks), timeout=timeout)
         data_parallel_group = group if rank in ranks else data_parallel_group
     return replica_group, data_parallel_group

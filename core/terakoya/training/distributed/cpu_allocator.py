@@ -1,4 +1,4 @@
-"""Keeping memory that a CPU step gives back, for the next step."""
+"""Keeps memory that a CPU step frees, for the next step."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import platform
 import sys
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
-"""Names and numbers of glibc's mallopt(3)."""
+"""Options of glibc's mallopt(3), by their names and numbers there."""
 
 
 def keep_freed_memory() -> bool:
-    """Tells glibc to keep freed memory in the process; returns whether it did.
+    """Tells glibc to keep freed memory in the process; returns whether it accepted.
 
-    By default each large tensor is mapped anew from the kernel and given back when freed, so that every step pays for
-    millions of page faults: a seventh of the time of a small BERT's step. A training process uses as much memory in
-    the next step as in this one. Elsewhere than on glibc nothing is changed.
+    By default glibc maps each large tensor anew from the kernel and returns it when it is freed, so that every step
+    pays for millions of page faults: a seventh of the time of a small BERT's step. A training process uses as much
+    memory in the next step as in this one. Does nothing on systems without glibc.
     """
     if not sys.platform.startswith("linux") or platform.libc_ver()[0] != "glibc":
         return False

@@ -1,4 +1,4 @@
-"""DeepSpeed's own side of `distributed_deepspeed`: its accelerator, its configuration, its messages."""
+"""Sets DeepSpeed up for `engines/deepspeed.py`: its Accelerator, its configuration, its messages."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 PERSISTENCE_THRESHOLD = 100_000
 """Stage 3 keeps parameters of fewer elements than this whole on every process; DeepSpeed's own default."""
 BUCKET_ELEMENTS = 500_000_000
-"""Elements of the buffer that gradients are sent through; DeepSpeed's own default. It is allocated whole, so a smaller
-model gets one that holds all its gradients and no more."""
+"""Elements of the buffer through which gradients are sent; DeepSpeed's own default. DeepSpeed allocates it whole, so a
+smaller model gets a buffer of the size of its gradients."""
 
 
-def create_accelerator(launched: LaunchInfo, handlers: Sequence[Any]) -> Accelerator:
-    """The Accelerator whose processes DeepSpeed may use; `handlers` hold the process group's backend and timeout.
+def create_accelerator(launch: LaunchInfo, handlers: Sequence[Any]) -> Accelerator:
+    """Returns an Accelerator for DeepSpeed; `handlers` give the process group's backend and timeout.
 
     Raises:
         UserError: DeepSpeed is not installed.
     """
-    with launcher_variables(launched.rank, launched.world_size, launched.local_rank):
-        _quiet_deepspeed()
+    with launcher_variables(launch.rank, launch.world_size, launch.local_rank):
+        _import_deepspeed()
         from accelerate import Accelerator
         from accelerate.utils import DeepSpeedPlugin
 
         # stage 0 until the engine is built: under stage 3 Transformers would partition models as they are constructed
         plugin = DeepSpeedPlugin(
             hf_ds_config=deepspeed_config(
-                0, max_grad_norm=0.0, micro_steps=1, micro_batch_size=1, world_size=launched.world_size
+                0, max_grad_norm=0.0, micro_steps=1, micro_batch_size=1, world_size=launch.world_size
             ),
             gradient_accumulation_steps=1,
             gradient_clipping=0.0,
@@ -51,12 +51,12 @@ def create_accelerator(launched: LaunchInfo, handlers: Sequence[Any]) -> Acceler
 def deepspeed_config(
     zero_stage: int, *, max_grad_norm: float, micro_steps: int, micro_batch_size: int, world_size: int
 ) -> dict[str, Any]:
-    """DeepSpeed's configuration. What is left out of it has surprising defaults: gradients are clipped at 1.0."""
+    """Returns DeepSpeed's configuration. Missing settings have surprising defaults: gradients are clipped at 1.0."""
     return {
         "train_micro_batch_size_per_gpu": micro_batch_size,
         "gradient_accumulation_steps": micro_steps,
         "train_batch_size": micro_batch_size * micro_steps * world_size,
-        "gradient_clipping": max_grad_norm if zero_stage else 0.0,  # stage 0 is clipped here, by torch
+        "gradient_clipping": max_grad_norm if zero_stage else 0.0,  # in stage 0 torch clips
         "zero_optimization": {"stage": zero_stage, "stage3_param_persistence_threshold": PERSISTENCE_THRESHOLD},
         "fp16": {"enabled": False},
         "bf16": {"enabled": False},
@@ -70,20 +70,20 @@ def deepspeed_config(
 
 
 def offload_config(parallel: Parallel, device: torch.device) -> dict[str, Any]:
-    """What of `zero_optimization` says that something is kept on the host; pages are pinned where a GPU reads them."""
-    place = {"device": "cpu", "pin_memory": device.type == "cuda"}
-    asked = {
+    """Returns the offload settings of `zero_optimization`; pages on the host are pinned where a GPU reads them."""
+    host = {"device": "cpu", "pin_memory": device.type == "cuda"}
+    devices = {
         "offload_optimizer": parallel.offload_optimizer_device,
         "offload_param": parallel.offload_param_device,
     }
-    return {name: dict(place) for name, where in asked.items() if where is not None}
+    return {name: dict(host) for name, target in devices.items() if target is not None}
 
 
-def _quiet_deepspeed() -> None:
-    """Imports DeepSpeed, silent below warnings, and without the kernels it would compile on a machine without a GPU.
+def _import_deepspeed() -> None:
+    """Imports DeepSpeed, silenced below warnings; without a GPU, also without the kernels that it would compile.
 
     Raises:
-        UserError: it is not installed.
+        UserError: DeepSpeed is not installed.
     """
     try:
         import deepspeed
@@ -93,12 +93,12 @@ def _quiet_deepspeed() -> None:
         ) from error
     logger = logging.getLogger("DeepSpeed")
     logger.setLevel(logging.WARNING)
-    logger.addFilter(_tested)
+    logger.addFilter(_is_relevant)
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)  # DeepSpeed calls them
     if not torch.cuda.is_available():
         deepspeed.ops.__compatible_ops__ = {}
 
 
-def _tested(record: logging.LogRecord) -> bool:
-    """Drops DeepSpeed's warning of optimizers it does not know: `Optimizer.elementwise` is what is asked here."""
+def _is_relevant(record: logging.LogRecord) -> bool:
+    """False for DeepSpeed's warning about optimizers it does not know: we check `Optimizer.elementwise` instead."""
     return "untested optimizer" not in record.getMessage()

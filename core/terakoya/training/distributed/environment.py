@@ -1,6 +1,6 @@
-"""The variables a launcher sets, for libraries that read them, where no launcher did or only for a while.
+"""Sets a launcher's variables for libraries that read them: where no launcher did, or only for a while.
 
-They are never left behind: this process may start others, or train again in another way.
+The variables are always restored afterwards: this process may start others, or train again in another way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 @contextlib.contextmanager
 def launcher_variables(rank: int, world_size: int, local_rank: int) -> Iterator[None]:
-    """While open, a launcher's variables are set; what was set beside them is forgotten afterwards."""
+    """Sets a launcher's variables while the context is open; afterwards the environment is what it was before."""
     before = dict(os.environ)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_rank))
     os.environ.pop("ACCELERATE_USE_CPU", None)
@@ -35,7 +35,7 @@ def launcher_variables(rank: int, world_size: int, local_rank: int) -> Iterator[
 
 @contextlib.contextmanager
 def local_rank_variable(local_rank: int) -> Iterator[None]:
-    """While open, LOCAL_RANK is set: the one variable that DeepSpeed reads in every step."""
+    """Sets LOCAL_RANK while the context is open: the one variable that DeepSpeed reads in every step."""
     if "LOCAL_RANK" in os.environ:
         yield
         return

@@ -1,8 +1,8 @@
-"""Which processes take part in a run: what the launcher's variables say, and what came up.
+"""Which processes take part in a run: what the launcher announced, what came up, and which rows each process takes.
 
-Any launcher works that sets the variables of torchrun, of `accelerate launch` or of srun. The world that came up is
-compared with what was asked for before anything else happens: a launcher that silently starts independent processes
-is the commonest way to train the wrong thing.
+Any launcher works that sets the variables of torchrun, of `accelerate launch` or of srun. The processes that came up
+are compared with those that the launcher announced before anything else happens: a launcher that silently starts
+independent processes is the most common way to train the wrong thing.
 """
 
 from __future__ import annotations
@@ -18,12 +18,16 @@ from terakoya.components import batch_table
 from terakoya.errors import UserError
 
 HOST_VARIABLE = "TERAKOYA_HOST"
-"""What a launcher calls this host, where that is not the host's own name."""
+"""The variable in which a launcher gives this host's name, where it differs from the host's own."""
 
 
 @dataclass(frozen=True)
 class LaunchInfo:
-    """What the environment says of this process, before any context."""
+    """What the environment says about this process before it connects to any other.
+
+    Attributes:
+        launcher: "torchrun" or "srun"; None for a single process without a launcher.
+    """
 
     rank: int
     world_size: int
@@ -35,15 +39,15 @@ class LaunchInfo:
     def from_environment(
         cls, environment: Mapping[str, str] = os.environ, *, node_rank: int | None = None
     ) -> LaunchInfo:
-        """From torchrun's or srun's variables; a process of its own without them.
+        """Reads the variables of torchrun or srun; without them this is a single process.
 
         The node rank is `node_rank` (`--node-rank`), else GROUP_RANK, else SLURM_NODEID, else 0.
 
         Raises:
-            UserError: a variable is missing beside others or is no number.
+            UserError: a variable is missing although RANK is set, or is not a number.
         """
 
-        def number(name: str, default: int | None = None) -> int:
+        def read_number(name: str, default: int | None = None) -> int:
             if name not in environment:
                 if default is None:
                     raise UserError(
@@ -55,16 +59,17 @@ class LaunchInfo:
             except ValueError:
                 raise UserError(f'launcher: {name} should be a number, got "{environment[name]}"') from None
 
-        node = node_rank if node_rank is not None else number("GROUP_RANK", number("SLURM_NODEID", 0))
+        node = node_rank if node_rank is not None else read_number("GROUP_RANK", read_number("SLURM_NODEID", 0))
         if "RANK" in environment:
-            return cls(number("RANK"), number("WORLD_SIZE"), number("LOCAL_RANK"), node, "torchrun")
+            return cls(read_number("RANK"), read_number("WORLD_SIZE"), read_number("LOCAL_RANK"), node, "torchrun")
         if int(environment.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in environment:
-            return cls(number("SLURM_PROCID"), number("SLURM_NTASKS"), number("SLURM_LOCALID"), node, "srun")
+            rank, world_size, local_rank = map(read_number, ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"))
+            return cls(rank, world_size, local_rank, node, "srun")
         return cls(0, 1, 0, node, None)
 
 
 def host_name(environment: Mapping[str, str] = os.environ) -> str:
-    """This host's name as its launcher has it, else its own."""
+    """Returns this host's name as its launcher gives it, else the host's own."""
     return environment.get(HOST_VARIABLE) or environment.get("SLURMD_NODENAME") or socket.gethostname()
 
 
@@ -80,8 +85,11 @@ class ProcessInfo:
 
 @dataclass(frozen=True)
 class Topology:
-    """Where each rank runs, how many processes each node has, and how many neighbouring ranks work on the same rows: a
-    replica of the model. UserError where the processes are no multiple of it."""
+    """The processes of a run by rank, and how they form replicas of the model.
+
+    A replica is `replica_size` consecutive ranks that work on the same rows. Raises UserError where the number of
+    processes is not a multiple of it.
+    """
 
     processes: tuple[ProcessInfo, ...]
     replica_size: int = 1
@@ -94,16 +102,16 @@ class Topology:
             )
 
     @property
-    def replicas(self) -> int:
-        """How many replicas there are."""
+    def num_replicas(self) -> int:
+        """Number of replicas."""
         return len(self.processes) // self.replica_size
 
-    def replica(self, rank: int) -> int:
-        """The replica that `rank` belongs to; its members are neighbouring ranks."""
+    def replica_of(self, rank: int) -> int:
+        """Returns the index of the replica that `rank` belongs to."""
         return rank // self.replica_size
 
-    def members(self, replica: int) -> range:
-        """The ranks of a replica."""
+    def replica_ranks(self, replica: int) -> range:
+        """Returns the ranks of a replica."""
         return range(replica * self.replica_size, (replica + 1) * self.replica_size)
 
     def is_replica_leader(self, rank: int) -> bool:
@@ -111,17 +119,20 @@ class Topology:
         return rank % self.replica_size == 0
 
     def processes_per_node(self) -> dict[int, int]:
-        """Node rank -> number of processes on it."""
+        """Returns node rank -> number of processes on that node, in the order of node ranks."""
         return dict(sorted(Counter(process.node_rank for process in self.processes).items()))
+
+    def hosts(self) -> dict[int, str]:
+        """Returns node rank -> name of its host."""
+        return {process.node_rank: process.host for process in self.processes}
 
     def describe(self) -> str:
         """For example `3 processes on 2 nodes (2 on a01, 1 on a02)`."""
-        nodes = self.processes_per_node()
-        if len(nodes) == 1:
-            return f"{len(self.processes)} process{'es' if len(self.processes) > 1 else ''} on {self.processes[0].host}"
-        hosts = {process.node_rank: process.host for process in self.processes}
-        each = ", ".join(f"{count} on {hosts[node]}" for node, count in nodes.items())
-        return f"{len(self.processes)} processes on {len(nodes)} nodes ({each})"
+        counts, hosts, total = self.processes_per_node(), self.hosts(), len(self.processes)
+        if len(counts) == 1:
+            return f"{total} process{'es' if total > 1 else ''} on {self.processes[0].host}"
+        per_host = ", ".join(f"{count} on {hosts[node]}" for node, count in counts.items())
+        return f"{total} processes on {len(counts)} nodes ({per_host})"
 
 
 @dataclass(frozen=True)
@@ -129,9 +140,9 @@ class RankBatch:
     """The rows of each global batch that one rank takes.
 
     Attributes:
-        start, stop: its rows, counted within the global batch.
-        micro_batch_size: rows a micro-step.
-        micro_steps: micro-steps of each optimizer step, the same on every rank.
+        start, stop: the rank's rows, as positions within the global batch.
+        micro_batch_size: rows per micro-step.
+        micro_steps: micro-steps per optimizer step, the same on every rank.
         global_rows: rows of the global batch.
     """
 
@@ -142,42 +153,41 @@ class RankBatch:
     global_rows: int
 
     def micro_batches(self) -> list[tuple[int, int]]:
-        """The rows [start, stop) of each micro-batch within the global batch; at most `micro_steps` of them."""
-        cuts = range(self.start, self.stop, self.micro_batch_size)
-        return [(first, min(first + self.micro_batch_size, self.stop)) for first in cuts]
+        """Returns the rows [start, stop) of each micro-batch within the global batch; at most `micro_steps` of them."""
+        starts = range(self.start, self.stop, self.micro_batch_size)
+        return [(first, min(first + self.micro_batch_size, self.stop)) for first in starts]
 
 
 def node_rows(batch_size: Mapping[str, int], topology: Topology, *, redistribute: bool = False) -> list[int]:
-    """Rows of each node, in the order of node ranks, checked against the world that came up.
+    """Returns the rows of each node, in the order of node ranks.
 
     Raises:
-        UserError: the table does not fit the world; the message holds a table that would.
+        UserError: the table does not fit the processes that came up; the message gives a table that would.
     """
-    hosts = {process.node_rank: process.host for process in topology.processes}
-    return list(
-        batch_table.rows_of_nodes(batch_size, hosts, there=topology.describe(), redistribute=redistribute).values()
-    )
+    rows = batch_table.rows_of_nodes(batch_size, topology.hosts(), there=topology.describe(), redistribute=redistribute)
+    return list(rows.values())
 
 
-def lost_nodes(batch_size: Mapping[str, int], topology: Topology) -> str | None:
-    """What is said of a world with fewer nodes than the table: the table it works by. None where it has them all."""
+def describe_lost_nodes(batch_size: Mapping[str, int], topology: Topology) -> str | None:
+    """Returns a message with the table that is in effect, where there are fewer nodes than the table has; else None."""
     rows = node_rows(batch_size, topology, redistribute=True)
     if len(rows) == len(batch_size):
         return None
-    hosts = {process.node_rank: process.host for process in topology.processes}
     by_name = batch_table.by_name(batch_size)
-    table = {
-        host if by_name else str(node): rows for (node, host), rows in zip(sorted(hosts.items()), rows, strict=True)
-    }
+    nodes = zip(sorted(topology.hosts().items()), rows, strict=True)
+    table = {host if by_name else str(node): rows for (node, host), rows in nodes}
     return (
         f"{len(rows)} of {len(batch_size)} nodes are there, {topology.describe()}; they share the global batch of "
         f"{sum(rows)}: {json.dumps(table)}"
     )
 
 
-def split_evenly(rows: int, parts: int, part: int) -> tuple[int, int]:
-    """The `part`-th of `parts` nearly equal pieces of `range(rows)`, larger ones first: 100 over 3 -> 34, 33, 33."""
-    size, rest = divmod(rows, parts)
+def split_evenly(count: int, parts: int, part: int) -> tuple[int, int]:
+    """Returns [start, stop) of the `part`-th of `parts` nearly equal parts of `range(count)`.
+
+    The larger parts come first: 100 over 3 is 34, 33, 33.
+    """
+    size, rest = divmod(count, parts)
     start = part * size + min(part, rest)
     return start, start + size + (part < rest)
 
@@ -185,46 +195,48 @@ def split_evenly(rows: int, parts: int, part: int) -> tuple[int, int]:
 def rank_batches(
     batch_size: Mapping[str, int], micro_batch_size: int | None, topology: Topology, *, redistribute: bool = False
 ) -> Sequence[RankBatch]:
-    """Every rank's share of the global batch, by rank: nodes by the table, a node's replicas nearly equally. Ranks of
-    one replica have the same rows; one that takes several whole nodes has the rows of all of them. With `redistribute`
-    fewer nodes than the table has entries share the same global batch.
+    """Returns the part of the global batch that each rank takes, by rank.
+
+    A node takes its entry of the table; the replicas on it share that nearly equally. Ranks of one replica take the
+    same rows. A replica that spans several whole nodes takes the rows of all of them. With `redistribute`, fewer nodes
+    than the table has entries share the same global batch.
 
     Raises:
-        UserError: the table does not fit the world, or replicas do not fit the nodes.
+        UserError: the table does not fit the processes, or replicas do not fit the nodes.
     """
     rows = node_rows(batch_size, topology, redistribute=redistribute)
-    nodes = _replica_nodes(topology)
-    on: Counter[tuple[int, ...]] = Counter(nodes)
+    replica_nodes = _replica_nodes(topology)
+    replicas_on: Counter[tuple[int, ...]] = Counter(replica_nodes)
     spans = []
-    for replica, mine in enumerate(nodes):
-        first, total = sum(rows[: mine[0]]), sum(rows[node] for node in mine)
-        start, stop = split_evenly(total, on[mine], nodes[:replica].count(mine))
+    for replica, nodes in enumerate(replica_nodes):
+        first, total = sum(rows[: nodes[0]]), sum(rows[node] for node in nodes)
+        start, stop = split_evenly(total, replicas_on[nodes], replica_nodes[:replica].count(nodes))
         spans.append((first + start, first + stop))
     largest = max(stop - start for start, stop in spans)
     micro = min(micro_batch_size or largest, largest)
-    steps = -(-largest // micro)
-    return [
-        RankBatch(*spans[topology.replica(rank)], micro, steps, sum(rows)) for rank in range(len(topology.processes))
-    ]
+    micro_steps = -(-largest // micro)
+    ranks = range(len(topology.processes))
+    return [RankBatch(*spans[topology.replica_of(rank)], micro, micro_steps, sum(rows)) for rank in ranks]
 
 
 def _replica_nodes(topology: Topology) -> list[tuple[int, ...]]:
-    """The nodes of each replica, by their places in the order of node ranks: one that holds whole replicas, or several
-    that hold one whole replica.
+    """Returns the nodes of each replica, as indices in the order of node ranks.
+
+    A replica either shares one node with other whole replicas, or fills several whole nodes.
 
     Raises:
         UserError: a replica would share a node with a part of another.
     """
-    size, processes = topology.replica_size, topology.processes_per_node()
-    order = {node: index for index, node in enumerate(processes)}
-    found = []
-    for replica in range(topology.replicas):
-        nodes = tuple(sorted({topology.processes[rank].node_rank for rank in topology.members(replica)}))
-        there = sum(processes[node] for node in nodes)
-        if there % size or (len(nodes) > 1 and there != size):
+    size, counts = topology.replica_size, topology.processes_per_node()
+    index = {node: position for position, node in enumerate(counts)}
+    replica_nodes = []
+    for replica in range(topology.num_replicas):
+        nodes = tuple(sorted({topology.processes[rank].node_rank for rank in topology.replica_ranks(replica)}))
+        processes = sum(counts[node] for node in nodes)
+        if processes % size or (len(nodes) > 1 and processes != size):
             raise UserError(
                 f"parallel: replicas of {size} processes do not fit {topology.describe()}: start a multiple of {size} "
                 "on each node, or make a replica of several whole nodes"
             )
-        found.append(tuple(order[node] for node in nodes))
-    return found
+        replica_nodes.append(tuple(index[node] for node in nodes))
+    return replica_nodes

@@ -83,7 +83,7 @@ class PipelineEngine(DDPEngine):
         """
         assert context.replica_group is not None, "a replica of several processes"
         self.within = context.replica_group
-        self.members = context.topology.members(context.replica)
+        self.members = context.topology.replica_ranks(context.replica)
         self.place = self.members.index(context.rank)
         self.count = len(self.members) * parameters.parallel.pp_stages_per_process
         context.broadcast_module(module)
@@ -255,7 +255,7 @@ class PipelineEngine(DDPEngine):
             for name, value in values
             if self.owners[name if kind == "model" else name.rpartition("/")[0]] == self.place
         ]
-        yield from assign_shards(mine, self.context.replica, self.context.topology.replicas)
+        yield from assign_shards(mine, self.context.replica, self.context.topology.num_replicas)
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Name and value of each parameter and buffer of this process's stages."""
@@ -288,8 +288,8 @@ def schedulable_count(micro_batches: int, *, processes: int, stages: int) -> int
 def _ends(context: DistributedContext, timeout: timedelta) -> dist.ProcessGroup | None:
     """The first and the last process of this one's replica; None on those between. Every process makes every group."""
     mine = None
-    for replica in range(context.topology.replicas):
-        members = context.topology.members(replica)
+    for replica in range(context.topology.num_replicas):
+        members = context.topology.replica_ranks(replica)
         ends = [members[0], members[-1]]
         group = dist.new_group(ends, timeout=timeout)
         mine = group if context.rank in ends else mine

@@ -52,7 +52,7 @@ class TensorParallelEngine(DDPEngine):
     ) -> None:
         """Cuts `module`, of which rank 0's weights count, and builds its optimizer."""
         assert context.replica_group is not None, "a replica of several processes"
-        members = context.topology.members(context.replica)
+        members = context.topology.replica_ranks(context.replica)
         place = ProcessTensorParallelGroup(members.index(context.rank), len(members), context.replica_group)
         context.broadcast_module(module)
         drawn = attention.dropout(module) > 0
@@ -127,7 +127,7 @@ class TensorParallelEngine(DDPEngine):
                 cut += self.cuts[name].boxes(key, value)
             else:
                 rest.append(whole_shard(key, value))
-        yield from assign_shards(cut, context.replica, context.topology.replicas)
+        yield from assign_shards(cut, context.replica, context.topology.num_replicas)
         yield from assign_shards(rest, context.rank, context.world_size)
 
     def load_parameters(self, values: Callable[[str], Tensor]) -> None:
