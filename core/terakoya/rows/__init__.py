@@ -1,1 +1,2 @@
-"""From a store to the rows a model reads: packing, order, blends; nothing in here needs torch."""
+"""Reads a token store as rows: packing, order, mixtures of stores. A row is one training sequence; `batch_size` counts
+rows. Nothing here imports torch."""

@@ -1,8 +1,9 @@
-"""Rows for causal models: each token's label is the token that follows it.
+"""Rows for causal models: each token's label is the next token.
 
-A document is a run of places: its beginning token if the layout wants one, its tokens, and its end. The last place of
-a document, or of the stream of all documents, is a label only. So rows that are cut from one another overlap by that
-one token, and every place but the first of a document (of the stream) is a label exactly once.
+A document is a sequence of places: a beginning-of-sequence token if the layout has one, the document's tokens, and an
+end-of-sequence token. The last place of a document, or of the stream of all documents, is only a label. So rows that
+follow each other overlap by that one token, and every place but the first of a document (of the stream) is a label
+exactly once.
 
 Letters: B rows, T tokens of a row, S segments of all rows, n any number of places or documents.
 """
@@ -17,7 +18,7 @@ import numpy as np
 
 from terakoya.components.rows import Layout, Rows, ranges
 from terakoya.errors import UserError
-from terakoya.rows.conversation_rows import ConversationPlan, check_store, flags_at, last_runs
+from terakoya.rows.conversation_rows import ConversationPlan, check_store, flags_at, keep_last_runs
 from terakoya.rows.megatron_order import MegatronOrder
 from terakoya.rows.packing import Plan, load_or_build_plan
 from terakoya.rows.row_assembly import RowSegments, assemble_rows
@@ -27,17 +28,17 @@ if TYPE_CHECKING:
     from terakoya.store.token_store import TokenStore
 
 IGNORED = -100
-"""The label of a place with nothing to predict."""
+"""The label of a position with nothing to predict."""
 
 logger = logging.getLogger("terakoya")
 
 
 @dataclass(frozen=True)
 class _Runs:
-    """Adjacent places of documents, in row order; every array (S,) int64.
+    """Ranges of adjacent places of documents, in row order; every array (S,) int64.
 
-    `document` is its number in the store, `first` its own first place, [begin, stop) the places taken of it; `ordinal`
-    counts documents that are kept apart within their row.
+    `document` is the document's number in the store, `first` its first place, [begin, stop) the places of the range;
+    `ordinal` numbers the documents that are isolated from each other in a row.
     """
 
     row: np.ndarray
@@ -49,11 +50,11 @@ class _Runs:
 
 
 class CausalRows:
-    """Cuts the rows of one store in the layout `packed`, `padded`, `stream` or `megatron`; see `Layout`."""
+    """The rows of one store in the layout `packed`, `padded`, `stream` or `megatron`; see `Layout`."""
 
     def __init__(self, store: TokenStore, layout: Layout, *, sequence_length: int, seed: int, shuffle: bool) -> None:
-        """Opens the packing plan, building it first where there is none. Without `shuffle` rows of `megatron` are those
-        of `stream`. Raises UserError where the store does not fit the layout."""
+        """Opens the packing plan; builds it first where it does not exist. Without `shuffle` the rows of `megatron` are
+        those of `stream`. Raises UserError where the store does not fit the layout."""
         vocabulary, stored_end = store.facts.vocabulary, store.facts.eos
         self._end = (vocabulary.end if layout.append_eos else None) if stored_end is None else stored_end
         self._bos = vocabulary.bos if layout.bos else None
@@ -68,9 +69,9 @@ class CausalRows:
         self._order: MegatronOrder | None = None
         self._answer_bits: tuple[np.ndarray, int] | None = None
         if layout.conversations is not None:
-            assert not layout.bos and not self._adds_end, "the template has put everything there"
+            assert not layout.bos and not self._adds_end, "the chat template contains all special tokens"
             plan = ConversationPlan(store, layout.conversations, sequence_length, self._inputs)
-            self._plan = plan.packed() if layout.kind == "packed" else plan.padded()
+            self._plan = plan.plan_packed() if layout.kind == "packed" else plan.plan_padded()
             if layout.conversations.loss_on != "all":
                 self._answer_bits = store.answer_bits
         elif layout.kind == "packed":
@@ -90,7 +91,7 @@ class CausalRows:
             )
 
     def count(self, epoch: int) -> int:
-        """Rows of every epoch."""
+        """Number of rows, the same in every epoch."""
         if self._plan is not None:
             return len(self._plan)
         if self._order is not None:
@@ -100,11 +101,11 @@ class CausalRows:
     def load(self, epoch: int, rows: np.ndarray, keys: np.ndarray) -> Rows:
         """The rows numbered `rows` (B,) of `epoch`, with their keys (B,)."""
         if self._plan is not None:
-            return self._packed(self._plan, rows, keys)
-        return self._joined(epoch, rows, keys)
+            return self._load_packed(self._plan, rows, keys)
+        return self._load_joined(epoch, rows, keys)
 
     def blank_row(self) -> Rows:
-        """One row of one token, which predicts nothing."""
+        """One row of one token without a label."""
         shape = (1, self._length)
         document_ids = np.full(shape, -1, np.int32)
         document_ids[0, 0] = 0
@@ -118,36 +119,36 @@ class CausalRows:
         )
 
     def document_starts(self, epoch: int, rows: np.ndarray) -> np.ndarray:
-        """Whether a document begins at each place of the rows numbered `rows` (B,) of `epoch`: (B, T) bool. Of one
-        that was cut only its first part counts."""
+        """Whether a document begins at each position of the rows numbered `rows` (B,) of `epoch`: (B, T) bool. For a
+        document that was split, only its first part counts."""
         runs = self._packed_runs(self._plan, rows) if self._plan is not None else self._joined_runs(epoch, rows)[1]
         length = runs.stop - runs.begin
-        column = _last(runs.row, length) + 1 - length
+        column = _last_columns(runs.row, length) + 1 - length
         starts = np.zeros((len(rows), self._length), bool)
-        at = runs.begin == runs.first
-        starts[runs.row[at], column[at]] = True
+        is_start = runs.begin == runs.first
+        starts[runs.row[is_start], column[is_start]] = True
         return starts
 
-    def _packed(self, plan: Plan, rows: np.ndarray, keys: np.ndarray) -> Rows:
-        """Rows of pieces, each a document of its own."""
+    def _load_packed(self, plan: Plan, rows: np.ndarray, keys: np.ndarray) -> Rows:
+        """Rows of pieces, each piece an isolated document."""
         runs = self._packed_runs(plan, rows)
-        following = self._token(runs.document, runs.stop - runs.first)
-        last = runs.row * self._length + _last(runs.row, runs.stop - runs.begin)
-        found = self._assemble(self._segments(runs), last, following, keys, restart=True)
-        return found if self._answer_bits is None else self._answers_only(found, runs, last)
+        following = self._tokens_at(runs.document, runs.stop - runs.first)
+        last = runs.row * self._length + _last_columns(runs.row, runs.stop - runs.begin)
+        assembled = self._assemble(self._segments(runs), last, following, keys, restart_positions=True)
+        return assembled if self._answer_bits is None else self._keep_answer_labels(assembled, runs, last)
 
-    def _answers_only(self, rows: Rows, runs: _Runs, last: np.ndarray) -> Rows:
-        """`rows` with labels where they belong to answers; runs end at the flat indices `last` (S,)."""
+    def _keep_answer_labels(self, rows: Rows, runs: _Runs, last: np.ndarray) -> Rows:
+        """`rows` with labels in answers alone; runs end at the flat indices `last` (S,)."""
         settings, labels = self._layout.conversations, rows.labels
         assert settings is not None and labels is not None and self._answer_bits is not None
         start = self._spans.document_start(runs.document) - runs.first
-        place = np.zeros(labels.size, np.int64)  # of each label in the store's tokens
+        token = np.zeros(labels.size, np.int64)  # the index of each label in the store's tokens
         length = runs.stop - runs.begin
         owner, ordinal = ranges(length)
-        place[last[owner] - length[owner] + 1 + ordinal] = (start + runs.begin)[owner] + 1 + ordinal
-        learnt = flags_at(self._answer_bits, place).reshape(labels.shape) & (labels != IGNORED)
+        token[last[owner] - length[owner] + 1 + ordinal] = (start + runs.begin)[owner] + 1 + ordinal
+        learnt = flags_at(self._answer_bits, token).reshape(labels.shape) & (labels != IGNORED)
         if settings.loss_on == "last_answer":
-            learnt = last_runs(learnt, rows.document_ids)
+            learnt = keep_last_runs(learnt, rows.document_ids)
         return replace(rows, labels=np.where(learnt, labels, np.int32(IGNORED)))
 
     def _packed_runs(self, plan: Plan, rows: np.ndarray) -> _Runs:
@@ -158,46 +159,46 @@ class CausalRows:
         document = self._spans.document_at(start)
         return _Runs(row, document, self._spans.stream_start(document), start, start + length, ordinal)
 
-    def _joined(self, epoch: int, rows: np.ndarray, keys: np.ndarray) -> Rows:
-        """Rows of documents joined by their ends, in the store's order or in Megatron-LM's."""
-        course, runs, begin, stop = self._joined_runs(epoch, rows)
-        after = course.document_at(stop)
-        following = self._token(course.in_store(after), stop - course.stream_start(after))
+    def _load_joined(self, epoch: int, rows: np.ndarray, keys: np.ndarray) -> Rows:
+        """Rows of documents joined by their end tokens, in the store's order or in Megatron-LM's."""
+        stream, runs, begin, stop = self._joined_runs(epoch, rows)
+        after = stream.document_at(stop)
+        following = self._tokens_at(stream.in_store(after), stop - stream.stream_start(after))
         last = np.arange(len(rows)) * self._length + stop - begin - 1
-        return self._assemble(self._segments(runs), last, following, keys, restart=False)
+        return self._assemble(self._segments(runs), last, following, keys, restart_positions=False)
 
     def _joined_runs(self, epoch: int, rows: np.ndarray) -> tuple[Spans | MegatronOrder, _Runs, np.ndarray, np.ndarray]:
-        """What joins the documents, the runs of the rows in it, and where each row begins and stops in it (B,)."""
-        course: Spans | MegatronOrder = self._spans
+        """The stream of joined documents, the runs of the rows in it, and the begin and stop of each row in it (B,)."""
+        stream: Spans | MegatronOrder = self._spans
         if self._order is not None:
-            course = self._order.of_epoch(epoch)
-            rows = course.samples(rows)
+            stream = self._order.of_epoch(epoch)
+            rows = stream.samples(rows)
         begin = rows * self._length
-        stop = np.minimum(begin + self._length, course.stream_length - 1)
-        first = course.document_at(begin)
-        row, ordinal = ranges(course.document_at(stop - 1) - first + 1)
+        stop = np.minimum(begin + self._length, stream.stream_length - 1)
+        first = stream.document_at(begin)
+        row, ordinal = ranges(stream.document_at(stop - 1) - first + 1)
         number = first[row] + ordinal
-        start = course.stream_start(number)
-        cut = np.maximum(begin[row], start), np.minimum(stop[row], course.stream_start(number + 1))
-        return course, _Runs(row, course.in_store(number), start, *cut, np.zeros_like(row)), begin, stop
+        start = stream.stream_start(number)
+        run = np.maximum(begin[row], start), np.minimum(stop[row], stream.stream_start(number + 1))
+        return stream, _Runs(row, stream.in_store(number), start, *run, np.zeros_like(row)), begin, stop
 
     def _segments(self, runs: _Runs) -> RowSegments:
-        """The stored tokens of each run, and what frames them."""
-        lead = int(self._layout.bos)
+        """The stored tokens of each run, and the special tokens around them."""
+        bos = int(self._layout.bos)
         begin, stop = runs.begin - runs.first, runs.stop - runs.first
         text = self._text_length(runs.document)
-        start = np.maximum(begin - lead, 0)
+        start = np.maximum(begin - bos, 0)
         return RowSegments(
             runs.row,
             self._spans.document_start(runs.document) + start,
-            np.minimum(stop - lead, text) - start,
-            ((begin == 0) & bool(lead)).astype(np.int64),
-            (stop - lead > text).astype(np.int64),
+            np.minimum(stop - bos, text) - start,
+            ((begin == 0) & bool(bos)).astype(np.int64),
+            (stop - bos > text).astype(np.int64),
             runs.ordinal,
         )
 
-    def _token(self, document: np.ndarray, place: np.ndarray) -> np.ndarray:
-        """The ids (n,) at each `place` (n,) of the store's `document` (n,), counted from the document's first."""
+    def _tokens_at(self, document: np.ndarray, place: np.ndarray) -> np.ndarray:
+        """The ids (n,) at each `place` (n,) of the store's `document` (n,), counted from the document's first place."""
         within = place - int(self._layout.bos)
         tokens = np.take(self._tokens, self._spans.document_start(document) + within, mode="clip").astype(np.int32)
         if self._adds_end:
@@ -207,20 +208,26 @@ class CausalRows:
         return tokens
 
     def _text_length(self, document: np.ndarray) -> np.ndarray:
-        """The stored tokens (n,) of each of `document` (n,)."""
+        """The number of stored tokens (n,) of each of `document` (n,)."""
         return self._spans.document_start(document + 1) - self._spans.document_start(document)
 
     def _inputs(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """First places and numbers of inputs (n,) of documents [first, stop): all places but each one's last."""
+        """First places and numbers of inputs (n,) of documents [first, stop): all places but each document's last."""
         bounds = self._spans.stream_start(np.arange(first, stop + 1))
         return bounds[:-1], np.diff(bounds) - 1
 
     def _assemble(
-        self, segments: RowSegments, last: np.ndarray, following: np.ndarray, keys: np.ndarray, *, restart: bool
+        self,
+        segments: RowSegments,
+        last: np.ndarray,
+        following: np.ndarray,
+        keys: np.ndarray,
+        *,
+        restart_positions: bool,
     ) -> Rows:
-        """The arrays of a batch. At the flat indices `last` (n,) a run ends that goes on with the ids `following`."""
+        """The arrays of a batch. At the flat indices `last` (n,) runs end whose next ids are `following` (n,)."""
         shape = (len(keys), self._length)
-        framed = assemble_rows(
+        assembled = assemble_rows(
             segments,
             shape,
             self._tokens,
@@ -228,20 +235,22 @@ class CausalRows:
             pad=self._pad,
             cls=self._pad if self._bos is None else self._bos,
             sep=self._pad if self._end is None else self._end,
-            restart=restart,
+            restart_positions=restart_positions,
         )
-        flat = framed.tokens.reshape(-1)
+        flat = assembled.tokens.reshape(-1)
         labels = np.empty_like(flat)
         labels[:-1] = flat[1:]
         labels[last] = following
-        labels[framed.document_ids.reshape(-1) < 0] = IGNORED
+        labels[assembled.document_ids.reshape(-1) < 0] = IGNORED
         if self._layout.eod_mask_loss:
             labels[flat == self._end] = IGNORED
-        return Rows(framed.tokens, framed.document_ids, framed.position_ids, None, keys, labels=labels.reshape(shape))
+        return Rows(
+            assembled.tokens, assembled.document_ids, assembled.position_ids, None, keys, labels=labels.reshape(shape)
+        )
 
 
-def _last(row: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """The column of the last token of each segment (S,), those of one row following each other from its left."""
+def _last_columns(row: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """The column of the last token of each segment (S,), where the segments of a row are adjacent from column 0 on."""
     total = np.cumsum(length)
     begins = np.flatnonzero(np.append(True, row[1:] != row[:-1]))
     before = (total - length)[begins]
@@ -249,7 +258,7 @@ def _last(row: np.ndarray, length: np.ndarray) -> np.ndarray:
 
 
 def _check(store: TokenStore, layout: Layout, end: int | None) -> None:
-    """Raises UserError where the layout cannot be cut from the store; warns of what a model will not learn."""
+    """Raises UserError where the store does not fit the layout; warns where a model will not learn document ends."""
     where, vocabulary = f"{store.folder}: layout {layout.kind}", store.facts.vocabulary
     kinds = ("packed", "stream", "megatron") if layout.conversations is None else ("packed", "padded")
     if layout.kind not in kinds:
@@ -264,19 +273,19 @@ def _check(store: TokenStore, layout: Layout, end: int | None) -> None:
         )
     if layout.eod_mask_loss and end is None:
         raise UserError(
-            f"{where}: objective.eod_mask_loss: expected an end of document, but neither the store nor its vocabulary "
-            "has one; use a tokenizer with an end-of-sequence token"
+            f"{where}: objective.eod_mask_loss: expected an end-of-document token, but neither the store nor its "
+            "vocabulary has one; use a tokenizer with an end-of-sequence token"
         )
     if end is None and layout.append_eos:
         logger.warning(
-            "%s: the tokenizer has no end-of-sequence token (and no [SEP]): documents are not ended, and the model "
+            "%s: the tokenizer has no end-of-sequence token (and no [SEP]): documents have no end token, and the model "
             "will not learn to stop",
             where,
         )
     elif end is not None and end != vocabulary.end:
         logger.warning(
-            "%s: documents end with id %d as stored, but the tokenizer's end of sequence is %s: tell whoever generates "
-            "to stop at %d",
+            "%s: stored documents end with id %d, but the tokenizer's end-of-sequence token is %s: when generating, "
+            "stop at %d",
             where,
             end,
             vocabulary.end,

@@ -1,6 +1,6 @@
-"""What is special about causal rows of conversations: none goes on in another row, and answers alone are labels.
+"""Causal rows of conversations: no conversation continues in another row, and only answers are labels.
 
-Letters: n conversations, or places; B rows, T tokens of a row.
+Letters: n conversations or tokens; B rows, T tokens of a row.
 """
 
 from __future__ import annotations
@@ -22,36 +22,37 @@ if TYPE_CHECKING:
 logger = logging.getLogger("terakoya")
 
 Spans = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
-"""(first, stop) -> where the inputs of the conversations [first, stop) start in the tokens, and how many they are."""
+"""(first, stop) -> where the inputs of the conversations [first, stop) start in the tokens, and their lengths."""
 
 
 def check_store(store: TokenStore, settings: Conversations | None) -> None:
-    """Raises UserError where answers are asked for and the store has none; warns where it has and nobody asks."""
+    """Raises UserError where the objective needs marked answers and the store has none; warns where the store has them
+    and the objective does not use them."""
     if settings is not None and not store.facts.answers:
         raise UserError(
             f"{store.folder}: expected a store of conversations, in which answers are marked, got one of plain text; "
-            "make one: terakoya prepare FILES.jsonl --conversations --tokenizer DIR --out STORE"
+            "write one: terakoya prepare FILES.jsonl --conversations --tokenizer DIR --out STORE"
         )
     if settings is None and store.facts.answers:
         logger.warning(
-            "%s: holds conversations, of which every token is learnt, questions too: the objective does not look at "
-            "what is marked as answers; instruction does",
+            "%s: the store holds conversations, and every token is learnt, also of questions: the objective ignores "
+            "the marks of answers; the objective instruction uses them",
             store.folder,
         )
 
 
 @dataclass(frozen=True)
 class ConversationPlan:
-    """Which conversations stand in which row, and how far."""
+    """The conversations of each row, and where they are truncated."""
 
     store: TokenStore
     settings: Conversations
     sequence_length: int
     spans: Spans
 
-    def packed(self) -> Plan:
-        """Several in a row, best-fit; a sidecar of the store."""
-        self._tell()
+    def plan_packed(self) -> Plan:
+        """Several conversations in a row, best-fit; the plan is a sidecar of the store."""
+        self._log_long_conversations()
         return load_or_build_plan(
             self.store.folder,
             self.store.fingerprint,
@@ -59,17 +60,17 @@ class ConversationPlan:
             sequence_length=self.sequence_length,
             special_tokens=0,
             count=self.store.facts.documents,
-            spans=self._fitted,
+            spans=self._truncated_spans,
         )
 
-    def padded(self) -> Plan:
-        """One in a row, in the store's order."""
-        self._tell()
-        starts, lengths = self._fitted(0, self.store.facts.documents)
+    def plan_padded(self) -> Plan:
+        """One conversation in a row, in the store's order."""
+        self._log_long_conversations()
+        starts, lengths = self._truncated_spans(0, self.store.facts.documents)
         return plan_single_rows(starts, lengths, sequence_length=self.sequence_length, special_tokens=0)
 
-    def _fitted(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """`spans` of at most a row; 0 tokens where nothing is left to learn from."""
+    def _truncated_spans(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """`spans` truncated to a row; length 0 for conversations that are left out."""
         starts, lengths = self.spans(first, stop)
         too_long = np.flatnonzero(lengths > self.sequence_length)
         lengths = np.minimum(lengths, self.sequence_length)
@@ -77,45 +78,45 @@ class ConversationPlan:
             lengths[too_long] = 0
         elif self.settings.loss_on != "all":
             for number in too_long.tolist():
-                begin = int(starts[number]) + 1  # the first token is no label
+                begin = int(starts[number]) + 1  # the first token is not a label
                 if not self.store.answers(begin, begin + self.sequence_length).any():
                     lengths[number] = 0
         return starts, lengths
 
-    def _tell(self) -> None:
-        """Says how many conversations are longer than a row, and what becomes of them."""
+    def _log_long_conversations(self) -> None:
+        """Warns with the number of conversations longer than a row that are truncated or left out."""
         count, long, left_out = self.store.facts.documents, 0, 0
         for first in range(0, count, WINDOW):
             stop = min(first + WINDOW, count)
             long += int(np.count_nonzero(self.spans(first, stop)[1] > self.sequence_length))
-            left_out += int(np.count_nonzero(self._fitted(first, stop)[1] == 0))
+            left_out += int(np.count_nonzero(self._truncated_spans(first, stop)[1] == 0))
         if not long:
             return
-        became = "they are left out"
+        consequence = "they are left out"
         if self.settings.too_long == "truncate":
-            became = f"{long - left_out:,} are cut at its end"
-            became += f", {left_out:,} are left out, since no answer begins before it" if left_out else ""
+            consequence = f"{long - left_out:,} are truncated"
+            consequence += f", {left_out:,} are left out because no answer begins within the row" if left_out else ""
         logger.warning(
             "%s: %s of %s conversations are longer than a row of %d tokens: %s",
             self.store.folder,
             f"{long:,}",
             f"{count:,}",
             self.sequence_length,
-            became,
+            consequence,
         )
 
 
-def flags_at(bits: tuple[np.ndarray, int], places: np.ndarray) -> np.ndarray:
-    """(n,) bool: the flags of `bits`, as `TokenStore.word_bits` has them, at `places` (n,), of which those behind the
-    end are whatever stands last."""
+def flags_at(bits: tuple[np.ndarray, int], tokens: np.ndarray) -> np.ndarray:
+    """The flags (n,) bool at the token indices `tokens` (n,), from `bits` in the form of `TokenStore.word_bits`. An
+    index after the end reads the last byte."""
     packed, skipped = bits
-    places = places + skipped
-    flags: np.ndarray = (np.take(packed, places >> 3, mode="clip") >> (places & 7).astype(np.uint8)) & 1
+    tokens = tokens + skipped
+    flags: np.ndarray = (np.take(packed, tokens >> 3, mode="clip") >> (tokens & 7).astype(np.uint8)) & 1
     return flags.view(bool)
 
 
-def last_runs(flags: np.ndarray, document_ids: np.ndarray) -> np.ndarray:
-    """`flags` (B, T) bool, of each document in each row only those of the last run of adjacent ones."""
+def keep_last_runs(flags: np.ndarray, document_ids: np.ndarray) -> np.ndarray:
+    """`flags` (B, T) bool, of which only the last run of adjacent ones of each document in each row stays set."""
     shape = flags.shape
     changes = np.ones(shape, bool)
     changes[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
@@ -124,7 +125,7 @@ def last_runs(flags: np.ndarray, document_ids: np.ndarray) -> np.ndarray:
     begins &= flags
     documents = np.cumsum(changes.ravel()) - 1
     last = np.full(int(documents[-1]) + 1, -1)
-    at = np.flatnonzero(begins)
-    last[documents[at]] = at  # the last of equal documents stays
+    begin = np.flatnonzero(begins)
+    last[documents[begin]] = begin  # of equal documents numpy keeps the last value
     kept = flags.ravel() & (np.arange(flags.size) >= last[documents])
     return kept.reshape(shape)

@@ -1,4 +1,4 @@
-"""Rows for encoders: documents, lines or pairs framed by [CLS] and [SEP].
+"""Rows for encoders: documents, lines or pairs with [CLS] and [SEP].
 
 Letters: B rows, T tokens of a row.
 """
@@ -26,10 +26,11 @@ logger = logging.getLogger("terakoya")
 
 
 class EncoderRows:
-    """Cuts the rows of one store's plan; see `Layout`."""
+    """The rows of one store in the layout `packed`, `stream`, `lines` or `pairs`; see `Layout`."""
 
     def __init__(self, store: TokenStore, layout: Layout, *, sequence_length: int, seed: int, store_index: int) -> None:
-        """Opens the plan, building it first where there is none. Raises UserError where the store does not fit."""
+        """Opens the plan; builds it first where it does not exist. Raises UserError where the store does not fit the
+        layout."""
         self.store = store
         self.layout = layout
         self.sequence_length = sequence_length
@@ -58,7 +59,7 @@ class EncoderRows:
         self._rows = self.count(0)
 
     def count(self, epoch: int) -> int:
-        """Rows of `epoch`. Pairs alone differ in number from epoch to epoch."""
+        """Number of rows in `epoch`; only the number of pairs differs between epochs."""
         if self.layout.kind == "pairs":
             return len(self._epoch_pairs(epoch))
         if self.layout.kind == "stream":
@@ -87,10 +88,10 @@ class EncoderRows:
         segments = RowSegments(zero, zero, zero, one, one, zero, zero if paired else None)
         return self._assemble(segments, np.zeros(1, np.uint64), np.full(1, -100, np.int8) if paired else None)
 
-    # ------------------------------------------------------------------------------------------- what a row holds
+    # ------------------------------------------------------------------------------------------- segments of rows
 
     def _plan_segments(self, rows: np.ndarray) -> RowSegments:
-        """The pieces of plan rows, each a document of its own framed by [CLS] and [SEP]."""
+        """The pieces of plan rows, each an isolated document between [CLS] and [SEP]."""
         assert self._plan is not None
         first = self._plan.rows[rows]
         counts = self._plan.rows[rows + 1] - first
@@ -102,7 +103,7 @@ class EncoderRows:
         )
 
     def _stream_segments(self, rows: np.ndarray) -> RowSegments:
-        """Rows of the stream in which each document is followed by one separator."""
+        """Rows of the stream, in which one separator follows each document."""
         body = self.sequence_length - 2
         begin = rows * body
         end = np.minimum(begin + body, self._spans.stream_length)
@@ -114,19 +115,19 @@ class EncoderRows:
         skipped = np.maximum(begin[row] - start, 0)
         text_stop = np.minimum(stop - separators, end[row])
         length = np.maximum(text_stop - start - skipped, 0)
-        trail = separators * (stop <= end[row])
+        suffix = separators * (stop <= end[row])
         is_last = np.append(row[1:] != row[:-1], True)
         return RowSegments(
             row,
             self._spans.document_start(document) + skipped,
             length,
             (ordinal == 0).astype(np.int64),
-            trail + is_last,
+            suffix + is_last,
             np.zeros(len(row), np.int64),
         )
 
     def _pair_segments(self, plan: PairPlan, rows: np.ndarray, keys: np.ndarray) -> RowSegments:
-        """[CLS] A [SEP] B [SEP], cut down to the sequence length."""
+        """[CLS] A [SEP] B [SEP], truncated to the sequence length."""
         starts, lengths = truncate_pairs(plan.starts[rows], plan.lengths[rows], self.sequence_length - 3, keys)
         side = np.tile(np.arange(2), len(rows))
         return RowSegments(
@@ -140,11 +141,11 @@ class EncoderRows:
         )
 
     def _assemble(self, segments: RowSegments, keys: np.ndarray, next_sentence: np.ndarray | None) -> Rows:
-        """The arrays of a batch, as wide as the layout wants them."""
+        """The arrays of a batch: as wide as a row; for `lines` and `pairs`, as the longest row, in multiples of 8."""
         width = self.sequence_length
         if self.layout.kind in ("lines", "pairs"):
             width = min(width, -(-int(segments.used(len(keys)).max()) // 8) * 8)
-        framed = assemble_rows(
+        assembled = assemble_rows(
             segments,
             (len(keys), width),
             self._tokens,
@@ -152,30 +153,30 @@ class EncoderRows:
             pad=self._id("pad"),
             cls=self._id("cls"),
             sep=self._id("sep"),
-            restart=self.layout.kind in ("packed", "lines"),
+            restart_positions=self.layout.kind in ("packed", "lines"),
         )
         return Rows(
-            framed.tokens,
-            framed.document_ids,
-            framed.position_ids,
-            framed.word_starts,
+            assembled.tokens,
+            assembled.document_ids,
+            assembled.position_ids,
+            assembled.word_starts,
             keys,
-            framed.token_type_ids,
+            assembled.token_type_ids,
             next_sentence,
         )
 
-    # ---------------------------------------------------------------------------------------- what the store holds
+    # ------------------------------------------------------------------------------------ requirements on the store
 
     def _check(self) -> None:
-        """Raises UserError where the layout cannot be cut from the store."""
+        """Raises UserError where the store does not fit the layout."""
         where = f"{self.store.folder}: layout {self.layout.kind}"
         if self.layout.kind == "megatron":
-            raise UserError(f"{where}: is for causal models")
+            raise UserError(f"{where}: this layout is for causal models")
         for name in ("cls", "sep", "pad"):
             if getattr(self.vocabulary, name) is None:
                 raise UserError(
-                    f"{where}: expected a vocabulary with a {name} token, got none; use a tokenizer that has one (of "
-                    "kind sentencepiece: trained with --special-tokens bert)"
+                    f"{where}: expected a vocabulary with a {name} token, got none; use a tokenizer that has one "
+                    "(train a tokenizer of type sentencepiece with --special-tokens bert)"
                 )
         if self.layout.kind in ("lines", "pairs") and self.store.facts.unit != "line":
             raise UserError(
@@ -187,7 +188,7 @@ class EncoderRows:
             raise UserError(f"{where}: expected data.sequence_length >= {shortest}, got {self.sequence_length}")
         if self.layout.kind == "pairs" and int(np.sum(np.diff(self.store.documents) > 0)) < 2:
             raise UserError(
-                f"{where}: expected at least two documents, got fewer; a random next sentence needs another"
+                f"{where}: expected at least two documents, got fewer; a random next sentence needs another document"
             )
 
     def _id(self, name: Literal["pad", "cls", "sep"]) -> int:
@@ -196,7 +197,7 @@ class EncoderRows:
         return number
 
     def _epoch_pairs(self, epoch: int) -> PairPlan:
-        """The pairs of `epoch`, kept for the last two epochs asked for."""
+        """The pairs of `epoch`; the pairs of the two epochs used last are cached."""
         if epoch in self._pairs:
             self._pairs.move_to_end(epoch)
             return self._pairs[epoch]
@@ -214,7 +215,7 @@ class EncoderRows:
         )
         if epoch:
             logger.info(
-                "%s: epoch %d makes %d pairs, of which an epoch of %d rows is taken",
+                "%s: epoch %d has %d pairs; the run takes %d rows of them",
                 self.store.folder,
                 epoch,
                 len(plan),

@@ -1,7 +1,7 @@
-"""One endless order of rows over several stores, and reading it ahead.
+"""One endless sequence of rows of several stores, and a thread that reads it ahead.
 
-Global batch k is rows [k * G, (k + 1) * G) of it, whatever the processes; who takes which of them is decided in
-`training/world.py`.
+Global batch k is the rows [k * G, (k + 1) * G) of the sequence, for any number of processes;
+`training/distributed/topology.py` assigns them to processes.
 
 Letters: G rows of a global batch, T tokens of a row.
 """
@@ -23,50 +23,51 @@ from terakoya.rows.row_source import RowSource
 
 T = TypeVar("T")
 AHEAD = 8
-"""Items that lie ready at most."""
+"""Largest number of prefetched items."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """From row `first_row` of the order on, rows come from these stores: `weights` by the number of the source."""
+    """A data stage: from `first_row` on, rows come from these sources; `weights` by the number of the source."""
 
     first_row: int
     weights: Mapping[int, float]
 
 
 class _Mixture:
-    """The rows of one stage, counted from its first: which source and which index within that source.
+    """The rows of one stage: the source of each row, and the index within that source.
 
-    `taken` says how many rows of each source the stages before it took: each source goes on where it stood.
+    `consumed` is how many rows of each source the earlier stages consumed: each source continues after them.
     """
 
-    def __init__(self, stage: Stage, taken: Sequence[int]) -> None:
+    def __init__(self, stage: Stage, consumed: Sequence[int]) -> None:
         self.first_row = stage.first_row
         self._sources = np.array(list(stage.weights), np.int64)
-        self._taken = np.array(taken, np.int64)
+        self._consumed = np.array(consumed, np.int64)
         self._blend = Blend(list(stage.weights.values()))
 
     def positions(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Sources (n,) and indices within them (n,) of the rows [start, stop) of the order."""
+        """Sources (n,) and indices within them (n,) of the rows [start, stop) of the sequence."""
         stores, indices = self._blend.positions(start - self.first_row, stop - self.first_row)
         sources = self._sources[stores]
-        return sources, indices + self._taken[sources]
+        return sources, indices + self._consumed[sources]
 
     def rows_per_store(self, row: int) -> list[int]:
-        """How many rows of each source come before `row` of the order."""
-        taken = self._taken.copy()
-        taken[self._sources] += self._blend.rows_per_store(row - self.first_row)
-        return [int(each) for each in taken]
+        """How many rows of each source come before `row` of the sequence."""
+        consumed = self._consumed.copy()
+        consumed[self._sources] += self._blend.rows_per_store(row - self.first_row)
+        return [int(each) for each in consumed]
 
 
 class Loader:
-    """The blended endless sequence of rows of several stores. No state: any row can be had at any time."""
+    """The endless sequence of rows of a mixture of stores. It has no state: any row can be loaded at any time."""
 
     def __init__(self, sources: Sequence[RowSource], weights: Sequence[float], *, stages: Sequence[Stage] = ()) -> None:
-        """`weights` are the sources' shares of rows, 0 for one that comes in a later stage alone; `stages` are in the
-        order of their first rows.
+        """`weights` are the sources' shares of the rows, 0 for a source that only a later stage uses; `stages` are in
+        the order of their first rows.
 
-        Raises UserError for weights that are no shares, and for stores whose rows do not fit into one batch.
+        Raises:
+            UserError: the weights are not valid shares, or the stores' rows do not fit into one batch.
         """
         assert len(sources) == len(weights)
         first = sources[0]
@@ -76,9 +77,9 @@ class Loader:
                 raise UserError(f"{where}: expected the same vocabulary; prepare both with the same tokenizer")
             words_matter = source.layout.framing == "encoder"
             if words_matter and source.store.facts.word_starts != first.store.facts.word_starts:
-                raise UserError(f"{where}: expected word starts in both or neither; prepare both alike")
+                raise UserError(f"{where}: expected word starts in both or neither; prepare both the same way")
             assert (source.layout, source.sequence_length) == (first.layout, first.sequence_length)
-            assert source.store_index == number, "a source's keys name its place in the blend"
+            assert source.store_index == number, "a source's keys depend on its number in the blend"
         self.sources, self.weights = tuple(sources), tuple(weights)
         self._mixtures: list[_Mixture] = []
         for stage in (Stage(0, {number: weight for number, weight in enumerate(weights) if weight}), *stages):
@@ -90,67 +91,70 @@ class Loader:
         """The rows [start, stop) of the endless sequence as one batch (stop - start, T)."""
         stores, indices = self._positions(start, stop)
         parts: list[Rows] = []
-        places: list[np.ndarray] = []
+        destinations: list[np.ndarray] = []
         for store, source in enumerate(self.sources):
             of_store = np.flatnonzero(stores == store)
             epochs, positions = np.divmod(indices[of_store], len(source))
             for epoch in np.unique(epochs).tolist():
-                chosen = epochs == epoch
-                parts.append(source.load(epoch, positions[chosen]))
-                places.append(of_store[chosen])
-        return parts[0] if len(parts) == 1 else _merge(parts, np.concatenate(places), self.sources[0])
+                of_epoch = epochs == epoch
+                parts.append(source.load(epoch, positions[of_epoch]))
+                destinations.append(of_store[of_epoch])
+        return parts[0] if len(parts) == 1 else _merge(parts, np.concatenate(destinations), self.sources[0])
 
     def _positions(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Sources and indices within them, (stop - start,) each, of the rows [start, stop)."""
         ends = [*(mixture.first_row for mixture in self._mixtures[1:]), stop]
-        found = [
+        pieces = [
             mixture.positions(max(start, mixture.first_row), min(stop, end))
             for mixture, end in zip(self._mixtures, ends, strict=True)
             if max(start, mixture.first_row) < min(stop, end)
         ]
-        if len(found) == 1:
-            return found[0]
-        return np.concatenate([each[0] for each in found]), np.concatenate([each[1] for each in found])
+        if len(pieces) == 1:
+            return pieces[0]
+        sources, indices = zip(*pieces, strict=True)
+        return np.concatenate(sources), np.concatenate(indices)
 
     def blank_row(self) -> Rows:
-        """One row with nothing to learn, for the empty slots of a step; its counts are to be taken as 0."""
+        """One row with nothing to learn, for the empty slots of a step; the caller treats its counts as 0."""
         return self.sources[0].blank_row()
 
     def store_positions(self, rows: int) -> list[dict[str, int | str]]:
-        """Where each store stands after `rows` rows of the order: rows taken, whole epochs, rows in the current one."""
+        """The position of each store after `rows` rows of the sequence: consumed rows, whole epochs, and rows of the
+        current epoch."""
         records: list[dict[str, int | str]] = []
         mixture = next(each for each in reversed(self._mixtures) if each.first_row <= rows)
-        for source, taken in zip(self.sources, mixture.rows_per_store(rows), strict=True):
-            epoch, position = divmod(taken, len(source))
+        for source, consumed in zip(self.sources, mixture.rows_per_store(rows), strict=True):
+            epoch, position = divmod(consumed, len(source))
             folder = str(source.store.folder)
-            records.append({"store": folder, "rows": taken, "epoch": epoch, "position": position})
+            records.append({"store": folder, "rows": consumed, "epoch": epoch, "position": position})
         return records
 
 
 class Prefetcher(Generic[T]):
-    """`function(first_step)`, `function(first_step + 1)`, ... computed ahead by one background thread.
+    """Computes `function(first_step)`, `function(first_step + 1)`, ... ahead in one background thread.
 
-    Iterate over it, or call `next`; close it when done (it is a context manager). What the function raises is raised
-    in the consumer at the step it belongs to, after which there are no more items.
+    Iterate over it, or call `next`; close it when done (it is a context manager). An error of the function is raised
+    in the consumer at the step of the error, after which there are no more items.
     """
 
     def __init__(
         self, function: Callable[[int], T], first_step: int, *, last_step: int | None = None, ahead: int = AHEAD
     ) -> None:
-        """Keeps up to `ahead` items ready, and from half of that on makes new ones; ends before `last_step` where one
-        is given."""
+        """Keeps up to `ahead` items ready and computes new ones once half of them are used; ends before `last_step`
+        where it is given."""
         self._function = function
-        # Two simple queues cost a tenth of a bounded one: for each item that may be made a permit lies ready.
+        # Two simple queues cost a tenth of a bounded one: one queue holds a permit for each item that may be computed.
         self._items: queue.SimpleQueue[tuple[T] | BaseException] = queue.SimpleQueue()
         self._permits: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(max(1, ahead)):
             self._permits.put(None)
-        # Waking the thread takes the interpreter from the step that runs, longer than a short step's batch does.
-        self._together = max(1, ahead // 2)
-        self._taken = 0
+        # Waking the thread takes the interpreter away from the running step, for longer than the batch of a short step
+        # takes to compute. So permits are issued several at a time.
+        self._permits_at_once = max(1, ahead // 2)
+        self._used = 0
         self._ended = False
         self._thread = threading.Thread(
-            target=self._work, args=(first_step, last_step), name="terakoya-prefetch", daemon=True
+            target=self._run, args=(first_step, last_step), name="terakoya-prefetch", daemon=True
         )
         self._thread.start()
 
@@ -160,19 +164,19 @@ class Prefetcher(Generic[T]):
     def __next__(self) -> T:
         if self._ended:
             raise StopIteration
-        made = self._items.get()
-        self._taken += 1
-        if self._taken == self._together:
-            self._taken = 0
-            for _ in range(self._together):
+        item = self._items.get()
+        self._used += 1
+        if self._used == self._permits_at_once:
+            self._used = 0
+            for _ in range(self._permits_at_once):
                 self._permits.put(None)
-        if isinstance(made, BaseException):
+        if isinstance(item, BaseException):
             self._ended = True
-            raise made
-        return made[0]
+            raise item
+        return item[0]
 
     def close(self) -> None:
-        """Stops the thread and waits until it has left; no items come after. May be called twice."""
+        """Stops the thread and waits for its end; there are no further items. May be called twice."""
         self._ended = True
         self._permits.put(None)
         self._thread.join()
@@ -183,7 +187,7 @@ class Prefetcher(Generic[T]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _work(self, step: int, last_step: int | None) -> None:
+    def _run(self, step: int, last_step: int | None) -> None:
         while True:
             self._permits.get()
             if self._ended:
@@ -198,24 +202,24 @@ class Prefetcher(Generic[T]):
             step += 1
 
 
-def _merge(parts: Sequence[Rows], places: np.ndarray, source: RowSource) -> Rows:
-    """Batches put together as one: row i of all parts in order goes to places[i]. Narrow ones are padded."""
+def _merge(parts: Sequence[Rows], destinations: np.ndarray, source: RowSource) -> Rows:
+    """Merges batches into one: row i of the concatenated parts goes to row destinations[i]. Narrow parts are padded."""
     width = max(part.tokens.shape[1] for part in parts)
-    pad = source.vocabulary.pad or 0  # causal rows, which may have none, are all of one width
+    pad = source.vocabulary.pad or 0  # causal rows may have no padding id, but are all of one width
 
     def merge(arrays: Sequence[np.ndarray | None], fill: int = 0) -> np.ndarray | None:
         present = [array for array in arrays if array is not None]
         if len(present) < len(arrays):
             return None
-        merged = np.full((len(places), *([width] if present[0].ndim == 2 else [])), fill, present[0].dtype)
-        at = 0
+        merged = np.full((len(destinations), *([width] if present[0].ndim == 2 else [])), fill, present[0].dtype)
+        start = 0
         for array in present:
-            to = places[at : at + len(array)]
+            rows = destinations[start : start + len(array)]
             if array.ndim == 2:
-                merged[to, : array.shape[1]] = array
+                merged[rows, : array.shape[1]] = array
             else:
-                merged[to] = array
-            at += len(array)
+                merged[rows] = array
+            start += len(array)
         return merged
 
     tokens = merge([part.tokens for part in parts], pad)

@@ -1,8 +1,8 @@
-"""Next-sentence pairs, as the original BERT makes them (Devlin et al., 2018; create_pretraining_data.py).
+"""Next-sentence pairs, as in the original BERT (Devlin et al., 2018; create_pretraining_data.py).
 
-Lines of a document are gathered up to a target length, cut at a random line into segment A and the rest; B is either
-that rest (label 0) or lines of another document (label 1), and then the lines that A did not use begin the next pair.
-All documents advance in lockstep, one pair each a round, so that a plan is built with array operations alone.
+Lines of a document are collected up to a target length and cut at a random line into segment A and the rest. B is
+either that rest (label 0) or lines of another document (label 1); then the lines that A did not use begin the next
+pair. All documents advance in lockstep, one pair a round, so that a plan is built with array operations alone.
 
 Letters: N lines, D documents, R pairs.
 """
@@ -18,11 +18,11 @@ from terakoya.toolkit.random_keys import below, chance, draws, row_keys
 
 @dataclass(frozen=True)
 class PairPlan:
-    """The pairs of one epoch, about 25 bytes each, before truncation.
+    """The pairs of one epoch before truncation, about 25 bytes each.
 
     Attributes:
         starts: (R, 2) int64, where A and B start in the store's tokens.
-        lengths: (R, 2) int32, their tokens.
+        lengths: (R, 2) int32, the number of tokens in A and B.
         random: (R,) int8, 1 where B comes from another document.
     """
 
@@ -48,8 +48,9 @@ def plan_pairs(
 ) -> PairPlan:
     """The pairs of an epoch in document order: a pure function of its arguments.
 
-    `line_starts` and `line_stops` (N,) are token offsets, lines of a document adjacent; `documents` (D + 1,) is each
-    document's first line, at least two documents with lines. `budget` is the most tokens A and B may have together.
+    `line_starts` and `line_stops` (N,) are token offsets, with the lines of a document adjacent; `documents` (D + 1,)
+    is each document's first line; at least two documents have lines. `budget` is the largest number of tokens that A
+    and B have together.
     """
     number = np.flatnonzero(np.diff(documents) > 0)
     first, last = np.asarray(documents[number], np.int64), np.asarray(documents[number + 1], np.int64)
@@ -82,8 +83,8 @@ def plan_pairs(
         parts.append((active, begin, b_start, a_length, line_stops[b_stop - 1] - b_start, random))
 
         line = np.where(random, line + a_lines, chunk_stop)
-        going = line < last[active]
-        active, line = active[going], line[going]
+        unfinished = line < last[active]
+        active, line = active[unfinished], line[unfinished]
         turn += 1
 
     document, a_start, b_start, a_length, b_length, random = (
@@ -101,19 +102,19 @@ def plan_pairs(
 def truncate_pairs(
     starts: np.ndarray, lengths: np.ndarray, budget: int, keys: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs cut down to `budget` tokens: starts and lengths (B, 2) int64 of starts, lengths (B, 2) and keys (B,).
+    """Pairs truncated to `budget` tokens: new starts and lengths (B, 2) int64, from starts, lengths (B, 2), keys (B,).
 
-    One token at a time goes from the longer segment (B when they are equal), from its front or its back as a coin
-    decides. The lengths that come out have a closed form; the coins are the bits of keyed draws.
+    One token at a time is removed from the longer segment (B when they are equal), from its front or its back as a coin
+    decides. The final lengths have a closed form; the coins are the bits of keyed draws.
     """
     lengths = lengths.astype(np.int64)
     a_length, b_length = lengths[:, 0], lengths[:, 1]
     over = a_length + b_length > budget
     a_half, b_half = -(-budget // 2), budget // 2
-    a_left = np.where(b_length < b_half, budget - b_length, np.minimum(a_length, a_half))
-    b_left = np.where(a_length < a_half, budget - a_length, np.minimum(b_length, b_half))
-    left = np.where(over[:, None], np.stack([a_left, b_left], axis=1), lengths)
-    removed = lengths - left
+    a_kept = np.where(b_length < b_half, budget - b_length, np.minimum(a_length, a_half))
+    b_kept = np.where(a_length < a_half, budget - a_length, np.minimum(b_length, b_half))
+    kept = np.where(over[:, None], np.stack([a_kept, b_kept], axis=1), lengths)
+    removed = lengths - kept
     front = np.zeros_like(removed)
     for word in range(-(-int(removed.max(initial=0)) // 64)):
         coins = np.clip(removed - 64 * word, 0, 64).astype(np.uint64)
@@ -123,4 +124,4 @@ def truncate_pairs(
             [draws(keys, purpose, np.full(len(keys), word)) for purpose in ("truncate a", "truncate b")], axis=1
         )
         front += np.bitwise_count(drawn & bits)
-    return starts + front, left
+    return starts + front, kept

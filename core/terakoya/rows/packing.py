@@ -1,4 +1,5 @@
-"""Packing plans: which spans of a token store make up each row. A sidecar of the store, built once, then mapped.
+"""Packing plans: which spans of a token store form each row. A plan is a sidecar of the store, built once and then
+memory-mapped.
 
 Letters: R rows of a plan, P pieces of all rows, D documents.
 """
@@ -22,21 +23,21 @@ import numpy as np
 from terakoya.errors import UserError
 
 ALGORITHM = 1
-"""Version of everything that decides a plan; part of its name."""
+"""Version of the code that decides a plan; part of the plan's name."""
 WINDOW = 65_536
-"""Documents that are packed together, in store order."""
+"""Number of documents that are packed together, in store order."""
 
 logger = logging.getLogger("terakoya")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Rows as pieces, in compressed-row form.
+    """The pieces of each row, in compressed-row form.
 
     Attributes:
         rows: (R + 1,) int64, the first piece of each row.
         starts: (P,) int64, where each piece starts in the store's tokens.
-        lengths: (P,) int32, tokens of each piece, special tokens not counted.
+        lengths: (P,) int32, tokens of each piece, without special tokens.
     """
 
     rows: np.ndarray
@@ -50,29 +51,29 @@ class Plan:
 def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:
     """Best-fit-decreasing: the bin of each item, (n,) int64 numbered in order of opening, and the number of bins.
 
-    `lengths` (n,) are in [1, capacity]. The longest item comes first (the earlier of equals); each goes into the
-    fullest bin that still holds it (the latest touched of equals).
+    `lengths` (n,) are in [1, capacity]. The longest item comes first (the earlier of equals); each item goes into the
+    fullest bin that has room for it (the most recently changed of equals).
     """
     order = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
     bins = np.empty(len(lengths), np.int64)
-    open_bins: list[list[int]] = [[] for _ in range(capacity + 1)]  # by the room they have left
-    rooms = 0  # bit r is set where some bin has room r
+    open_bins: list[list[int]] = [[] for _ in range(capacity + 1)]  # by their free room
+    rooms = 0  # bit r is set if some bin has room r
     opened = 0
     for item, length in zip(order.tolist(), np.asarray(lengths)[order].tolist(), strict=True):
         fitting = rooms >> length
         if fitting:
             room = length + (fitting & -fitting).bit_length() - 1
-            chosen = open_bins[room].pop()
+            bin_number = open_bins[room].pop()
             if not open_bins[room]:
                 rooms ^= 1 << room
         else:
-            room, chosen = capacity, opened
+            room, bin_number = capacity, opened
             opened += 1
-        bins[item] = chosen
-        left = room - length
-        if left:
-            open_bins[left].append(chosen)
-            rooms |= 1 << left
+        bins[item] = bin_number
+        remaining = room - length
+        if remaining:
+            open_bins[remaining].append(bin_number)
+            rooms |= 1 << remaining
     return bins, opened
 
 
@@ -94,13 +95,14 @@ def plan_packed_rows(starts: np.ndarray, lengths: np.ndarray, *, sequence_length
 
 
 def plan_single_rows(starts: np.ndarray, lengths: np.ndarray, *, sequence_length: int, special_tokens: int) -> Plan:
-    """One row for each sequence; a longer one is cut into full rows and a remainder; empty ones vanish."""
+    """One row for each sequence; a longer one is split into full rows and a remainder; empty ones are left out."""
     starts, lengths = split_spans(starts, lengths, sequence_length - special_tokens)
     return Plan(np.arange(len(starts) + 1), starts, lengths.astype(np.int32))
 
 
 def split_spans(starts: np.ndarray, lengths: np.ndarray, body: int) -> tuple[np.ndarray, np.ndarray]:
-    """Spans cut into pieces of at most `body` tokens, in order: starts and lengths (P,) int64. Empty ones vanish."""
+    """Splits spans into pieces of at most `body` tokens, in order: starts and lengths (P,) int64. Empty spans are left
+    out."""
     lengths = np.asarray(lengths, np.int64)
     pieces = -(-lengths // body)
     first = np.cumsum(pieces) - pieces
@@ -126,11 +128,15 @@ def load_or_build_plan(
     spans: Spans,
     window: int = WINDOW,
 ) -> Plan:
-    """The plan of a store, mapped from its sidecar, which is built first where it is missing or damaged.
+    """The plan of a store, mapped from its sidecar; the sidecar is built first where it is missing or damaged.
 
-    `kind` is "lines", or "packed" and other names for what is packed; `count` documents (or lines) are read through
-    `spans` a window at a time. The sidecar lies in STORE/plans/, or in the user's cache folder where the store cannot
-    be written to. One process builds it and renames it into place; the others wait.
+    `kind` "lines" gives one row a line, any other name packs; `count` documents (or lines) are read through `spans` a
+    window at a time. `special_tokens` is the number of special tokens that each piece needs. The sidecar is in
+    STORE/plans/, or in the user's cache folder where the store is not writable. One process builds it and renames it
+    into place; the others wait.
+
+    Raises:
+        UserError: neither the store nor the user's cache folder is writable.
     """
     facts: dict[str, str | int] = {
         "algorithm": ALGORITHM,
@@ -147,10 +153,10 @@ def load_or_build_plan(
     plan = _open_plan(folder)
     if plan is not None:
         return plan
-    with _locked(parent / f"{folder.name}.lock"):
+    with _lock(parent / f"{folder.name}.lock"):
         plan = _open_plan(folder)
         if plan is None:
-            began = time.monotonic()
+            started = time.monotonic()
             _build(folder, facts, spans)
             plan = _open_plan(folder)
             assert plan is not None, f"{folder}: the plan that was just built does not open"
@@ -161,7 +167,7 @@ def load_or_build_plan(
                 len(plan),
                 sequence_length,
                 count,
-                time.monotonic() - began,
+                time.monotonic() - started,
                 100 * used / max(1, len(plan) * sequence_length),
             )
     return plan
@@ -172,7 +178,7 @@ def _build(folder: Path, facts: dict[str, str | int], spans: Spans) -> None:
     staging = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
-    rows_of = plan_single_rows if facts["kind"] == "lines" else plan_packed_rows
+    plan_rows = plan_single_rows if facts["kind"] == "lines" else plan_packed_rows
     count, window = int(facts["count"]), int(facts["window"])
     rows = pieces = 0
     try:
@@ -184,7 +190,7 @@ def _build(folder: Path, facts: dict[str, str | int], spans: Spans) -> None:
             row_file.write(np.zeros(1, "<i8").tobytes())
             for first in range(0, count, window):
                 starts, lengths = spans(first, min(count, first + window))
-                part = rows_of(
+                part = plan_rows(
                     starts,
                     lengths,
                     sequence_length=int(facts["sequence_length"]),
@@ -199,18 +205,18 @@ def _build(folder: Path, facts: dict[str, str | int], spans: Spans) -> None:
         for file in staging.iterdir():
             with file.open("rb") as handle:
                 os.fsync(handle.fileno())
-        shutil.rmtree(folder, ignore_errors=True)  # a damaged one
+        shutil.rmtree(folder, ignore_errors=True)  # a damaged plan
         try:
             staging.rename(folder)
         except OSError:
-            if _open_plan(folder) is None:  # on a file system without locks another process may have been first
+            if _open_plan(folder) is None:  # without file locks another process may have been first
                 raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
 def _open_plan(folder: Path) -> Plan | None:
-    """The plan in `folder`, mapped; None where it is missing or not whole."""
+    """The plan in `folder`, memory-mapped; None where it is missing or incomplete."""
     try:
         facts = json.loads((folder / "plan.json").read_text())
         rows, pieces = int(facts["rows"]), int(facts["pieces"])
@@ -220,21 +226,21 @@ def _open_plan(folder: Path) -> Plan | None:
     except (OSError, ValueError, KeyError):
         return None
     return Plan(
-        _mapped(folder / "rows.bin", "<i8"),
-        _mapped(folder / "starts.bin", "<i8"),
-        _mapped(folder / "lengths.bin", "<i4"),
+        _map_file(folder / "rows.bin", "<i8"),
+        _map_file(folder / "starts.bin", "<i8"),
+        _map_file(folder / "lengths.bin", "<i4"),
     )
 
 
-def _mapped(file: Path, dtype: str) -> np.ndarray:
-    """The file as a plain array over mapped memory (numpy's memmap class makes every index slower)."""
+def _map_file(file: Path, dtype: str) -> np.ndarray:
+    """The file as a plain array over mapped memory (numpy's memmap class makes each indexing slower)."""
     if file.stat().st_size == 0:
         return np.empty(0, dtype)
     return np.asarray(np.memmap(file, dtype=dtype, mode="r"))
 
 
 def _plans_folder(store_folder: Path) -> Path:
-    """STORE/plans, or a folder in the user's cache where the store cannot be written to."""
+    """STORE/plans, or a folder in the user's cache where the store is not writable. UserError if neither is."""
     folder = store_folder / "plans"
     with suppress(OSError):
         folder.mkdir(exist_ok=True)
@@ -245,18 +251,20 @@ def _plans_folder(store_folder: Path) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"{folder}: cannot be written, nor can {cache} ({error.strerror}): expected a place for the packing "
-            "plan; make one of them writable or set XDG_CACHE_HOME"
+            f"{folder}: neither this folder nor {cache} is writable ({error.strerror}), and the packing plan needs "
+            "one; make one of them writable or set XDG_CACHE_HOME"
         ) from error
     return cache
 
 
 @contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    """Holds an exclusive lock on `file`. On a file system that has no locks every process builds for itself."""
+def _lock(file: Path) -> Iterator[None]:
+    """Holds an exclusive lock on `file`. On a file system without locks every process builds the plan itself."""
     with file.open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
         except OSError as error:
-            logger.warning("%s: no file locks here (%s); each process plans for itself", file, error.strerror)
+            logger.warning(
+                "%s: this file system has no locks (%s); each process builds the plan itself", file, error.strerror
+            )
         yield

@@ -1,4 +1,4 @@
-"""RowSegments of a store made into the arrays of a batch: one gather, then frames and padding written over it.
+"""Assembles the arrays of a batch from segments of a store: one gather, then special tokens and padding over it.
 
 Letters: B rows, T tokens of a row, S segments of all rows.
 """
@@ -13,29 +13,29 @@ import numpy as np
 
 @dataclass(frozen=True)
 class RowSegments:
-    """Adjacent tokens of the store and what frames them, in row order; every array (S,) int64.
+    """Segments: adjacent tokens of the store with special tokens around them, in row order; every array (S,) int64.
 
-    `lead` is 1 where [CLS] comes before the tokens, `trail` (0 to 2) how many [SEP] come after them. `document` is
-    the document's number in the row, `type` the token type.
+    `prefix` is 1 where [CLS] comes before the tokens, `suffix` (0 to 2) is the number of [SEP] after them. `document`
+    is the document's number in the row, `type` the token type.
     """
 
     row: np.ndarray
     start: np.ndarray
     length: np.ndarray
-    lead: np.ndarray
-    trail: np.ndarray
+    prefix: np.ndarray
+    suffix: np.ndarray
     document: np.ndarray
     type: np.ndarray | None = None
 
     def used(self, batch: int) -> np.ndarray:
-        """The tokens of each of `batch` rows, frames included, (B,) int64."""
-        sizes = self.lead + self.length + self.trail
+        """The number of tokens in each of `batch` rows, special tokens included, (B,) int64."""
+        sizes = self.prefix + self.length + self.suffix
         return np.bincount(self.row, weights=sizes, minlength=batch).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class AssembledRows:
-    """Arrays (B, T) of a batch; see `terakoya.rows.row_source.Rows`."""
+    """The arrays (B, T) of a batch; see `terakoya.components.rows.Rows`."""
 
     tokens: np.ndarray
     document_ids: np.ndarray
@@ -53,38 +53,38 @@ def assemble_rows(
     pad: int,
     cls: int,
     sep: int,
-    restart: bool,
+    restart_positions: bool,
 ) -> AssembledRows:
     """The arrays (B, T) = `shape` of segments that fit it.
 
-    `stored` is every token of the store and `word_bits` their word starts as `TokenStore.word_bits` has them.
-    Positions count from 0 in each segment with `restart`, else in each row.
+    `stored` is every token of the store, `word_bits` their word starts in the form of `TokenStore.word_bits`.
+    Positions count from 0 in each segment with `restart_positions`, else in each row.
     """
     batch, width = shape
-    sizes = segments.lead + segments.length + segments.trail
-    # Each row's segments, then one more that is its padding.
-    place = np.arange(len(sizes)) + segments.row
-    padding = np.cumsum(np.bincount(segments.row, minlength=batch) + 1) - 1
-    total = np.empty(len(sizes) + batch, np.int64)
-    total[place], total[padding] = sizes, width - segments.used(batch)
-    begin = (np.cumsum(total) - total)[place]
+    sizes = segments.prefix + segments.length + segments.suffix
+    # A part is a segment or the padding that follows the segments of a row.
+    segment_parts = np.arange(len(sizes)) + segments.row
+    padding_parts = np.cumsum(np.bincount(segments.row, minlength=batch) + 1) - 1
+    part_sizes = np.empty(len(sizes) + batch, np.int64)
+    part_sizes[segment_parts], part_sizes[padding_parts] = sizes, width - segments.used(batch)
+    begin = (np.cumsum(part_sizes) - part_sizes)[segment_parts]
 
-    def spread(of_segments: np.ndarray, of_padding: int, dtype: type = np.int32) -> np.ndarray:
-        each: np.ndarray = np.full(len(total), of_padding, dtype)
-        each[place] = of_segments
-        return np.repeat(each, total)
+    def repeat_per_token(of_segments: np.ndarray, of_padding: int, dtype: type = np.int32) -> np.ndarray:
+        values: np.ndarray = np.full(len(part_sizes), of_padding, dtype)
+        values[segment_parts] = of_segments
+        return np.repeat(values, part_sizes)
 
-    # In place where it can be: fresh memory for arrays of this size costs more than the arithmetic.
-    source = spread(segments.start - segments.lead - begin, 0, np.int64)
+    # In place where possible: new memory for arrays of this size costs more than the arithmetic.
+    source = repeat_per_token(segments.start - segments.prefix - begin, 0, np.int64)
     source += _count(batch * width, np.int64)
-    document_ids = spread(segments.document, -1)
+    document_ids = repeat_per_token(segments.document, -1)
     is_padding = np.flatnonzero(document_ids < 0)
-    leads = begin[segments.lead > 0]
-    first_trail = begin + segments.lead + segments.length
-    trails = np.concatenate([first_trail[segments.trail > 0], first_trail[segments.trail > 1] + 1])
+    prefixes = begin[segments.prefix > 0]
+    first_suffix = begin + segments.prefix + segments.length
+    suffixes = np.concatenate([first_suffix[segments.suffix > 0], first_suffix[segments.suffix > 1] + 1])
     tokens = np.take(stored, source, mode="clip").astype(np.int32)
-    tokens[is_padding], tokens[leads], tokens[trails] = pad, cls, sep
-    position_ids = spread(begin if restart else segments.row * width, 0)
+    tokens[is_padding], tokens[prefixes], tokens[suffixes] = pad, cls, sep
+    position_ids = repeat_per_token(begin if restart_positions else segments.row * width, 0)
     np.subtract(_count(batch * width, np.int32), position_ids, out=position_ids)
     position_ids[is_padding] = 0
     word_starts = None
@@ -98,20 +98,20 @@ def assemble_rows(
         flags = np.take(packed, source, mode="clip")
         flags >>= bit
         flags &= 1
-        flags[is_padding] = flags[leads] = flags[trails] = 0
+        flags[is_padding] = flags[prefixes] = flags[suffixes] = 0
         word_starts = flags.view(bool).reshape(shape)
     return AssembledRows(
         tokens.reshape(shape),
         document_ids.reshape(shape),
         position_ids.reshape(shape),
         word_starts,
-        None if segments.type is None else spread(segments.type, 0).reshape(shape),
+        None if segments.type is None else repeat_per_token(segments.type, 0).reshape(shape),
     )
 
 
 @lru_cache(maxsize=4)
 def _count(number: int, dtype: type) -> np.ndarray:
-    """range(number), not to be written to."""
+    """np.arange(number), read-only."""
     count: np.ndarray = np.arange(number, dtype=dtype)
     count.flags.writeable = False
     return count

@@ -1,4 +1,4 @@
-"""The order in which an epoch visits the rows of a plan, and each row's key: functions of seed, epoch and store."""
+"""The order of the rows of a plan in an epoch, and each row's key: pure functions of seed, epoch and store."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 from terakoya.toolkit.random_keys import hash_u64, permute, row_keys
 
 _BLOCK = 1024
-"""Positions whose rows are worked out at once."""
+"""Number of positions whose rows are computed at once."""
 
 
 class RowOrder:
-    """Every row of an epoch once, in keyed order; nothing is kept but the blocks that were asked for last.
+    """Every row of an epoch once, in an order that depends on the seed; only the blocks used last are kept in memory.
 
     Letters: B positions.
     """
 
     def __init__(self, count: Callable[[int], int], *, seed: int, store_index: int, shuffle: bool) -> None:
-        """`count(epoch)` is how many rows the plan of an epoch has. `store_index` is the store's number in its blend, a
-        part of every key. Without `shuffle` rows come in plan order."""
+        """`count(epoch)` is the number of rows in the plan of an epoch. `store_index` is the store's number in its
+        blend, a part of every key. Without `shuffle` rows come in plan order."""
         self._count = count
         self._seed, self._store_index, self._shuffle = seed, store_index, shuffle
         self._blocks = lru_cache(maxsize=4)(self._block)
@@ -31,17 +31,17 @@ class RowOrder:
         first = int(positions.min(initial=0)) // _BLOCK
         last = int(positions.max(initial=0)) // _BLOCK
         if last - first > 1:
-            return self._work_out(epoch, positions)
+            return self._compute(epoch, positions)
         blocks = [self._blocks(epoch, block) for block in range(first, last + 1)]
         rows, keys = blocks[0] if len(blocks) == 1 else map(np.concatenate, zip(*blocks, strict=True))
-        places = positions - first * _BLOCK
-        return rows.take(places), keys.take(places)
+        indices = positions - first * _BLOCK
+        return rows.take(indices), keys.take(indices)
 
     def _block(self, epoch: int, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """`at` for a whole block, which costs little more than for one batch; the last few are kept."""
-        return self._work_out(epoch, np.arange(block * _BLOCK, (block + 1) * _BLOCK))
+        """`at` for a whole block, which costs little more than for one batch; the last few blocks are cached."""
+        return self._compute(epoch, np.arange(block * _BLOCK, (block + 1) * _BLOCK))
 
-    def _work_out(self, epoch: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _compute(self, epoch: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = positions
         if self._shuffle:
             count = self._count(epoch)

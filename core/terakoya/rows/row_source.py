@@ -1,4 +1,4 @@
-"""Rows: fixed-length training examples cut from a token store, each with a key that decides all its draws.
+"""Rows: training sequences of fixed length from a token store, each with a key that decides all its random numbers.
 
 Letters: B rows.
 """
@@ -23,8 +23,8 @@ __all__ = ["Conversations", "Layout", "RowSource", "Rows"]
 
 
 class RowSource:
-    """The rows of one store in one layout. An epoch visits every row of the plan once, in keyed order (`megatron`: in
-    Megatron-LM's)."""
+    """The rows of one store in one layout. An epoch has every row of the plan once, in an order that depends on the
+    seed (`megatron`: in Megatron-LM's order)."""
 
     def __init__(
         self,
@@ -36,10 +36,13 @@ class RowSource:
         store_index: int = 0,
         shuffle: bool = True,
     ) -> None:
-        """Opens the plan of `store`, building it first where there is none.
+        """Opens the plan of `store`; builds it first where it does not exist.
 
         `store_index` is the store's number in its blend, a part of every key. Without `shuffle` rows come in plan
-        order, as validation wants them. Raises UserError where the store does not fit the layout.
+        order, as in validation.
+
+        Raises:
+            UserError: the store does not fit the layout, or has no text for a row.
         """
         self.store = store
         self.layout = layout
@@ -67,20 +70,20 @@ class RowSource:
             )
 
     def __len__(self) -> int:
-        """Rows in an epoch. Of pairs, epoch 0's number counts for all epochs."""
+        """Number of rows in an epoch. For pairs, the number of epoch 0 holds for all epochs."""
         return self._rows
 
     def load(self, epoch: int, positions: np.ndarray) -> Rows:
-        """The rows at `positions` (B,), each in [0, len(self)), of `epoch`. Pure: no state decides the result."""
+        """The rows at `positions` (B,), each in [0, len(self)), of `epoch`. The result does not depend on any state."""
         rows, keys = self._order.at(epoch, np.asarray(positions, np.int64))
         return self._builder.load(epoch, rows, keys)
 
     def document_starts(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """Where documents begin in the rows `load(epoch, positions)` of a causal layout, (B, T) bool. Where documents
-        are joined, `Rows.document_ids` does not say it."""
+        """Where documents begin in the rows `load(epoch, positions)` of a causal layout, (B, T) bool. In layouts that
+        join documents `Rows.document_ids` does not show this."""
         assert isinstance(self._builder, CausalRows), "the layout is causal"
         return self._builder.document_starts(epoch, self._order.at(epoch, np.asarray(positions, np.int64))[0])
 
     def blank_row(self) -> Rows:
-        """One row with nothing to learn: what an empty slot of a micro-step runs through the model."""
+        """One row with nothing to learn, for an empty slot of a micro-step."""
         return self._builder.blank_row()

@@ -211,7 +211,7 @@ def test_impossible_requests_are_refused(tmp_path: Path) -> None:
             rows_of(store, kind)
     with pytest.raises(UserError, match=r"objective\.bos"):
         rows_of(store, "megatron", bos=True)
-    with pytest.raises(UserError, match="is for causal models"):
+    with pytest.raises(UserError, match="layout is for causal models"):
         RowSource(store, Layout("megatron"), sequence_length=LENGTH, seed=1)  # type: ignore[arg-type]
     one = store_of(tmp_path / "one", [[1]])
     with pytest.raises(UserError, match="at least one row"):

@@ -112,9 +112,9 @@ def test_what_is_too_long_is_counted_and_told(tmp_path: Path, caplog: pytest.Log
     assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
         f"3 of 4 conversations are longer than a row of 16 tokens: {became}"
         for became in (
-            "2 are cut at its end, 1 are left out, since no answer begins before it",
+            "2 are truncated, 1 are left out because no answer begins within the row",
             "they are left out",
-            "3 are cut at its end",
+            "3 are truncated",
         )
     ]
 
@@ -143,4 +143,4 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, caplog: pytest.Log
     store = store_of(tmp_path / "conversations", [[3, 3]])
     with caplog.at_level(logging.WARNING, "terakoya"):
         RowSource(store, Layout("packed", framing="causal"), sequence_length=LENGTH, seed=1)
-    assert "questions too" in caplog.text
+    assert "also of questions" in caplog.text
