@@ -37,7 +37,7 @@ Reason = Literal[
 
 REMEDIES: Mapping[str, str] = {
     "bad UTF-8": "convert the text to UTF-8, for example with `iconv -f SHIFT_JIS -t UTF-8` or `-f UTF-16`",
-    "lone surrogate": "write whole characters, not half of one as \\ud83d alone is",
+    "lone surrogate": "write whole characters; \\ud83d on its own is half of one",
     "missing field": "read conversations with --conversations, choose the key that holds the text with --field",
     "field is not a string": "choose the key that holds the text with --field",
     "not a conversation": 'lines are {"messages": [{"role", "content"}, ...]}, {"instruction", "input", "output"} or '

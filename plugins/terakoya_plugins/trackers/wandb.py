@@ -1,4 +1,4 @@
-"""Weights & Biases: one of its runs for each run, also after resuming, online or offline.
+"""Weights & Biases: one W&B run for each run, continued when the run resumes, online or offline.
 
 Credentials come from the environment or `wandb login`, never from parameters; `WANDB_MODE` and its other variables work
 as usual. To upload an offline run later: `wandb sync RUN/wandb/offline-run-*`.

@@ -58,7 +58,7 @@ def test_a_tokenizer_is_that_of_the_kept_documents(corpus: Path, tmp_path: Path)
     assert cleaned == _train(corpus, "steps", clean=STEPS, clean_folder=tmp_path / "shared", processes=2)
 
 
-def test_a_table_serves_the_same_steps_only(corpus: Path, tmp_path: Path) -> None:
+def test_a_table_is_accepted_only_with_the_same_steps(corpus: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     count_words([corpus], tmp_path / "table", settings=SETTINGS, clean=STEPS, clean_folder=shared, processes=1)
     settings = {"counts": str(tmp_path / "table")}

@@ -1,4 +1,4 @@
-"""`terakoya tokenizer train`: flags, settings files, errors, a folder that is complete or not there."""
+"""`terakoya tokenizer train`: flags, settings files and errors; the folder is complete or missing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_file_set_and_flags_together(corpus: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["settings.yaml", "settings.json"])
-def test_the_corpus_and_the_folder_may_stand_in_the_file(corpus: Path, tmp_path: Path, name: str) -> None:
+def test_the_settings_file_may_contain_the_corpus_and_the_folder(corpus: Path, tmp_path: Path, name: str) -> None:
     values = {"type": "mecab_wordpiece", "input": str(corpus), "output_dir": str(tmp_path / "deep")}
     file = tmp_path / name
     if name.endswith("yaml"):
@@ -82,7 +82,7 @@ def test_the_corpus_and_the_folder_may_stand_in_the_file(corpus: Path, tmp_path:
         ("", ["--vocab-sise", "5"], 'did you mean "vocab_size"'),
     ],
 )
-def test_given_twice_or_not_readable(
+def test_repeated_settings_and_unreadable_files_are_refused(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, options: list[str], message: str
 ) -> None:
     path = tmp_path / ("settings.json" if file.startswith("{") else "settings.yaml")
@@ -100,7 +100,7 @@ def test_given_twice_or_not_readable(
         (["--type", "mecab_wordpiece", "--out", "out"], "CORPUS: expected at least one file"),
     ],
 )
-def test_what_is_missing_is_named(
+def test_missing_arguments_are_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -122,7 +122,7 @@ def test_what_is_missing_is_named(
         (["--type", "mecab_wordpiece", "--dictionary", "ipadik"], 'did you mean "ipadic"'),
     ],
 )
-def test_mistakes_are_told_and_leave_nothing(
+def test_mistakes_are_reported_and_leave_no_files(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
     assert run(corpus, "--out", tmp_path / "out", "--processes", 1, *options) == 2
@@ -130,7 +130,7 @@ def test_mistakes_are_told_and_leave_nothing(
     assert [file.name for file in tmp_path.iterdir()] == ["corpus.txt"]
 
 
-def test_a_full_folder_is_not_touched(corpus: Path, tmp_path: Path) -> None:
+def test_a_folder_with_files_is_not_changed(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "mine").write_text("keep")
@@ -182,7 +182,7 @@ def test_as_a_function(corpus: Path, tmp_path: Path) -> None:
         ("folder", "a tokenizer of Transformers is used as it is, by its folder"),
     ],
 )
-def test_what_is_ready_for_use_is_not_taken_over(file: str, advice: str, tmp_path: Path) -> None:
+def test_a_ready_tokenizer_is_not_imported(file: str, advice: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=advice):
         import_tokenizer(Path(file), tmp_path / "out", type="huggingface")
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Cleaning: each step does what it says, and the result is the same for any processes and after a kill."""
+"""Cleaning: each step does what it promises; the result is the same for any number of processes and after a kill."""
 
 from __future__ import annotations
 
@@ -75,12 +75,14 @@ def run(corpus: Corpus, steps: list[dict[str, Any]], *, held_out: bool = False, 
         ),
     ],
 )
-def test_filters_drop_what_they_say(tmp_path: Path, step: dict[str, Any], dropped: set[str]) -> None:
+def test_filters_drop_the_documents_outside_their_limits(
+    tmp_path: Path, step: dict[str, Any], dropped: set[str]
+) -> None:
     texts = ["abc", "日本", "これは日本語です。", "Latin only, 12", "0123456789"]
     assert run(write(tmp_path, texts), [step]) == [each for each in texts if each not in dropped]
 
 
-def test_steps_see_what_the_steps_before_them_made(tmp_path: Path) -> None:
+def test_each_step_reads_the_output_of_the_previous_steps(tmp_path: Path) -> None:
     texts = ["ＡＢＣ", "ABC", "ﾊﾝｶｸ", "ハンカク"]
     corpus = write(tmp_path, texts)
     nfkc, exact = {"type": "nfkc"}, {"type": "exact_duplicates"}
@@ -90,14 +92,16 @@ def test_steps_see_what_the_steps_before_them_made(tmp_path: Path) -> None:
     assert run(corpus, [latin, exact]) == ["ﾊﾝｶｸ", "ハンカク"]
 
 
-@pytest.mark.parametrize("together", [2_000_000, 7])
-def test_the_first_of_equal_documents_stays(tmp_path: Path, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deduplication, "_DOCUMENTS_PER_PASS", together)
+@pytest.mark.parametrize("documents_per_pass", [2_000_000, 7])
+def test_the_first_of_equal_documents_is_kept(
+    tmp_path: Path, documents_per_pass: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deduplication, "_DOCUMENTS_PER_PASS", documents_per_pass)
     texts = [text(random.Random(n).randrange(20)) for n in range(100)]
     assert run(write(tmp_path, texts), [{"type": "exact_duplicates"}]) == list(dict.fromkeys(texts))
 
 
-def test_near_duplicates_are_dropped_and_others_stay(tmp_path: Path) -> None:
+def test_near_duplicates_are_dropped_and_others_are_kept(tmp_path: Path) -> None:
     originals = [text(n) for n in range(30)]
     near = [each[:100] + "変" + each[101:] for each in originals[:10]]  # 5 of 196 n-grams differ
     half = [each[:125] + text(n + 500, 75) for n, each in enumerate(originals[10:20])]
@@ -108,14 +112,14 @@ def test_near_duplicates_are_dropped_and_others_stay(tmp_path: Path) -> None:
     assert half_is_enough == [*originals, "短い", "短文"]
 
 
-def test_what_the_index_offers_is_looked_at_again(tmp_path: Path) -> None:
+def test_candidates_of_the_index_are_checked_again(tmp_path: Path) -> None:
     originals = [text(n) for n in range(25)]
     alike = [each[:158] + text(n + 500, 42) for n, each in enumerate(originals)]  # 154 of 238 n-grams in common
     texts = [*originals, *alike]
     assert run(write(tmp_path, texts), [{"type": "near_duplicates"}]) == texts
 
 
-def test_the_same_text_is_never_held_out_and_kept(tmp_path: Path) -> None:
+def test_the_same_text_is_never_both_held_out_and_kept(tmp_path: Path) -> None:
     texts = [text(random.Random(n).randrange(100), 40) for n in range(600)]
     steps: list[dict[str, Any]] = [{"type": "hold_out", "share": 0.3}]
     corpus = write(tmp_path, texts)
@@ -151,7 +155,7 @@ def test_splitting_loses_nothing_but_white_space(before: str) -> None:
     assert split_sentences(after).replace("\n", "") == after.replace("\n", "")
 
 
-def test_change_is_all_steps_in_order() -> None:
+def test_apply_steps_applies_all_steps_in_order() -> None:
     steps = parse_steps([{"type": "nfkc"}, {"type": "sentences"}], source="clean")
     assert apply_steps(steps, "ｱ｡ｲ!ウ") == "ア。\nイ!ウ"
     assert unicodedata.normalize("NFKC", "ｱ") == "ア"
@@ -204,28 +208,28 @@ def test_the_result_does_not_depend_on_processes_or_kills(
     files = _files(tmp_path / "one")
     assert files == _files(tmp_path / "two")
 
-    surveyed: list[int] = []
-    survey = cleaning_plan._PartWriter.write_part
+    written: list[int] = []
+    write_part = cleaning_plan._PartWriter.write_part
 
-    def dies(self: cleaning_plan._PartWriter, number: int, block: Any) -> None:
-        if len(surveyed) == 3:
+    def interrupted(self: cleaning_plan._PartWriter, number: int, block: Any) -> None:
+        if len(written) == 3:
             raise KeyboardInterrupt
-        surveyed.append(number)
-        survey(self, number, block)
+        written.append(number)
+        write_part(self, number, block)
 
-    monkeypatch.setattr(cleaning_plan._PartWriter, "write_part", dies)
+    monkeypatch.setattr(cleaning_plan._PartWriter, "write_part", interrupted)
     for _ in range(20):
         try:
             make_plan(corpus.with_cleaning(steps, tmp_path / "three"))
             break
         except KeyboardInterrupt:
-            seen = surveyed[:]
-            surveyed.clear()
-    assert seen
+            before_interrupt = written[:]
+            written.clear()
+    assert before_interrupt
     assert _files(tmp_path / "three") == files
 
 
-def test_other_settings_or_another_corpus_never_meet_an_old_plan(tmp_path: Path) -> None:
+def test_a_plan_of_other_settings_or_another_corpus_is_not_used(tmp_path: Path) -> None:
     corpus = write(tmp_path, ["一", "二二", "三三三"])
     steps = [{"type": "length", "min_characters": 2}]
     assert run(corpus, steps) == ["二二", "三三三"]
@@ -239,7 +243,7 @@ def test_other_settings_or_another_corpus_never_meet_an_old_plan(tmp_path: Path)
     assert len(prints | {corpus.fingerprint}) == 3
 
 
-def test_a_plan_that_is_there_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_plan_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = write(tmp_path, ["一", "二二"])
     steps: list[dict[str, Any]] = [{"type": "length", "min_characters": 2}, {"type": "hold_out", "share": 0.5}]
     run(corpus, steps)
@@ -275,13 +279,13 @@ def test_a_plan_that_is_there_is_not_made_again(tmp_path: Path, monkeypatch: pyt
     ],
 )
 def test_wrong_steps_are_refused(steps: Any, message: str) -> None:
-    """One line that names the file, the place in its list, and nothing that the file has not."""
+    """The error is one line with the file and the position in its list, and it contains only keys of the file."""
     with pytest.raises(UserError) as refused:
         parse_steps(steps, source="c2.json")
     assert str(refused.value) == f"c2.json: {message}"
 
 
-def test_wrong_steps_among_other_settings_are_named_by_their_whole_path() -> None:
+def test_wrong_steps_among_other_settings_are_reported_with_their_whole_path() -> None:
     steps = [{"type": "length", "min": 3}, {"type": "nfkc", "form": "C"}]
     with pytest.raises(UserError) as refused:
         parse_steps(steps, source="pipeline: corpora.wiki.clean")
@@ -336,7 +340,7 @@ if __name__ == "__main__":
 """
 
 
-def test_after_a_kill_no_worker_is_left_and_the_same_plan_is_made(tmp_path: Path) -> None:
+def test_after_a_kill_no_worker_remains_and_the_same_plan_is_made(tmp_path: Path) -> None:
     corpus = write(tmp_path, [text(n, 20_000) for n in range(100)])
     script = tmp_path / "make.py"
     script.write_text(KILLED)

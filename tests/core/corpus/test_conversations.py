@@ -1,4 +1,4 @@
-"""Three shapes of conversations are read alike, and what is no conversation is named with its line."""
+"""Three formats of conversations are read alike; invalid conversations are rejected with their line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SYSTEM = {"role": "system", "content": "丁寧に。"}
         ),
     ],
 )  # fmt: skip
-def test_shapes_are_told_apart_by_their_keys(record: dict[str, Any], expected: list[dict[str, str]]) -> None:
+def test_formats_are_distinguished_by_their_keys(record: dict[str, Any], expected: list[dict[str, str]]) -> None:
     assert read_conversation(record) == expected
 
 
@@ -68,7 +68,7 @@ def test_shapes_are_told_apart_by_their_keys(record: dict[str, Any], expected: l
         ({"instruction": "問い", "output": " "}, "empty message"),
     ],
 )
-def test_what_is_no_conversation_is_named(record: dict[str, Any], reason: str) -> None:
+def test_invalid_conversations_are_rejected_with_the_reason(record: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidConversationError) as error:
         read_conversation(record)
     assert error.value.reason == reason

@@ -1,4 +1,4 @@
-"""Every document comes out once, in order, whatever the format and the cut; the rest is rejected with its place."""
+"""Every document is read once, in order, for any format and block size; everything else is rejected with its line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def texts(items: list[Document | Reject]) -> list[str]:
     bom=st.booleans(),
     escape=st.booleans(),
 )
-def test_jsonl_gives_back_every_text(
+def test_every_text_of_jsonl_is_read(
     documents: list[str], block_bytes: int, packed: bool, newline: str, final_newline: bool, bom: bool, escape: bool
 ) -> None:
     content = newline.join(json.dumps({"text": d, "n": 1}, ensure_ascii=escape) for d in documents)
@@ -70,7 +70,7 @@ BLANKS = st.lists(st.sampled_from(["", " ", "\t", "\u3000"]), min_size=1, max_si
     newline=st.sampled_from(["\n", "\r\n"]),
     final_newline=st.booleans(),
 )
-def test_txt_is_cut_at_blank_lines_or_at_every_line(
+def test_txt_is_split_at_blank_lines_or_at_every_line(
     documents: list[tuple[list[str], list[str]]], block_bytes: int, packed: bool, newline: str, final_newline: bool
 ) -> None:
     lines: list[str] = []
@@ -91,7 +91,7 @@ def test_txt_is_cut_at_blank_lines_or_at_every_line(
     assert [lines[item.line - 1] for item in by_line] == texts(by_line)
 
 
-def test_each_fault_is_named_with_its_line(tmp_path: Path) -> None:
+def test_each_error_is_reported_with_its_line(tmp_path: Path) -> None:
     rows = [
         b'{"text": "good"}',
         b'{"text": "bad \xff byte"}',
@@ -128,7 +128,7 @@ def test_each_fault_is_named_with_its_line(tmp_path: Path) -> None:
     assert excerpts[-3].startswith('{"text": "xxx') and len(excerpts[-3]) == 80
 
 
-def test_bad_bytes_spoil_only_their_own_document_in_txt(tmp_path: Path) -> None:
+def test_bad_bytes_affect_only_their_own_document_in_txt(tmp_path: Path) -> None:
     file = write(tmp_path / "a.txt", "一つ目\n\n".encode() + b"\xe3\x81 broken\n\n" + "三つ目 \0\n".encode())
     items = read_all(Corpus([file]))
     assert texts(items) == ["一つ目", "三つ目 \0"]
@@ -191,7 +191,7 @@ def test_blocks_are_disjoint_cover_the_file_and_are_picklable(tmp_path: Path) ->
     assert texts(again) == [orjson.loads(line)["text"] for line in lines] * 2
 
 
-def test_the_fingerprint_follows_content_and_names_not_places(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_content_and_names_not_on_folders(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     first = write(tmp_path / "a.txt", b"one\n")
     moved = write(tmp_path / "there" / "a.txt", b"one\n")
@@ -203,7 +203,7 @@ def test_the_fingerprint_follows_content_and_names_not_places(tmp_path: Path) ->
     assert fingerprint != Corpus([first, other]).fingerprint
 
 
-def test_a_folder_stands_for_its_files(tmp_path: Path) -> None:
+def test_a_folder_means_its_files(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     second = write(tmp_path / "sub" / "b.txt", b"two")
     first = write(tmp_path / "a.jsonl", b'{"text": "one"}')
@@ -213,12 +213,12 @@ def test_a_folder_stands_for_its_files(tmp_path: Path) -> None:
     assert texts(read_all(corpus)) == ["one", "two"]
 
 
-def test_another_field_holds_the_text(tmp_path: Path) -> None:
+def test_the_text_is_read_from_another_field(tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", b'{"body": "hello", "text": 3}')
     assert texts(read_all(Corpus([file], field="body"))) == ["hello"]
 
 
-def test_damaged_gzip_is_named(tmp_path: Path) -> None:
+def test_damaged_gzip_is_reported(tmp_path: Path) -> None:
     file = write(tmp_path / "a.txt.gz", b"some text\n" * 10_000)
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(UserError, match=r"a\.txt\.gz: expected a whole gzip file"):
@@ -240,7 +240,7 @@ def test_unusable_sources_are_refused(tmp_path: Path) -> None:
         Corpus([])
 
 
-def test_real_text_comes_out_whole() -> None:
+def test_real_text_is_read_completely() -> None:
     file = DATA / "aozora-small.jsonl.gz"
     if not file.exists():
         pytest.skip(f"{file} is not here")

@@ -1,4 +1,4 @@
-"""Hashing a corpus in the pass that reads it: the same fingerprint as by itself, and a change under way is seen."""
+"""Hashing a corpus in the pass that reads it: the fingerprint is the same, and changes during the pass are detected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SETTINGS = {"type": "byte_bpe", "vocab_size": 300}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """One file of every kind."""
+    """A folder with one file of every format."""
     folder = tmp_path / "corpus"
     folder.mkdir()
     lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of files that were read for their hash alone."""
+    """The names of files that were read only for their hash."""
     names: list[str] = []
 
     def recording(file: Source) -> str:
@@ -79,13 +79,13 @@ def test_remote_files_too(folder: Path, hashed: list[str]) -> None:
     assert hashed == ["b.jsonl.gz"]
 
 
-def test_half_a_pass_says_nothing(folder: Path) -> None:
+def test_half_a_pass_stores_no_hash(folder: Path) -> None:
     corpus = Corpus([folder / "b.jsonl.gz"], digests={})
     next(corpus.blocks(block_bytes=1000))
     assert corpus.digests == {}
 
 
-def test_a_file_that_is_not_what_it_was_is_refused(folder: Path) -> None:
+def test_a_file_that_changed_is_refused(folder: Path) -> None:
     corpus = Corpus([folder / "a.jsonl"], digests={})
     list(corpus.blocks())
     (folder / "a.jsonl").write_bytes((folder / "a.jsonl").read_bytes().replace(b"1", b"2"))
@@ -101,7 +101,7 @@ def test_a_counted_table_is_found_again(folder: Path, tmp_path: Path, hashed: li
     assert read_counts(tmp_path / "table", Corpus(sources), tokenizer.splitting()).documents == 3 * len(TEXTS)
 
 
-def test_no_table_is_kept_of_a_file_that_changes_meanwhile(
+def test_no_table_is_written_for_a_file_that_changes_meanwhile(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from terakoya.toolkit.tokenizers import word_counts_file as counts_file

@@ -1,4 +1,4 @@
-"""The same documents come out of every format and compression, and damage is named."""
+"""Every format and compression gives the same documents; damaged files are reported."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_csv_is_read_as_the_csv_module_writes_it(rows: list[tuple[str, str]], bl
     assert texts(items) == [text for text, _ in rows if text.strip()]
 
 
-def test_faults_in_csv_are_named_with_their_line(tmp_path: Path) -> None:
+def test_errors_in_csv_are_reported_with_their_line(tmp_path: Path) -> None:
     content = (
         b'text,n\ngood,1\nbad \xff,1\nno second\nun,quoted,comma\n"a"b,1\n,1\n' + b"x" * 200 + b',1\n"two\nlines",1\n'
     )
@@ -114,14 +114,14 @@ def test_faults_in_csv_are_named_with_their_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["", ".xz"])
-def test_a_quote_that_is_never_closed_is_an_error(tmp_path: Path, suffix: str) -> None:
+def test_an_unclosed_quote_is_an_error(tmp_path: Path, suffix: str) -> None:
     file = write(tmp_path / f"a.csv{suffix}", b'text\ngood\n"bad\n' + b"more\n" * 1000)
     with pytest.raises(UserError, match=r"a\.csv.*line \d: expected a closing quote"):
         read_all(Corpus([file], max_document_bytes=100), block_bytes=4)
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.csv.bz2", "a.parquet"])
-def test_a_missing_column_is_an_error_that_names_the_near_ones(tmp_path: Path, name: str) -> None:
+def test_a_missing_column_is_an_error_that_names_similar_ones(tmp_path: Path, name: str) -> None:
     if name == "a.parquet":
         pq.write_table(pa.table({"id": [1], "test": ["a"]}), tmp_path / name)
     else:
@@ -141,7 +141,7 @@ def test_a_missing_column_is_an_error_that_names_the_near_ones(tmp_path: Path, n
     block_bytes=st.integers(1, 600),
     kind=st.sampled_from([pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]),
 )
-def test_parquet_gives_back_every_row(
+def test_every_row_of_parquet_is_read(
     documents: list[str], row_group: int, block_bytes: int, kind: pa.DataType
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -156,7 +156,7 @@ def test_parquet_gives_back_every_row(
     assert [block.start for block in blocks] == [0, *(block.stop for block in blocks[:-1])][: len(blocks)]
 
 
-def test_faults_in_parquet_are_named_with_their_row(tmp_path: Path) -> None:
+def test_errors_in_parquet_are_reported_with_their_row(tmp_path: Path) -> None:
     raw = pa.array([b"good", None, b"\xff", b" ", b"x" * 101, "良い".encode()], pa.binary())
     text = pa.Array.from_buffers(pa.string(), len(raw), raw.buffers())
     pq.write_table(pa.table({"text": text}), tmp_path / "a.parquet", row_group_size=2)
@@ -192,7 +192,7 @@ def test_a_large_row_group_is_shared_in_bounded_memory(tmp_path: Path) -> None:
     assert peak < 20_000_000  # the row group has 36 MB
 
 
-def test_a_broken_parquet_file_is_named(tmp_path: Path) -> None:
+def test_a_broken_parquet_file_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": ["a" * 50] * 1000}), file, compression="snappy", use_dictionary=False)
     whole = file.read_bytes()
@@ -211,7 +211,7 @@ def test_a_broken_parquet_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [suffix for suffix in PACKERS if suffix])
-def test_damaged_compressed_files_are_named(tmp_path: Path, suffix: str) -> None:
+def test_damaged_compressed_files_are_reported(tmp_path: Path, suffix: str) -> None:
     file = write(tmp_path / f"a.txt{suffix}", b"".join(b"some text %d\n" % n for n in range(10_000)))
     whole = file.read_bytes()
     for content in (whole[:-5], whole[: len(whole) // 2], b"plain text, not packed"):
@@ -234,13 +234,13 @@ def test_a_huge_document_in_a_compressed_file_is_never_in_memory(tmp_path: Path,
 
 
 @pytest.mark.parametrize("suffix", [suffix for suffix in PACKERS if suffix])
-def test_parts_packed_one_after_the_other_are_read_to_the_end(tmp_path: Path, suffix: str) -> None:
+def test_concatenated_compressed_parts_are_read_to_the_end(tmp_path: Path, suffix: str) -> None:
     pack = PACKERS[suffix]
     (tmp_path / f"a.txt{suffix}").write_bytes(pack(b"one\n\nt") + pack(b"wo\n"))
     assert texts(read_all(Corpus([tmp_path / f"a.txt{suffix}"]))) == ["one", "two"]
 
 
-def test_patterns_and_folders_stand_for_their_files(tmp_path: Path) -> None:
+def test_patterns_and_folders_mean_their_files(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     first, second = write(tmp_path / "a.txt.zst", b"one"), write(tmp_path / "b.txt.xz", b"two")
     third = tmp_path / "sub" / "c.parquet"

@@ -1,4 +1,4 @@
-"""Addresses are read through fsspec: the same blocks as from disk, and errors that say what is missing."""
+"""fsspec reads addresses: the blocks equal those from disk, and errors name what is missing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def memory(folder: Path) -> Iterator[str]:
-    """The same files in fsspec's memory."""
+    """The address of the same files in fsspec's memory file system."""
     system = fsspec.filesystem("memory")
     for file in folder.iterdir():
         system.pipe(f"/corpus/{file.name}", file.read_bytes())
@@ -46,7 +46,7 @@ def read_all(corpus: Corpus) -> list[Document | Reject]:
     return [item for block in corpus.blocks(block_bytes=500) for item in corpus.read(block)]
 
 
-def test_blocks_are_those_of_the_disk(folder: Path, memory: str) -> None:
+def test_blocks_equal_those_from_disk(folder: Path, memory: str) -> None:
     here, there = Corpus([folder]), Corpus(find_files([memory]))
     assert [str(file) for file in there.sources] == ["memory:///corpus/a.jsonl", "memory:///corpus/b.parquet"]
     assert [(item.text, item.line) for item in read_all(there)] == [(item.text, item.line) for item in read_all(here)]  # type: ignore[union-attr]
@@ -64,14 +64,14 @@ def test_blocks_are_those_of_the_disk(folder: Path, memory: str) -> None:
     assert pickle.loads(pickle.dumps(there)).sources == there.sources
 
 
-def test_addresses_whose_slashes_a_path_has_folded_are_understood(memory: str) -> None:
+def test_addresses_with_slashes_folded_by_a_path_are_understood(memory: str) -> None:
     files = find_files([Path(memory) / "a.jsonl", Path(memory) / "*.parquet", f"{memory}/b.parquet"])
     assert [file.name for file in files] == ["a.jsonl", "b.parquet", "b.parquet"]
     assert all(isinstance(file, RemoteFile) for file in files)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_store_from_an_address_is_that_from_the_disk(folder: Path, tmp_path: Path, processes: int) -> None:
+def test_a_store_from_an_address_equals_that_from_disk(folder: Path, tmp_path: Path, processes: int) -> None:
     tokenizer = make_folder(tmp_path / "tokenizer")
     for name, source in (("here", folder), ("there", f"file://{folder}")):
         prepare_corpus(Corpus(find_files([source])), WordTokenizer(), tokenizer, tmp_path / name, processes=processes)
@@ -79,21 +79,21 @@ def test_a_store_from_an_address_is_that_from_the_disk(folder: Path, tmp_path: P
         assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes()
 
 
-def test_what_an_object_store_says_of_the_content_is_the_fingerprint(memory: str) -> None:
+def test_the_content_hash_of_an_object_store_is_the_fingerprint(memory: str) -> None:
     names = [f"{memory}/a.jsonl"]
     one, other = (Corpus([RemoteFile(name, version) for name in names]) for version in ("etag 1", "etag 2"))
     assert one.fingerprint != other.fingerprint
     assert Corpus([RemoteFile(names[0], "etag 1")]).fingerprint == one.fingerprint
 
 
-def test_a_changed_file_is_noticed(memory: str) -> None:
+def test_a_changed_file_is_detected(memory: str) -> None:
     (file,) = find_files([f"{memory}/a.jsonl"])
     before = file.stat().st_mtime_ns
     fsspec.filesystem("memory").pipe("/corpus/a.jsonl", b'{"text": "other"}\n')
     assert file.stat().st_mtime_ns != before
 
 
-def test_what_is_not_there_is_named(memory: str) -> None:
+def test_missing_files_are_named(memory: str) -> None:
     with pytest.raises(UserError, match=r"memory://corpus/c\.jsonl: no such file"):
         find_files([f"{memory}/c.jsonl"])
     with pytest.raises(UserError, match=r"memory://corpus/\*\.csv: expected files ending in"):
@@ -110,7 +110,7 @@ def test_a_data_set_of_the_hub_needs_a_revision(address: str) -> None:
         find_files([address])
 
 
-def test_a_store_that_cannot_be_reached_is_a_users_error(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_store_is_a_user_error(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (file,) = find_files([f"{memory}/a.jsonl"])
 
     def fails(*_: object, **__: object) -> None:

@@ -1,4 +1,4 @@
-"""Tokenizer reports: every figure against a count made with Transformers' tokenizer alone."""
+"""Tokenizer reports: every figure equals a count made only with Transformers' tokenizer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def measured(folder: Path) -> TokenizerReport:
     return report_tokenizers([folder / "tok"], [folder / "other.jsonl"])[0]
 
 
-def test_figures_are_those_of_transformers(folder: Path, measured: TokenizerReport) -> None:
+def test_figures_equal_those_from_transformers(folder: Path, measured: TokenizerReport) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder / "tok")
     lines = [*OTHER.split("\n"), *TEXTS[0].split("\n")]
     ids = [id for line in lines for id in tokenizer(line, add_special_tokens=False)["input_ids"]]
@@ -69,7 +69,7 @@ def test_coverage_by_class(folder: Path, measured: TokenizerReport) -> None:
     assert (coverage.characters, coverage.distinct) == (kanji.total(), len(kanji))
     assert (coverage.known, coverage.distinct_known) == (sum(kanji[c] for c in known), len(known))
     assert 0 < coverage.known < coverage.characters
-    assert "digits" not in measured.coverage, "there are none in this text"
+    assert "digits" not in measured.coverage, "the text has no digits"
 
 
 def test_pieces(measured: TokenizerReport) -> None:
@@ -95,7 +95,7 @@ def test_classes(character: str, expected: str) -> None:
     assert character_class(character) == expected
 
 
-def test_page_is_sound_and_escapes(measured: TokenizerReport) -> None:
+def test_page_is_valid_and_escapes_text(measured: TokenizerReport) -> None:
     text = render_page([measured, measured], corpus="<a & b>.txt")
     root = ElementTree.fromstring(text.split("\n", 1)[1].replace('<meta charset="utf-8">', ""))
     assert len(root.findall(".//svg")) == 4 and len(root.findall(".//rect")) > 40
@@ -104,7 +104,7 @@ def test_page_is_sound_and_escapes(measured: TokenizerReport) -> None:
         assert figure in text
 
 
-def test_nothing_to_measure_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_an_empty_corpus_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n\n")
     with pytest.raises(UserError, match="at least one document"):
         report_tokenizers([folder / "tok"], [tmp_path / "empty.txt"])
@@ -116,12 +116,12 @@ def test_byte_level_pieces_are_shown_as_text(folder: Path) -> None:
     train_tokenizer(Corpus([source]), folder / "bytes", settings=settings)
     pieces = report_tokenizers([folder / "bytes"], [source])[0].pieces
     assert {"の", "\u2581", "いる"} <= set(pieces), [piece for piece in pieces if not piece.isascii()][-40:]
-    assert len(set(pieces)) == len(pieces), "parts of characters are told apart"
+    assert len(set(pieces)) == len(pieces), "partial characters are distinguished"
     assert {"\\xe3", "\\x81", "\\x00", "\\n"} <= set(pieces)
 
 
 def byte_level(pieces: list[bytes]) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer with these pieces, and two tokens of its own, which are no bytes."""
+    """A byte-level tokenizer with these pieces and two tokens that are not byte-level."""
     library = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     written: dict[int, str] = {}
     for character in map(chr, [*range(0x800), *range(0x800, 0xD800, 64), *range(0x10000, 0x110000, 4096)]):
@@ -152,7 +152,7 @@ def test_bytes_of_sentencepiece_are_one_character(folder: Path) -> None:
     measured = report_tokenizers([folder / "pieces"], [folder / "rare.txt"])[0]
     byte = measured.pieces.index("<0xE9>")
     assert (measured.counts[byte], measured.lengths[byte]) == (2, 1)
-    assert measured.longest(1)[0][1] == 2, "the most frequent of pieces of one character, which is a byte"
+    assert measured.longest(1)[0][1] == 2, "the most frequent piece of one character, which is a byte"
     assert measured.piece_lengths()[0] >= 256 > measured.piece_lengths()[5]
 
 
@@ -160,13 +160,13 @@ def test_tokenizers_without_words_have_no_bars(measured: TokenizerReport) -> Non
     wordless = replace(measured, name="a<b", words=None)
     section = render_page([wordless, measured], corpus="").partition("<h2>Tokens per word</h2>")[2].partition("<h2>")[0]
     assert section.count("<rect") == 5 and "left out: a&lt;b." in section
-    assert COLOURS[1] in section and COLOURS[0] not in section, "colours are those of the legend"
+    assert COLOURS[1] in section and COLOURS[0] not in section, "colours equal those of the legend"
     section = render_page([measured], corpus="").partition("<h2>Tokens per word</h2>")[2].partition("<h2>")[0]
     assert "left out" not in section
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 6, 14])
-def test_figures_in_pictures_do_not_overlap(measured: TokenizerReport, number: int) -> None:
+def test_figures_in_charts_do_not_overlap(measured: TokenizerReport, number: int) -> None:
     text = render_page([measured] * number, corpus="")
     pictures = ElementTree.fromstring(text.split("\n", 1)[1].replace('<meta charset="utf-8">', "")).findall(".//svg")
     assert len(pictures) == 4

@@ -41,7 +41,7 @@ def train(folder: Path, **fields: Any) -> Path:
 
 
 def library(lines: list[str], *, prefix: bool = False, **options: Any) -> tuple[list[str], list[tuple[str, str]]]:
-    """Pieces by id and merges, as `tokenizers` learns them."""
+    """Pieces by id and merges from the trainer of `tokenizers`."""
     tokenizer = ByteLevelBPETokenizer(add_prefix_space=prefix)
     tokenizer.train_from_iterator(lines, special_tokens=[EOS], show_progress=False, **options)
     model = json.loads(tokenizer._tokenizer.to_str())["model"]
@@ -50,7 +50,7 @@ def library(lines: list[str], *, prefix: bool = False, **options: Any) -> tuple[
 
 @pytest.mark.parametrize("prefix", [False, True])
 @pytest.mark.parametrize(("vocab_size", "min_frequency"), [(257, 2), (300, 2), (330, 1), (2000, 3)])
-def test_learns_what_tokenizers_learns(prefix: bool, vocab_size: int, min_frequency: int) -> None:
+def test_training_gives_the_result_of_tokenizers(prefix: bool, vocab_size: int, min_frequency: int) -> None:
     options = {"vocab_size": vocab_size, "min_frequency": min_frequency}
     counts = Counter(word for text in TEXTS for word in splitter(prefix)(text))
     ours = train_byte_pairs(counts, special_tokens=[EOS], **options)
@@ -59,8 +59,8 @@ def test_learns_what_tokenizers_learns(prefix: bool, vocab_size: int, min_freque
 
 @pytest.mark.parametrize("few", [0, 100])
 @pytest.mark.parametrize("seed", range(8))
-def test_ties_and_runs_are_taken_as_tokenizers_takes_them(seed: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few letters and few counts: hardly a pair is more frequent than all others, and many overlap themselves."""
+def test_ties_and_runs_are_merged_as_by_tokenizers(seed: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few letters and few counts: there are many ties between pairs, and many pairs overlap themselves."""
     monkeypatch.setattr(pair_merging, "_FEW", few)
     draw = random.Random(seed)
     lines = ["".join(draw.choices("aab ", k=draw.randint(1, 40))) for _ in range(60)]
@@ -70,7 +70,7 @@ def test_ties_and_runs_are_taken_as_tokenizers_takes_them(seed: int, few: int, m
 
 
 def test_merges_of_real_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Words of many letters, so that both ways of merging are taken in one training."""
+    """Words of many letters, so that one training uses both algorithms of merging."""
     draw = random.Random(5)
     words = ["".join(draw.choices("かきくけこ", weights=[5, 4, 3, 2, 1], k=draw.randint(2, 30))) for _ in range(400)]
     lines = [" ".join(draw.choices(words, k=20)) for _ in range(100)]
@@ -147,7 +147,7 @@ def test_same_files_for_any_number_of_processes(tmp_path: Path) -> None:
         assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes(), name
 
 
-def test_fingerprint_follows_the_vocabulary(tmp_path: Path) -> None:
+def test_fingerprint_depends_on_the_vocabulary(tmp_path: Path) -> None:
     one, two = train(tmp_path / "one"), train(tmp_path / "two", vocab_size=280)
     assert ByteBpe().fingerprint(one) == ByteBpe().fingerprint(one)
     different = {

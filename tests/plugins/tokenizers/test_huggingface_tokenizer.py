@@ -1,4 +1,4 @@
-"""The tokenizer `huggingface`: any folder AutoTokenizer loads, with exactly its ids."""
+"""The tokenizer `huggingface`: any folder that AutoTokenizer loads, with exactly its ids."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def check(encoded: Encoded, tokenizer: Any, texts: Sequence[str], **options: Any
     assert encoded.document_lines.tolist() == [sum(1 for line in text if line) for text in rows]
 
 
-def test_ids_are_those_of_the_loaded_tokenizer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_equal_those_of_the_loaded_tokenizer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = HuggingFace.from_folder(folder)
     assert tokenizer is not None
     monkeypatch.setattr("terakoya.toolkit.tokenizers.line_encoder.BATCH_LINES", 3)
@@ -101,7 +101,7 @@ def test_literal_special_tokens(mode: Any, tmp_path: Path) -> None:
     assert (4 in encoded.ids) == (mode != "split")
 
 
-def test_words_are_known_for_wordpiece_alone(folder: Path) -> None:
+def test_words_are_known_only_for_wordpiece(folder: Path) -> None:
     encoded = HuggingFace().encoder(folder).encode(["unpack ovens! [MASK][MASK]"])
     if folder.name != "wordpiece":
         assert encoded.word_starts is None
@@ -128,7 +128,7 @@ def test_vocabulary_facts(folder: Path) -> None:
     assert vocabulary.special
 
 
-def test_a_long_line_is_not_cut_and_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_line_is_not_cut_and_logs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     here = wordpiece(tmp_path / "w")
     config = json.loads((here / "tokenizer_config.json").read_text())
     (here / "tokenizer_config.json").write_text(json.dumps({**config, "model_max_length": 8}))
@@ -137,7 +137,7 @@ def test_a_long_line_is_not_cut_and_says_nothing(tmp_path: Path, caplog: pytest.
     assert not caplog.records
 
 
-def test_is_chosen_only_where_nothing_else_reads_the_folder(folder: Path, tmp_path: Path) -> None:
+def test_is_chosen_only_if_no_other_kind_reads_the_folder(folder: Path, tmp_path: Path) -> None:
     assert isinstance(recognise_tokenizer(folder), HuggingFace)
     assert isinstance(recognise_tokenizer(folder, type="huggingface"), HuggingFace)
     japanese = tmp_path / "japanese"
@@ -165,7 +165,7 @@ def test_folders_that_do_not_load(name: str, content: str, tmp_path: Path) -> No
         HuggingFace().load(tmp_path)
 
 
-def test_fingerprint_follows_the_files(tmp_path: Path) -> None:
+def test_fingerprint_depends_on_the_files(tmp_path: Path) -> None:
     here = wordpiece(tmp_path / "w")
     before = HuggingFace().fingerprint(here)
     assert before == HuggingFace().fingerprint(here) and "tokenizer.json" in before
@@ -174,7 +174,7 @@ def test_fingerprint_follows_the_files(tmp_path: Path) -> None:
     assert {name for name in before if before[name] != after[name]} == {"tokenizer.json"}
 
 
-def test_there_is_nothing_to_train(tmp_path: Path) -> None:
+def test_training_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("雨")
     with pytest.raises(UserError, match="trained already"):
         HuggingFace().train(Corpus([tmp_path / "a.txt"]), tmp_path / "out")

@@ -57,7 +57,7 @@ def reference(tokenizer: Any, texts: Sequence[str], **options: Any) -> list[int]
     return [id for line in lines for id in tokenizer(line, add_special_tokens=False, **options)["input_ids"]]
 
 
-def test_ids_are_those_of_the_loaded_folder(trained: Path) -> None:
+def test_ids_equal_those_of_the_loaded_folder(trained: Path) -> None:
     tokenizer = recognise_tokenizer(trained)
     assert isinstance(tokenizer, MecabCharacter)
     loaded = AutoTokenizer.from_pretrained(trained, local_files_only=True)
@@ -86,7 +86,7 @@ def test_lower_case(tmp_path: Path) -> None:
         assert tokenizer.encoder(folder).encode(HARD).ids.tolist() == reference(tokenizer.load(folder), HARD)
 
 
-def test_pieces_are_characters_and_words_are_mecabs(trained: Path) -> None:
+def test_pieces_are_characters_and_words_are_from_mecab(trained: Path) -> None:
     loaded = MecabCharacter().load(trained)
     marks = loaded.subword_tokenizer_type == "wordpiece"
     pieces = (trained / "vocab.txt").read_text(encoding="utf-8").splitlines()
@@ -124,7 +124,7 @@ def test_literal_special_tokens(mode: Any, trained: Path) -> None:
     assert (4 in encoded.ids) == (mode != "split") and dict(encoded.literals) == {"[MASK]": 1}
 
 
-def test_learns_from_the_table_counted_for_wordpiece(tmp_path: Path) -> None:
+def test_trains_from_the_table_counted_for_wordpiece(tmp_path: Path) -> None:
     from terakoya.commands.tokenizer.count import count_words
 
     straight = train(tmp_path / "straight")
@@ -137,7 +137,7 @@ def test_learns_from_the_table_counted_for_wordpiece(tmp_path: Path) -> None:
         assert file.read_bytes() == (tmp_path / "kept" / file.name).read_bytes()
 
 
-def test_fingerprint_follows_vocabulary_and_dictionary(tmp_path: Path) -> None:
+def test_fingerprint_depends_on_vocabulary_and_dictionary(tmp_path: Path) -> None:
     one, two = train(tmp_path / "one"), train(tmp_path / "two", dictionary="ipadic", limit_alphabet=9)
     first, second = MecabCharacter().fingerprint(one), MecabCharacter().fingerprint(two)
     different = {name for name in first if first[name] != second[name]}

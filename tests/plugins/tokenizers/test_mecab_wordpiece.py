@@ -1,4 +1,4 @@
-"""The tokenizer `mecab_wordpiece`: Transformers' ids on every text, the field's vocabulary, folders that load."""
+"""The tokenizer `mecab_wordpiece`: Transformers' ids on every text, the published vocabulary, folders that load."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def tohoku() -> Path:
 # ----------------------------------------------------------------------------------------------------- the folder
 
 
-def test_folder_loads_in_transformers_as_it_is(trained: Path) -> None:
+def test_folder_loads_unchanged_in_transformers(trained: Path) -> None:
     assert sorted(file.name for file in trained.iterdir()) == ["terakoya.json", "tokenizer_config.json", "vocab.txt"]
     tokenizer = AutoTokenizer.from_pretrained(trained, local_files_only=True)
     assert type(tokenizer).__name__ == "BertJapaneseTokenizer"
@@ -190,7 +190,7 @@ def test_vocabulary_too_small_for_the_alphabet(tmp_path: Path) -> None:
     train(tmp_path / "in", vocab_size=100, limit_alphabet=30)
 
 
-def test_from_folder_knows_its_own(trained: Path, lower: Path, tmp_path: Path) -> None:
+def test_from_folder_recognises_its_own_folders(trained: Path, lower: Path, tmp_path: Path) -> None:
     assert MecabWordPiece.from_folder(trained) == MecabWordPiece(vocab_size=300)
     assert MecabWordPiece.from_folder(lower) == MecabWordPiece(vocab_size=300, do_lower_case=True, dictionary="ipadic")
     assert MecabWordPiece.from_folder(tmp_path) is None
@@ -208,7 +208,7 @@ def test_from_folder_knows_its_own(trained: Path, lower: Path, tmp_path: Path) -
         assert MecabWordPiece.from_folder(tmp_path) is None
 
 
-def test_fingerprint_sees_vocabulary_and_dictionary(trained: Path, lower: Path, tmp_path: Path) -> None:
+def test_fingerprint_depends_on_vocabulary_and_dictionary(trained: Path, lower: Path, tmp_path: Path) -> None:
     one, other = MecabWordPiece().fingerprint(trained), MecabWordPiece().fingerprint(lower)
     assert {name for name in one if one[name] != other[name]} == {"vocabulary", "tokenizer_config", "dictionary"}
     assert one["fugashi"] and one["unicode"]
@@ -279,7 +279,7 @@ def test_word_starts_are_mecab_words(trained: Path) -> None:
     assert 0 < sum(expected) < len(expected)
 
 
-def test_a_full_table_starts_anew_with_the_same_ids(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_word_cache_is_emptied_and_gives_the_same_ids(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = MecabWordPiece().encoder(trained)
     expected = encoder.encode(TEXTS)
     monkeypatch.setattr(encoder._table, "_max_words", 20)
@@ -334,7 +334,7 @@ def test_folder_as_transformers_saves_it(trained: Path, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------ MeCab's limits
 
 
-def test_line_beyond_mecabs_limits_is_cut_not_fatal(trained: Path) -> None:
+def test_a_line_beyond_mecabs_limits_is_split_without_an_error(trained: Path) -> None:
     program = (
         "import sys\nfrom pathlib import Path\n"
         "from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece\n"
@@ -348,7 +348,7 @@ def test_line_beyond_mecabs_limits_is_cut_not_fatal(trained: Path) -> None:
     assert 200_001 <= int(tokens) < 200_100 and lines == "[1, 1]\n"  # a word may fall on a cut
 
 
-def test_long_line_that_mecab_can_take_is_not_cut(trained: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_line_within_mecabs_limits_is_not_split(trained: Path, caplog: pytest.LogCaptureFixture) -> None:
     line = "図書館の窓から、雨にぬれた庭の木々が見えた。" * 2000
     assert len(line) > 32_000
     with caplog.at_level(logging.WARNING, "terakoya"):

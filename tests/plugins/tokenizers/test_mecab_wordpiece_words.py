@@ -77,7 +77,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return train(tmp_path_factory.mktemp("words") / "t", **request.param), request.param
 
 
-def test_ids_are_those_of_the_loaded_folder(case: tuple[Path, dict[str, Any]]) -> None:
+def test_ids_equal_those_of_the_loaded_folder(case: tuple[Path, dict[str, Any]]) -> None:
     folder, fields = case
     tokenizer = recognise_tokenizer(folder)
     assert tokenizer == MecabWordPiece(vocab_size=200, min_frequency=4, **fields)
@@ -114,7 +114,7 @@ def test_ids_of_any_text(case: tuple[Path, dict[str, Any]], text: str) -> None:
 
 
 @SUDACHI
-def test_sudachis_modes_cut_differently() -> None:
+def test_sudachis_modes_split_differently() -> None:
     cuts = []
     for mode in "ABC":
         config = {"word_tokenizer_type": "sudachi", "sudachi_kwargs": {"sudachi_split_mode": mode}}
@@ -123,7 +123,7 @@ def test_sudachis_modes_cut_differently() -> None:
 
 
 @SUDACHI
-def test_a_line_beyond_sudachis_limit_is_cut_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_beyond_sudachis_limit_is_split_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     encoder = MecabWordPiece().encoder(train(tmp_path / "t", word_tokenizer="sudachi"))
     long = encoder.encode(["床は光る。" * 4000])
     assert "more than can be cut into words at once" in caplog.text
@@ -160,7 +160,7 @@ for line in sys.stdin:
 
 @pytest.fixture(params=[pytest.param("the program", marks=JUMAN), "a stand-in"])
 def juman(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Juman++ itself, or a program that knows no words but speaks and falls silent as Juman++ 2 does."""
+    """Juman++ itself, or a stand-in without a dictionary that answers, and stops answering, like Juman++ 2."""
     pytest.importorskip("rhoknp", reason="needs rhoknp")
     if request.param == "a stand-in":
         program = tmp_path / "bin" / "jumanpp"
@@ -176,12 +176,12 @@ def juman(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     ("line", "same"),
     [("# 床は光る", "#床は光る"), ("＃　# 床", "##床"), ("#", "#"), ("#床", "#床"), ("床 # 光", "床#光"), ("# ", "#")],
 )
-def test_a_line_that_juman_takes_for_a_comment_has_its_words(juman: str, line: str, same: str) -> None:
+def test_a_line_that_juman_reads_as_a_comment_has_words(juman: str, line: str, same: str) -> None:
     words = words_of({"word_tokenizer_type": "jumanpp"})
     assert "".join(words.split([line])[0].split()) == same
 
 
-def test_a_line_beyond_jumans_limit_is_cut_and_told(juman: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_beyond_jumans_limit_is_split_with_a_warning(juman: str, caplog: pytest.LogCaptureFixture) -> None:
     words = words_of({"word_tokenizer_type": "jumanpp"})
     line = "床は光る。" * 273 + "c"
     assert len(line.encode()) == 4096
@@ -196,7 +196,7 @@ def test_fingerprint_names_jumans_version(juman: str) -> None:
 
 
 @pytest.mark.parametrize("juman", ["a stand-in"], indirect=True)
-def test_a_line_that_juman_does_not_answer_is_named(juman: str) -> None:
+def test_a_line_without_an_answer_from_juman_is_reported(juman: str) -> None:
     words = words_of({"word_tokenizer_type": "jumanpp"})
     with pytest.raises(UserError, match=r"got none for the line '止まれ'.*take the line out of the corpus"):
         words.split(["止まれ"])
@@ -209,16 +209,14 @@ def test_a_line_that_juman_does_not_answer_is_named(juman: str) -> None:
         ({"word_tokenizer": "none", "do_lower_case": True}, "do_lower_case: expected false"),
     ],
 )
-def test_what_no_folder_can_give_is_refused(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_settings_that_no_folder_supports_are_refused(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         train(tmp_path / "t", **fields)
     assert not (tmp_path / "t").exists()
 
 
 @pytest.mark.parametrize(("name", "module"), [("sudachi", "sudachipy"), ("juman", "rhoknp")])
-def test_what_is_not_installed_is_named(
-    name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_analysers_are_named(name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda each: None if each == module else find(each))
     with pytest.raises(UserError, match=f"{module} is not installed; run: pip install {module}"):

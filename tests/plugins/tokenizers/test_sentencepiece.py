@@ -1,4 +1,4 @@
-"""The tokenizer `sentencepiece`: the library's own ids, in Transformers and here; folders that load; word starts."""
+"""The tokenizer `sentencepiece`: the library's own ids, in Transformers and in ours; folders that load; word starts."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def flat(rows: Sequence[Sequence[int]]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_ids_are_those_of_transformers_and_of_the_library(folders: Any, name: str) -> None:
+def test_ids_equal_those_of_transformers_and_of_the_library(folders: Any, name: str) -> None:
     folder = folders(name)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     model = load_model(folder / "tokenizer.model")
@@ -176,7 +176,7 @@ def test_literals_are_counted_and_parsed_or_not(folders: Any) -> None:
     assert not np.isin(split.ids, [vocabulary.mask, vocabulary.sep]).any() and split.literals == parsed.literals
 
 
-def test_tokens_that_strip_their_neighbours_go_through_transformers(folders: Any, tmp_path: Path) -> None:
+def test_tokens_that_strip_white_space_are_encoded_by_transformers(folders: Any, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folders("unigram"))
     from tokenizers import AddedToken
 
@@ -206,7 +206,7 @@ def test_the_folder_of_a_gpt_model(folders: Any) -> None:
     assert lines[:3] == ["<unk>\t0", "<s>\t0", "</s>\t0"] and len(lines) == 1501
 
 
-def test_the_folder_of_a_bert_model_frames_texts(folders: Any) -> None:
+def test_the_folder_of_a_bert_model_adds_special_tokens(folders: Any) -> None:
     folder = folders("words")
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     assert len(tokenizer) == 1250
@@ -214,13 +214,13 @@ def test_the_folder_of_a_bert_model_frames_texts(folders: Any) -> None:
     pair = tokenizer("木", "寺")
     assert [pair.input_ids[0], pair.input_ids[-1]] == [2, 3] and pair.token_type_ids[-1] == 1
     masked = tokenizer("寺の[MASK]を見る", add_special_tokens=False).input_ids
-    assert tokenizer.convert_ids_to_tokens(masked)[masked.index(4) + 1][0] == "を", "no space behind [MASK]"
+    assert tokenizer.convert_ids_to_tokens(masked)[masked.index(4) + 1][0] == "を", "no space after [MASK]"
     vocabulary = own(folder).encoder(folder).vocabulary
     facts = (vocabulary.pad, vocabulary.unk, vocabulary.cls, vocabulary.sep, vocabulary.mask, vocabulary.eos)
     assert facts == (0, 1, 2, 3, 4, None)
 
 
-def test_options_reach_the_model(folders: Any, tmp_path: Path) -> None:
+def test_options_are_passed_to_the_trainer(folders: Any, tmp_path: Path) -> None:
     model = load_model(folders("seed") / "tokenizer.model")
     ids = [model.piece_to_id(piece) for piece in MODELS["seed"]["user_defined_symbols"]]
     assert ids == [1, 2, 3, 4, 5, 6, 7, 8] and not any(map(model.is_control, ids))
@@ -244,7 +244,7 @@ def test_same_corpus_same_bytes(tmp_path: Path, fields: dict[str, Any]) -> None:
     assert len({(folder / "tokenizer.model").read_bytes() for folder in made}) == 1
 
 
-def test_lines_are_drawn_alike_in_every_process(tmp_path: Path) -> None:
+def test_the_sample_of_lines_is_the_same_in_every_process(tmp_path: Path) -> None:
     here = make(tmp_path / "here", num_threads=2, **DRAWN)
     program = (
         "from pathlib import Path; from terakoya.corpus.corpus import Corpus\n"
@@ -262,8 +262,8 @@ def test_lines_are_drawn_alike_in_every_process(tmp_path: Path) -> None:
     assert (first / "tokenizer.model").read_bytes() == (asked / "tokenizer.model").read_bytes()
 
 
-def test_training_is_quiet_about_what_the_library_ignores(tmp_path: Path) -> None:
-    """In a process of its own: how much the library says is set once for all of it."""
+def test_training_hides_warnings_about_ignored_arguments(tmp_path: Path) -> None:
+    """In a separate process, because the library has one log level for the whole process."""
     (tmp_path / "a.txt").write_text("\n\n".join(LINES), encoding="utf-8")
     given = ["tokenizer", "train", str(tmp_path / "a.txt"), "--type", "sentencepiece", "--train-extremely-large-corpus"]
     given += ["--num-threads", "1", "--out"]
@@ -275,7 +275,7 @@ def test_training_is_quiet_about_what_the_library_ignores(tmp_path: Path) -> Non
     assert done.returncode == 2 and said.startswith("error: SentencePiece's trainer: Vocabulary size is smaller")
 
 
-def test_the_text_of_documents_is_learnt_whatever_the_file(tmp_path: Path) -> None:
+def test_training_reads_the_documents_of_any_file_format(tmp_path: Path) -> None:
     folder = make(tmp_path / "a")
     text = tmp_path / "b.txt.gz"
     text.write_bytes(gzip.compress("\n".join(LINES).encode()))
@@ -284,7 +284,7 @@ def test_the_text_of_documents_is_learnt_whatever_the_file(tmp_path: Path) -> No
     assert '{"' not in (folder / "tokenizer.vocab").read_text(encoding="utf-8")
 
 
-def test_what_is_left_out_is_counted_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_skipped_lines_are_counted_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "corpus.txt"
     file.write_text("\n\n".join([*LINES, "木" * 100, "▅ 棒"]), encoding="utf-8")
     with caplog.at_level(logging.WARNING, "terakoya"):
@@ -298,7 +298,7 @@ def test_what_is_left_out_is_counted_and_told(tmp_path: Path, caplog: pytest.Log
 # ----------------------------------------------------------------------------------------------------------- words
 
 
-def test_no_piece_is_learnt_across_words_and_word_starts_are_mecabs(folders: Any) -> None:
+def test_no_piece_spans_words_in_training_and_word_starts_are_from_mecab(folders: Any) -> None:
     folder = folders("words")
     words = mecab.MecabWords(mecab.dictionary_options(mecab.dictionary_folder("unidic_lite")), normalize=False)
     model = load_model(folder / "tokenizer.model")
@@ -323,10 +323,10 @@ def test_no_piece_is_learnt_across_words_and_word_starts_are_mecabs(folders: Any
         crossed += len(expected - set(begins.tolist()))
         total += len(expected)
         place += len(row)
-    assert crossed < 0.1 * total, "at most a few words are joined by a piece that fits over both"
+    assert crossed < 0.1 * total, "at most a few words are joined by a piece that spans both"
 
 
-def test_a_symbol_is_learnt_and_found_whole(tmp_path: Path) -> None:
+def test_no_word_starts_inside_a_symbol(tmp_path: Path) -> None:
     words = WordBounds(mecab.dictionary_options(mecab.dictionary_folder("unidic_lite")), symbols=["寺の木"])
     assert words.insert_delimiters("この寺の木を 見る", "|") == "この|寺の木|を| 見る"
     plain = WordBounds(mecab.dictionary_options(mecab.dictionary_folder("unidic_lite")), space_is_suffix=True)
@@ -354,12 +354,12 @@ def test_a_literal_is_a_word_of_its_own(folders: Any) -> None:
 # ------------------------------------------------------------------------------------------ recognising, importing
 
 
-def test_from_folder_gives_back_the_settings(folders: Any) -> None:
+def test_from_folder_returns_the_settings(folders: Any) -> None:
     for name, fields in MODELS.items():
         assert own(folders(name)) == SentencePiece(num_threads=1, **fields)
 
 
-def test_other_peoples_folders(folders: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_folders_of_other_programs(folders: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = (folders("unigram") / "tokenizer.model").read_bytes()
     config = tmp_path / "tokenizer_config.json"
     assert SentencePiece.from_folder(tmp_path) is None
@@ -393,7 +393,7 @@ def test_other_peoples_folders(folders: Any, tmp_path: Path, caplog: pytest.LogC
         SentencePiece.from_folder(tmp_path)
 
 
-def test_a_model_is_taken_over(folders: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_is_imported(folders: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = folders("bpe") / "tokenizer.model"
     given = ["tokenizer", "import", str(file), "--type", "sentencepiece", "--out"]
     with pytest.raises(SystemExit) as leave:
@@ -468,19 +468,19 @@ def test_wrong_settings_are_refused(fields: dict[str, Any], message: str) -> Non
         ({"lines": ["▅", "  "]}, "the corpus has no line to train on"),
     ],
 )
-def test_what_the_trainer_refuses_is_told(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+def test_trainer_errors_are_user_errors(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         make(tmp_path / "x", **fields)
 
 
-def test_a_damaged_corpus_is_named(tmp_path: Path) -> None:
+def test_a_damaged_corpus_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "half.txt.gz"
     file.write_bytes(gzip.compress("\n".join(LINES).encode())[:-20])
     with pytest.raises(UserError, match=r"half\.txt\.gz: expected a whole gzip file"):
         SentencePiece(vocab_size=1500).train(Corpus([file]), tmp_path / "x")
 
 
-def test_the_fingerprint_tells_models_and_dictionaries_apart(folders: Any) -> None:
+def test_the_fingerprint_distinguishes_models_and_dictionaries(folders: Any) -> None:
     prints = [own(folders(name)).fingerprint(folders(name)) for name in ("unigram", "words", "seed")]
     assert len({each["model"] for each in prints}) == 3
     assert "dictionary" not in prints[0] and prints[1]["dictionary"] != prints[2]["dictionary"]

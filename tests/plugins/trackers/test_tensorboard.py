@@ -1,4 +1,4 @@
-"""What TensorBoard reads is what was logged."""
+"""TensorBoard reads the values that were logged."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from terakoya_plugins.trackers.tensorboard import TensorBoard
 
 
-def test_scalars_and_parameters_are_there(tmp_path: Path) -> None:
+def test_scalars_and_parameters_are_written(tmp_path: Path) -> None:
     run = TensorBoard().open(tmp_path, {"seed": 42, "optimizer": {"type": "adamw"}})
     run.log(1, {"train/loss": 2.5})
     run.log(3, {"train/loss": 1.5, "validation/wiki/loss": 1.75})

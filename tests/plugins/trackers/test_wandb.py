@@ -1,4 +1,4 @@
-"""Weights & Biases: what its library is asked for, and, where it is installed, what it writes offline."""
+"""Weights & Biases: the calls of its library and, if it is installed, the files that it writes offline."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class StandInRun:
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[StandInRun]:
-    """The runs that were opened with a stand-in for the library."""
+    """The runs that a stand-in for the library has opened."""
     opened: list[StandInRun] = []
 
     def init(**arguments: Any) -> StandInRun:
@@ -55,7 +55,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[StandInRun]:
     return opened
 
 
-def test_a_resumed_run_goes_on_with_the_same_one(tmp_path: Path, runs: list[StandInRun]) -> None:
+def test_a_resumed_run_continues_the_same_wandb_run(tmp_path: Path, runs: list[StandInRun]) -> None:
     tracker = WandB(project="pre-training", entity="school", group="bert", tags=("ja", "small"), mode="offline")
     for values in ({"train/loss": 2.5}, {"train/loss": 1.5}):
         run_log = RunLog(tmp_path, [tracker], {"seed": 42}, active=True)
@@ -73,7 +73,7 @@ def test_a_resumed_run_goes_on_with_the_same_one(tmp_path: Path, runs: list[Stan
     assert run_id(tmp_path) != run_id(tmp_path.parent)
 
 
-def test_without_the_library_training_goes_on_and_the_extra_is_named(
+def test_without_the_library_training_continues_and_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -87,7 +87,7 @@ def test_without_the_library_training_goes_on_and_the_extra_is_named(
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 1
 
 
-def test_a_server_that_does_not_answer_keeps_nobody(
+def test_a_server_that_does_not_answer_does_not_block_training(
     tmp_path: Path, runs: list[StandInRun], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("terakoya.training.run_log.SECONDS_TO_FINISH", 0.3)
@@ -98,7 +98,7 @@ def test_a_server_that_does_not_answer_keeps_nobody(
     assert any("WandB fell behind" in message for message in caplog.messages)
 
 
-def test_keys_stay_out_of_parameters(tmp_path: Path) -> None:
+def test_api_keys_are_refused_in_parameters(tmp_path: Path) -> None:
     raw = {"trackers": [{"type": "wandb", "api_key": "0123456789"}]}
     with pytest.raises(UserError, match="api_key"):
         Parameters.from_dict(raw, source="run.json")
@@ -106,14 +106,15 @@ def test_keys_stay_out_of_parameters(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed")
 def test_the_library_itself_writes_offline(tmp_path: Path) -> None:
-    """In a process of its own, as a run would: two starts, one id, a file each, and the process ends."""
+    """In a separate process, as in a run: two starts have one id and a file each, and the process ends."""
     program = f"""
 from pathlib import Path
-from terakoya.training import run_log as records
+from terakoya.training import run_log as run_log_module
 from terakoya_plugins.trackers.wandb import WandB
-records.SECONDS_TO_FINISH = 120.0  # the library's own process may take its time to start
+run_log_module.SECONDS_TO_FINISH = 120.0  # the library's own process may take its time to start
 for start in range(2):
-    record = records.RunLog(Path({str(tmp_path)!r}), [WandB(mode="offline", tags=("ja",))], {{"seed": 42}}, active=True)
+    trackers = [WandB(mode="offline", tags=("ja",))]
+    run_log = run_log_module.RunLog(Path({str(tmp_path)!r}), trackers, {{"seed": 42}}, active=True)
     run_log.track(start + 1, {{"train/loss": 2.5}})
     run_log.close()
 """

@@ -125,8 +125,8 @@ class SentencePiece(Tokenizer):
     def _check_consistency(self) -> Self:
         fields = type(self).model_fields
         if not self.pretokenization_delimiter:
-            given = [key for key in ("dictionary", "mecab_option") if getattr(self, key) != fields[key].default]
-            for key in given:
+            changed = [key for key in ("dictionary", "mecab_option") if getattr(self, key) != fields[key].default]
+            for key in changed:
                 raise ValueError(f'{key}: MeCab is used only with pretokenization_delimiter, for example "||||"')
         ids = [id for id in (self._id(role) for role in ("unk", "bos", "eos", "pad")) if id >= 0]
         if len(set(ids)) < len(ids):
@@ -251,25 +251,25 @@ class SentencePiece(Tokenizer):
         own = {"special_tokens", "special_tokens_in_text", "dictionary", "mecab_option"}
         own |= {"input_sentence_size", "shuffle_input_sentence", "random_seed"}
         own.update(f"{role}_piece" for role in ("cls", "sep", "mask"))
-        given = {
+        arguments = {
             name: value for name, value in self.model_dump().items() if name not in own and value not in ("", None)
         }
         if self.add_dummy_prefix is None:
-            given["add_dummy_prefix"] = self.special_tokens == "gpt"
+            arguments["add_dummy_prefix"] = self.special_tokens == "gpt"
         for role in ("unk", "bos", "eos", "pad"):
-            given[f"{role}_id"], given[f"{role}_piece"] = self._id(role), self._piece(role)
+            arguments[f"{role}_id"], arguments[f"{role}_piece"] = self._id(role), self._piece(role)
         symbols = {*self.user_defined_symbols, *self.control_symbols}
         symbols.update(str(self._piece(role)) for role in ("unk", "bos", "eos", "pad") if self._id(role) >= 0)
         role_pieces = [
             piece for role in ("cls", "sep", "mask") if (piece := self._piece(role)) and piece not in symbols
         ]
-        given["control_symbols"] = [*self.control_symbols, *dict.fromkeys(role_pieces)]
-        given["user_defined_symbols"] = list(self.user_defined_symbols)
+        arguments["control_symbols"] = [*self.control_symbols, *dict.fromkeys(role_pieces)]
+        arguments["user_defined_symbols"] = list(self.user_defined_symbols)
         if not self.train_extremely_large_corpus:  # newer versions do not need it and warn when it is given
-            del given["train_extremely_large_corpus"]
+            del arguments["train_extremely_large_corpus"]
         if self.model_type == "char":  # a character is always in one word, and the trainer refuses the option
-            given.pop("pretokenization_delimiter", None)
-        return {name: value for name, value in given.items() if value != []}
+            arguments.pop("pretokenization_delimiter", None)
+        return {name: value for name, value in arguments.items() if value != []}
 
     def _pieces_by_role(self, processor: SentencePieceProcessor) -> dict[str, str]:
         """Returns role -> piece for the roles whose piece is in the model. BERT has no bos and eos."""

@@ -1,4 +1,4 @@
-"""Several corpora as one: each read its own way, counted alike for any number of processes."""
+"""Several corpora as one: each is read in its own way, and counts do not depend on the number of processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _splitter() -> object:
 
 @pytest.fixture
 def corpora(tmp_path: Path) -> list[Corpus]:
-    """The same two columns read by either name, a compressed text by lines, and a cleaned corpus."""
+    """A csv file read by each of its two columns, a compressed text read by lines, and a cleaned corpus."""
     (tmp_path / "both.csv").write_text("title,body\n" + "".join(f"t{n},b{n} b\n" for n in range(300)))
     (tmp_path / "lines.txt.gz").write_bytes(gzip.compress("".join(f"l{n} l\n" for n in range(300)).encode()))
     (tmp_path / "some.jsonl").write_text("".join(json.dumps({"text": f"Ｓ{n % 40} s"}) + "\n" for n in range(120)))
@@ -48,7 +48,7 @@ def _texts(corpus: Corpus, block_bytes: int | None = None) -> list[str]:
 
 
 @pytest.mark.parametrize("block_bytes", [100, None])
-def test_each_is_read_its_own_way_in_order(corpora: list[Corpus], block_bytes: int | None) -> None:
+def test_each_corpus_is_read_in_its_own_way_in_order(corpora: list[Corpus], block_bytes: int | None) -> None:
     together = _texts(join_corpora(corpora), block_bytes)
     assert together == [text for corpus in corpora for text in _texts(corpus)]
     assert together[:1] == ["b0 b"]
@@ -74,7 +74,7 @@ def test_progress_counts_the_bytes_of_all(corpora: list[Corpus]) -> None:
     assert seen[-1] == seen[-2] == (total, total)
 
 
-def test_whatever_decides_about_documents_is_in_the_fingerprint(corpora: list[Corpus], tmp_path: Path) -> None:
+def test_everything_that_determines_documents_is_in_the_fingerprint(corpora: list[Corpus], tmp_path: Path) -> None:
     def facts() -> object:
         return join_corpora(
             [Corpus(each.sources, field=each.field, documents=each.documents) for each in corpora]
@@ -88,5 +88,5 @@ def test_whatever_decides_about_documents_is_in_the_fingerprint(corpora: list[Co
     assert facts() != before
 
 
-def test_one_corpus_stays_what_it_is(corpora: list[Corpus]) -> None:
+def test_one_corpus_is_returned_unchanged(corpora: list[Corpus]) -> None:
     assert join_corpora(corpora[:1]) is corpora[0]
