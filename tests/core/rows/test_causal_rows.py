@@ -201,7 +201,7 @@ def test_a_foreign_end_of_document_is_told_of(tmp_path: Path, caplog: pytest.Log
     with caplog.at_level(logging.WARNING, "terakoya"):
         rows = rows_of(store_of(tmp_path, [[7], [5]], eos=8), "packed")
     assert np.count_nonzero(rows.labels == 8) == 2  # type: ignore[operator]
-    assert "to stop at 8" in caplog.text
+    assert "stop at 8" in caplog.text
 
 
 def test_impossible_requests_are_refused(tmp_path: Path) -> None:

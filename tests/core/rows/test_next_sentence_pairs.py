@@ -151,4 +151,4 @@ def test_epochs_cut_anew_and_keep_their_length(tmp_path: Path, caplog: pytest.Lo
         epochs = [source.load(epoch, np.arange(len(source))) for epoch in range(4)]
     assert all(len(rows) == len(source) for rows in epochs)
     assert len({rows.tokens.tobytes() for rows in epochs}) == 4
-    assert caplog.text.count("pairs, of which an epoch of") == 3
+    assert caplog.text.count("pairs; the run takes") == 3
