@@ -1,1 +1,1 @@
-"""Foreign checkpoint formats: one file each."""
+"""Checkpoint formats, a file or a folder each: importers and exporters of one program together."""

@@ -1,8 +1,8 @@
-"""DeepSpeed's ZeRO checkpoints, stages 1 to 3, of a Transformers model: its float32 master weights.
+"""Imports the float32 master weights of a Transformers model from DeepSpeed's ZeRO checkpoints, stages 1 to 3.
 
-`*_zero_pp_rank_N_mp_rank_00_optim_states.pt` holds process N's share of all trained weights, flattened one behind the
-other; `mp_rank_00_model_states.pt` (stage 3: one for each process) holds their names and shapes. DeepSpeed's own
-`zero_to_fp32` unpickles these files without restraint; here they are read as tensors and plain values.
+`*_zero_pp_rank_N_mp_rank_00_optim_states.pt` contains rank N's partition of all trained weights, flattened and
+concatenated; `mp_rank_00_model_states.pt` (stage 3: one per rank) contains their names and shapes. DeepSpeed's own
+`zero_to_fp32` unpickles these files without restrictions; this module reads only tensors and plain values.
 """
 
 from __future__ import annotations
@@ -27,34 +27,38 @@ logger = logging.getLogger("terakoya")
 OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 STAGES = {"optimizer_states": 1, "gradients": 2, "weights": 3}
-"""DeepSpeed's names of its stages."""
+"""DeepSpeed's name of a stage -> its number."""
 
 
 class DeepSpeed(Importer):
     """A Transformers model that was trained with ZeRO.
 
     Attributes:
-        config: a folder with the model's config.json; null looks in the checkpoint's folder and above it.
+        config: a folder with the model's config.json; null: the checkpoint's folder or its parent folder.
     """
 
     config: Path | None = None
 
     def read(self, source: Path, out: Path) -> None:
-        """Reads `source`, a `global_step` folder or one above it with `latest`, and writes a Transformers folder.
+        """Reads `source`, a `global_step` folder or its parent with a file `latest`, and writes a Transformers folder.
 
         Raises:
-            UserError: a share that is missing, no config, a weight without a place.
+            UserError: a missing partition, no config, or a weight that the model does not have.
         """
-        from terakoya.toolkit.formats import from_state_dict as foreign_model
+        from terakoya.toolkit.formats import from_state_dict
 
-        folder = find_step(source)
-        kind, config = _model_class(self.config, folder)
+        folder = find_step_folder(source)
+        model_class, config = _load_config(self.config, folder)
         weights = {name.removeprefix("module."): value for name, value in read_weights(folder).items()}
-        foreign_model.write(kind, config, weights, folder, out)
+        from_state_dict.write(model_class, config, weights, folder, out)
 
 
-def find_step(source: Path) -> Path:
-    """The folder with the shares: `source`, or the one that its `latest` names. UserError if there is none."""
+def find_step_folder(source: Path) -> Path:
+    """Returns the folder with the partitions: `source`, or the folder that the file `latest` in it names.
+
+    Raises:
+        UserError: there is none.
+    """
     latest = source / "latest"
     folder = source / latest.read_text(encoding="utf-8").strip() if latest.is_file() else source
     if not folder.is_dir():
@@ -65,57 +69,61 @@ def find_step(source: Path) -> Path:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The whole weights and saved buffers, by name.
+    """Returns the full weights and the saved buffers, by name.
 
     Raises:
-        UserError: a share is missing, sizes that do not fit together, or tensor parallelism.
+        UserError: a missing partition, sizes that do not match, or tensor parallelism.
     """
-    from terakoya.toolkit.formats import restricted_unpickler as pickled
+    from terakoya.toolkit.formats import restricted_unpickler
 
-    models, shares = _files(folder, MODEL), _files(folder, OPTIMIZER)
-    states = [_table(pickled.load(path), path, "module") for path in models]
-    head = states[0]
-    if not shares:
-        kinds = ", ".join(sorted({str(value.dtype).removeprefix("torch.") for value in head["module"].values()}))
-        logger.warning(
-            "%s: no shares of an optimizer: the weights are those the model computed with, %s", folder, kinds
-        )
-        return dict(head["module"])
-    contents = [_table(pickled.load(path), path, "optimizer_state_dict")["optimizer_state_dict"] for path in shares]
-    stage, expected = _stage(contents[0], shares[0]), contents[0].get("partition_count")
+    model_files, partition_files = _list_files(folder, MODEL), _list_files(folder, OPTIMIZER)
+    states = [_check_key(restricted_unpickler.load(path), path, "module") for path in model_files]
+    first = states[0]
+    if not partition_files:
+        dtypes = ", ".join(sorted({str(value.dtype).removeprefix("torch.") for value in first["module"].values()}))
+        logger.warning("%s: no partitions of an optimizer: the weights are those of the model, %s", folder, dtypes)
+        return dict(first["module"])
+    contents = [
+        _check_key(restricted_unpickler.load(path), path, "optimizer_state_dict")["optimizer_state_dict"]
+        for path in partition_files
+    ]
+    stage, expected = _zero_stage(contents[0], partition_files[0]), contents[0].get("partition_count")
     expected = max(expected) if isinstance(expected, list | tuple) else expected
-    if expected != len(shares) or (stage == 3 and len(states) != len(shares)):
-        raise UserError(f"{folder}: expected the shares of {expected} processes, found {len(shares)}; one is missing")
-    lacking = [key for key in ("param_shapes", "buffer_names", "shared_params") if key not in head]
-    if lacking:
-        raise UserError(f"{models[0]}: holds no {', '.join(lacking)}; written by a DeepSpeed before 0.7?")
-    found: dict[str, Tensor] = {name: head["module"][name] for name in head["buffer_names"] if name in head["module"]}
-    found |= _frozen(states, stage)
+    count = len(partition_files)
+    if expected != count or (stage == 3 and len(states) != count):
+        raise UserError(f"{folder}: expected the partitions of {expected} ranks, found {count}; a file is missing")
+    missing = [key for key in ("param_shapes", "buffer_names", "shared_params") if key not in first]
+    if missing:
+        raise UserError(f"{model_files[0]}: has no {', '.join(missing)}; was it written by DeepSpeed before 0.7?")
+    buffers = [name for name in first["buffer_names"] if name in first["module"]]
+    weights: dict[str, Tensor] = {name: first["module"][name] for name in buffers}
+    weights |= _read_frozen(states, stage)
     if stage == 3:
-        found |= _from_slices(contents, head["param_shapes"], folder)
+        weights |= _join_slices(contents, first["param_shapes"], folder)
     else:
-        found |= _from_shares(contents, head["param_shapes"], folder)
-    found |= {name: found[other] for name, other in head["shared_params"].items() if other in found}
-    return found
+        weights |= _join_partitions(contents, first["param_shapes"], folder)
+    weights |= {name: weights[other] for name, other in first["shared_params"].items() if other in weights}
+    return weights
 
 
-def _files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
-    """The folder's files of this kind, by process. UserError for a second tensor-parallel rank."""
-    found = [(match, path) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))]
-    wrong = [path for match, path in found if int(match[2]) != 0]
-    if wrong:
-        raise UserError(f"{wrong[0]}: tensor or pipeline parallelism of DeepSpeed cannot be imported")
-    return [path for _, path in sorted(found, key=lambda item: int(item[0][1] or 0))]
+def _list_files(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
+    """Returns the folder's files that match `pattern`, by rank. Raises UserError for a second tensor-parallel rank."""
+    matches = [(match, path) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))]
+    unsupported = [path for match, path in matches if int(match[2]) != 0]
+    if unsupported:
+        raise UserError(f"{unsupported[0]}: tensor or pipeline parallelism of DeepSpeed cannot be imported")
+    return [path for _, path in sorted(matches, key=lambda item: int(item[0][1] or 0))]
 
 
-def _table(content: Any, file: Path, key: str) -> Mapping[str, Any]:
+def _check_key(content: Any, file: Path, key: str) -> Mapping[str, Any]:
+    """Returns `content` if it is a dict that has a dict under `key`; else raises UserError."""
     if not isinstance(content, dict) or not isinstance(content.get(key), dict):
-        raise UserError(f"{file}: holds no {key}")
+        raise UserError(f"{file}: has no {key}")
     return content
 
 
-def _stage(content: Mapping[str, Any], file: Path) -> int:
-    """ZeRO's stage. DeepSpeed writes a number or a member of its enumeration."""
+def _zero_stage(content: Mapping[str, Any], file: Path) -> int:
+    """Returns the stage of ZeRO. DeepSpeed writes a number or a member of its enumeration."""
     stage: Any = content.get("zero_stage")
     if not isinstance(stage, int):
         stage = next(iter(getattr(stage, "args", ())[-1:]), stage)
@@ -125,89 +133,88 @@ def _stage(content: Mapping[str, Any], file: Path) -> int:
     return int(stage)
 
 
-def _frozen(states: Sequence[Mapping[str, Any]], stage: int) -> dict[str, Tensor]:
-    """Weights that were not trained: whole in stages 1 and 2, in slices in stage 3."""
+def _read_frozen(states: Sequence[Mapping[str, Any]], stage: int) -> dict[str, Tensor]:
+    """Returns the weights that were not trained: stages 1 and 2 save them whole, stage 3 in slices."""
     import torch
 
-    found = {}
+    weights = {}
     for name, shape in (states[0].get("frozen_param_shapes") or {}).items():
-        pieces = [state["frozen_param_fragments"][name] for state in (states if stage == 3 else states[:1])]
-        found[name] = torch.cat([piece.flatten() for piece in pieces])[: math.prod(shape)].reshape(tuple(shape))
-    return found
+        slices = [state["frozen_param_fragments"][name] for state in (states if stage == 3 else states[:1])]
+        weights[name] = torch.cat([each.flatten() for each in slices])[: math.prod(shape)].reshape(tuple(shape))
+    return weights
 
 
-def _from_shares(
+def _join_partitions(
     contents: Sequence[Mapping[str, Any]], shapes: Sequence[Mapping[str, Sequence[int]]], folder: Path
 ) -> dict[str, Tensor]:
-    """Stages 1 and 2: each group of weights is one long vector, cut into as many shares as processes."""
+    """Joins the partitions of stages 1 and 2, which cut the vector of each parameter group into one part per rank."""
     import torch
 
     groups = [content["single_partition_of_fp32_groups"] for content in contents]
     paddings = contents[0].get("param_alignment_paddings")
     if any(len(group) != len(shapes) for group in groups):
-        raise UserError(f"{folder}: expected {len(shapes)} groups of weights in every share")
-    found: dict[str, Tensor] = {}
+        raise UserError(f"{folder}: expected {len(shapes)} groups of weights in every partition")
+    weights: dict[str, Tensor] = {}
     for number, names in enumerate(shapes):
         vector = torch.cat([group[number].flatten() for group in groups])
-        place = 0
+        offset = 0
         for index, (name, shape) in enumerate(names.items()):
             size = math.prod(shape)
-            if place + size > len(vector):
-                raise UserError(f"{folder}: {name} ends behind the {len(vector):,} numbers of group {number}")
-            found[name] = vector[place : place + size].reshape(tuple(shape))
-            place += size + (int(paddings[number][index]) if paddings is not None else 0)
-        if len(vector) - place >= 2 * len(contents):  # what rounds the vector up to shares of even length
-            raise UserError(f"{folder}: group {number} has {len(vector):,} numbers, its weights take {place:,}")
-    return found
+            if offset + size > len(vector):
+                raise UserError(f"{folder}: {name} ends after the {len(vector):,} numbers of group {number}")
+            weights[name] = vector[offset : offset + size].reshape(tuple(shape))
+            offset += size + (int(paddings[number][index]) if paddings is not None else 0)
+        if len(vector) - offset >= 2 * len(contents):  # padding makes the partitions equally long, an even number each
+            raise UserError(f"{folder}: group {number} has {len(vector):,} numbers, its weights take {offset:,}")
+    return weights
 
 
-def _from_slices(
+def _join_slices(
     contents: Sequence[Mapping[str, Any]], shapes: Sequence[Mapping[str, Sequence[int]]], folder: Path
 ) -> dict[str, Tensor]:
-    """Stage 3: each weight is cut into as many slices as processes, the last one filled up."""
+    """Joins the slices of stage 3, where each weight is cut into a slice per rank and the last slice is padded."""
     import torch
 
     vectors = [torch.cat([group.flatten() for group in content["fp32_flat_groups"]]) for content in contents]
-    found: dict[str, Tensor] = {}
-    place = 0
+    weights: dict[str, Tensor] = {}
+    offset = 0
     for name, shape in [item for names in shapes for item in names.items()]:
         size = math.prod(shape)
         slice_size = math.ceil(size / len(contents))
-        if any(place + slice_size > len(vector) for vector in vectors):
-            raise UserError(f"{folder}: {name} ends behind the numbers of a process")
-        slices = [vector[place : place + slice_size] for vector in vectors]
-        found[name] = torch.cat(slices)[:size].reshape(tuple(shape))
-        place += slice_size
-    if any(len(vector) != place for vector in vectors):
-        raise UserError(
-            f"{folder}: a process has {len(vectors[0]):,} numbers, its slices of the weights take {place:,}"
-        )
-    return found
+        if any(offset + slice_size > len(vector) for vector in vectors):
+            raise UserError(f"{folder}: {name} ends after the numbers of a rank")
+        slices = [vector[offset : offset + slice_size] for vector in vectors]
+        weights[name] = torch.cat(slices)[:size].reshape(tuple(shape))
+        offset += slice_size
+    if any(len(vector) != offset for vector in vectors):
+        raise UserError(f"{folder}: a rank has {len(vectors[0]):,} numbers, its slices of the weights take {offset:,}")
+    return weights
 
 
-def _model_class(given: Path | None, folder: Path) -> tuple[type[PreTrainedModel], Any]:
-    """The class and config of the model. UserError if there is no config, or one that names no class."""
+def _load_config(setting: Path | None, folder: Path) -> tuple[type[PreTrainedModel], Any]:
+    """Returns the class and config of the model. Raises UserError without a config, or if it names no class."""
     import transformers
 
-    places = [given] if given else [folder, folder.parent]
-    place = next((each for each in places if (each / "config.json").is_file()), None)
-    if place is None:
+    candidates = [setting] if setting else [folder, folder.parent]
+    config_folder = next((path for path in candidates if (path / "config.json").is_file()), None)
+    if config_folder is None:
         raise UserError(
-            f"{' or '.join(map(str, places))}: expected a config.json, found none; name the folder of one with the "
+            f"{' or '.join(map(str, candidates))}: expected a config.json, found none; name its folder with the "
             "setting config (--config DIR)"
         )
-    config = transformers.AutoConfig.from_pretrained(place, local_files_only=True)
+    config = transformers.AutoConfig.from_pretrained(config_folder, local_files_only=True)
     name = next(iter(config.architectures or ()), None)
-    kind = getattr(transformers, name, None) if name else None
-    if kind is None:
+    model_class = getattr(transformers, name, None) if name else None
+    if model_class is None:
+        file = config_folder / "config.json"
         raise UserError(
-            f"{place / 'config.json'}: architectures: expected a class of Transformers, got {name}; write for example "
+            f"{file}: architectures: expected a class of Transformers, got {name}; write for example "
             '"architectures": ["LlamaForCausalLM"]'
         )
-    return kind, config
+    return model_class, config
 
 
 @hookimpl
 def register_importers() -> dict[str, type[Importer]]:
-    """Offers `deepspeed`."""
+    """Registers `deepspeed`."""
     return {"deepspeed": DeepSpeed}

@@ -1,4 +1,4 @@
-"""The Transformers folder: config, safetensors weights and tokenizer, loadable offline."""
+"""Exports a Transformers folder with config, safetensors weights and tokenizer, which loads offline."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ CODE = """import transformers
 
 
 class {name}(transformers.{name}):
-    \"\"\"Transformers' own, under the name by which AutoTokenizer finds it beside any model.\"\"\"
+    \"\"\"The class of Transformers, under a name by which AutoTokenizer finds it for any model.\"\"\"
 """
 
 
 class HuggingFace(Exporter):
-    """One folder a model; the tokenizer's files lie in each."""
+    """One folder per model, with the tokenizer's files in each."""
 
     def export(self, models: Mapping[str, PreTrainedModel], tokenizer_folder: Path, out: Path) -> None:
-        """Writes `models` (by sub-folder, "" is `out` itself)."""
+        """Writes `models` (sub-folder -> model; "" is `out` itself) with the tokenizer."""
         from terakoya.toolkit.architectures import attention
         from terakoya.toolkit.formats import model_folder
 
@@ -36,31 +36,31 @@ class HuggingFace(Exporter):
             attention.release(model)
             model_folder.write(model, folder)
             for file in sorted(tokenizer_folder.iterdir()):
-                if file.is_file() and file.name != "config.json":  # the model's own config stands
+                if file.is_file() and file.name != "config.json":  # keeps the model's config
                     shutil.copyfile(file, folder / file.name)
             _fit_tokenizer(model, folder, tokenizer_folder)
 
 
 def _fit_tokenizer(model: PreTrainedModel, folder: Path, original: Path) -> None:
-    """Makes AutoTokenizer load in `folder` the class that it loads in `original`, giving what `model` takes.
+    """Makes AutoTokenizer load the same class from `folder` as from `original`, with the inputs that `model` accepts.
 
-    Beside some models, ModernBERT for one, it passes over the class that tokenizer_config.json names, unless that comes
-    by way of `auto_map`; what this names is that class again. Models without token types are given none.
+    For some models, such as ModernBERT, AutoTokenizer ignores the class that tokenizer_config.json names, unless
+    `auto_map` names it; so `auto_map` then names the same class. Models without token types get no token types.
 
-    Beside a model with code of its own that code is run, as whoever loads the folder does: it is the plugin's, which
-    has just trained the model.
+    If the model has code of its own, this runs it. The code is that of the plugin which has just trained the model.
     """
-    tokenizer = _loaded(original)
+    tokenizer = _load_tokenizer(original)
     if tokenizer is None:
         return
-    kind, changes = type(tokenizer), dict[str, Any]()
-    if kind.__module__.startswith("transformers.") and type(_loaded(folder, trust=True)) is not kind:
-        changes["auto_map"] = {"AutoTokenizer": [f"tokenization.{kind.__name__}", None]}
-        (folder / "tokenization.py").write_text(CODE.format(name=kind.__name__), encoding="utf-8")
+    tokenizer_class, changes = type(tokenizer), dict[str, Any]()
+    is_builtin = tokenizer_class.__module__.startswith("transformers.")
+    if is_builtin and type(_load_tokenizer(folder, trust=True)) is not tokenizer_class:
+        changes["auto_map"] = {"AutoTokenizer": [f"tokenization.{tokenizer_class.__name__}", None]}
+        (folder / "tokenization.py").write_text(CODE.format(name=tokenizer_class.__name__), encoding="utf-8")
     names = tokenizer.model_input_names
-    # A GPT-2 takes token types for words that it adds to each of its own; other decoders refuse them.
-    untyped = model.can_generate() or getattr(model.config, "type_vocab_size", 2) < 2
-    if untyped and "token_type_ids" in names:
+    # A GPT-2 would look token types up in its word embeddings and add them; other decoders do not accept them.
+    has_no_types = model.can_generate() or getattr(model.config, "type_vocab_size", 2) < 2
+    if has_no_types and "token_type_ids" in names:
         changes["model_input_names"] = [name for name in names if name != "token_type_ids"]
     if changes:
         file = folder / "tokenizer_config.json"
@@ -68,12 +68,12 @@ def _fit_tokenizer(model: PreTrainedModel, folder: Path, original: Path) -> None
         file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _loaded(folder: Path, *, trust: bool = False) -> PreTrainedTokenizerBase | None:
-    """The tokenizer that AutoTokenizer loads in `folder`, None if it loads none. Its code is run only with `trust`."""
+def _load_tokenizer(folder: Path, *, trust: bool = False) -> PreTrainedTokenizerBase | None:
+    """Loads the tokenizer of `folder` with AutoTokenizer; None if that fails. `trust` allows running its code."""
     from transformers import AutoTokenizer
 
     try:
-        # said either way: left open, Transformers asks the terminal
+        # always passed: without the argument, Transformers prompts on the terminal
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
     except (ValueError, OSError, ImportError):
         return None
@@ -81,5 +81,5 @@ def _loaded(folder: Path, *, trust: bool = False) -> PreTrainedTokenizerBase | N
 
 @hookimpl
 def register_exporters() -> dict[str, type[Exporter]]:
-    """Offers `huggingface`."""
+    """Registers `huggingface`."""
     return {"huggingface": HuggingFace}

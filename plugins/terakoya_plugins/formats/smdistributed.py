@@ -1,7 +1,7 @@
-"""SageMaker's model-parallel library: the whole model it saves under a name with `full`, of a GPT-J.
+"""Imports a GPT-J that SageMaker's model-parallel library saved whole, in a file whose name begins with `full`.
 
-`fullmodel.pt` holds the weights, by the library's own names (a distributed transformer's) or translated already to
-Transformers'; `user_content_fullmodel.pt` beside it holds what the training script added: config and command line.
+`fullmodel.pt` contains the weights under the library's own names (those of its distributed transformer) or under
+Transformers' names. `user_content_fullmodel.pt` contains what the training script added: config and command line.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ MODULES = {
     "output.dense1": "mlp.fc_in",
     "output.dense2": "mlp.fc_out",
 }
-"""Modules of a layer, here and in Transformers."""
+"""Module of a layer in the library -> in Transformers."""
 
 OUTSIDE = {"word_embedding": "transformer.wte", "layernorm": "transformer.ln_f", "lm_head": "lm_head"}
 LAYER = re.compile(r"transformer\.seq_layers\.(\d+)\.(.+)\.(weight|bias)")
 MASKS = re.compile(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)|.*\.(causal_mask|mask_value)")
-"""Attention masks, which are no weights."""
+"""Names of attention masks, which are not weights."""
 
 WRAPPERS = ("model", "model_state_dict", "module")
 SETTINGS = {
@@ -45,16 +45,16 @@ SETTINGS = {
     "activation_function": ("activation_function",),
     "tie_word_embeddings": ("tie_word_embeddings",),
 }
-"""What weights do not tell: the config's names, and those of the training script's options."""
+"""Settings that cannot be read from the weights: the config's name -> possible names in config and command line."""
 
 
 class SmDistributed(Importer):
-    """A GPT-J that was saved whole.
+    """A GPT-J that was saved whole. The settings are needed if the checkpoint contains no config.
 
     Attributes:
-        num_attention_heads: needed where the checkpoint holds no config.
-        max_position_embeddings: the longest row; as before.
-        rotary_dim: how much of each head is turned by its position.
+        num_attention_heads: number of attention heads.
+        max_position_embeddings: largest number of tokens in a row.
+        rotary_dim: number of dimensions of each head that rotary positions rotate.
     """
 
     num_attention_heads: PositiveInt | None = None
@@ -65,28 +65,27 @@ class SmDistributed(Importer):
         """Reads `source`, the file or a folder with one file `full*`, and writes a Transformers folder to `out`.
 
         Raises:
-            UserError: no such file, a part of a model, a weight without a place, or settings that are not known.
+            UserError: no such file, a part of a model, a weight that the model does not have, or unknown settings.
         """
         from transformers import GPTJConfig, GPTJForCausalLM
 
-        from terakoya.toolkit.formats import from_state_dict as foreign_model
-        from terakoya.toolkit.formats import restricted_unpickler as pickled
+        from terakoya.toolkit.formats import from_state_dict, restricted_unpickler
 
-        file = find_full(source)
-        weights = translate(_tensors(pickled.load(file), file), file)
+        file = find_full_model(source)
+        weights = rename_weights(_find_tensors(restricted_unpickler.load(file), file), file)
         notes = file.with_name(f"user_content_{file.name}")
-        settings = _settings(pickled.load(notes) if notes.is_file() else {})
-        own = {
+        settings = _read_settings(restricted_unpickler.load(notes) if notes.is_file() else {})
+        given = {
             "n_head": self.num_attention_heads,
             "n_positions": self.max_position_embeddings,
             "rotary_dim": self.rotary_dim,
         }
-        settings |= {name: value for name, value in own.items() if value is not None}
-        lacking = [key for key, name in zip(type(self).model_fields, own, strict=True) if name not in settings]
-        if lacking:
+        settings |= {name: value for name, value in given.items() if value is not None}
+        missing = [key for key, name in zip(type(self).model_fields, given, strict=True) if name not in settings]
+        if missing:
             raise UserError(
-                f"{file}: {notes.name} with the model's config is not beside it; say {', '.join(lacking)} "
-                f"(--{lacking[0].replace('_', '-')} N)"
+                f"{file}: its folder has no {notes.name} with the model's config; set {', '.join(missing)} "
+                f"(--{missing[0].replace('_', '-')} N)"
             )
         words, inner = weights.get("transformer.wte.weight"), weights.get("transformer.h.0.mlp.fc_in.weight")
         if words is None or inner is None:
@@ -101,51 +100,51 @@ class SmDistributed(Importer):
             eos_token_id=None,
             **settings,
         )
-        foreign_model.write(GPTJForCausalLM, config, weights, file, out)
+        from_state_dict.write(GPTJForCausalLM, config, weights, file, out)
 
 
-def find_full(source: Path) -> Path:
-    """The file of the whole model. UserError if there is none, or several."""
+def find_full_model(source: Path) -> Path:
+    """Returns the file of the whole model. Raises UserError if there is none or more than one."""
     if source.suffixes[-2:] == [".tar", ".gz"]:
         raise UserError(f"{source}: unpack it first (tar -xzf), and name the folder")
     if source.is_file():
         return source
     if not source.is_dir():
         raise UserError(f"{source}: no such file or folder")
-    found = sorted(path for path in source.glob("full*") if path.is_file())
-    if len(found) != 1:
+    files = sorted(path for path in source.glob("full*") if path.is_file())
+    if len(files) != 1:
         parts = any(source.glob("*_partial")) or (source / "newest").is_file()
-        hint = "; what lies there are parts (`partial=True`), which only that library reads" if parts else ""
-        raise UserError(f"{source}: expected one file full*, found {len(found)}{hint}")
-    return found[0]
+        hint = "; the folder has parts of a model (`partial=True`), which only the library reads" if parts else ""
+        raise UserError(f"{source}: expected one file full*, found {len(files)}{hint}")
+    return files[0]
 
 
-def translate(weights: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
-    """`weights` by Transformers' names. UserError for names that are not known."""
-    found: dict[str, Tensor] = {}
+def rename_weights(weights: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
+    """Returns `weights` under Transformers' names, without masks. Raises UserError for unknown names."""
+    renamed: dict[str, Tensor] = {}
     unknown = []
     for name, value in weights.items():
         module, _, end = name.rpartition(".")
-        inside = LAYER.fullmatch(name)
+        in_layer = LAYER.fullmatch(name)
         if MASKS.fullmatch(name):
             continue
-        if inside and inside[2] in MODULES:
-            found[f"transformer.h.{inside[1]}.{MODULES[inside[2]]}.{inside[3]}"] = value
+        if in_layer and in_layer[2] in MODULES:
+            renamed[f"transformer.h.{in_layer[1]}.{MODULES[in_layer[2]]}.{in_layer[3]}"] = value
         elif module in OUTSIDE:
-            found[f"{OUTSIDE[module]}.{end}"] = value
+            renamed[f"{OUTSIDE[module]}.{end}"] = value
         elif name.startswith(("transformer.h.", "transformer.wte.", "transformer.ln_f.")):
-            found[name] = value
+            renamed[name] = value
         else:
             unknown.append(name)
     if unknown:
         from terakoya.toolkit.formats.from_state_dict import listed
 
-        raise UserError(f"{file}: has weights that are not known: {listed(sorted(unknown))}")
-    return found
+        raise UserError(f"{file}: has unknown weights: {listed(sorted(unknown))}")
+    return renamed
 
 
-def _tensors(content: Any, file: Path) -> dict[str, Tensor]:
-    """The weights in what the file holds: by name, or one level below. UserError if there are none."""
+def _find_tensors(content: Any, file: Path) -> dict[str, Tensor]:
+    """Returns the weights in the file's `content`, at the top or one level below. Raises UserError without weights."""
     import torch
 
     for table in (content, *(content.get(key) for key in WRAPPERS if isinstance(content, dict))):
@@ -155,25 +154,25 @@ def _tensors(content: Any, file: Path) -> dict[str, Tensor]:
                 for name, value in table.items()
                 if isinstance(value, torch.Tensor)
             }
-    raise UserError(f"{file}: holds no weights by name")
+    raise UserError(f"{file}: has no weights by name")
 
 
-def _settings(notes: Any) -> dict[str, Any]:
-    """The config's settings that weights do not tell, as far as the training script noted them."""
+def _read_settings(notes: Any) -> dict[str, Any]:
+    """Returns the settings of the config, other than sizes of weights, that the training script saved in `notes`."""
     if not isinstance(notes, dict):
         return {}
     sources = [notes.get("model_config"), notes.get("cli_args")]
-    tables = [each if isinstance(each, dict) else getattr(each, "state", None) or {} for each in sources]
-    found: dict[str, Any] = {}
+    tables = [source if isinstance(source, dict) else getattr(source, "state", None) or {} for source in sources]
+    settings: dict[str, Any] = {}
     for name, keys in SETTINGS.items():
         for table in tables:
             value = next((table[key] for key in keys if table.get(key) is not None), None)
             if value is not None:
-                found.setdefault(name, value)
-    return found
+                settings.setdefault(name, value)
+    return settings
 
 
 @hookimpl
 def register_importers() -> dict[str, type[Importer]]:
-    """Offers `smdistributed`."""
+    """Registers `smdistributed`."""
     return {"smdistributed": SmDistributed}

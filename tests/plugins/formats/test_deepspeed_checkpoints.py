@@ -1,6 +1,6 @@
-"""What DeepSpeed's own engine saves from two processes, in every stage, is imported with its weights to the bit.
+"""Checkpoints that DeepSpeed's engine saves from two processes, in every stage, are imported with identical weights.
 
-One pair of processes runs `deepspeed_saver.py` for all of it.
+One pair of processes runs `deepspeed_saver.py` for all checkpoints.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ JOBS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of all checkpoints, by name."""
+    """The folder with all checkpoints, one sub-folder per job."""
     folder = tmp_path_factory.mktemp("deepspeed")
     jobs = folder / "jobs.json"
     jobs.write_text(json.dumps([{"name": name, **job} for name, job in JOBS.items()]), encoding="utf-8")
@@ -75,32 +75,36 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reference(folder: Path) -> dict[str, Tensor]:
-    """Every weight as the engine had it when it saved."""
+    """Returns the engine's weights at the time of saving."""
     return load_file(folder / "reference.safetensors")
 
 
 @pytest.mark.parametrize("name", [name for name, job in JOBS.items() if not job.get("bf16")])
-def test_weights_and_logits_are_those_of_the_engine(name: str, saved: Path, tmp_path: Path) -> None:
+def test_weights_and_logits_equal_the_engines(name: str, saved: Path, tmp_path: Path) -> None:
     DeepSpeed().read(saved / name, tmp_path / "out")
-    fresh = layouts.MODELS[JOBS[name]["model"]]()
-    before = {key: value.clone() for key, value in fresh.state_dict().items()}
-    fresh.load_state_dict(reference(saved / name))
-    layouts.same(tmp_path / "out", fresh)
+    model = layouts.MODELS[JOBS[name]["model"]]()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    model.load_state_dict(reference(saved / name))
+    layouts.same(tmp_path / "out", model)
     frozen = tuple(JOBS[name].get("frozen", ()))
-    for key, value in fresh.state_dict().items():
-        stayed = bool(frozen) and key.startswith(frozen)
-        assert torch.equal(value, before[key]) == stayed, f"{key}: what is trained moves, what is frozen does not"
+    for key, value in model.state_dict().items():
+        is_frozen = bool(frozen) and key.startswith(frozen)
+        assert torch.equal(value, before[key]) == is_frozen, (
+            f"{key}: training changes exactly the weights that are not frozen"
+        )
 
 
 @pytest.mark.parametrize("name", [name for name, job in JOBS.items() if job.get("bf16")])
-def test_in_bf16_the_optimizers_float32_weights_come(name: str, saved: Path, tmp_path: Path) -> None:
+def test_in_bf16_the_optimizers_float32_weights_are_imported(name: str, saved: Path, tmp_path: Path) -> None:
     weights = read_weights(saved / name / "global_step2")
-    computed_with = reference(saved / name)
-    assert weights.keys() == computed_with.keys()
+    expected = reference(saved / name)
+    assert weights.keys() == expected.keys()
     for key, value in weights.items():
-        assert value.dtype == torch.float32 and computed_with[key].dtype == torch.bfloat16
-        assert torch.equal(value.bfloat16(), computed_with[key]), key
-    assert any(not torch.equal(value, value.bfloat16().float()) for value in weights.values()), "finer than bf16"
+        assert value.dtype == torch.float32 and expected[key].dtype == torch.bfloat16
+        assert torch.equal(value.bfloat16(), expected[key]), key
+    assert any(not torch.equal(value, value.bfloat16().float()) for value in weights.values()), (
+        "some weights need more precision than bf16"
+    )
     DeepSpeed().read(saved / name, tmp_path / "out")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", local_files_only=True)
     assert all(torch.equal(value, weights[key]) for key, value in loaded.state_dict().items())

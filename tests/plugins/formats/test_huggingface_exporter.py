@@ -1,4 +1,4 @@
-"""Beside every model AutoTokenizer loads the tokenizer that the model was trained with."""
+"""AutoTokenizer loads, for every exported model, the tokenizer that the model was trained with."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SIZES = {
 
 
 def build(name: str, vocabulary: Vocabulary) -> PreTrainedModel:
-    """A tiny model."""
+    """A tiny model of the architecture `name`."""
     component = registry().component("architectures", name)
     architecture = component(**{key: value for key, value in SIZES.items() if key in component.model_fields})
     return architecture.build(vocabulary, "masked" if "masked" in component.heads else sorted(component.heads)[0])
 
 
 @pytest.mark.parametrize("name", registry().names("architectures"))
-def test_the_tokenizer_of_an_export_is_the_one_of_the_run(name: str, tmp_path: Path) -> None:
+def test_an_export_has_the_tokenizer_of_the_run(name: str, tmp_path: Path) -> None:
     source = tmp_path / "tokenizer"
     source.mkdir()
     (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n")
@@ -39,15 +39,15 @@ def test_the_tokenizer_of_an_export_is_the_one_of_the_run(name: str, tmp_path: P
         do_lower_case=False,
     ).save_pretrained(source)
     HuggingFace().export({"": build(name, VOCABULARY)}, source, tmp_path / "out")
-    for further in ({}, {"trust_remote_code": True}):
-        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True, **further)
+    for options in ({}, {"trust_remote_code": True}):
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True, **options)
         assert isinstance(tokenizer, BertJapaneseTokenizer)
         assert tokenizer("gara su [MASK]")["input_ids"] == [2, 5, 6, 7, 4, 3]
     assert (tmp_path / "out" / "tokenization.py").exists() == (name == "modernbert")
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gptj", "llama", "qwen3"])
-def test_a_decoder_gets_what_it_reads_and_no_more(name: str, tmp_path: Path) -> None:
+def test_a_decoders_tokenizer_gives_only_inputs_that_it_accepts(name: str, tmp_path: Path) -> None:
     source = tmp_path / "tokenizer"
     BertTokenizer(vocab={word: number for number, word in enumerate(WORDS)}).save_pretrained(source)
     model = build(name, VOCABULARY).eval()
@@ -57,12 +57,12 @@ def test_a_decoder_gets_what_it_reads_and_no_more(name: str, tmp_path: Path) -> 
     assert inputs["input_ids"].tolist() == [[5, 6, 5]] and "token_type_ids" not in inputs
     with torch.no_grad():
         assert torch.equal(model(**inputs).logits, model(inputs["input_ids"]).logits)
-        written = model.generate(**inputs, max_new_tokens=2, do_sample=False, pad_token_id=0, eos_token_id=None)
-    assert written.shape == (1, 5)
+        generated = model.generate(**inputs, max_new_tokens=2, do_sample=False, pad_token_id=0, eos_token_id=None)
+    assert generated.shape == (1, 5)
 
 
 @pytest.mark.parametrize("name", ["bert", "electra", "roberta", "deberta", "deberta_v2", "t5"])
-def test_a_model_without_token_types_is_given_none(name: str, tmp_path: Path) -> None:
+def test_a_model_without_token_types_gets_none(name: str, tmp_path: Path) -> None:
     source = tmp_path / "tokenizer"
     BertTokenizer(vocab={word: number for number, word in enumerate(WORDS)}).save_pretrained(source)
     assert "token_type_ids" in AutoTokenizer.from_pretrained(source).model_input_names

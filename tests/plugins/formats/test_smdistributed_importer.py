@@ -1,4 +1,4 @@
-"""The whole model that SageMaker's library saves gives the logits of the GPT-J it was laid out from."""
+"""A whole model saved by SageMaker's library gives the logits of the original GPT-J."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from terakoya_plugins.formats.smdistributed import SmDistributed
 
 @pytest.fixture(scope="module")
 def weights() -> dict[str, torch.Tensor]:
-    """The small GPT-J's, by the library's names."""
+    """Weights of the small GPT-J, under the library's names."""
     return layouts.smdistributed(layouts.gptj())
 
 
@@ -27,16 +27,16 @@ def test_a_full_model_with_its_config_gives_the_models_logits(weights: dict[str,
     layouts.same(tmp_path / "out", model)
 
 
-def test_settings_stand_in_for_the_config(weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_settings_replace_a_missing_config(weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
     torch.save({"model": weights}, tmp_path / "fullmodel.pt")
-    with pytest.raises(UserError, match="say num_attention_heads, max_position_embeddings, rotary_dim"):
+    with pytest.raises(UserError, match="set num_attention_heads, max_position_embeddings, rotary_dim"):
         SmDistributed().read(tmp_path, tmp_path / "out")
     given = SmDistributed(num_attention_heads=4, max_position_embeddings=40, rotary_dim=4)
     given.read(tmp_path / "fullmodel.pt", tmp_path / "out")
     layouts.same(tmp_path / "out", layouts.gptj())
 
 
-def test_a_model_that_was_translated_already_loses_its_masks_alone(tmp_path: Path) -> None:
+def test_a_model_with_names_of_transformers_loses_only_its_masks(tmp_path: Path) -> None:
     model = layouts.gptj()
     own = dict(model.state_dict())
     own["transformer.h.0.attn.bias"] = torch.ones(1, 1, 40, 40, dtype=torch.uint8)
@@ -46,14 +46,14 @@ def test_a_model_that_was_translated_already_loses_its_masks_alone(tmp_path: Pat
     layouts.same(tmp_path / "out", model)
 
 
-def test_what_is_not_known_or_not_whole_is_named(weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_unknown_or_partial_models_are_errors(weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
     given = SmDistributed(num_attention_heads=4, max_position_embeddings=40, rotary_dim=4)
     (tmp_path / "total_steps500_partial").mkdir()
-    with pytest.raises(UserError, match="found 0; what lies there are parts"):
+    with pytest.raises(UserError, match="found 0; the folder has parts of a model"):
         given.read(tmp_path, tmp_path / "out")
     file = tmp_path / "fullmodel.pt"
     torch.save({**weights, "transformer.seq_layers.0.crossattention.query.weight": torch.zeros(1)}, file)
-    with pytest.raises(UserError, match=r"not known: transformer\.seq_layers\.0\.crossattention\.query\.weight"):
+    with pytest.raises(UserError, match=r"unknown weights: transformer\.seq_layers\.0\.crossattention\.query\.weight"):
         given.read(tmp_path, tmp_path / "out")
     torch.save({name: value for name, value in weights.items() if name != "lm_head.bias"}, file)
     with pytest.raises(UserError, match=r"lacks lm_head\.bias"):
