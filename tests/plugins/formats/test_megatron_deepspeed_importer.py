@@ -1,4 +1,4 @@
-"""Megatron-DeepSpeed's layer files give, in plain Transformers, the logits of the model they were laid out from."""
+"""Imported layer files of Megatron-DeepSpeed give, in plain Transformers, the logits of the original model."""
 
 from __future__ import annotations
 
@@ -22,30 +22,28 @@ def test_any_tensor_size_gives_the_models_logits(name: str, tp: int, tmp_path: P
 
 @pytest.mark.parametrize("version", [0, 1.0, 2.0])
 @pytest.mark.parametrize("tp", [1, 2])
-def test_every_order_of_queries_keys_and_values_is_known_by_its_version(
-    version: float, tp: int, tmp_path: Path
-) -> None:
+def test_the_version_decides_the_order_of_queries_keys_and_values(version: float, tp: int, tmp_path: Path) -> None:
     source = layouts.megatron_deepspeed(layouts.model("gpt2"), tmp_path / "in", tp=tp, version=version)
     MegatronDeepSpeed(vocab_size=150).read(source / "global_step1000", tmp_path / "out")
     layouts.same(tmp_path / "out", layouts.model("gpt2"))
 
 
-def test_a_version_that_is_not_there_is_asked_for(tmp_path: Path) -> None:
+def test_a_missing_version_is_an_error(tmp_path: Path) -> None:
     source = layouts.megatron_deepspeed(layouts.model("gpt2"), tmp_path / "in", tp=2, version=0)
     file = source / "global_step1000/mp_rank_00_model_states.pt"
     torch.save({key: value for key, value in torch.load(file, weights_only=False).items() if key == "args"}, file)
-    with pytest.raises(UserError, match="holds no checkpoint_version"):
+    with pytest.raises(UserError, match="has no checkpoint_version"):
         MegatronDeepSpeed(vocab_size=150).read(source, tmp_path / "out")
     MegatronDeepSpeed(vocab_size=150, checkpoint_version=0).read(source, tmp_path / "out")
     layouts.same(tmp_path / "out", layouts.model("gpt2"))
 
 
-def test_what_cannot_be_imported_is_refused_by_name(tmp_path: Path) -> None:
+def test_unsupported_models_are_errors_that_name_the_cause(tmp_path: Path) -> None:
     source = layouts.megatron_deepspeed(layouts.model("gpt2"), tmp_path / "a", tp=2, num_experts=[8])
     with pytest.raises(UserError, match=r"num_experts is \[8\]: a mixture of experts"):
         MegatronDeepSpeed(vocab_size=150).read(source, tmp_path / "out")
     source = layouts.megatron_deepspeed(layouts.model("gpt2"), tmp_path / "b", tp=2, position_embedding_type="alibi")
-    with pytest.raises(UserError, match="'alibi': these positions"):
+    with pytest.raises(UserError, match="'alibi': this kind of positions"):
         MegatronDeepSpeed(vocab_size=150).read(source, tmp_path / "out")
     source = layouts.megatron_deepspeed(layouts.model("gpt2"), tmp_path / "c", tp=2)
     file = source / "global_step1000/layer_04-model_01-model_states.pt"
@@ -54,10 +52,10 @@ def test_what_cannot_be_imported_is_refused_by_name(tmp_path: Path) -> None:
     torch.save(
         {**content, "mlp.deepspeed_moe.gate.wg.weight": torch.zeros(2)}, str(file).replace("model_01", "model_00")
     )
-    with pytest.raises(UserError, match=r"deepspeed_moe\.gate\.wg\.weight: not known; a mixture of experts"):
+    with pytest.raises(UserError, match=r"deepspeed_moe\.gate\.wg\.weight: unknown weight; a mixture of experts"):
         MegatronDeepSpeed(vocab_size=150).read(source, tmp_path / "out")
     file.unlink()
-    with pytest.raises(UserError, match="the same of tensor-parallel rank 1 is missing"):
+    with pytest.raises(UserError, match="the file of tensor-parallel rank 1 is missing"):
         MegatronDeepSpeed(vocab_size=150).read(source, tmp_path / "out")
     with pytest.raises(UserError, match="--no-pipeline-parallel writes none"):
         MegatronDeepSpeed().read(tmp_path, tmp_path / "out")
@@ -69,5 +67,5 @@ def test_a_norm_that_differs_between_ranks_is_named(tmp_path: Path) -> None:
     content = torch.load(file)
     content["input_layernorm.bias"] += 1
     torch.save(content, file)
-    with pytest.raises(UserError, match=r"input_layernorm\.bias should be one weight"):
+    with pytest.raises(UserError, match=r"input_layernorm\.bias should be the same in all files"):
         MegatronDeepSpeed(vocab_size=150).read(source, tmp_path / "out")

@@ -1,6 +1,6 @@
-"""What a Megatron model is, by the arguments that its checkpoint holds; what no Transformers model here is, is refused.
+"""Reads from the arguments in a Megatron checkpoint which model it contains; refuses models that are not supported.
 
-The arguments of Megatron-LM and of Megatron-DeepSpeed are read: some have two names.
+Arguments may be those of Megatron-LM or Megatron-DeepSpeed; some have a different name in each.
 """
 
 from __future__ import annotations
@@ -16,51 +16,52 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 OFF: tuple[Any, ...] = (None, False, 0, "", "none", [], ())
+"""Values of an argument that is not used."""
 
-REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "num_experts": ((*OFF, 1, [1]), "a mixture of experts"),
     "multi_latent_attention": (OFF, "multi-latent attention"),
     "experimental_attention_variant": (OFF, "another kind of attention"),
     "qk_layernorm": (OFF, "norms of queries and keys"),
     "attention_output_gate": (OFF, "gated attention"),
     "softmax_type": ((*OFF, "vanilla"), "a softmax with an offset"),
-    "window_size": (OFF, "attention in a window"),
+    "window_size": (OFF, "sliding-window attention"),
     "rotary_interleaved": (OFF, "interleaved rotary positions"),
     "rotary_percent": ((*OFF, 1, 1.0), "rotary positions on a part of each head"),
-    "rotary_seq_len_interpolation_factor": ((*OFF, 1), "stretched rotary positions"),
+    "rotary_seq_len_interpolation_factor": ((*OFF, 1), "interpolated rotary positions"),
     "use_rope_scaling": (OFF, "scaled rotary positions"),
     "no_rope_freq": (OFF, "layers without rotary positions"),
     "apply_layernorm_1p": (OFF, "norms that add 1 to their weights"),
-    "apply_residual_connection_post_layernorm": (OFF, "residuals taken behind the norm"),
+    "apply_residual_connection_post_layernorm": (OFF, "residual connections after the norm"),
     "squared_relu": (OFF, "a squared ReLU"),
     "quick_geglu": (OFF, "a gated GELU"),
-    "mtp_num_layers": (OFF, "layers that predict several tokens"),
+    "mtp_num_layers": (OFF, "multi-token prediction"),
     "hybrid_override_pattern": (OFF, "layers of several kinds"),
     "hybrid_layer_pattern": (OFF, "layers of several kinds"),
     "heterogeneous_layers_config_path": (OFF, "layers of several kinds"),
     "heterogeneous_layers_config_encoded_json": (OFF, "layers of several kinds"),
-    "position_embedding_type": ((None, "learned_absolute", "rope", "none"), "these positions"),
+    "position_embedding_type": ((None, "learned_absolute", "rope", "none"), "this kind of positions"),
 }
-"""Arguments that change what the model computes as no folder here can say: what is harmless, and what it means."""
+"""Arguments for models that cannot be imported: name -> (harmless values, what the argument means)."""
 
 
-def describe(arguments: Any, source: Path) -> Gpt:
-    """The model of the checkpoint's `arguments`, a namespace.
+def read_model(arguments: Any, source: Path) -> Gpt:
+    """Returns the model that the checkpoint's `arguments`, a namespace, describe.
 
     Raises:
-        UserError: no arguments, one that is missing, or a model that is neither Llama-like nor GPT-2-like, by name.
+        UserError: no arguments, a missing argument, or a model that is neither like a Llama nor like a GPT-2.
     """
     if arguments is None or not hasattr(arguments, "__dict__"):
-        raise UserError(f"{source}: holds no arguments (`args`), which say what the model is")
+        raise UserError(f"{source}: has no arguments (`args`), which describe the model")
     given: dict[str, Any] = dict(vars(arguments))
-    _simplify(given)
+    _normalise(given)
     problems = [
         f"{name} is {given[name]!r}: {meaning}, which cannot be imported"
-        for name, (harmless, meaning) in REFUSED.items()
-        if name in given and not any(given[name] == each for each in harmless)
+        for name, (harmless, meaning) in UNSUPPORTED.items()
+        if name in given and not any(given[name] == value for value in harmless)
     ]
     needed = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
-    problems += [f"the arguments lack {name}" for name in needed if not given.get(name)]
+    problems += [f"the arguments have no {name}" for name in needed if not given.get(name)]
     if problems:
         raise UserError("\n".join(f"{source}: {problem}" for problem in problems))
     rotary = given["position_embedding_type"] == "rope"
@@ -94,22 +95,22 @@ def describe(arguments: Any, source: Path) -> Gpt:
         initializer_range=float(given.get("init_method_std") or 0.02),
     )
     if model.family == "llama" and not biases and given.get("add_qkv_bias"):
-        raise UserError(f"{source}: add_qkv_bias is True: biases of queries, keys and values alone, which no Llama has")
+        raise UserError(f"{source}: add_qkv_bias is True: biases only of queries, keys and values, which no Llama has")
     if model.family == "gpt2" and (not biases or groups != heads or heads * model.head_size != hidden):
         raise UserError(
             f"{source}: expected a GPT-2 (biases everywhere, as many key heads as query heads, heads that fill the "
-            f"hidden size), got add_bias_linear {biases}, {heads} heads of {model.head_size}, {groups} of keys, hidden "
-            f"size {hidden}"
+            f"hidden size), got add_bias_linear {biases}, {heads} heads of {model.head_size}, {groups} key heads, "
+            f"hidden size {hidden}"
         )
     return model
 
 
-def _simplify(given: dict[str, Any]) -> None:
-    """Brings what has several names or forms in `given` into one."""
+def _normalise(given: dict[str, Any]) -> None:
+    """Replaces alternative names and forms of the arguments in `given` by one."""
     if "add_bias_linear" not in given and given.get("disable_bias_linear"):
         given["add_bias_linear"] = False
     positions = given.get("position_embedding_type")
-    if positions is not None and not isinstance(positions, str):  # an enumeration of a Megatron-DeepSpeed
+    if positions is not None and not isinstance(positions, str):  # an enumeration of Megatron-DeepSpeed
         value = next(iter(getattr(positions, "args", ())[-1:]), positions)
         positions = {1: "rope", 2: "learned_absolute", "rotary": "rope", "absolute": "learned_absolute"}.get(value)
         given["position_embedding_type"] = positions or f"{value}"
@@ -121,13 +122,13 @@ def _simplify(given: dict[str, Any]) -> None:
 
 
 def _gelu(given: Mapping[str, Any]) -> str:
-    """Transformers' name of the GELU. Megatron's fused one is the approximation by tanh, its plain one is exact."""
+    """Transformers' name of the GELU. Megatron's fused GELU is the tanh approximation, its plain GELU is exact."""
     approximate = given.get("bias_gelu_fusion") or given.get("openai_gelu")
     return "gelu_new" if approximate else "gelu"
 
 
-def configure(model: Gpt, vocabulary: int) -> tuple[type[PreTrainedModel], PretrainedConfig]:
-    """The Transformers class and config of `model` with `vocabulary` pieces. No special tokens: a tokenizer's are."""
+def transformers_config(model: Gpt, vocabulary: int) -> tuple[type[PreTrainedModel], PretrainedConfig]:
+    """Returns the Transformers class and config of `model` with `vocabulary` pieces and without special tokens."""
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
     shared: dict[str, Any] = {

@@ -1,7 +1,7 @@
-"""Megatron-DeepSpeed's pipeline checkpoints: `global_step1000/layer_LL-model_TT-model_states.pt`.
+"""Imports Megatron-DeepSpeed's pipeline checkpoints: `global_step1000/layer_LL-model_TT-model_states.pt`.
 
-Each file holds one layer's weights of one tensor-parallel rank, whatever the pipeline was; `mp_rank_00_model_states.pt`
-holds the arguments. The files are there for runs without `--no-pipeline-parallel`.
+Each file contains the weights of one layer and one tensor-parallel rank, for any pipeline size.
+`mp_rank_00_model_states.pt` contains the arguments. Runs with `--no-pipeline-parallel` do not write the layers' files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import NonNegativeFloat, PositiveInt
 
-from terakoya import hookimpl
 from terakoya.components import Importer
 from terakoya.errors import UserError
 
@@ -33,7 +32,7 @@ LAYER_NAMES = {
     "mlp.dense_4h_to_h": "mlp.linear_fc2",
     "input_layernorm": "input_layernorm",
 }
-"""Modules of a layer, here and in Megatron-Core."""
+"""Module of a layer in Megatron-DeepSpeed -> in Megatron-Core."""
 
 OTHER_NAMES = {
     "word_embeddings.weight": "embedding.word_embeddings.weight",
@@ -44,54 +43,51 @@ OTHER_NAMES = {
     "final_layernorm.bias": "decoder.final_layernorm.bias",
     "lm_head.weight": "output_layer.weight",
 }
-"""What stands outside the layers. The norm at the end is a file of its own, with nothing but `weight` and `bias`."""
+"""Weight outside the layers -> its name in Megatron-Core. The final norm's file contains only `weight` and `bias`."""
 
 
 class MegatronDeepSpeed(Importer):
-    """A GPT-2-like or Llama-like GPT, any tensor- and pipeline-parallel size.
+    """A GPT like GPT-2 or Llama, of any tensor- and pipeline-parallel size.
 
     Attributes:
-        vocab_size: pieces of the vocabulary; the rows above are padding and left out. Null keeps them all.
-        checkpoint_version: tells the order of queries, keys and values; null takes what the checkpoint says.
+        vocab_size: size of the vocabulary; further embedding rows are padding and are removed. Null keeps all rows.
+        checkpoint_version: decides the order of queries, keys and values; null: the version in the checkpoint.
     """
 
     vocab_size: PositiveInt | None = None
     checkpoint_version: NonNegativeFloat | None = None
 
     def read(self, source: Path, out: Path) -> None:
-        """Reads `source`, a `global_step` folder or one above it with `latest`, and writes a Transformers folder.
+        """Reads `source`, a `global_step` folder or its parent with a file `latest`, and writes a Transformers folder.
 
         Raises:
-            UserError: no layer files, a rank is missing, a model that cannot be imported, a weight without a place.
+            UserError: no layer files, a missing rank, or a model or weight that cannot be imported.
         """
-        from terakoya.toolkit.formats import from_state_dict as foreign_model
-        from terakoya.toolkit.formats import restricted_unpickler as pickled
-        from terakoya_plugins.formats.megatron import arguments as _megatron_arguments
-        from terakoya_plugins.formats.megatron import weights as _megatron_weights
+        from terakoya.toolkit.formats import from_state_dict, restricted_unpickler
+        from terakoya_plugins.formats.megatron import arguments, weights
 
-        folder = find_step(source)
-        head = pickled.load(folder / ARGUMENTS)
-        arguments = head.get("args") if isinstance(head, dict) else None
-        model = _megatron_arguments.describe(arguments, folder / ARGUMENTS)
-        version = head.get("checkpoint_version") if self.checkpoint_version is None else self.checkpoint_version
+        folder = find_step_folder(source)
+        content = restricted_unpickler.load(folder / ARGUMENTS)
+        args = content.get("args") if isinstance(content, dict) else None
+        model = arguments.read_model(args, folder / ARGUMENTS)
+        version = content.get("checkpoint_version") if self.checkpoint_version is None else self.checkpoint_version
         if version is None:
             raise UserError(
-                f"{folder / ARGUMENTS}: holds no checkpoint_version, which tells the order of queries, keys and "
-                "values; say it (--checkpoint-version 3; 0 and 1 are Megatron-LM's before 2021)"
+                f"{folder / ARGUMENTS}: has no checkpoint_version, which decides the order of queries, keys and "
+                "values; set it (--checkpoint-version 3; 0 and 1 are Megatron-LM's before 2021)"
             )
-        whole = read_layers(folder, model, version=float(version))
-        found, unknown = _megatron_weights.to_transformers(
-            _megatron_weights.strip(whole, self.vocab_size, folder), model
-        )
+        megatron_weights = read_layers(folder, model, version=float(version))
+        megatron_weights = weights.remove_vocabulary_padding(megatron_weights, self.vocab_size, folder)
+        state, unknown = weights.to_transformers(megatron_weights, model)
         if unknown:
-            raise UserError(f"{folder}: has weights that are not known: {foreign_model.listed(sorted(unknown))}")
-        words = found[_megatron_weights.NAMES[model.family][_megatron_weights.WORDS]]
-        kind, config = _megatron_arguments.configure(model, len(words))
-        foreign_model.write(kind, config, found, folder, out)
+            raise UserError(f"{folder}: has unknown weights: {from_state_dict.listed(sorted(unknown))}")
+        embeddings = state[weights.NAMES[model.family][weights.WORD_EMBEDDINGS]]
+        model_class, config = arguments.transformers_config(model, len(embeddings))
+        from_state_dict.write(model_class, config, state, folder, out)
 
 
-def find_step(source: Path) -> Path:
-    """The folder with the layers' files: `source`, or the one that its `latest` names.
+def find_step_folder(source: Path) -> Path:
+    """Returns the folder with the layers' files: `source`, or the folder that the file `latest` in it names.
 
     Raises:
         UserError: there is none.
@@ -110,12 +106,12 @@ def find_step(source: Path) -> Path:
 
 
 def read_layers(folder: Path, model: Gpt, *, version: float) -> dict[str, Tensor]:
-    """The whole weights by Megatron-Core's names, joined over tensor-parallel ranks.
+    """Returns the full weights under Megatron-Core's names, joined over tensor-parallel ranks.
 
     Raises:
-        UserError: a rank's file is missing, ranks that differ where they should be one, a weight that is not known.
+        UserError: a missing file of a rank, ranks that differ in a weight they should share, or an unknown weight.
     """
-    from terakoya.toolkit.formats import restricted_unpickler as pickled
+    from terakoya.toolkit.formats import restricted_unpickler
     from terakoya_plugins.formats.megatron import weights
 
     files: dict[int, dict[int, Path]] = {}
@@ -123,42 +119,43 @@ def read_layers(folder: Path, model: Gpt, *, version: float) -> dict[str, Tensor
         if match := FILE.fullmatch(path.name):
             files.setdefault(int(match[1]), {})[int(match[2])] = path
     ranks = 1 + max(rank for by_rank in files.values() for rank in by_rank)
-    whole: dict[str, Tensor] = {}
+    full: dict[str, Tensor] = {}
     layer = 0
     for _, by_rank in sorted(files.items()):
-        lacking = [rank for rank in range(ranks) if rank not in by_rank]
-        if lacking:
-            raise UserError(f"{by_rank[min(by_rank)]}: the same of tensor-parallel rank {lacking[0]} is missing")
-        parts = [_tensors(pickled.load(by_rank[rank]), by_rank[rank]) for rank in range(ranks)]
-        is_layer = any(name.startswith("self_attention.") for name in parts[0])
-        for name in parts[0]:
-            target = _target(name, layer if is_layer else None, by_rank[0])
-            if any(name not in part for part in parts):
+        missing = [rank for rank in range(ranks) if rank not in by_rank]
+        if missing:
+            raise UserError(f"{by_rank[min(by_rank)]}: the file of tensor-parallel rank {missing[0]} is missing")
+        contents = [_check_tensors(restricted_unpickler.load(by_rank[rank]), by_rank[rank]) for rank in range(ranks)]
+        is_layer = any(name.startswith("self_attention.") for name in contents[0])
+        for name in contents[0]:
+            target = _core_name(name, layer if is_layer else None, by_rank[0])
+            if any(name not in content for content in contents):
                 raise UserError(f"{by_rank[0]}: {name} is not in every tensor-parallel rank's file")
-            pieces = [part[name] for part in parts]
+            shards = [content[name] for content in contents]
             if ".linear_qkv." in target:
-                pieces = [_in_order(piece, model, version, ranks, by_rank[0]) for piece in pieces]
-            joined = weights.join(pieces, weights.rule(target, model))
-            if joined is None or (target in whole and not whole[target].equal(joined)):
-                raise UserError(f"{by_rank[0]}: {name} should be one weight, but differs between files")
-            whole[target] = joined
+                shards = [_reorder_qkv(shard, model, version, ranks, by_rank[0]) for shard in shards]
+            joined = weights.join_shards(shards, weights.split_rule(target, model))
+            if joined is None or (target in full and not full[target].equal(joined)):
+                raise UserError(f"{by_rank[0]}: {name} should be the same in all files, but differs")
+            full[target] = joined
         layer += is_layer
-    return whole
+    return full
 
 
-def _in_order(fused: Tensor, model: Gpt, version: float, ranks: int, file: Path) -> Tensor:
-    from terakoya_plugins.formats.megatron.ordering import modern
+def _reorder_qkv(fused: Tensor, model: Gpt, version: float, ranks: int, file: Path) -> Tensor:
+    """Returns a rank's fused queries, keys and values in the order of version 2; raises UserError if grouped."""
+    from terakoya_plugins.formats.megatron.qkv_order import reorder
 
     if version < 2 and model.groups != model.heads:
-        raise UserError(f"{file}: grouped queries in checkpoint version {version}, which did not have them")
-    return modern(fused, version=version, heads=model.heads // ranks, head_size=model.head_size)
+        raise UserError(f"{file}: grouped queries in checkpoint version {version}, which does not support them")
+    return reorder(fused, version=version, heads=model.heads // ranks, head_size=model.head_size)
 
 
-def _target(name: str, layer: int | None, file: Path) -> str:
-    """Megatron-Core's name of the weight `name`, in the layer with this number or outside the layers.
+def _core_name(name: str, layer: int | None, file: Path) -> str:
+    """Returns Megatron-Core's name of the weight `name`, which is in layer `layer` or, if None, outside the layers.
 
     Raises:
-        UserError: it is not known.
+        UserError: the name is unknown.
     """
     module, _, end = name.rpartition(".")
     if layer is not None and module in LAYER_NAMES:
@@ -166,23 +163,21 @@ def _target(name: str, layer: int | None, file: Path) -> str:
     if layer is None and name in OTHER_NAMES:
         return OTHER_NAMES[name]
     expert = "; a mixture of experts cannot be imported" if "moe" in name or "expert" in name else ""
-    raise UserError(f"{file}: {name}: not known{expert}")
+    raise UserError(f"{file}: {name}: unknown weight{expert}")
 
 
-def _tensors(content: Any, file: Path) -> Mapping[str, Tensor]:
-    """The tensors of a layer's file. UserError if it holds anything else, Transformer Engine's notes apart."""
+def _check_tensors(content: Any, file: Path) -> Mapping[str, Tensor]:
+    """Returns the weights of a layer's file, without Transformer Engine's extra state and computed frequencies.
+
+    Raises:
+        UserError: the file contains anything else.
+    """
     import torch
 
     if not isinstance(content, dict):
-        raise UserError(f"{file}: expected a table of weights, got {type(content).__name__}")
-    kept = {name: value for name, value in content.items() if not name.endswith(("_extra_state", "inv_freq"))}
-    wrong = [name for name, value in kept.items() if not isinstance(value, torch.Tensor)]
-    if wrong:
-        raise UserError(f"{file}: {wrong[0]}: expected a tensor")
-    return kept
-
-
-@hookimpl
-def register_importers() -> dict[str, type[Importer]]:
-    """Offers `megatron_deepspeed`."""
-    return {"megatron_deepspeed": MegatronDeepSpeed}
+        raise UserError(f"{file}: expected a dict of weights, got {type(content).__name__}")
+    tensors = {name: value for name, value in content.items() if not name.endswith(("_extra_state", "inv_freq"))}
+    invalid = [name for name, value in tensors.items() if not isinstance(value, torch.Tensor)]
+    if invalid:
+        raise UserError(f"{file}: {invalid[0]}: expected a tensor")
+    return tensors

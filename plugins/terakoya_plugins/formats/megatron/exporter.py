@@ -1,7 +1,7 @@
-"""Megatron-LM's checkpoints: `iter_0000001/mp_rank_TT_PPP/model_optim_rng.pt`, one for each rank, without an optimizer.
+"""Exports Megatron-LM's checkpoints: `iter_0000001/mp_rank_TT_PPP/model_optim_rng.pt` for each rank, without optimizer.
 
-What the importer `megatron` reads, and Megatron-LM with `--load DIR --finetune --ckpt-format torch`. Its arguments go
-into the files, so that `--use-checkpoint-args` finds them.
+The importer `megatron` reads them, and so does Megatron-LM with `--load DIR --finetune --ckpt-format torch`. The files
+contain Megatron's arguments, which `--use-checkpoint-args` reads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from terakoya import hookimpl
 from terakoya.components import Exporter
 from terakoya.errors import UserError
 
@@ -25,21 +24,21 @@ if TYPE_CHECKING:
     from terakoya_plugins.formats.megatron.weights import Gpt
 
 GELUS = {"gelu_new": True, "gelu_fast": True, "gelu_pytorch_tanh": True, "gelu": False}
-"""Transformers' GELUs, and whether they are the approximation by tanh, which Megatron's fused kernel is."""
+"""Transformers' name of a GELU -> whether it is the tanh approximation, which Megatron's fused kernel computes."""
 
-EXTRA = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
-"""Modules of a layer that keep a note on number formats in a checkpoint; None is "nothing to note"."""
+EXTRA_STATE_MODULES = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
+"""Modules of a layer that have an extra state for number formats in a checkpoint; None is an empty one."""
 
 
-class Megatron(Exporter):
+class MegatronExporter(Exporter):
     """A Llama or a GPT-2 for Megatron-LM.
 
     Attributes:
         tp: tensor-parallel size.
         pp: pipeline-parallel size.
-        transformer_impl: whose layers the names are: Transformer Engine's, which fuse norms, or Megatron-Core's own.
+        transformer_impl: whose names the layers have: Transformer Engine's, which fuse norms, or Megatron-Core's own.
         make_vocab_size_divisible_by: the vocabulary is padded to a multiple of this times `tp`.
-        iteration: the number the checkpoint bears.
+        iteration: the checkpoint's number.
     """
 
     for_transformers: ClassVar[bool] = False
@@ -51,11 +50,11 @@ class Megatron(Exporter):
     iteration: PositiveInt = 1
 
     def export(self, models: Mapping[str, PreTrainedModel], tokenizer_folder: Path, out: Path) -> None:
-        """Writes the one model of `models` into the new folder `out`, the tokenizer into `out/tokenizer`.
+        """Writes the only model of `models` into the new folder `out`, and the tokenizer into `out/tokenizer`.
 
         Raises:
-            UserError: several models, one that is no Llama and no GPT-2 of Megatron's kind, or sizes that `tp` and `pp`
-                do not divide.
+            UserError: several models, a model that is neither a Llama nor a GPT-2 as in Megatron, or sizes that `tp`
+                and `pp` do not divide.
         """
         import torch
 
@@ -66,21 +65,23 @@ class Megatron(Exporter):
                 f"format megatron: expected one model, got {', '.join(sorted(models))}; choose one with --only"
             )
         source = next(iter(models.values()))
-        model = describe(source)
-        self._check(model)
+        model = read_model(source)
+        self._check_sizes(model)
         state = {name: value.detach() for name, value in source.state_dict().items()}
-        whole = weights.from_transformers(state, model)
-        vocabulary = len(whole[weights.WORDS])
-        whole |= {name: self._pad(whole[name]) for name in (weights.WORDS, weights.OUTPUT) if name in whole}
-        arguments = self._arguments(
-            model, source.config, vocabulary, len(whole[weights.WORDS]), whole[weights.WORDS].dtype
-        )
-        parts = {name: weights.cut(value, weights.rule(name, model), self.tp) for name, value in whole.items()}
+        full = weights.from_transformers(state, model)
+        vocabulary = len(full[weights.WORD_EMBEDDINGS])
+        padded = (weights.WORD_EMBEDDINGS, weights.OUTPUT)
+        full |= {name: self._pad_vocabulary(full[name]) for name in padded if name in full}
+        embeddings = full[weights.WORD_EMBEDDINGS]
+        arguments = self._megatron_arguments(model, source.config, vocabulary, len(embeddings), embeddings.dtype)
+        shards = {
+            name: weights.split_shards(value, weights.split_rule(name, model), self.tp) for name, value in full.items()
+        }
         for rank in range(self.tp):
             for stage in range(self.pp):
                 folder = out / f"iter_{self.iteration:07d}" / self._rank_folder(rank, stage)
                 folder.mkdir(parents=True)
-                own = self._stage({name: part[rank] for name, part in parts.items()}, stage, model)
+                own = self._stage_weights({name: shard[rank] for name, shard in shards.items()}, stage, model)
                 content = {
                     "args": arguments,
                     "checkpoint_version": 3.0,
@@ -94,19 +95,19 @@ class Megatron(Exporter):
             if file.is_file():
                 shutil.copyfile(file, out / "tokenizer" / file.name)
 
-    def _check(self, model: Gpt) -> None:
-        """UserError where a size cannot be cut."""
-        for size, what, by, name in (
+    def _check_sizes(self, model: Gpt) -> None:
+        """Raises UserError for a size that `tp` or `pp` does not divide."""
+        for size, description, divisor, name in (
             (model.heads, "attention heads", self.tp, "tp"),
             (model.groups, "heads of keys and values", self.tp, "tp"),
             (model.intermediate_size, "feed-forward size", self.tp, "tp"),
             (model.layers, "layers", self.pp, "pp"),
         ):
-            if size % by:
-                raise UserError(f"format megatron: {name} {by} does not divide the model's {what}, {size}")
+            if size % divisor:
+                raise UserError(f"format megatron: {name} {divisor} does not divide the model's {description}, {size}")
 
-    def _pad(self, weight: Tensor) -> Tensor:
-        """`weight` with rows up to the vocabulary that Megatron makes, the last one repeated, as its tools do."""
+    def _pad_vocabulary(self, weight: Tensor) -> Tensor:
+        """Returns `weight` with its last row repeated up to Megatron's padded vocabulary, as Megatron's tools do."""
         import torch
 
         multiple = self.make_vocab_size_divisible_by * self.tp
@@ -116,8 +117,11 @@ class Megatron(Exporter):
     def _rank_folder(self, rank: int, stage: int) -> str:
         return f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if self.pp > 1 else "")
 
-    def _stage(self, weights: Mapping[str, Tensor], stage: int, model: Gpt) -> dict[str, Tensor | None]:
-        """What pipeline stage `stage` has of one tensor-parallel rank's `weights`, by the names of its own layers."""
+    def _stage_weights(self, weights: Mapping[str, Tensor], stage: int, model: Gpt) -> dict[str, Tensor | None]:
+        """Returns those of a tensor-parallel rank's `weights` that are in pipeline stage `stage`.
+
+        Layers are numbered within the stage.
+        """
         from terakoya_plugins.formats.megatron import weights as names
 
         engine = self.transformer_impl == "transformer_engine"
@@ -125,26 +129,26 @@ class Megatron(Exporter):
         count, last = model.layers // self.pp, stage == self.pp - 1
         own: dict[str, Tensor | None] = {}
         for name, value in weights.items():
-            inside = names.IN_LAYER.fullmatch(name)
-            if inside:
-                layer = int(inside[1]) - stage * count
+            in_layer = names.IN_LAYER.fullmatch(name)
+            if in_layer:
+                layer = int(in_layer[1]) - stage * count
                 if 0 <= layer < count:
-                    end = f"{inside[2]}.{inside[3]}"
+                    end = f"{in_layer[2]}.{in_layer[3]}"
                     own[f"{names.LAYER}.{layer}.{fused.get(end, end)}"] = value
             elif last if name.startswith((names.FINAL_NORM, names.OUTPUT)) else stage == 0:
                 own[name] = value
         if last and model.tied and stage > 0:
-            own[names.OUTPUT] = weights[names.WORDS]
-        modules = [*EXTRA, "self_attention.core_attention"] if engine else EXTRA
+            own[names.OUTPUT] = weights[names.WORD_EMBEDDINGS]
+        modules = [*EXTRA_STATE_MODULES, "self_attention.core_attention"] if engine else EXTRA_STATE_MODULES
         own |= {f"{names.LAYER}.{layer}.{module}._extra_state": None for layer in range(count) for module in modules}
         if last:
             own["output_layer._extra_state"] = None
         return own
 
-    def _arguments(
+    def _megatron_arguments(
         self, model: Gpt, config: PretrainedConfig, vocabulary: int, padded: int, dtype: Any
     ) -> argparse.Namespace:
-        """Megatron's arguments of the model and of how it is cut."""
+        """Megatron's arguments for the model and for its parallel sizes."""
         import torch
 
         is_llama = model.family == "llama"
@@ -201,18 +205,18 @@ class Megatron(Exporter):
         )
 
 
-def describe(source: PreTrainedModel) -> Gpt:
-    """What `source` is as Megatron builds it.
+def read_model(source: PreTrainedModel) -> Gpt:
+    """Returns `source` as Megatron describes it.
 
     Raises:
-        UserError: it is no Llama and no GPT-2, or one that Megatron would compute otherwise; says why.
+        UserError: it is neither a Llama nor a GPT-2, or Megatron would compute it differently.
     """
     from transformers import GPT2LMHeadModel, LlamaForCausalLM
 
     from terakoya_plugins.formats.megatron.weights import Gpt
 
     config: Any = source.config
-    kind = type(source).__name__
+    name = type(source).__name__
     shared: dict[str, Any] = {
         "layers": config.num_hidden_layers,
         "hidden_size": config.hidden_size,
@@ -223,13 +227,13 @@ def describe(source: PreTrainedModel) -> Gpt:
     }
     if isinstance(source, LlamaForCausalLM):
         rope = config.rope_parameters
-        for wrong, what in (
+        for is_unsupported, feature in (
             (config.hidden_act != "silu", f"hidden_act {config.hidden_act}"),
             (rope.get("rope_type") != "default", f"rotary positions of type {rope.get('rope_type')}"),
             (config.attention_bias != config.mlp_bias, "biases in some of its linear layers"),
         ):
-            if wrong:
-                raise UserError(f"format megatron: {kind} with {what} has no place in Megatron's arguments")
+            if is_unsupported:
+                raise UserError(f"format megatron: Megatron's arguments cannot describe {name} with {feature}")
         return Gpt(
             family="llama",
             groups=config.num_key_value_heads,
@@ -242,13 +246,13 @@ def describe(source: PreTrainedModel) -> Gpt:
             **shared,
         )
     if isinstance(source, GPT2LMHeadModel):
-        for wrong, what in (
+        for is_unsupported, feature in (
             (config.activation_function not in GELUS, f"activation_function {config.activation_function}"),
             (not config.scale_attn_weights, "attention that is not scaled"),
             (config.scale_attn_by_inverse_layer_idx, "attention that is scaled by the layer's number"),
         ):
-            if wrong:
-                raise UserError(f"format megatron: {kind} with {what} has no place in Megatron's arguments")
+            if is_unsupported:
+                raise UserError(f"format megatron: Megatron's arguments cannot describe {name} with {feature}")
         return Gpt(
             family="gpt2",
             groups=config.num_attention_heads,
@@ -260,10 +264,4 @@ def describe(source: PreTrainedModel) -> Gpt:
             activation=config.activation_function,
             **shared,
         )
-    raise UserError(f"format megatron: takes LlamaForCausalLM and GPT2LMHeadModel, got {kind}")
-
-
-@hookimpl
-def register_exporters() -> dict[str, type[Exporter]]:
-    """Offers `megatron`."""
-    return {"megatron": Megatron}
+    raise UserError(f"format megatron: supports LlamaForCausalLM and GPT2LMHeadModel, got {name}")

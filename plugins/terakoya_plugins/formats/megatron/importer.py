@@ -1,20 +1,18 @@
-"""Megatron-LM's checkpoints (Megatron-Core models in the `torch` format), and its command lines.
+"""Imports Megatron-LM's checkpoints (Megatron-Core models in the `torch` format) and its launch scripts.
 
-`iter_0001000/mp_rank_TT_PPP/model_optim_rng.pt` holds what one tensor- and pipeline-parallel rank has; without pipeline
-the folder is `mp_rank_TT`. A virtual pipeline's pieces are `model0`, `model1`, ... in one file.
+`iter_0001000/mp_rank_TT_PPP/model_optim_rng.pt` contains the weights of one tensor- and pipeline-parallel rank; without
+pipeline parallelism the folder is `mp_rank_TT`. The stages of a virtual pipeline are `model0`, `model1`, ... in a file.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PositiveInt
 
-from terakoya import hookimpl
 from terakoya.components import ForeignParameters, Importer
 from terakoya.errors import UserError
 
@@ -25,20 +23,20 @@ if TYPE_CHECKING:
 
 LATEST = "latest_checkpointed_iteration.txt"
 FILES = ("model_optim_rng.pt", "model_rng.pt")
-"""With the optimizer in the same file, and beside the distributed optimizer's own."""
+"""Names of a rank's file: with the optimizer in it, and with a distributed optimizer in another file."""
 
 RANK = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?")
 LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
-EMPTY = ("_extra_state", "rotary_pos_emb.inv_freq")
-"""Endings of what holds no weight: Transformer Engine's notes on number formats, and what follows from the settings."""
+NOT_WEIGHTS = ("_extra_state", "rotary_pos_emb.inv_freq")
+"""Endings of names that are not weights: Transformer Engine's state for number formats, and computed frequencies."""
 
 
-class Megatron(Importer):
-    """A Llama-like or GPT-2-like GPT, any tensor- and pipeline-parallel size.
+class MegatronImporter(Importer):
+    """A GPT like Llama or GPT-2, of any tensor- and pipeline-parallel size.
 
     Attributes:
-        vocab_size: pieces of the vocabulary; the rows above are padding and left out. Null keeps them all.
-        define: NAME=VALUE: what shell variables hold, whatever a script assigns to them; for reading scripts.
+        vocab_size: size of the vocabulary; further embedding rows are padding and are removed. Null keeps all rows.
+        define: NAME=VALUE: values of shell variables, which replace those that a launch script assigns.
     """
 
     vocab_size: PositiveInt | None = None
@@ -48,50 +46,46 @@ class Megatron(Importer):
         """Reads `source`, a folder with iterations or one of them, and writes a Transformers folder to `out`.
 
         Raises:
-            UserError: another format, a file is missing, a model that cannot be imported, weights without a place.
+            UserError: another format, a missing file, or a model or weight that cannot be imported.
         """
-        from terakoya.toolkit.formats import from_state_dict as foreign_model
-        from terakoya_plugins.formats.megatron import arguments as _megatron_arguments
-        from terakoya_plugins.formats.megatron import weights as _megatron_weights
+        from terakoya.toolkit.formats import from_state_dict
+        from terakoya_plugins.formats.megatron import arguments, weights
 
         folder = find_iteration(source)
         ranks = read_ranks(folder)
-        model = _megatron_arguments.describe(ranks[0, 0].get("args"), folder)
-        whole = join_ranks(ranks, model, folder)
-        found, unknown = _megatron_weights.to_transformers(
-            _megatron_weights.strip(whole, self.vocab_size, folder), model
-        )
+        model = arguments.read_model(ranks[0, 0].get("args"), folder)
+        megatron_weights = join_ranks(ranks, model, folder)
+        megatron_weights = weights.remove_vocabulary_padding(megatron_weights, self.vocab_size, folder)
+        state, unknown = weights.to_transformers(megatron_weights, model)
         if unknown:
-            raise UserError(f"{folder}: has weights that are not known: {foreign_model.listed(sorted(unknown))}")
-        words = found[_megatron_weights.NAMES[model.family][_megatron_weights.WORDS]]
-        kind, config = _megatron_arguments.configure(model, len(words))
-        foreign_model.write(kind, config, found, folder, out)
+            raise UserError(f"{folder}: has unknown weights: {from_state_dict.listed(sorted(unknown))}")
+        embeddings = state[weights.NAMES[model.family][weights.WORD_EMBEDDINGS]]
+        model_class, config = arguments.transformers_config(model, len(embeddings))
+        from_state_dict.write(model_class, config, state, folder, out)
 
     def parameters(self, file: Path) -> ForeignParameters:
-        """The run that the shell script `file` starts with Megatron-LM's or Megatron-DeepSpeed's pretrain_gpt.py.
+        """Converts the run that a shell script starts with pretrain_gpt.py of Megatron-LM or Megatron-DeepSpeed.
 
         Raises:
             UserError: the script cannot be read, or starts no such run.
         """
-        from terakoya_plugins.formats.megatron import script_options as _megatron_options
-        from terakoya_plugins.formats.megatron import script_parameters as _megatron_parameters
-        from terakoya_plugins.formats.megatron import shell_script as _shell_script
+        from terakoya_plugins.formats.megatron import script_options, script_parameters, shell_script
 
         try:
             text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{file}: cannot be read: {error}") from error
-        defined = dict(each.split("=", 1) for each in self.define)
-        commands = list(_shell_script.Script(file.parent, defined).commands(text))
-        words, nodes = _megatron_options.find_command(commands, file)
-        return _megatron_parameters.convert(words, nodes=nodes)
+        defined = dict(definition.split("=", 1) for definition in self.define)
+        commands = list(shell_script.Script(file.parent, defined).commands(text))
+        words, nodes = script_options.find_command(commands, file)
+        return script_parameters.convert(words, nodes=nodes)
 
 
 def find_iteration(source: Path) -> Path:
-    """The folder with the ranks' folders: `source`, or the iteration that its tracker file names.
+    """Returns the folder with the ranks' folders: `source`, or the iteration that its tracker file names.
 
     Raises:
-        UserError: there is none, or it holds Megatron's distributed format.
+        UserError: there is none, or it is in Megatron's distributed format.
     """
     folder, tracker = source, source / LATEST
     if tracker.is_file():
@@ -110,12 +104,12 @@ def find_iteration(source: Path) -> Path:
 
 
 def read_ranks(folder: Path) -> dict[tuple[int, int], Mapping[str, Any]]:
-    """What each rank saved, by (pipeline, tensor) rank.
+    """Returns the content of each rank's file, by (pipeline, tensor) rank.
 
     Raises:
-        UserError: a rank or its file is missing, one that cannot be read, or expert parallelism.
+        UserError: a rank or its file is missing, a file cannot be read, or the model uses expert parallelism.
     """
-    from terakoya.toolkit.formats import restricted_unpickler as pickled
+    from terakoya.toolkit.formats import restricted_unpickler
 
     ranks: dict[tuple[int, int], Mapping[str, Any]] = {}
     for path in sorted(path for path in folder.iterdir() if path.name.startswith("mp_rank_")):
@@ -125,100 +119,95 @@ def read_ranks(folder: Path) -> dict[tuple[int, int], Mapping[str, Any]]:
         file = next((path / name for name in FILES if (path / name).is_file()), None)
         if file is None:
             raise UserError(f"{path}: expected {' or '.join(FILES)}, found neither")
-        content = pickled.load(file)
+        content = restricted_unpickler.load(file)
         if not isinstance(content, dict):
-            raise UserError(f"{file}: expected a table of names, got {type(content).__name__}")
+            raise UserError(f"{file}: expected a dict, got {type(content).__name__}")
         ranks[int(match[2] or 0), int(match[1])] = content
-    tensor, pipeline = (1 + max(key[place] for key in ranks) for place in (1, 0))
+    tensor, pipeline = (1 + max(key[index] for key in ranks) for index in (1, 0))
     arguments = ranks[min(ranks)].get("args")
     tensor = max(tensor, int(getattr(arguments, "tensor_model_parallel_size", 0) or 0))
     pipeline = max(pipeline, int(getattr(arguments, "pipeline_model_parallel_size", 0) or 0))
-    lacking = [f"tensor {t} pipeline {p}" for p in range(pipeline) for t in range(tensor) if (p, t) not in ranks]
-    if lacking:
-        raise UserError(f"{folder}: of {tensor} x {pipeline} ranks lacks {', '.join(lacking[:8])}")
+    missing = [f"tensor {t} pipeline {p}" for p in range(pipeline) for t in range(tensor) if (p, t) not in ranks]
+    if missing:
+        raise UserError(f"{folder}: of {tensor} x {pipeline} ranks, these are missing: {', '.join(missing[:8])}")
     return ranks
 
 
 def join_ranks(ranks: Mapping[tuple[int, int], Mapping[str, Any]], model: Gpt, folder: Path) -> dict[str, Tensor]:
-    """The whole weights by Megatron-Core's names, layers numbered from the first stage's first.
+    """Returns the full weights under Megatron-Core's names; layers are numbered through all stages.
 
     Raises:
-        UserError: ranks that hold different weights, or that differ where they should be one.
+        UserError: ranks have weights of different names, or differ in a weight that they should share.
     """
     from terakoya_plugins.formats.megatron import weights
 
     stages, tensor = 1 + max(stage for stage, _ in ranks), 1 + max(rank for _, rank in ranks)
     chunks = sorted({key for content in ranks.values() for key in content if re.fullmatch(r"model\d*", key)})
     if not chunks:
-        raise UserError(f"{folder}: holds no `model`; it holds {', '.join(sorted(map(str, ranks[0, 0])))}")
-    whole: dict[str, Tensor] = {}
-    first = 0
+        raise UserError(f"{folder}: has no `model`; it has {', '.join(sorted(map(str, ranks[0, 0])))}")
+    full: dict[str, Tensor] = {}
+    first_layer = 0
     for chunk in sorted(chunks, key=lambda name: int(name[5:] or 0)):
         for stage in range(stages):
             where = f"{folder}: pipeline rank {stage}, {chunk}"
-            parts = [_weights_of(ranks[stage, rank].get(chunk), where) for rank in range(tensor)]
+            contents = [_read_tensors(ranks[stage, rank].get(chunk), where) for rank in range(tensor)]
             layers = 0
-            for name in parts[0]:
-                if any(part.keys() != parts[0].keys() for part in parts):
-                    raise UserError(f"{where}: the tensor-parallel ranks hold weights of different names")
+            for name in contents[0]:
+                if any(content.keys() != contents[0].keys() for content in contents):
+                    raise UserError(f"{where}: the tensor-parallel ranks have weights of different names")
                 target, match = name, LAYER.fullmatch(name)
                 if match:
                     layers = max(layers, int(match[1]) + 1)
                     end = weights.ALIASES.get(match[2], match[2])
-                    target = f"{weights.LAYER}.{first + int(match[1])}.{end}"
-                joined = weights.join([part[name] for part in parts], weights.rule(target, model))
+                    target = f"{weights.LAYER}.{first_layer + int(match[1])}.{end}"
+                shards = [content[name] for content in contents]
+                joined = weights.join_shards(shards, weights.split_rule(target, model))
                 if joined is None:
-                    raise UserError(f"{where}: {name} differs between tensor-parallel ranks, and should be one")
+                    raise UserError(f"{where}: {name} should be the same on all tensor-parallel ranks, but differs")
                 if target == weights.OUTPUT and model.tied:
-                    _check_tied(whole, joined, where)
+                    _check_tied(full, joined, where)
                 else:
-                    whole[target] = joined
-            first += layers
-    return whole
+                    full[target] = joined
+            first_layer += layers
+    return full
 
 
-def _check_tied(whole: Mapping[str, Tensor], output: Tensor, where: str) -> None:
-    """The last stage's copy of the embeddings is one. UserError otherwise."""
+def _check_tied(full: Mapping[str, Tensor], output: Tensor, where: str) -> None:
+    """Raises UserError if the last stage's tied output layer differs from the embeddings."""
     import torch
 
-    from terakoya_plugins.formats.megatron.weights import WORDS
+    from terakoya_plugins.formats.megatron.weights import WORD_EMBEDDINGS
 
-    if WORDS in whole and not torch.equal(whole[WORDS], output):
+    if WORD_EMBEDDINGS in full and not torch.equal(full[WORD_EMBEDDINGS], output):
         raise UserError(
             f"{where}: output_layer.weight is tied to the embeddings by the arguments, but differs from them"
         )
 
 
-def _weights_of(content: Any, where: str) -> dict[str, Tensor]:
-    """The tensors of one rank's model, by name; what holds no weight is left out.
+def _read_tensors(content: Any, where: str) -> dict[str, Tensor]:
+    """Returns the weights of one rank's model, by name.
 
     Raises:
-        UserError: not a table of tensors, or the model from before Megatron-Core.
+        UserError: `content` is not a dict of tensors, or a model from before Megatron-Core.
     """
     import torch
 
     if not isinstance(content, dict):
-        raise UserError(f"{where}: expected a table of weights, got {type(content).__name__}")
+        raise UserError(f"{where}: expected a dict of weights, got {type(content).__name__}")
     if "language_model" in content:
         raise UserError(
             f"{where}: is a model from before Megatron-Core; convert it with Megatron-LM's tools/checkpoint"
         )
-    found: dict[str, Tensor] = {}
-    other: defaultdict[str, int] = defaultdict(int)
+    tensors: dict[str, Tensor] = {}
+    invalid = []
     for name, value in content.items():
         name = name.removeprefix("module.")
-        if name.endswith(EMPTY):
+        if name.endswith(NOT_WEIGHTS):
             continue
         if isinstance(value, torch.Tensor):
-            found[name] = value
+            tensors[name] = value
         else:
-            other[name] += 1
-    if other:
-        raise UserError(f"{where}: {', '.join(sorted(other)[:5])}: expected tensors")
-    return found
-
-
-@hookimpl
-def register_importers() -> dict[str, type[Importer]]:
-    """Offers `megatron`."""
-    return {"megatron": Megatron}
+            invalid.append(name)
+    if invalid:
+        raise UserError(f"{where}: {', '.join(sorted(set(invalid))[:5])}: expected tensors")
+    return tensors

@@ -1,8 +1,8 @@
-"""Megatron's GPT weights: what a model is by its arguments, and where each weight stands in Transformers.
+"""Megatron's GPT weights: their names and order in Transformers, and how tensor parallelism splits them.
 
-Names are Megatron-Core's (`local` layers); `ALIASES` gives those of Transformer Engine's layers, Megatron-DeepSpeed has
-its own for the same weights. Letters in shapes: N heads, G groups of query heads that share a key and a value, S head
-size.
+Names are Megatron-Core's (`local` layers). `ALIASES` maps the names of Transformer Engine's layers to them;
+Megatron-DeepSpeed has its own names. Letters in shapes: N heads, G groups of query heads that share a key and a value,
+S head size.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from terakoya.errors import UserError
 
 logger = logging.getLogger("terakoya")
 
-WORDS = "embedding.word_embeddings.weight"
-POSITIONS = "embedding.position_embeddings.weight"
+WORD_EMBEDDINGS = "embedding.word_embeddings.weight"
+POSITION_EMBEDDINGS = "embedding.position_embeddings.weight"
 OUTPUT = "output_layer.weight"
 FINAL_NORM = "decoder.final_layernorm"
 LAYER = "decoder.layers"
@@ -33,15 +33,15 @@ ALIASES = {
     "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
     "mlp.linear_fc1.layer_norm_bias": "pre_mlp_layernorm.bias",
 }
-"""Names inside a layer of Transformer Engine's, which fuses a norm with the matrix behind it."""
+"""Name in a layer of Transformer Engine, which fuses a norm with the next matrix -> name in Megatron-Core."""
 
 Family = Literal["llama", "gpt2"]
-Rule = Literal["rows", "columns", "gated rows", "same"]
+SplitRule = Literal["rows", "columns", "gated rows", "same"]
 
 
 @dataclass(frozen=True)
 class Gpt:
-    """A GPT as Megatron builds it. `family` is the Transformers model it is; `biases` those of all linear layers."""
+    """A GPT as Megatron builds it. `family`: its model in Transformers; `biases`: whether linear layers have biases."""
 
     family: Family
     layers: int
@@ -59,12 +59,12 @@ class Gpt:
     initializer_range: float
 
 
-def rule(name: str, model: Gpt) -> Rule:
-    """How tensor parallelism cuts the weight `name`: its first or second dimension, or not at all.
+def split_rule(name: str, model: Gpt) -> SplitRule:
+    """Returns how tensor parallelism splits the weight `name`: in its first or second dimension, or not at all.
 
-    `gated rows`: the two halves of the first dimension, gate and up, are cut each for itself.
+    `gated rows`: the two halves of the first dimension, gate and up, are split separately.
     """
-    if name in (WORDS, OUTPUT) or ".self_attention.linear_qkv." in name:
+    if name in (WORD_EMBEDDINGS, OUTPUT) or ".self_attention.linear_qkv." in name:
         return "rows"
     if ".mlp.linear_fc1." in name:
         return "gated rows" if model.family == "llama" else "rows"
@@ -73,28 +73,28 @@ def rule(name: str, model: Gpt) -> Rule:
     return "same"
 
 
-def join(parts: Sequence[Tensor], how: Rule) -> Tensor | None:
-    """The whole weight of its `parts`, one a tensor-parallel rank; None where parts that should be one differ."""
-    if how == "same":
-        return parts[0] if all(torch.equal(part, parts[0]) for part in parts[1:]) else None
-    if how == "gated rows":
-        halves = [part.chunk(2) for part in parts]
+def join_shards(shards: Sequence[Tensor], rule: SplitRule) -> Tensor | None:
+    """Returns the full weight of `shards`, one per tensor-parallel rank; None if an unsplit weight differs."""
+    if rule == "same":
+        return shards[0] if all(torch.equal(shard, shards[0]) for shard in shards[1:]) else None
+    if rule == "gated rows":
+        halves = [shard.chunk(2) for shard in shards]
         return torch.cat([gate for gate, _ in halves] + [up for _, up in halves])
-    return torch.cat(list(parts), 1 if how == "columns" else 0)
+    return torch.cat(list(shards), 1 if rule == "columns" else 0)
 
 
-def cut(weight: Tensor, how: Rule, ranks: int) -> list[Tensor]:
-    """The parts of `weight` for each tensor-parallel rank: what `join` puts together again."""
-    if how == "same":
+def split_shards(weight: Tensor, rule: SplitRule, ranks: int) -> list[Tensor]:
+    """Returns the shard of `weight` for each tensor-parallel rank: the inverse of `join_shards`."""
+    if rule == "same":
         return [weight] * ranks
-    if how == "gated rows":
+    if rule == "gated rows":
         gate, up = weight.chunk(2)
         return [torch.cat(pair) for pair in zip(gate.chunk(ranks), up.chunk(ranks), strict=True)]
-    return list(weight.chunk(ranks, 1 if how == "columns" else 0))
+    return list(weight.chunk(ranks, 1 if rule == "columns" else 0))
 
 
 def split_heads(fused: Tensor, model: Gpt) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries (N S, ...), keys (G S, ...) and values (G S, ...) of `fused` (G (N/G + 2) S, ...), group by group."""
+    """Returns queries (N S, ...), keys (G S, ...) and values (G S, ...) of `fused` (G (N/G + 2) S, ...)."""
     grouped = fused.reshape(model.groups, model.heads // model.groups + 2, model.head_size, *fused.shape[1:])
     return (
         grouped[:, :-2].reshape(-1, *fused.shape[1:]),
@@ -104,40 +104,40 @@ def split_heads(fused: Tensor, model: Gpt) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def join_heads(query: Tensor, key: Tensor, value: Tensor, model: Gpt) -> Tensor:
-    """What `split_heads` takes apart."""
+    """Returns the fused matrix of queries, keys and values: the inverse of `split_heads`."""
     rest = query.shape[1:]
     parts = (part.reshape(model.groups, -1, model.head_size, *rest) for part in (query, key, value))
     return torch.cat(list(parts), 1).reshape(-1, *rest)
 
 
-def strip(weights: Mapping[str, Tensor], vocabulary: int | None, source: Path) -> dict[str, Tensor]:
-    """`weights` without the rows that pad the vocabulary; None keeps them.
+def remove_vocabulary_padding(weights: Mapping[str, Tensor], vocabulary: int | None, source: Path) -> dict[str, Tensor]:
+    """Returns `weights` with `vocabulary` rows in embeddings and output layer; None keeps all rows.
 
     Raises:
         UserError: no embeddings, or fewer rows than `vocabulary`.
     """
-    if WORDS not in weights:
-        raise UserError(f"{source}: has no {WORDS}")
-    rows = len(weights[WORDS])
+    if WORD_EMBEDDINGS not in weights:
+        raise UserError(f"{source}: has no {WORD_EMBEDDINGS}")
+    rows = len(weights[WORD_EMBEDDINGS])
     if vocabulary is not None and vocabulary > rows:
         raise UserError(
-            f"{source}: holds {rows:,} pieces, fewer than the vocabulary's {vocabulary:,}; another tokenizer?"
+            f"{source}: has {rows:,} pieces, fewer than the vocabulary's {vocabulary:,}; is it another tokenizer?"
         )
     if vocabulary is None:
         logger.warning(
-            "%s: holds %s pieces, padding included; a tokenizer or vocab_size says how many are real",
+            "%s: has %s pieces, padding included; a tokenizer or vocab_size gives the number without padding",
             source,
             f"{rows:,}",
         )
         return dict(weights)
-    return {name: value[:vocabulary] if name in (WORDS, OUTPUT) else value for name, value in weights.items()}
+    return {name: value[:vocabulary] if name in (WORD_EMBEDDINGS, OUTPUT) else value for name, value in weights.items()}
 
 
 # ------------------------------------------------------------------------------------------- names in Transformers
 
 NAMES: Mapping[Family, Mapping[str, str]] = {
     "llama": {
-        WORDS: "model.embed_tokens.weight",
+        WORD_EMBEDDINGS: "model.embed_tokens.weight",
         FINAL_NORM: "model.norm",
         OUTPUT: "lm_head.weight",
         LAYER: "model.layers",
@@ -147,8 +147,8 @@ NAMES: Mapping[Family, Mapping[str, str]] = {
         "mlp.linear_fc2": "mlp.down_proj",
     },
     "gpt2": {
-        WORDS: "transformer.wte.weight",
-        POSITIONS: "transformer.wpe.weight",
+        WORD_EMBEDDINGS: "transformer.wte.weight",
+        POSITION_EMBEDDINGS: "transformer.wpe.weight",
         FINAL_NORM: "transformer.ln_f",
         OUTPUT: "lm_head.weight",
         LAYER: "transformer.h",
@@ -160,75 +160,81 @@ NAMES: Mapping[Family, Mapping[str, str]] = {
         "mlp.linear_fc2": "mlp.c_proj",
     },
 }
-"""Megatron-Core's names and Transformers', of whole weights, of modules, and of what repeats."""
+"""Megatron-Core's name -> Transformers' name, of weights, of modules, and of the list of layers."""
 
 LLAMA_FUSED = {
     "self_attention.linear_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.linear_fc1": ("mlp.gate_proj", "mlp.up_proj"),
 }
-"""What is one matrix in Megatron-Core and several in Llama."""
+"""Module of one fused matrix in Megatron-Core -> its modules in Llama."""
 
 IN_LAYER = re.compile(re.escape(LAYER) + r"\.(\d+)\.(.+)\.(weight|bias)")
 
 
 def to_transformers(weights: Mapping[str, Tensor], model: Gpt) -> tuple[dict[str, Tensor], list[str]]:
-    """Transformers' weights of the whole Megatron `weights`, and the names among them that have no place there."""
-    found: dict[str, Tensor] = {}
+    """Returns the full Megatron `weights` as Transformers' weights, and the names of those that are unknown."""
+    state: dict[str, Tensor] = {}
     unknown: list[str] = []
     names = NAMES[model.family]
     for name, value in weights.items():
-        inside = IN_LAYER.fullmatch(name)
-        if not inside:
+        in_layer = IN_LAYER.fullmatch(name)
+        if not in_layer:
             module, _, end = name.rpartition(".")
             target = names.get(name) or (f"{names[FINAL_NORM]}.{end}" if module == FINAL_NORM else None)
             if target is None:
                 unknown.append(name)
             else:
-                found[target] = value
+                state[target] = value
             continue
-        layer, module, end = inside.groups()
+        layer, module, end = in_layer.groups()
         prefix = f"{names[LAYER]}.{layer}"
         if model.family == "llama" and module in LLAMA_FUSED:
             parts = split_heads(value, model) if "qkv" in module else value.chunk(2)
-            found |= {f"{prefix}.{target}.{end}": part for target, part in zip(LLAMA_FUSED[module], parts, strict=True)}
+            state |= {f"{prefix}.{target}.{end}": part for target, part in zip(LLAMA_FUSED[module], parts, strict=True)}
         elif module in names:
             if module == "self_attention.linear_qkv":
                 value = torch.cat(split_heads(value, model))
-            found[f"{prefix}.{names[module]}.{end}"] = value.T if _turned(module, end, model) else value
+            state[f"{prefix}.{names[module]}.{end}"] = value.T if _is_transposed(module, end, model) else value
         else:
             unknown.append(name)
-    return found, unknown
+    return state, unknown
 
 
 def from_transformers(weights: Mapping[str, Tensor], model: Gpt) -> dict[str, Tensor]:
-    """The whole Megatron weights of a Transformers model's: the way back of `to_transformers`."""
+    """Returns a Transformers model's `weights` as full Megatron weights: the inverse of `to_transformers`."""
     names = NAMES[model.family]
-    found = {name: weights[names[name]] for name in (WORDS, POSITIONS, OUTPUT) if names.get(name) in weights}
+    full = {
+        name: weights[names[name]]
+        for name in (WORD_EMBEDDINGS, POSITION_EMBEDDINGS, OUTPUT)
+        if names.get(name) in weights
+    }
     if model.tied:
-        found.pop(OUTPUT, None)
+        full.pop(OUTPUT, None)
     ends = ("weight", "bias")
-    take: Callable[[str], Tensor | None] = weights.get
-    pairs = [(f"{FINAL_NORM}.{end}", take(f"{names[FINAL_NORM]}.{end}")) for end in ends]
-    modules = [module for module in names if module not in (WORDS, POSITIONS, OUTPUT, FINAL_NORM, LAYER)]
+    get: Callable[[str], Tensor | None] = weights.get
+    pairs = [(f"{FINAL_NORM}.{end}", get(f"{names[FINAL_NORM]}.{end}")) for end in ends]
+    modules = [
+        module for module in names if module not in (WORD_EMBEDDINGS, POSITION_EMBEDDINGS, OUTPUT, FINAL_NORM, LAYER)
+    ]
     for layer in range(model.layers):
         prefix = f"{names[LAYER]}.{layer}"
         for end in ends:
             for module in modules:
-                value = take(f"{prefix}.{names[module]}.{end}")
-                if value is not None and _turned(module, end, model):
+                value = get(f"{prefix}.{names[module]}.{end}")
+                if value is not None and _is_transposed(module, end, model):
                     value = value.T
                 if value is not None and module == "self_attention.linear_qkv":
-                    query, key, own = value.chunk(3)
-                    value = join_heads(query, key, own, model)
+                    query, key, values = value.chunk(3)
+                    value = join_heads(query, key, values, model)
                 pairs.append((f"{LAYER}.{layer}.{module}.{end}", value))
             for module, targets in LLAMA_FUSED.items() if model.family == "llama" else ():
-                parts = [part for part in (take(f"{prefix}.{target}.{end}") for target in targets) if part is not None]
+                parts = [part for part in (get(f"{prefix}.{target}.{end}") for target in targets) if part is not None]
                 if len(parts) == len(targets):
                     value = join_heads(parts[0], parts[1], parts[2], model) if len(parts) == 3 else torch.cat(parts)
                     pairs.append((f"{LAYER}.{layer}.{module}.{end}", value))
-    return found | {name: value for name, value in pairs if value is not None}
+    return full | {name: value for name, value in pairs if value is not None}
 
 
-def _turned(module: str, end: str, model: Gpt) -> bool:
-    """Whether Transformers holds this matrix as input x output: GPT-2's, which are convolutions of width 1."""
+def _is_transposed(module: str, end: str, model: Gpt) -> bool:
+    """Whether Transformers stores this matrix as input x output, as it does for GPT-2 (convolutions of width 1)."""
     return model.family == "gpt2" and end == "weight" and "linear" in module
