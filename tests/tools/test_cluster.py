@@ -301,7 +301,7 @@ def test_a_lost_host_is_made_up_for_and_may_come_back(
     run.until_step(8)
     cluster.on("a03", f"kill -9 $(cat {out}.launch/node-2.pid) $(pgrep -P $(cat {out}.launch/node-2.pid))")
     run.until(lambda: worlds(out)[-1] == ["0", "1"], seconds=180)
-    assert any("a03 has ended with" in line for _, line in run.lines)
+    assert any("a03 ended with exit code" in line for _, line in run.lines)
     assert any('they share the global batch of 16: {"a01": 9, "a02": 7}' in line for _, line in run.lines)
     there = max(toy.records(out, "resume"))
     run.until_step(there + 2)
@@ -374,7 +374,7 @@ def test_a_run_over_ssh_is_stopped_goes_on_and_loses_a_process(
     first = launched()
     first.until_step(8)
     first.process.send_signal(signal.SIGINT)
-    assert "asking all hosts to save and leave" in first.finish(code=75)
+    assert "sending a stop request to all hosts" in first.finish(code=75)
     for host in HOSTS:
         assert cluster.on(host, "pgrep -f terakoya").returncode == 1, f"something is left on {host}"
     stopped = max(toy.records(out, "stopped"))

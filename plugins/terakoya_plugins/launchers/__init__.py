@@ -1,1 +1,1 @@
-"""Ways to start a run elsewhere: one file each."""
+"""Launchers: ways to start a run, one file or folder each."""

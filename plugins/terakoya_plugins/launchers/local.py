@@ -1,4 +1,4 @@
-"""Launcher for this machine: one script that starts the processes, and starts them again after a crash."""
+"""Launcher for this machine: one script that starts the processes and restarts them after a crash."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ from terakoya.toolkit.launchers.scripts import SETTLED, head, threads, words
 
 SCRIPT = Template("""\
 #!/bin/bash
-# $name: $processes on this machine. Ctrl-C or SIGTERM save and leave; run it again and it goes on.
+# $name: $processes on this machine. Ctrl-C and SIGTERM save a checkpoint and exit; run it again to resume.
 $head$threads
 restarts=0
 while true; do
   $command & child=$$!
   trap 'kill -TERM $$child 2> /dev/null || true' TERM
-  trap : INT  # a terminal sends it to the processes as well
+  trap : INT  # the terminal also sends it to the processes
   wait $$child || true
-  while kill -0 $$child 2> /dev/null; do wait $$child || true; done  # a signal ends a wait early
+  while kill -0 $$child 2> /dev/null; do wait $$child || true; done  # a signal interrupts wait
   code=0
-  wait $$child || code=$$?  # its own code, though it may have ended between those two
+  wait $$child || code=$$?  # the exit code, even if the run ended between the two waits
   case $$code in
     $settled) exit $$code ;;
   esac
   if [ $$restarts -ge $max_restarts ]; then exit $$code; fi
   restarts=$$((restarts + 1))
-  echo "ended with $$code; start $$restarts of $max_restarts anew, from the last checkpoint" >&2
+  echo "exit code $$code; restart $$restarts of $max_restarts, from the last checkpoint" >&2
 done
 """)
 
 
 class Local(Launcher):
-    """Settings of a start on this machine."""
+    """Settings of a run on this machine."""
 
     processes: PositiveInt = 1
-    """How many processes: one for each GPU, or for each few cores."""
+    """Number of processes: one a GPU, or one for every few cores."""
     max_restarts: NonNegativeInt = 0
-    """How often a run that crashed is started again, from its last checkpoint; not one that was asked to stop, or ended
-    with an error that somebody must mend."""
+    """How often a crashed run is restarted from its last checkpoint. A run is not restarted after a stop request or an
+    error that the user has to fix."""
     setup: tuple[str, ...] = ()
-    """Lines of bash that run first: modules, an environment."""
+    """Lines of bash to run first: modules, an environment."""
 
     def plan(self, job: Job, folder: Path) -> LaunchPlan:
-        """One script, `run.sh`.
+        """Returns a plan with one script, `run.sh`.
 
         Raises:
             UserError: the parameters are for several nodes.
         """
         if len(job.batch_size) > 1:
             raise UserError(
-                f"launch local: batch_size is for {len(job.batch_size)} nodes, this machine is one; add up its rows: "
+                f"launch local: batch_size is for {len(job.batch_size)} nodes, this machine is one; sum its rows: "
                 f"--set batch_size.-1={sum(job.batch_size.values())}, or launch hosts, slurm, sagemaker"
             )
         script = SCRIPT.substitute(
@@ -71,5 +71,5 @@ class Local(Launcher):
 
 @hookimpl
 def register_launchers() -> dict[str, type[Launcher]]:
-    """Offers `local`."""
+    """Registers `local`."""
     return {"local": Local}

@@ -1,4 +1,4 @@
-"""`terakoya launch`: what is printed is what runs, and what runs trains as any other start does."""
+"""`terakoya launch`: the printed plan is what runs, and it trains like any other start."""
 
 import json
 import os
@@ -41,18 +41,18 @@ def planned(launcher: str, store: Path, out: Path, settings: dict[str, object], 
 
 
 def train_plainly(settings: dict[str, object], out: Path, *, nodes: tuple[int, ...]) -> None:
-    """Trains with `nodes[i]` processes on pretended node i, each of one thread, as those of a launcher here have."""
+    """Trains with `nodes[i]` processes on simulated node i, one thread each, like the processes of a launcher."""
     file = out.parent / f"{out.name}.json"
     file.write_text(json.dumps(settings))
-    places = [(node, local) for node, count in enumerate(nodes) for local in range(count)]
-    world = {"WORLD_SIZE": str(len(places)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    slots = [(node, local) for node, count in enumerate(nodes) for local in range(count)]
+    world = {"WORLD_SIZE": str(len(slots)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [sys.executable, "-m", "terakoya", "train", str(file), "--out", str(out)]
     started = []
-    for rank, (node, local) in enumerate(places):
+    for rank, (node, local) in enumerate(slots):
         mine = {"RANK": str(rank), "LOCAL_RANK": str(local), "GROUP_RANK": str(node)}
         started.append(subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", **world, **mine}))
     try:
-        assert [process.wait(timeout=120) for process in started] == [0] * len(places)
+        assert [process.wait(timeout=120) for process in started] == [0] * len(slots)
     finally:
         for process in started:
             process.kill()
@@ -79,7 +79,7 @@ def test_a_plan_is_printed_written_and_starts_nothing(store: Path, tmp_path: Pat
     assert not (tmp_path / "run").exists()
 
 
-def test_a_local_run_that_crashed_goes_on_by_itself(store: Path, tmp_path: Path) -> None:
+def test_a_crashed_local_run_restarts_by_itself(store: Path, tmp_path: Path) -> None:
     crash = tmp_path / "crash.py"
     crash.write_text(CRASH.format(mark=str(tmp_path / "crashed")))
     file = tmp_path / "run.json"
@@ -88,13 +88,13 @@ def test_a_local_run_that_crashed_goes_on_by_itself(store: Path, tmp_path: Path)
         "--plugin", crash, "launch", "local", file, "--out", tmp_path / "run", "--max-restarts", "1", "--submit"
     )
     assert done.returncode == 0, done.stderr
-    assert "ended with 9; start 1 of 1 anew" in done.stderr
+    assert "exit code 9; restart 1 of 1" in done.stderr
     assert list(toy.records(tmp_path / "run", "resume")) == [5]
     train_plainly(toy.parameters(store), tmp_path / "undisturbed", nodes=(1,))
     assert toy.losses(tmp_path / "run") == toy.losses(tmp_path / "undisturbed")
 
 
-def test_a_local_run_with_an_error_is_not_started_again(store: Path, tmp_path: Path) -> None:
+def test_a_local_run_with_an_error_is_not_restarted(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps(toy.parameters(tmp_path / "no-store")))
     done = command_line("launch", "local", file, "--out", tmp_path / "run", "--max-restarts", "3", "--submit")
@@ -102,7 +102,7 @@ def test_a_local_run_with_an_error_is_not_started_again(store: Path, tmp_path: P
     assert done.stderr.count("no-store") == 1
 
 
-def test_sigterm_reaches_a_local_run_which_saves(store: Path, tmp_path: Path) -> None:
+def test_a_local_run_saves_on_sigterm(store: Path, tmp_path: Path) -> None:
     plan = planned("local", store, tmp_path / "run", {"max_restarts": 3}, max_steps=100_000)
     script = subprocess.Popen(["bash", plan.folder / "run.sh"], env={**os.environ, "OMP_NUM_THREADS": "1"})
     deadline = time.monotonic() + 120
@@ -114,12 +114,12 @@ def test_sigterm_reaches_a_local_run_which_saves(store: Path, tmp_path: Path) ->
     assert toy.records(tmp_path / "run", "stopped")
 
 
-def test_a_run_that_leaves_as_soon_as_it_is_asked_is_told_by_its_own_code(store: Path, tmp_path: Path) -> None:
-    """The signal ends the script's wait; before it looks again, the run has left."""
+def test_the_exit_code_of_a_run_that_exits_at_once_on_sigterm(store: Path, tmp_path: Path) -> None:
+    """The signal interrupts the script's wait; the run has exited before the next wait."""
     script = planned("local", store, tmp_path / "run", {"max_restarts": 3}).folder / "run.sh"
     command = next(line for line in script.read_text().splitlines() if line.endswith("& child=$!"))
-    leaves = "(trap 'exit 75' TERM; touch $PWD/ready; while true; do sleep 0.05; done) & child=$!"
-    slow = script.read_text().replace(command, leaves).replace("|| true' TERM", "|| true; sleep 1' TERM")
+    exits = "(trap 'exit 75' TERM; touch $PWD/ready; while true; do sleep 0.05; done) & child=$!"
+    slow = script.read_text().replace(command, exits).replace("|| true' TERM", "|| true; sleep 1' TERM")
     started = subprocess.Popen(["bash", "-c", slow.replace("$PWD", str(tmp_path))])
     deadline = time.monotonic() + 60
     while not (tmp_path / "ready").exists():
@@ -133,7 +133,7 @@ def test_a_run_that_leaves_as_soon_as_it_is_asked_is_told_by_its_own_code(store:
 
 
 def stand_in_for_ssh(folder: Path) -> str:
-    """A command that runs, on this machine, what ssh would on the host it is given; the host's name becomes visible."""
+    """Returns a stand-in for ssh that runs the command on this machine, with the host's name in AS_HOST."""
     script = folder / "ssh.sh"
     script.write_text('host=$1; shift; AS_HOST=$host exec bash -c "$*"\n')
     return f"bash {script}"
@@ -146,7 +146,7 @@ def free_port() -> int:
         return port
 
 
-def test_hosts_of_different_sizes_train_as_any_other_start(
+def test_hosts_of_different_sizes_train_like_any_other_start(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -160,8 +160,8 @@ def test_hosts_of_different_sizes_train_as_any_other_start(
     assert toy.losses(tmp_path / "run") == toy.losses(tmp_path / "plain")
 
 
-def test_a_lost_process_starts_all_hosts_anew(store: Path, tmp_path: Path) -> None:
-    """Though the first of them comes late the second time: nobody may find the addresses of those before."""
+def test_a_lost_process_restarts_all_hosts(store: Path, tmp_path: Path) -> None:
+    """Even if rank 0 is late after the restart: no process may read the addresses of the processes before."""
     crash = tmp_path / "crash.py"
     crash.write_text(CRASH.format(mark=str(tmp_path / "crashed")) + LATE)
     file = tmp_path / "run.json"
@@ -186,7 +186,7 @@ def test_rows_go_to_hosts_by_their_names(store: Path, tmp_path: Path) -> None:
         planned("hosts", store, tmp_path / "run", {"hosts": "a01,a03"}, batch_size={"a01": 7, "a02": 9})
 
 
-def test_a_plan_can_be_pasted_and_says_what_becomes_of_lost_hosts(store: Path, tmp_path: Path) -> None:
+def test_a_plan_lists_one_command_a_host_and_what_losing_a_host_means(store: Path, tmp_path: Path) -> None:
     table = {"0": 7, "1": 5, "2": 4}
     settings = {"hosts": "a01,a02,a03", "ssh": "ssh"}
     plan = planned("hosts", store, tmp_path / "run", settings, batch_size=table)
@@ -200,19 +200,19 @@ def test_a_plan_can_be_pasted_and_says_what_becomes_of_lost_hosts(store: Path, t
     script = plan.plan.files["node-2.sh"]
     assert "--nnodes 3 " in script and "--max-restarts 2" in script and "--local-addr a03" in script
     assert "interface=eth1\n" in script and "host_facts" not in script
-    assert "a lost host ends the run" in plan.plan.notes[2]
+    assert "losing a host ends the run" in plan.plan.notes[2]
 
     settings = {"hosts": "a01,a02"}
     plan = planned("hosts", store, tmp_path / "run", settings, batch_size=table, on_lost_node="redistribute")
     assert "--nnodes 1:2 " in plan.plan.files["node-1.sh"] and "--max-restarts 3" in plan.plan.files["node-1.sh"]
     assert "node 0: a01, 1 process, 9 rows a step" in plan.plan.notes[0]
-    assert "the others go on, unless it is a01" in plan.plan.notes[2]
+    assert "the others continue, unless it is a01" in plan.plan.notes[2]
 
 
-def test_a_table_for_other_hosts_is_refused_with_one_that_fits(store: Path, tmp_path: Path) -> None:
+def test_a_table_for_other_hosts_is_refused_with_a_matching_one(store: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r'keeps the global batch of 16: \{"0": 6, "1": 5, "2": 5\}'):
         planned("hosts", store, tmp_path / "run", {"hosts": "a,b,c"})
-    with pytest.raises(UserError, match="b would share 2 rows among 4 processes"):
+    with pytest.raises(UserError, match="b would split 2 rows among 4 processes"):
         planned("hosts", store, tmp_path / "run", {"hosts": "a,b:4"}, batch_size={"0": 14, "1": 2})
 
 

@@ -1,4 +1,4 @@
-"""Lists of hosts, as DeepSpeed, Megatron-LM, MPI and people write them."""
+"""Lists of hosts in the formats of DeepSpeed, Megatron-LM and MPI, and as names."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def test_files_of_deepspeed_mpi_and_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "read"),
+    ("text", "hosts"),
     [
         ("node-a slots=8\nnode-b slots=8\n", [Host("node-a", 8), Host("node-b", 8)]),  # DeepSpeed, Megatron-LM
         ("n1 slots=4 max_slots=8\nn2 max-slots=2\n", [Host("n1", 4), Host("n2", 2)]),  # Open MPI
@@ -24,13 +24,13 @@ def test_files_of_deepspeed_mpi_and_names(tmp_path: Path) -> None:
         ("r1\nr1\nr2\nr2\nr3\n", [Host("r1", 2), Host("r2", 2), Host("r3")]),  # PBS_NODEFILE, SGE_JOB_HOSTLIST
     ],
 )
-def test_files_that_schedulers_write(text: str, read: list[Host], tmp_path: Path) -> None:
+def test_files_that_schedulers_write(text: str, hosts: list[Host], tmp_path: Path) -> None:
     file = tmp_path / "hostfile"
     file.write_text(text)
-    assert read_hosts(str(file)) == read
+    assert read_hosts(str(file)) == hosts
 
 
-def test_others_call_a_host_without_the_user() -> None:
+def test_the_address_of_a_host_has_no_user() -> None:
     assert [host.address for host in read_hosts("me@a01:2,a02")] == ["a01", "a02"]
 
 
@@ -39,19 +39,19 @@ def test_names_with_commas() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
-        ("a01:4,a01:2", "a01 is there already"),
-        ("a01,a01:2", "a01 is there already"),
-        ("a01:2,a01", "a01 is there already"),
+        ("a01:4,a01:2", "a01 is listed twice"),
+        ("a01,a01:2", "a01 is listed twice"),
+        ("a01:2,a01", "a01 is listed twice"),
         ("a01:0", "a01 has no slots"),
         ("a01 gpus=4", 'expected a name, "name slots=4" or "name:4", got "a01 gpus=4"'),
         ("no/such/file", "no such file"),
         (",", "at least one host"),
     ],
 )
-def test_what_is_wrong_is_said(given: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_wrong_lists_are_refused(given: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         read_hosts(given)
 
 

@@ -1,4 +1,4 @@
-"""Commands on several hosts at once: who is asked to stop when one fails, and which exit code comes out."""
+"""Commands on several hosts: which hosts get a stop request when one fails, and the exit code."""
 
 import logging
 import os
@@ -10,55 +10,59 @@ from pathlib import Path
 import pytest
 
 from terakoya.training.distributed.signals import exit_code
-from terakoya_plugins.launchers.hosts.run_on_hosts import Remote, run_together
+from terakoya_plugins.launchers.hosts.run_on_hosts import RemoteCommand, run_on_hosts
 
 
-def remotes(folder: Path, **commands: str) -> list[Remote]:
-    """Commands by host; each is asked to stop by a file of its name."""
-    return [Remote(host, command, f"touch {folder / host}") for host, command in commands.items()]
+def remotes(folder: Path, **commands: str) -> list[RemoteCommand]:
+    """Commands by host; the stop request is a file with the host's name."""
+    return [RemoteCommand(host, command, f"touch {folder / host}") for host, command in commands.items()]
 
 
-def until_asked(host: str, code: int) -> str:
-    """Waits to be asked, in the folder where it starts, and ends with `code`."""
+def until_stop_request(host: str, code: int) -> str:
+    """Waits for a stop request in the working folder and exits with `code`."""
     return f"until [ -e {host} ]; do sleep 0.02; done; exit {code}"
 
 
-def test_what_they_say_stands_behind_their_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_together(remotes(tmp_path, a01="echo one; echo two >&2", a02="echo three")) == 0
+def test_lines_are_printed_after_the_hosts_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_on_hosts(remotes(tmp_path, a01="echo one; echo two >&2", a02="echo three")) == 0
     assert sorted(capsys.readouterr().out.splitlines()) == ["[a01] one", "[a01] two", "[a02] three"]
 
 
-def test_others_are_asked_to_stop_some_time_after_one_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_get_a_stop_request_some_time_after_one_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     started = time.monotonic()
-    assert run_together(remotes(tmp_path, a01=until_asked("a01", 75), a02="exit 3"), grace_seconds=0.5) == 3
+    assert run_on_hosts(remotes(tmp_path, a01=until_stop_request("a01", 75), a02="exit 3"), grace_seconds=0.5) == 3
     assert time.monotonic() - started >= 0.5
     assert (tmp_path / "a01").exists() and not (tmp_path / "a02").exists()
 
 
-def test_others_go_on_where_they_may(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_others_continue_if_they_may(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="terakoya"):
-        ended = run_together(remotes(tmp_path, a01="sleep 0.5", a02="exit 3"), others_go_on=True, grace_seconds=0.1)
+        ended = run_on_hosts(
+            remotes(tmp_path, a01="sleep 0.5", a02="exit 3"), continue_after_failure=True, grace_seconds=0.1
+        )
     assert ended == 0
     assert not (tmp_path / "a01").exists()
-    assert "a02 has ended with 3; the others go on" in caplog.text
-    assert run_together(remotes(tmp_path, a01="exit 4", a02="sleep 0.2"), others_go_on=True) == 4
+    assert "a02 ended with exit code 3; the others continue" in caplog.text
+    assert run_on_hosts(remotes(tmp_path, a01="exit 4", a02="sleep 0.2"), continue_after_failure=True) == 4
 
 
-def test_a_host_that_has_saved_is_not_told_of_as_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_host_that_has_saved_is_not_reported_as_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="terakoya"):
-        assert run_together(remotes(tmp_path, a01="sleep 0.5; exit 75", a02="exit 75"), others_go_on=True) == 75
+        assert (
+            run_on_hosts(remotes(tmp_path, a01="sleep 0.5; exit 75", a02="exit 75"), continue_after_failure=True) == 75
+        )
     assert caplog.text == ""
 
 
-def test_ctrl_c_asks_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_sends_a_stop_request_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-    both = remotes(tmp_path, a01=until_asked("a01", 75), a02=until_asked("a02", 75))
-    assert run_together(both, others_go_on=True) == 75
+    both = remotes(tmp_path, a01=until_stop_request("a01", 75), a02=until_stop_request("a02", 75))
+    assert run_on_hosts(both, continue_after_failure=True) == 75
 
 
-def test_a_run_that_was_asked_to_stop_is_not_started_again() -> None:
+def test_a_run_is_not_restarted_after_a_stop_request() -> None:
     for restarts, code in ((None, 75), ("0", 75), ("3", 0)):
         environment = {} if restarts is None else {"TORCHELASTIC_MAX_RESTARTS": restarts}
         assert exit_code(stopped=True, environment=environment) == code

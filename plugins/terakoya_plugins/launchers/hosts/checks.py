@@ -1,4 +1,4 @@
-"""Looking at hosts before anything starts on them: reached, alike, on one clock, one file system, one network."""
+"""Checks hosts before a run starts there: reachable, same versions, clocks in sync, shared files, one network."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 ANSWER_SECONDS = 60.0
-"""How long a host has to answer; a first import from a cold network file system may take half of it."""
+"""Timeout of a host's answer; a first import from a cold network file system may take half of it."""
 CLOCK_SECONDS = 5.0
-"""How far clocks may be apart: logs of several hosts are read side by side, and file systems compare times."""
+"""The largest difference of clocks: people compare the logs of hosts, and file systems compare times."""
 
 NO_FOLDER, NO_PYTHON = 91, 92
 SCRIPT = """\
@@ -36,26 +36,26 @@ exec python -m terakoya.launch.host_facts {request}"""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What hosts are asked, and how.
+class HostRequest:
+    """The hosts to check, and what to check.
 
     Attributes:
-        names: the hosts as `ssh` knows them; those behind an @ are called by it from the others.
-        processes: how many start on each.
-        ssh: what stands before a host and a command.
-        folder: where processes will start.
-        seen: a folder of the run, to which a file is written that all hosts should see.
-        reads: folders that all hosts should see, too.
+        names: the hosts as `ssh` knows them; other hosts use the name after the @.
+        processes: number of processes on each host.
+        ssh: the command before a host and a command.
+        folder: the folder where processes will start.
+        shared: a folder that all hosts should share, to which a file is written.
+        reads: further folders that all hosts should see.
         setup: lines of bash that run first.
-        port: of the first host, which the others should reach.
-        interface: the network interface to talk over; None is the one that leads to the others.
+        port: the port of the first host that the others should reach.
+        interface: the network interface to use; None for the one with the route to the others.
     """
 
     names: Sequence[str]
     processes: Sequence[int]
     ssh: str
     folder: Path
-    seen: Path
+    shared: Path
     port: int
     reads: Sequence[Path] = ()
     setup: Sequence[str] = ()
@@ -64,8 +64,8 @@ class Asked:
 
 @dataclass
 class Answer:
-    """What a host said: `facts`, as `host_facts.facts` has them, or None and `error`. `clock` is how many seconds its
-    clock is ahead of the one here."""
+    """A host's answer: the `facts` of `host_facts.collect_facts`, or None and `error`. `clock` is the number of seconds
+    by which its clock is ahead of this machine's."""
 
     host: str
     facts: Mapping[str, Any] | None = None
@@ -74,35 +74,35 @@ class Answer:
     problems: list[str] = field(default_factory=list)
 
 
-def look(asked: Asked) -> list[Answer]:
-    """Asks all hosts and judges what they say: `problems` of each answer, empty where all is well."""
-    proof = asked.seen / f".seen-{secrets.token_hex(4)}"
+def check_hosts(request: HostRequest) -> list[Answer]:
+    """Collects the facts of all hosts and sets the `problems` of each answer, empty if there are none."""
+    proof = request.shared / f".seen-{secrets.token_hex(4)}"
     proof.touch()
-    paths = [str(path) for path in (proof, *asked.reads)]
-    called = [address(name) for name in asked.names]
-    first_asks = {"paths": paths, "names": called, "interface": asked.interface}
+    paths = [str(path) for path in (proof, *request.reads)]
+    addresses = [address(name) for name in request.names]
+    query = {"paths": paths, "names": addresses, "interface": request.interface}
     try:
-        if len(called) == 1:
-            answers = [_ask(asked, 0, first_asks)]
+        if len(addresses) == 1:
+            answers = [_query(request, 0, query)]
         else:
-            with _first_host(asked, {**first_asks, "peer": called[1]}, callers=len(called) - 1) as first:
+            with _query_first(request, {**query, "peer": addresses[1]}, callers=len(addresses) - 1) as first:
                 port_is_free = first.error is None and not first.problems
-                others = {**first_asks, "peer": called[0], "call": [called[0], asked.port] if port_is_free else None}
-                answers = [first, *_together(asked, others)]
+                call = [addresses[0], request.port] if port_is_free else None
+                answers = [first, *_query_others(request, {**query, "peer": addresses[0], "call": call})]
     finally:
         proof.unlink()
-    for answer, processes in zip(answers, asked.processes, strict=True):
-        _judge(answer, answers[0], processes, asked, proof)
+    for answer, processes in zip(answers, request.processes, strict=True):
+        _find_problems(answer, answers[0], processes, request, proof)
     return answers
 
 
 def address(name: str) -> str:
-    """What other hosts call the host that ssh knows as `name`."""
+    """Returns the name that other hosts use for the host that ssh knows as `name`."""
     return name.rpartition("@")[2]
 
 
-def show(answers: Sequence[Answer], *, first: str, port: int) -> Table:
-    """The table of what was found."""
+def results_table(answers: Sequence[Answer], *, first: str, port: int) -> Table:
+    """Returns a table of the facts."""
     from rich.table import Table
 
     table = Table(
@@ -133,51 +133,51 @@ def show(answers: Sequence[Answer], *, first: str, port: int) -> Table:
     return table
 
 
-def refuse(answers: Sequence[Answer]) -> None:
+def raise_on_problems(answers: Sequence[Answer]) -> None:
     """Raises UserError with a line for each problem of a host."""
     lines = [f"{answer.host}: {problem}" for answer in answers for problem in answer.problems]
     if lines:
         raise UserError("\n".join(lines))
 
 
-# --------------------------------------------------------------------------------------------------------- asking
+# --------------------------------------------------------------------------------------------------------- queries
 
 
-def _command(asked: Asked, index: int, request: Mapping[str, Any]) -> list[str]:
+def _command(request: HostRequest, index: int, query: Mapping[str, Any]) -> list[str]:
     script = SCRIPT.format(
-        folder=shlex.quote(str(asked.folder)),
+        folder=shlex.quote(str(request.folder)),
         programs=shlex.quote(str(Path(sys.executable).parent)),
-        setup="\n".join(asked.setup),
-        request=shlex.quote(json.dumps(request)),
+        setup="\n".join(request.setup),
+        request=shlex.quote(json.dumps(query)),
         no_folder=NO_FOLDER,
         no_python=NO_PYTHON,
     )
     remote = f"bash -c {shlex.quote(script)}"
-    return ["bash", "-c", f"{asked.ssh} {asked.names[index]} {shlex.quote(remote)}"]
+    return ["bash", "-c", f"{request.ssh} {request.names[index]} {shlex.quote(remote)}"]
 
 
-def _ask(asked: Asked, index: int, request: Mapping[str, Any]) -> Answer:
-    answer = Answer(asked.names[index])
+def _query(request: HostRequest, index: int, query: Mapping[str, Any]) -> Answer:
+    answer = Answer(request.names[index])
     try:
-        done = subprocess.run(
-            _command(asked, index, request), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+        result = subprocess.run(
+            _command(request, index, query), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
             timeout=ANSWER_SECONDS,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        answer.error = f"no answer in {ANSWER_SECONDS:.0f} s; try: {asked.ssh} {answer.host} true"
+        answer.error = f"no answer in {ANSWER_SECONDS:.0f} s; try: {request.ssh} {answer.host} true"
         return answer
-    _read(answer, asked, done.stdout, done.stderr, done.returncode)
+    _read(answer, request, result.stdout, result.stderr, result.returncode)
     return answer
 
 
-def _together(asked: Asked, request: Mapping[str, Any]) -> list[Answer]:
-    """The answers of all hosts but the first, asked at once."""
+def _query_others(request: HostRequest, query: Mapping[str, Any]) -> list[Answer]:
+    """Returns the answers of all hosts but the first, queried in parallel."""
     answers: dict[int, Answer] = {}
 
-    def ask(index: int) -> None:
-        answers[index] = _ask(asked, index, request)
+    def run(index: int) -> None:
+        answers[index] = _query(request, index, query)
 
-    threads = [threading.Thread(target=ask, args=(index,)) for index in range(1, len(asked.names))]
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(1, len(request.names))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -186,37 +186,37 @@ def _together(asked: Asked, request: Mapping[str, Any]) -> list[Answer]:
 
 
 @contextlib.contextmanager
-def _first_host(asked: Asked, request: Mapping[str, Any], *, callers: int) -> Iterator[Answer]:
-    """The first host's answer, while it listens on its port for `callers` others."""
-    answer = Answer(asked.names[0])
-    listen = {"port": asked.port, "callers": callers, "seconds": ANSWER_SECONDS}
+def _query_first(request: HostRequest, query: Mapping[str, Any], *, callers: int) -> Iterator[Answer]:
+    """Yields the first host's answer while that host listens on its port for `callers` others."""
+    answer = Answer(request.names[0])
+    listen = {"port": request.port, "callers": callers, "seconds": ANSWER_SECONDS}
     process = subprocess.Popen(
-        _command(asked, 0, {**request, "listen": listen}), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        _command(request, 0, {**query, "listen": listen}), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, errors="replace",
     )  # fmt: skip
     assert process.stdout is not None and process.stderr is not None
-    overdue = threading.Timer(ANSWER_SECONDS, process.kill)
-    overdue.start()
+    timeout = threading.Timer(ANSWER_SECONDS, process.kill)
+    timeout.start()
     try:
-        said = _next_answer(process.stdout)
-        here = time.time()
-        port = _next_answer(process.stdout) if said else ""
-        overdue.cancel()
+        line = _next_answer(process.stdout)
+        received = time.time()
+        port = _next_answer(process.stdout) if line else ""
+        timeout.cancel()
         if port:
-            _read(answer, asked, said, "", 0, here=here)
+            _read(answer, request, line, "", 0, received=received)
             assert answer.facts is not None
             answer.facts = {**answer.facts, **json.loads(port)}
             if answer.facts["port"] is not None:
                 free = answer.facts["free_port"]
-                choose = "choose another with --port" + (f": {free} is free" if free is not None else "")
-                answer.problems.append(f"port {asked.port}: {answer.facts['port']}; {choose}")
+                advice = "choose another with --port" + (f": {free} is free" if free is not None else "")
+                answer.problems.append(f"port {request.port}: {answer.facts['port']}; {advice}")
         elif process.wait() < 0:
-            answer.error = f"no answer in {ANSWER_SECONDS:.0f} s; try: {asked.ssh} {answer.host} true"
+            answer.error = f"no answer in {ANSWER_SECONDS:.0f} s; try: {request.ssh} {answer.host} true"
         else:
-            _read(answer, asked, "", process.stderr.read(), process.returncode)
+            _read(answer, request, "", process.stderr.read(), process.returncode)
         yield answer
     finally:
-        overdue.cancel()
+        timeout.cancel()
         process.kill()
         process.wait()
         for stream in (process.stdout, process.stderr):
@@ -224,7 +224,7 @@ def _first_host(asked: Asked, request: Mapping[str, Any], *, callers: int) -> It
 
 
 def _next_answer(lines: IO[str]) -> str:
-    """The next line that is JSON, "" at the end: what the host's own start-up files print is passed over."""
+    """Returns the next line of JSON, "" at the end; skips what the host's start-up files print."""
     return next((line for line in lines if line.startswith("{")), "")
 
 
@@ -233,60 +233,64 @@ def _close(stream: IO[str]) -> None:
         stream.close()
 
 
-def _read(answer: Answer, asked: Asked, said: str, errors: str, code: int, *, here: float | None = None) -> None:
-    """Takes over what a host said: its last line is the JSON, what was printed before by its own files is not."""
-    here = time.time() if here is None else here
-    lines = said.strip().splitlines()
+def _read(
+    answer: Answer, request: HostRequest, output: str, errors: str, code: int, *, received: float | None = None
+) -> None:
+    """Reads a host's output into `answer`: its last line is JSON, earlier lines come from the host's start-up files."""
+    received = time.time() if received is None else received
+    lines = output.strip().splitlines()
     if code == 0 and lines:
         try:
             answer.facts = json.loads(lines[-1])
         except json.JSONDecodeError:
             answer.error = f'expected an answer in JSON, got "{lines[-1][:80]}"'
             return
-        answer.clock = answer.facts["clock"] - here
+        answer.clock = answer.facts["clock"] - received
         return
     last = (errors.strip().splitlines() or lines or [f"exit code {code}"])[-1]
     if code == NO_FOLDER:
-        answer.error = f"sees no folder {asked.folder}: all hosts need the file system that it is on"
+        answer.error = f"has no folder {request.folder}: all hosts must mount the file system that it is on"
     elif code == NO_PYTHON:
         answer.error = (
-            "finds no python: install terakoya there at the same place, or give lines of --setup that find it"
+            "finds no python: install terakoya there at the same path, or give --setup lines that put it on the PATH"
         )
     elif "No module named" in last:
-        answer.error = f"cannot start terakoya there ({last}): install the version that is here"
+        answer.error = f"cannot start terakoya there ({last}): install the version of this machine"
     elif code == 255:
         answer.error = (
-            f"is not reached ({last}); `{asked.ssh} {answer.host} true` must work without a password, "
+            f"cannot be reached ({last}); `{request.ssh} {answer.host} true` must work without a password, "
             "or run its script there by hand"
         )
     else:
         answer.error = f"exit code {code}: {last}"
 
 
-# -------------------------------------------------------------------------------------------------------- judging
+# -------------------------------------------------------------------------------------------------------- problems
 
 
-def _judge(answer: Answer, first: Answer, processes: int, asked: Asked, proof: Path) -> None:
+def _find_problems(answer: Answer, first: Answer, processes: int, request: HostRequest, proof: Path) -> None:
     if answer.facts is None:
         answer.problems.append(str(answer.error))
         return
     facts = answer.facts
     if facts.get("interface_error") and not facts["unknown_names"]:
-        answer.problems.append(f"{facts['interface_error']}; name the right one with --interface")
+        answer.problems.append(f"{facts['interface_error']}; choose another with --interface")
     if facts["unknown_names"]:
         names = ", ".join(facts["unknown_names"])
-        answer.problems.append(f"does not know {names}: add to its /etc/hosts, or list the hosts by address")
+        answer.problems.append(f"cannot resolve {names}: add to its /etc/hosts, or list the hosts by address")
     for path in facts["missing"]:
         if path == str(proof):
-            answer.problems.append(f"{asked.seen} is not the folder that is here: all hosts need one file system")
+            answer.problems.append(
+                f"{request.shared} is not the same folder as on this machine: all hosts must mount one file system"
+            )
         else:
-            answer.problems.append(f"sees no {path}: all hosts need the file system that it is on")
+            answer.problems.append(f"has no {path}: all hosts must mount the file system that it is on")
     if facts["gpus"] and processes > facts["gpus"]:
         answer.problems.append(f"has {facts['gpus']} GPUs for {processes} processes; give each process one")
     if facts["call"] is not None:
         answer.problems.append(
-            f"does not reach port {asked.port} of {first.host} ({facts['call']}); look at firewalls, and at what "
-            f"`getent hosts {address(first.host)}` says there"
+            f"cannot reach port {request.port} of {first.host} ({facts['call']}); check firewalls, and the output of "
+            f"`getent hosts {address(first.host)}` there"
         )
     if first.facts is None or answer is first:
         return
@@ -295,9 +299,9 @@ def _judge(answer: Answer, first: Answer, processes: int, asked: Asked, proof: P
             answer.problems.append(
                 f"has {package} {version}, {first.host} has {first.facts['versions'][package]}: install the same"
             )
-    apart = answer.clock - first.clock
-    if abs(apart) > CLOCK_SECONDS:
+    offset = answer.clock - first.clock
+    if abs(offset) > CLOCK_SECONDS:
         answer.problems.append(
-            f"its clock is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} that of {first.host}: "
+            f"its clock is {abs(offset):.0f} s {'ahead of' if offset > 0 else 'behind'} that of {first.host}: "
             "start a time service on both, such as chrony"
         )

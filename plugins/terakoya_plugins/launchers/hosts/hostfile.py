@@ -1,4 +1,4 @@
-"""Lists of hosts as people have them: hostfiles of DeepSpeed, Megatron-LM, MPI, Grid Engine, PBS, or names."""
+"""Reads lists of hosts: hostfiles of DeepSpeed, Megatron-LM, MPI, Grid Engine and PBS, or names."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ LINE = re.compile(
 
 @dataclass(frozen=True)
 class Host:
-    """A host and its processes; None where the list does not say how many."""
+    """A host and its number of processes, None if the list has no number."""
 
     name: str
     processes: int | None = None
 
     @property
     def address(self) -> str:
-        """What other hosts call it: the name without the user that ssh is to be."""
+        """The name that other hosts use: without the user of ssh."""
         return self.name.rpartition("@")[2]
 
 
 def read_hosts(given: str) -> list[Host]:
-    """The hosts of the file `given`, or those that `given` names: `a01:4,a02:4,a03:2`.
+    """Returns the hosts in the file `given`, or the hosts that `given` itself lists: `a01:4,a02:4,a03:2`.
 
     A line of a file is `name slots=4` (DeepSpeed, Megatron-LM, Open MPI), `name:4` (MPICH), `name 4 queue cores` (Grid
-    Engine), or a name; # begins a comment. A bare name on several lines has as many processes (PBS); a host that stands
-    twice with numbers is an error: MPI would add up, DeepSpeed refuses.
+    Engine), or a name; # starts a comment. A bare name on several lines has that many processes (PBS); a host on two
+    lines with numbers is an error: MPI would add them up, DeepSpeed refuses.
 
     Raises:
-        UserError: no such file, a line that is none of these, a host given twice, or no host at all.
+        UserError: no such file, a line of another format, a host given twice, or no host at all.
     """
     path = Path(given)
     lines: Iterable[tuple[str, str]]
@@ -46,11 +46,11 @@ def read_hosts(given: str) -> list[Host]:
         texts = path.read_text(encoding="utf-8").splitlines()
         lines = [(f"{given}, line {number}", text) for number, text in enumerate(texts, 1)]
     elif "/" in given:
-        raise UserError(f"hosts: {given}: no such file; expected a file of hosts, or names such as a01:4,a02:4")
+        raise UserError(f"hosts: {given}: no such file; expected a hostfile, or names such as a01:4,a02:4")
     else:
         lines = [("hosts", text) for text in given.split(",")]
-    found: dict[str, Host] = {}
-    bare: dict[str, int] = {}
+    hosts: dict[str, Host] = {}
+    bare_counts: dict[str, int] = {}
     for where, text in lines:
         text = text.partition("#")[0].strip()
         if not text:
@@ -61,11 +61,11 @@ def read_hosts(given: str) -> list[Host]:
         name, slots = match["name"], match["colon"] or match["slots"] or match["granted"]
         if slots and int(slots) == 0:
             raise UserError(f"{where}: {name} has no slots; leave the line out")
-        if name in found and (slots or name not in bare):
-            raise UserError(f"{where}: {name} is there already; give each host once, with all its processes")
+        if name in hosts and (slots or name not in bare_counts):
+            raise UserError(f"{where}: {name} is listed twice; give each host once, with all its processes")
         if not slots:
-            bare[name] = bare.get(name, 0) + 1
-        found[name] = Host(name, int(slots) if slots else bare[name] if bare[name] > 1 else None)
-    if not found:
+            bare_counts[name] = bare_counts.get(name, 0) + 1
+        hosts[name] = Host(name, int(slots) if slots else bare_counts[name] if bare_counts[name] > 1 else None)
+    if not hosts:
         raise UserError(f"{given}: expected at least one host, got none")
-    return list(found.values())
+    return list(hosts.values())

@@ -1,7 +1,7 @@
-"""Launcher for hosts that ssh reaches: a script for each, which starts its processes with torchrun.
+"""Launcher for hosts reached by ssh: one script a host, which starts its processes with torchrun.
 
-Without restarts the hosts need nothing but the first one's address. With restarts torchrun's agents meet there, and a
-process that is lost makes all of them start anew from the last checkpoint.
+Without restarts the hosts need only the first host's address. With restarts torchrun's agents rendezvous there, and all
+processes start again from the last checkpoint after one is lost.
 """
 
 from __future__ import annotations
@@ -27,45 +27,45 @@ echo $$$$ > $folder/node-$rank.pid
 exec $command
 """)
 
-MEETING_SECONDS = 60
-"""The least that agents wait for each other: they come as fast as hosts import torch."""
-RESTARTS = 3
-"""How often a run starts anew where lost nodes are to be made up for and nothing else was said."""
+MIN_JOIN_SECONDS = 60
+"""The shortest time that agents wait for each other: hosts take this long to import torch."""
+DEFAULT_RESTARTS = 3
+"""How often a run that redistributes the batches of lost nodes restarts, unless `max_restarts` is set."""
 
 
 class Hosts(Launcher):
-    """Settings of a start on hosts."""
+    """Settings of a run on hosts."""
 
     trial: ClassVar[Mapping[str, Any]] = {"hosts": "a01:4,a02:4"}
 
     hosts: str
-    """A file of hosts as DeepSpeed, Megatron-LM, MPI and Grid Engine have it (`a01 slots=4`, `a01:4`), or names:
-    `a01:4,a02:4`. The first is node 0, where the others call."""
+    """A hostfile of DeepSpeed, Megatron-LM, MPI or Grid Engine (`a01 slots=4`, `a01:4`), or names: `a01:4,a02:4`. The
+    first host is node 0, to which the others connect."""
     processes: PositiveInt = 1
-    """Processes on a host for which `hosts` says nothing: one for each of its GPUs."""
+    """Processes on a host without a number in `hosts`: one a GPU."""
     interface: str | None = None
-    """The network interface that processes talk over, such as eth0; if not given, the one that leads to the others."""
+    """The network interface between the processes, such as eth0. Default: the one with the route to the other hosts."""
     port: Annotated[int, Field(ge=1, le=65535)] = 29500
-    """A port of the first host that is free and that the others reach."""
+    """A free port of the first host that the other hosts can reach."""
     max_restarts: NonNegativeInt = 0
-    """How often all processes are started anew after one was lost; 3 where `on_lost_node` is redistribute."""
+    """How often all processes restart after one is lost. Default: 3 if `on_lost_node` is redistribute, else 0."""
     setup: tuple[str, ...] = ()
-    """Lines of bash that run first on each host: modules, an environment."""
+    """Lines of bash to run first on each host: modules, an environment."""
     ssh: str = "ssh -o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15"
-    """The command that is followed by a host and what to run there."""
+    """The command to which a host and the command to run there are appended."""
 
     def plan(self, job: Job, folder: Path) -> LaunchPlan:
-        """A script `node-N.sh` for each host.
+        """Returns a plan with a script `node-N.sh` for each host.
 
         Raises:
-            UserError: the list of hosts cannot be read, or does not fit the table of rows.
+            UserError: the list of hosts cannot be read, or does not match `batch_size`.
         """
         hosts = read_hosts(self.hosts)
         rows = _rows(job, hosts)
         counts = self._counts(hosts)
         for host, count, share in zip(hosts, counts, rows, strict=True):
             if share < count:
-                raise UserError(f"launch hosts: {host.name} would share {share} rows among {count} processes")
+                raise UserError(f"launch hosts: {host.name} would split {share} rows among {count} processes")
         files = {f"node-{rank}.sh": self._script(job, folder, hosts, counts, rank) for rank in range(len(hosts))}
         table = "\n".join(
             f"  node {rank}: {host.name}, {count} process{'es' if count > 1 else ''}, {share} rows a step"
@@ -75,58 +75,58 @@ class Hosts(Launcher):
         paste = "\n".join(f"  {host}: {line}" for host, line in scripts.items())
         notes = [
             f"{sum(counts)} processes, {sum(rows)} rows a step:\n{table}",
-            f"all hosts see {folder} and {job.run}; where ssh does not reach them, paste one on each:\n{paste}",
+            f"all hosts must see {folder} and {job.run}; without ssh, run one of these on each:\n{paste}",
         ]
         if self._restarts(job) and len(hosts) > 1:
-            notes.append(self._when_lost(job, hosts))
+            notes.append(self._restart_note(job, hosts))
         return LaunchPlan(files, [f"{self.ssh} {host} {words(line)}" for host, line in scripts.items()], notes)
 
     def check(self, job: Job, folder: Path) -> None:
-        """Asks all hosts what they have and see, shows it, and refuses what would not go well.
+        """Collects facts from all hosts, prints them as a table, and reports problems.
 
         Raises:
-            UserError: a host that is not reached, or is not like the others; a line for each, with what to do.
+            UserError: a host cannot be reached or differs from the others; one line a problem, with what to do.
         """
         from terakoya import log
-        from terakoya_plugins.launchers.hosts import checks as host_checks
+        from terakoya_plugins.launchers.hosts import checks
 
         hosts = read_hosts(self.hosts)
         names = [host.name for host in hosts]
-        answers = host_checks.look(
-            host_checks.Asked(
-                names, self._counts(hosts), ssh=self.ssh, folder=job.folder, seen=folder, port=self.port,
+        answers = checks.check_hosts(
+            checks.HostRequest(
+                names, self._counts(hosts), ssh=self.ssh, folder=job.folder, shared=folder, port=self.port,
                 reads=job.reads, setup=self.setup, interface=self.interface,
             )
         )  # fmt: skip
-        log.console().print(host_checks.show(answers, first=hosts[0].address, port=self.port))
-        host_checks.refuse(answers)
+        log.console().print(checks.results_table(answers, first=hosts[0].address, port=self.port))
+        checks.raise_on_problems(answers)
 
     def submit(self, job: Job, plan: LaunchPlan, folder: Path) -> int:
-        """Looks at all hosts, starts them at once, shows what each says behind its name, and waits for them."""
-        from terakoya_plugins.launchers.hosts.run_on_hosts import Remote, run_together
+        """Checks all hosts, starts them together, prints each line with its host's name, and waits for them."""
+        from terakoya_plugins.launchers.hosts.run_on_hosts import RemoteCommand, run_on_hosts
 
         self.check(job, folder)
         hosts = read_hosts(self.hosts)
-        return run_together(
+        return run_on_hosts(
             [
-                Remote(host.name, command, f"{self.ssh} {host.name} {words(_stop(folder, rank))}")
+                RemoteCommand(host.name, command, f"{self.ssh} {host.name} {words(_stop_command(folder, rank))}")
                 for rank, (host, command) in enumerate(zip(hosts, plan.commands, strict=True))
             ],
-            others_go_on=job.on_lost_node == "redistribute",
+            continue_after_failure=job.on_lost_node == "redistribute",
         )
 
     def _counts(self, hosts: Sequence[Host]) -> list[int]:
         return [host.processes or self.processes for host in hosts]
 
     def _restarts(self, job: Job) -> int:
-        return self.max_restarts or (RESTARTS if job.on_lost_node == "redistribute" else 0)
+        return self.max_restarts or (DEFAULT_RESTARTS if job.on_lost_node == "redistribute" else 0)
 
-    def _when_lost(self, job: Job, hosts: Sequence[Host]) -> str:
+    def _restart_note(self, job: Job, hosts: Sequence[Host]) -> str:
         restarts = self._restarts(job)
-        said = f"a lost process makes all start anew from the last checkpoint, up to {restarts} times"
+        note = f"after losing a process all restart from the last checkpoint, up to {restarts} times"
         if job.on_lost_node == "redistribute":
-            return f"{said}; when a host is lost the others go on, unless it is {hosts[0].name}, where they meet"
-        return f"{said}; a lost host ends the run, and the same command goes on"
+            return f"{note}; after losing a host the others continue, unless it is {hosts[0].name}, the rendezvous host"
+        return f"{note}; losing a host ends the run, and the same command resumes it"
 
     def _script(self, job: Job, folder: Path, hosts: Sequence[Host], counts: Sequence[int], rank: int) -> str:
         processes = counts[rank]
@@ -141,17 +141,19 @@ class Hosts(Launcher):
             threads=threads(processes),
             environment=self._environment(job, hosts, rank),
             folder=words(str(folder)),
-            # torchrun numbers its agents as they come; the table of rows is by this rank
+            # torchrun numbers its agents in the order of joining; batch_size goes by this rank
             command=words(
                 *self._torchrun(job, hosts, processes, rank), "-m", "terakoya", *job.arguments, "--node-rank", str(rank)
             ),
         )
 
     def _environment(self, job: Job, hosts: Sequence[Host], rank: int) -> str:
-        """Lines of bash that set the variables of torchrun, and of NCCL and gloo."""
-        lines = [f"export TERAKOYA_HOST={words(hosts[rank].address)}"]  # the name that the table of rows may have
+        """Returns lines of bash that set the variables of torchrun, NCCL and gloo."""
+        lines = [f"export TERAKOYA_HOST={words(hosts[rank].address)}"]  # the name that batch_size may use
         if self._restarts(job):
-            lines.append("export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # torchrun's store keeps addresses of the dead")
+            lines.append(
+                "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # torchrun's store keeps the addresses of dead processes"
+            )
         if len(hosts) > 1:
             peer = hosts[1 if rank == 0 else 0].address
             lookup = f"$(python -m terakoya.launch.host_facts --interface {words(peer)})"
@@ -162,14 +164,14 @@ class Hosts(Launcher):
     def _torchrun(self, job: Job, hosts: Sequence[Host], processes: int, rank: int) -> list[str]:
         first, nodes = hosts[0].address, str(len(hosts))
         if not self._restarts(job):
-            where = ["--node-rank", str(rank), "--master-addr", first, "--master-port", str(self.port)]
+            rendezvous = ["--node-rank", str(rank), "--master-addr", first, "--master-port", str(self.port)]
         else:
             if job.on_lost_node == "redistribute":
                 nodes = f"1:{nodes}"
-            meeting = max(MEETING_SECONDS, job.timeout_seconds)
-            where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first}:{self.port}", "--rdzv-id", job.name]
-            where += ["--rdzv-conf", f"is_host={int(rank == 0)},join_timeout={meeting}"]
-            where += ["--local-addr", hosts[rank].address, "--max-restarts", str(self._restarts(job))]
+            join_timeout = max(MIN_JOIN_SECONDS, job.timeout_seconds)
+            rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first}:{self.port}", "--rdzv-id", job.name]
+            rendezvous += ["--rdzv-conf", f"is_host={int(rank == 0)},join_timeout={join_timeout}"]
+            rendezvous += ["--local-addr", hosts[rank].address, "--max-restarts", str(self._restarts(job))]
         return [
             "python",
             "-m",
@@ -178,32 +180,32 @@ class Hosts(Launcher):
             nodes,
             "--nproc-per-node",
             str(processes),
-            *where,
+            *rendezvous,
         ]
 
 
 def _rows(job: Job, hosts: Sequence[Host]) -> list[int]:
-    """The rows of each host.
+    """Returns the rows of each host.
 
     Raises:
-        UserError: with a table that fits.
+        UserError: `batch_size` does not match the hosts; the message has a table that does.
     """
-    there = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''} ({', '.join(host.address for host in hosts)})"
+    names = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''} ({', '.join(host.address for host in hosts)})"
     rows = batch_table.rows_of_nodes(
         job.batch_size,
         {rank: host.address for rank, host in enumerate(hosts)},
-        there=there,
+        there=names,
         redistribute=job.on_lost_node == "redistribute",
     )
     return list(rows.values())
 
 
-def _stop(folder: Path, rank: int) -> str:
-    """A line for the host of `rank` that asks its processes to save and leave."""
+def _stop_command(folder: Path, rank: int) -> str:
+    """Returns a command that, on the host of `rank`, sends a stop request to its processes."""
     return f"kill -TERM $(cat {words(str(folder / f'node-{rank}.pid'))})"
 
 
 @hookimpl
 def register_launchers() -> dict[str, type[Launcher]]:
-    """Offers `hosts`."""
+    """Registers `hosts`."""
     return {"hosts": Hosts}

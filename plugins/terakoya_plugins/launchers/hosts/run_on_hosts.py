@@ -1,4 +1,4 @@
-"""Commands on several hosts, started together: what they say, how they are stopped, and how they end."""
+"""Runs commands on several hosts together: prints their lines, stops them and returns an exit code."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ STOPPED = Stopped.exit_code
 logger = logging.getLogger("terakoya")
 
 GRACE_SECONDS = 60.0
-"""How long the others may go on after one host has failed before they are asked to leave."""
+"""How long the other hosts may continue after one has failed, before they receive a stop request."""
 STOP_SECONDS = 30.0
-"""How long asking one host may take."""
+"""Timeout of the stop command of one host."""
 
 
 @dataclass(frozen=True)
-class Remote:
-    """A command that runs something on `host`, and one that asks it to stop; lines for a shell."""
+class RemoteCommand:
+    """Two shell commands for `host`: one that runs something there, and one that sends it a stop request."""
 
     host: str
     command: str
     stop: str
 
 
-def run_together(remotes: Sequence[Remote], *, others_go_on: bool = False, grace_seconds: float = GRACE_SECONDS) -> int:
-    """Runs all commands at once, each line that comes behind `[HOST]`; returns the first failure's exit code, else 0.
+def run_on_hosts(
+    remotes: Sequence[RemoteCommand], *, continue_after_failure: bool = False, grace_seconds: float = GRACE_SECONDS
+) -> int:
+    """Runs all commands together and prints each line after `[HOST]`; returns the first failure's exit code, else 0.
 
-    Ctrl-C and SIGTERM ask every host to stop, and the wait goes on until all have. When one fails the others have
-    `grace_seconds` to notice by themselves and are then asked to stop; unless `others_go_on`: then a host that fails is
-    told of, and the exit code is that of the first host, where the others meet.
+    Ctrl-C and SIGTERM send a stop request to every host; the function waits until all have ended. After one host fails,
+    the others have `grace_seconds` to notice it and then receive a stop request. With `continue_after_failure` a failed
+    host is only logged, and the exit code is that of the first host, where the others rendezvous.
     """
     running = [
         subprocess.Popen(
@@ -49,7 +51,7 @@ def run_together(remotes: Sequence[Remote], *, others_go_on: bool = False, grace
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # Ctrl-C ends no connection: the hosts are told below, and go on talking
+            start_new_session=True,  # Ctrl-C must not close connections: hosts get a stop request below
         )
         for remote in remotes
     ]
@@ -58,49 +60,53 @@ def run_together(remotes: Sequence[Remote], *, others_go_on: bool = False, grace
         assert process.stdout is not None
         readers.append(threading.Thread(target=_show, args=(remote.host, process.stdout), daemon=True))
         readers[-1].start()
-    asked = threading.Event()
-    before = {number: signal.signal(number, lambda *_: asked.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    interrupted = threading.Event()
+    handlers = {
+        number: signal.signal(number, lambda *_: interrupted.set()) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
-        return _wait(remotes, running, asked, None if others_go_on else grace_seconds)
+        return _wait(remotes, running, interrupted, None if continue_after_failure else grace_seconds)
     finally:
         for reader, process in zip(readers, running, strict=True):
             if process.poll() is None:
                 process.kill()
             process.wait()
-            reader.join(timeout=5)  # something that outlives the connection may hold its end open
+            reader.join(timeout=5)  # a process that outlives the connection may hold the pipe open
             if not reader.is_alive():
                 process.stdout.close()  # type: ignore[union-attr]
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 def _wait(
-    remotes: Sequence[Remote],
+    remotes: Sequence[RemoteCommand],
     running: Sequence[subprocess.Popen[str]],
-    asked: threading.Event,
+    interrupted: threading.Event,
     grace_seconds: float | None,
 ) -> int:
-    """The exit code once all have ended; `grace_seconds` None is for others that go on without one that failed."""
+    """Waits for all; returns the exit code. With `grace_seconds` None the others continue after a failure."""
     failed: list[int] = []  # in the order of failing
-    patience_ends = float("inf")
-    told = False
+    deadline = float("inf")
+    stop_sent = False
     while True:
-        ended = None not in [process.poll() for process in running]  # all are asked
+        ended = None not in [process.poll() for process in running]  # polls all
         for index, process in enumerate(running):
             if process.returncode and index not in failed:
                 failed.append(index)
                 if grace_seconds is not None:
-                    patience_ends = min(patience_ends, time.monotonic() + grace_seconds)
-                elif not ended and not told and process.returncode != STOPPED:
-                    logger.warning("%s has ended with %d; the others go on", remotes[index].host, process.returncode)
+                    deadline = min(deadline, time.monotonic() + grace_seconds)
+                elif not ended and not stop_sent and process.returncode != STOPPED:
+                    logger.warning(
+                        "%s ended with exit code %d; the others continue", remotes[index].host, process.returncode
+                    )
         if ended:
             break
-        if not told and (asked.is_set() or time.monotonic() > patience_ends):
-            told = True
-            logger.warning("asking all hosts to save and leave")
+        if not stop_sent and (interrupted.is_set() or time.monotonic() > deadline):
+            stop_sent = True
+            logger.warning("sending a stop request to all hosts")
             for remote, process in zip(remotes, running, strict=True):
                 if process.poll() is None:
-                    with contextlib.suppress(subprocess.TimeoutExpired):  # a host that is not reached
+                    with contextlib.suppress(subprocess.TimeoutExpired):  # the host cannot be reached
                         subprocess.run(
                             ["bash", "-c", remote.stop], check=False, stdin=subprocess.DEVNULL, timeout=STOP_SECONDS
                         )
@@ -111,7 +117,7 @@ def _wait(
 
 
 def _show(host: str, lines: IO[str]) -> None:
-    with contextlib.suppress(ValueError):  # closed while it was read
+    with contextlib.suppress(ValueError):  # closed while being read
         for line in lines:
             sys.stdout.write(f"[{host}] {line}")
             sys.stdout.flush()
