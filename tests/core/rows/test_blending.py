@@ -1,4 +1,4 @@
-"""Blends: shares are kept at every row, positions are a formula."""
+"""Blends: every store keeps its share at every row, and positions follow from a formula."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def test_each_store_stays_within_one_row_of_its_share(weights: list[int]) -> Non
     rows = PERIOD + 1000
     stores, indices = blend.positions(0, rows)
     for store, weight in enumerate(blend.weights):
-        taken = np.cumsum(stores == store)
-        assert np.abs(taken - np.arange(1, rows + 1) * weight / PERIOD).max() < 1
-        assert np.array_equal(indices[stores == store], np.arange(taken[-1]))
+        consumed = np.cumsum(stores == store)
+        assert np.abs(consumed - np.arange(1, rows + 1) * weight / PERIOD).max() < 1
+        assert np.array_equal(indices[stores == store], np.arange(consumed[-1]))
 
 
 @settings(max_examples=20, deadline=None)

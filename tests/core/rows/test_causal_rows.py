@@ -1,4 +1,4 @@
-"""Causal rows: every token is a label exactly once, behind what it follows in its document."""
+"""Causal rows: every token is a label exactly once, after the tokens that precede it in its document."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LENGTH = 16
 
 
 def store_of(folder: Path, documents: list[list[int]], **further: Any) -> SmallStore:
-    """A store whose vocabulary has an end and a beginning of sequence, and whose word starts nobody reads."""
+    """A store whose vocabulary has beginning- and end-of-sequence tokens, without word starts."""
     store = small_store(folder, documents, words=False, **further)
     store.facts.vocabulary = store.facts.vocabulary.model_copy(update={"eos": EOS, "bos": BOS})
     return store
@@ -49,7 +49,7 @@ def texts(documents: list[list[int]], *, bos: bool = False, end: bool = True) ->
 
 
 def check_arrays(rows: Rows) -> None:
-    """What holds in every layout."""
+    """Asserts what holds in every layout."""
     assert rows.labels is not None and rows.word_starts is None
     arrays = (rows.tokens, rows.document_ids, rows.position_ids, rows.labels)
     assert all(array.dtype == np.int32 and array.shape == (len(rows), LENGTH) for array in arrays)
@@ -75,10 +75,10 @@ def test_packed(documents: list[list[int]], unit: str, stored: bool, bos: bool, 
     pieces: dict[tuple[int, ...], int] = {}
     for row in range(len(rows)):
         for number in range(rows.document_ids[row].max() + 1):
-            here = np.flatnonzero(rows.document_ids[row] == number)
-            assert np.array_equal(here, np.arange(here[0], here[-1] + 1))
-            assert rows.position_ids[row][here].tolist() == list(range(len(here)))
-            inputs, labels = rows.tokens[row][here], rows.labels[row][here]
+            columns = np.flatnonzero(rows.document_ids[row] == number)
+            assert np.array_equal(columns, np.arange(columns[0], columns[-1] + 1))
+            assert rows.position_ids[row][columns].tolist() == list(range(len(columns)))
+            inputs, labels = rows.tokens[row][columns], rows.labels[row][columns]
             assert np.array_equal(inputs[1:], labels[:-1])
             piece = (*inputs.tolist(), int(labels[-1]))
             pieces[piece] = pieces.get(piece, 0) + 1
@@ -119,7 +119,7 @@ def test_documents_of_seven_five_and_four_tokens_fill_a_row_of_sixteen(tmp_path:
 
 @pytest.mark.parametrize("bos", [False, True])
 @pytest.mark.parametrize("kind", ["packed", "stream", "megatron"])
-def test_where_documents_begin_is_known_in_every_layout(tmp_path: Path, kind: str, bos: bool) -> None:
+def test_document_starts_are_known_in_every_layout(tmp_path: Path, kind: str, bos: bool) -> None:
     if bos and kind == "megatron":
         return
     documents = [[4], [1], [40], [2], [21]]
@@ -133,7 +133,7 @@ def test_where_documents_begin_is_known_in_every_layout(tmp_path: Path, kind: st
         assert starts.sum() == len(documents)
 
 
-def test_what_an_end_is_followed_by_is_no_label_if_asked_for(tmp_path: Path) -> None:
+def test_eod_mask_loss_removes_the_labels_after_document_ends(tmp_path: Path) -> None:
     store = store_of(tmp_path, [[4], [6], [30]], eos=EOS)
     for kind in ("stream", "megatron"):
         plain, masked = (rows_of(store, kind, eod_mask_loss=mask) for mask in (False, True))
@@ -160,7 +160,7 @@ def test_any_part_of_an_epoch_is_the_same_rows(tmp_path: Path, kind: str) -> Non
 @pytest.mark.parametrize("kind", ["packed", "stream", "megatron"])
 def test_a_blend_of_stores_keeps_labels_and_a_blank_row_has_none(tmp_path: Path, kind: str) -> None:
     stores = [store_of(tmp_path / name, [[9, 20], [12]] * 4, unit="document") for name in "ab"]
-    stores[1].facts.word_starts = True  # does not matter where nobody masks words
+    stores[1].facts.word_starts = True  # causal rows do not use word starts
     layout = Layout(kind, framing="causal")  # type: ignore[arg-type]
     sources = [
         RowSource(store, layout, sequence_length=LENGTH, seed=1, store_index=index)  # type: ignore[arg-type]
@@ -177,7 +177,9 @@ def test_a_blend_of_stores_keeps_labels_and_a_blank_row_has_none(tmp_path: Path,
     assert blank.labels is not None and np.all(blank.labels == IGNORED)
 
 
-def test_a_vocabulary_with_little_works_where_it_can(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_vocabulary_with_few_special_tokens_works_where_possible(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = store_of(tmp_path, [[7], [5]])
     full = store.facts.vocabulary
     bare = full.model_copy(update=dict.fromkeys(("pad", "cls", "sep", "mask", "bos", "eos")))
@@ -197,7 +199,7 @@ def test_a_vocabulary_with_little_works_where_it_can(tmp_path: Path, caplog: pyt
         rows_of(store, "stream", eod_mask_loss=True)
 
 
-def test_a_foreign_end_of_document_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_end_of_document_token_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "terakoya"):
         rows = rows_of(store_of(tmp_path, [[7], [5]], eos=8), "packed")
     assert np.count_nonzero(rows.labels == 8) == 2  # type: ignore[operator]
@@ -218,8 +220,8 @@ def test_impossible_requests_are_refused(tmp_path: Path) -> None:
         rows_of(one, "packed", append_eos=False)
 
 
-def test_ids_of_the_padding_are_those_of_no_text(tmp_path: Path) -> None:
-    """A vocabulary without padding pads with its end, which is told apart by `document_ids` and labels alone."""
+def test_without_a_padding_token_rows_are_padded_with_the_end_token(tmp_path: Path) -> None:
+    """Only `document_ids` and labels distinguish that padding from a real end token."""
     store = store_of(tmp_path, [[7]])
     store.facts.vocabulary = store.facts.vocabulary.model_copy(update={"pad": None})
     rows = rows_of(store, "packed")

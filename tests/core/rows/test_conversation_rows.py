@@ -1,4 +1,4 @@
-"""Rows of conversations: each is whole or cut at its row's end, and answers alone are labels."""
+"""Rows of conversations: each conversation is whole or truncated at the row's end, and only answers are labels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TURNS = st.lists(st.integers(1, 12), min_size=2, max_size=5)
 
 
 def store_of(folder: Path, conversations: list[list[int]], *, answers: bool = True) -> TokenStore:
-    """Conversations given as the lengths of their turns; its tokens are FIRST, FIRST + 1, ... in order."""
+    """A store of conversations given as the lengths of their turns; its tokens are FIRST, FIRST + 1, ... in order."""
     following, documents, marks = FIRST, [], []
     for turns in conversations:
         documents.append([list(range(following, following + sum(turns)))])
@@ -45,7 +45,7 @@ def rows_of(store: TokenStore, kind: str = "packed", *, shuffle: bool = False, *
 
 
 def expected(conversations: list[list[int]], loss_on: str, too_long: str) -> list[list[tuple[int, int]]]:
-    """Of each conversation that is kept the tokens with their labels, by hand."""
+    """The tokens with their labels of each conversation that is kept, by plain loops."""
     result, following = [], FIRST
     for turns in conversations:
         tokens, marks = [], []
@@ -76,7 +76,7 @@ def expected(conversations: list[list[int]], loss_on: str, too_long: str) -> lis
     st.sampled_from(["truncate", "drop"]),
     st.booleans(),
 )
-def test_rows_are_what_one_writes_by_hand(
+def test_rows_equal_those_of_plain_loops(
     conversations: list[list[int]], kind: str, loss_on: str, too_long: str, shuffle: bool
 ) -> None:
     wanted = expected(conversations, loss_on, too_long)
@@ -95,23 +95,25 @@ def test_rows_are_what_one_writes_by_hand(
         numbers = range(rows.document_ids[row].max() + 1)
         assert kind == "packed" or len(numbers) == 1
         for number in numbers:
-            here = np.flatnonzero(rows.document_ids[row] == number)
-            assert rows.position_ids[row][here].tolist() == list(range(len(here)))
-            found.append(list(zip(rows.tokens[row][here].tolist(), rows.labels[row][here].tolist(), strict=True)))
+            columns = np.flatnonzero(rows.document_ids[row] == number)
+            assert rows.position_ids[row][columns].tolist() == list(range(len(columns)))
+            found.append(list(zip(rows.tokens[row][columns].tolist(), rows.labels[row][columns].tolist(), strict=True)))
     if kind == "padded" and not shuffle:
         assert found == wanted
     assert sorted(found) == sorted(wanted)
 
 
-def test_what_is_too_long_is_counted_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_conversations_longer_than_a_row_are_counted_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = store_of(tmp_path / "s", [[3, 3], [5, 20], [20, 5], [6, 3, 30, 2]])
     with caplog.at_level(logging.WARNING, "terakoya"):
         rows_of(store)
         rows_of(store, too_long="drop")
         rows_of(store, loss_on="all")
     assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
-        f"3 of 4 conversations are longer than a row of 16 tokens: {became}"
-        for became in (
+        f"3 of 4 conversations are longer than a row of 16 tokens: {consequence}"
+        for consequence in (
             "2 are truncated, 1 are left out because no answer begins within the row",
             "they are left out",
             "3 are truncated",
@@ -122,15 +124,15 @@ def test_what_is_too_long_is_counted_and_told(tmp_path: Path, caplog: pytest.Log
 def test_a_part_of_a_store_keeps_its_answers(tmp_path: Path) -> None:
     conversations = [[3, 4], [2, 5, 1, 3], [1, 1], [7, 2], [4, 4]]
     whole, alone = store_of(tmp_path / "whole", conversations), store_of(tmp_path / "alone", conversations[1:4])
-    some = part(whole, 1, 4)
-    assert some.answer_bits[1] != 0, "the part begins inside a byte"
-    np.testing.assert_array_equal(some.answers(0, some.facts.tokens), alone.answers(0, alone.facts.tokens))
-    one, other = rows_of(some, "padded"), rows_of(alone, "padded")
+    middle = part(whole, 1, 4)
+    assert middle.answer_bits[1] != 0, "the part begins inside a byte"
+    np.testing.assert_array_equal(middle.answers(0, middle.facts.tokens), alone.answers(0, alone.facts.tokens))
+    one, other = rows_of(middle, "padded"), rows_of(alone, "padded")
     assert one.labels is not None and other.labels is not None
     np.testing.assert_array_equal(one.labels >= 0, other.labels >= 0)
 
 
-def test_what_does_not_go_together_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_stores_and_layouts_that_do_not_match_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     plain = store_of(tmp_path / "plain", [[3, 3]], answers=False)
     with pytest.raises(UserError, match=r"terakoya prepare FILES\.jsonl --conversations"):
         rows_of(plain)

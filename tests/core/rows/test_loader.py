@@ -1,4 +1,4 @@
-"""The loader: global batch k is the same rows whoever asks and however it is split."""
+"""The loader: global batch k is the same rows for any number of processes and any split."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def loader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def row_list(batches: list[Rows]) -> list[tuple[int, ...]]:
-    """Each row as its key and everything else about it, padding left out."""
+    """Each row as its key and all its arrays, without padding."""
     found = []
     for rows in batches:
         for number in range(len(rows)):
@@ -56,7 +56,7 @@ def row_list(batches: list[Rows]) -> list[tuple[int, ...]]:
     st.integers(1, 4),
     st.integers(1, 9),
 )
-def test_global_batch_is_the_same_rows_however_split(
+def test_a_global_batch_has_the_same_rows_for_any_split(
     loader: Loader, step: int, cuts: list[int], processes: int, size: int
 ) -> None:
     whole = row_list([loader.load(step * G, (step + 1) * G)])
@@ -73,8 +73,8 @@ def test_global_batch_is_the_same_rows_however_split(
     assert split == whole
 
 
-def test_each_store_goes_through_its_own_epochs(loader: Loader) -> None:
-    """Rows of each store come in whole epochs, in the order that the store itself gives."""
+def test_each_store_has_its_own_epochs(loader: Loader) -> None:
+    """Rows of each store come in whole epochs, in the order of its own row source."""
     rows = 3 * G * 20
     everything = row_list([loader.load(at, min(at + 97, rows)) for at in range(0, rows, 97)])
     stores, _ = Blend([2, 5, 1]).positions(0, rows)
@@ -91,12 +91,12 @@ def test_each_store_goes_through_its_own_epochs(loader: Loader) -> None:
     )
 
 
-def test_a_stage_takes_other_stores_which_go_on_where_they_stood(loader: Loader) -> None:
-    """Two stages after the first: what each store gives over all of them is its own rows in order, each once."""
+def test_a_stage_uses_other_stores_which_continue_where_they_were(loader: Loader) -> None:
+    """Over three stages, each store gives its own rows in order, each once."""
     first, second, rows = 50, 131, 300
     staged = Loader(loader.sources, [2, 5, 0], stages=[Stage(first, {2: 1.0}), Stage(second, {0: 1.0, 2: 3.0})])
     everything = row_list([staged.load(at, min(at + 37, rows)) for at in range(0, rows, 37)])
-    assert everything == row_list([staged.load(0, rows)]), "however it is read"
+    assert everything == row_list([staged.load(0, rows)]), "for any split"
     owners = [
         {row[0] for row in row_list([source.load(e, np.arange(len(source))) for e in range(99)])}
         for source in loader.sources
@@ -110,11 +110,11 @@ def test_a_stage_takes_other_stores_which_go_on_where_they_stood(loader: Loader)
         epochs = -(-len(mine) // len(source))
         alone = [row for epoch in range(epochs) for row in row_list([source.load(epoch, np.arange(len(source)))])]
         assert mine == alone[: len(mine)]
-        taken = [int(staged.store_positions(row)[number]["rows"]) for row in (first, second, rows)]
-        assert taken == [stores[:row].count(number) for row in (first, second, rows)]
+        consumed = [int(staged.store_positions(row)[number]["rows"]) for row in (first, second, rows)]
+        assert consumed == [stores[:row].count(number) for row in (first, second, rows)]
 
 
-def test_stores_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
+def test_stores_that_cannot_be_mixed_are_refused(tmp_path: Path) -> None:
     first = small_store(tmp_path / "a", [[5], [6]])
     for name, other in (
         ("vocabulary", small_store(tmp_path / "b", [[5], [6]], size=50_000)),
@@ -141,15 +141,15 @@ def test_prefetcher_gives_items_in_order_and_reads_ahead() -> None:
         while len(calls) < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.05)
-        assert calls == [5, 6, 7], "one taken, two ready"
+        assert calls == [5, 6, 7], "one used, two ready"
         assert list(items) == [60, 70, 80]
         assert list(items) == []
 
 
-def test_prefetcher_wakes_its_thread_for_half_of_what_may_lie_ready() -> None:
+def test_prefetcher_wakes_its_thread_once_half_of_the_items_are_used() -> None:
     calls: list[int] = []
 
-    def made(count: int) -> list[int]:
+    def wait_for_calls(count: int) -> list[int]:
         deadline = time.monotonic() + 5
         while len(calls) < count and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -157,17 +157,17 @@ def test_prefetcher_wakes_its_thread_for_half_of_what_may_lie_ready() -> None:
         return calls
 
     with Prefetcher(calls.append, 0, ahead=4) as items:
-        assert made(4) == [0, 1, 2, 3]
+        assert wait_for_calls(4) == [0, 1, 2, 3]
         next(items)
-        assert made(4) == [0, 1, 2, 3]
+        assert wait_for_calls(4) == [0, 1, 2, 3]
         next(items)
-        assert made(6) == [0, 1, 2, 3, 4, 5]
+        assert wait_for_calls(6) == [0, 1, 2, 3, 4, 5]
         next(items)
         next(items)
-        assert made(8) == [*range(8)]
+        assert wait_for_calls(8) == [*range(8)]
 
 
-def test_prefetcher_carries_errors_to_their_step() -> None:
+def test_prefetcher_raises_errors_at_their_step() -> None:
     def function(step: int) -> int:
         if step == 2:
             raise UserError("no such row")

@@ -1,4 +1,4 @@
-"""Megatron-LM's order: the published rule, written out here sample by sample, gives the same rows."""
+"""Megatron-LM's order: the published rule, in plain loops over samples, gives the same rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EOS = 5
 
 def published(documents: list[list[int]], length: int, samples: int | None, seed: int) -> tuple[list[list[int]], bool]:
     """The samples (of length + 1 ids each) in the order of training, by gpt_dataset.py's description; and whether the
-    last epoch is shuffled apart."""
+    last epoch is shuffled separately."""
     per_epoch = sum(map(len, documents))
     epochs = 1
     while samples is not None and epochs * per_epoch < samples * length + 1:
@@ -54,17 +54,15 @@ def published(documents: list[list[int]], length: int, samples: int | None, seed
 
 @pytest.mark.parametrize("stored", [True, False])
 @pytest.mark.parametrize(("samples", "separate"), [(None, False), (20, False), (150, True), (170, False), (330, True)])
-def test_rows_are_those_of_the_published_rule(
-    tmp_path: Path, stored: bool, samples: int | None, separate: bool
-) -> None:
-    draw = np.random.default_rng(1)
-    sizes = [[int(draw.integers(1, 90))] for _ in range(30)]
+def test_rows_follow_the_published_rule(tmp_path: Path, stored: bool, samples: int | None, separate: bool) -> None:
+    generator = np.random.default_rng(1)
+    sizes = [[int(generator.integers(1, 90))] for _ in range(30)]
     store = small_store(tmp_path, sizes, unit="document", eos=EOS if stored else None, words=False)
     store.facts.vocabulary = store.facts.vocabulary.model_copy(update={"eos": EOS})
     bounds = np.cumsum([0] + [size for (size,) in sizes]) + 10
     documents = [[*range(start, stop), EOS] for start, stop in pairwise(bounds)]
-    expected, apart = published(documents, 16, samples, 1234)
-    assert apart == separate
+    expected, is_separate = published(documents, 16, samples, 1234)
+    assert is_separate == separate
     layout = Layout("megatron", framing="causal", samples=samples)
     source = RowSource(store, layout, sequence_length=16, seed=1234)  # type: ignore[arg-type]
     rows = source.load(0, np.arange(len(source)))
@@ -90,7 +88,7 @@ def test_any_documents_and_samples(sizes: list[int], samples: int, seed: int) ->
     assert first.tolist() == [each[0] for each in expected]
 
 
-def test_a_run_that_takes_more_goes_on_from_the_next_seed() -> None:
+def test_a_longer_run_continues_with_the_order_of_the_next_seed() -> None:
     order = MegatronOrder(np.array([30, 50, 20]), sequence_length=7, samples=None, seed=3)
     assert order.of_epoch(0) is order
     following = MegatronOrder(np.array([30, 50, 20]), sequence_length=7, samples=None, seed=4)
@@ -98,6 +96,6 @@ def test_a_run_that_takes_more_goes_on_from_the_next_seed() -> None:
     assert np.array_equal(order.of_epoch(1).samples(places), following.samples(places))
 
 
-def test_a_seed_that_numpy_does_not_take_is_refused() -> None:
+def test_a_seed_too_large_for_numpy_is_refused() -> None:
     with pytest.raises(UserError, match="seed"):
         MegatronOrder(np.array([30]), sequence_length=7, samples=None, seed=1 << 32)

@@ -1,4 +1,4 @@
-"""Next-sentence pairs against a plain reading of the original's rules."""
+"""Next-sentence pairs against the original's rules in plain loops."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def plan_of(documents: list[list[int]], *, epoch: int = 0, budget: int = 29, sho
 
 
 def slow_pairs(documents: list[list[int]], *, epoch: int, budget: int, short: float) -> list[tuple[int, ...]]:
-    """The original's create_instances_from_document in plain loops, on keyed draws."""
+    """The original's create_instances_from_document in plain loops, with keyed draws."""
 
     def draw(document: int, purpose: str, turn: int) -> np.ndarray:
         return draws(row_keys(1, epoch, 0, np.array([document])), purpose, np.array([turn]))
@@ -88,7 +88,7 @@ def slow_pairs(documents: list[list[int]], *, epoch: int, budget: int, short: fl
 
 @settings(max_examples=50, deadline=None)
 @given(DOCUMENTS, st.integers(0, 5), st.integers(4, 60), st.sampled_from([0.0, 0.1, 1.0]))
-def test_plan_is_the_originals(documents: list[list[int]], epoch: int, budget: int, short: float) -> None:
+def test_the_plan_equals_the_original(documents: list[list[int]], epoch: int, budget: int, short: float) -> None:
     plan = plan_of(documents, epoch=epoch, budget=budget, short=short)
     got = np.concatenate([plan.starts, plan.lengths, plan.random[:, None]], axis=1)
     assert [tuple(row) for row in got.tolist()] == slow_pairs(documents, epoch=epoch, budget=budget, short=short)
@@ -96,10 +96,10 @@ def test_plan_is_the_originals(documents: list[list[int]], epoch: int, budget: i
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=20), st.integers(2, 120))
-def test_truncation_takes_from_the_longer_segment(lengths: list[tuple[int, int]], budget: int) -> None:
+def test_truncation_shortens_the_longer_segment(lengths: list[tuple[int, int]], budget: int) -> None:
     starts = np.tile([1000, 5000], (len(lengths), 1))
-    new, left = truncate_pairs(starts, np.array(lengths), budget, row_keys(0, 0, 0, np.arange(len(lengths))))
-    for (a, b), got, begin in zip(lengths, left.tolist(), (new - starts).tolist(), strict=True):
+    new, kept = truncate_pairs(starts, np.array(lengths), budget, row_keys(0, 0, 0, np.arange(len(lengths))))
+    for (a, b), got, begin in zip(lengths, kept.tolist(), (new - starts).tolist(), strict=True):
         removed_a = removed_b = 0
         while a - removed_a + b - removed_b > budget:
             if a - removed_a > b - removed_b:
@@ -110,16 +110,16 @@ def test_truncation_takes_from_the_longer_segment(lengths: list[tuple[int, int]]
         assert 0 <= begin[0] <= removed_a and 0 <= begin[1] <= removed_b
 
 
-def test_truncation_is_from_both_ends_alike() -> None:
+def test_truncation_shortens_both_ends_equally() -> None:
     keys = row_keys(0, 0, 0, np.arange(4000))
-    new, left = truncate_pairs(np.zeros((4000, 2), int), np.tile([150, 30], (4000, 1)), 60, keys)
-    assert np.all(left == 30)
+    new, kept = truncate_pairs(np.zeros((4000, 2), int), np.tile([150, 30], (4000, 1)), 60, keys)
+    assert np.all(kept == 30)
     fronts = new[:, 0]
     assert np.all(new[:, 1] == 0)
     assert abs(fronts.mean() - 60) < 0.5 and abs(fronts.var() - 30) < 3, "120 fair coins"
 
 
-def test_labels_and_frames(tmp_path: Path) -> None:
+def test_labels_and_special_tokens(tmp_path: Path) -> None:
     documents = [[(7 * d + 3 * n) % 9 + 1 for n in range(12)] for d in range(60)]
     store = small_store(tmp_path, documents)
     source = RowSource(store, Layout("pairs"), sequence_length=32, seed=3)  # type: ignore[arg-type]
@@ -144,7 +144,7 @@ def test_labels_and_frames(tmp_path: Path) -> None:
     assert len(held) > 0.95 * len(store.tokens), "leftover lines are used again"
 
 
-def test_epochs_cut_anew_and_keep_their_length(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_epochs_have_new_pairs_and_the_same_length(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = small_store(tmp_path, [[(7 * d + n) % 9 + 1 for n in range(12)] for d in range(60)])
     source = RowSource(store, Layout("pairs"), sequence_length=32, seed=3)  # type: ignore[arg-type]
     with caplog.at_level("INFO", "terakoya"):

@@ -1,4 +1,4 @@
-"""Packing plans: nothing lost, nothing twice, rows full, one sidecar built once."""
+"""Packing plans: every token once, full rows, a sidecar that is built once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LENGTHS = st.lists(st.integers(0, 70), max_size=60)
 
 
 def slow_best_fit(lengths: list[int], capacity: int) -> list[int]:
-    """Best-fit-decreasing in the plainest way: bins as [room, when last touched]."""
+    """Best-fit-decreasing in plain loops: bins as [free room, time of the last change]."""
     bins: list[list[int]] = []
     chosen = [0] * len(lengths)
     for clock, item in enumerate(sorted(range(len(lengths)), key=lambda each: (-lengths[each], each))):
@@ -49,8 +49,8 @@ def test_pack_is_best_fit_decreasing(lengths: list[int]) -> None:
 @given(LENGTHS, st.integers(0, 3))
 def test_rows_hold_every_token_once(lengths: list[int], special_tokens: int) -> None:
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    for rows_of in (plan_packed_rows, plan_single_rows):
-        plan = rows_of(offsets[:-1], np.array(lengths, np.int64), sequence_length=16, special_tokens=special_tokens)
+    for plan_rows in (plan_packed_rows, plan_single_rows):
+        plan = plan_rows(offsets[:-1], np.array(lengths, np.int64), sequence_length=16, special_tokens=special_tokens)
         held = np.concatenate([np.arange(s, s + n) for s, n in zip(plan.starts, plan.lengths, strict=True)] + [[]])
         assert np.array_equal(np.sort(held), np.arange(offsets[-1]))
         for row in range(len(plan)):
@@ -92,16 +92,16 @@ def test_sidecar_is_built_once_and_read_again(tmp_path: Path, caplog: pytest.Log
         assert np.array_equal(plan.rows, plans[0].rows) and np.array_equal(plan.starts, plans[0].starts)
     held = sum(plans[0].lengths.tolist())
     assert held == lengths.sum()
-    assert sorted(p.suffix for p in (tmp_path / "plans").iterdir()) == ["", ".lock"], "no staging is left"
+    assert sorted(p.suffix for p in (tmp_path / "plans").iterdir()) == ["", ".lock"], "no staging folder remains"
 
 
-def test_windows_are_packed_apart(tmp_path: Path) -> None:
+def test_windows_are_packed_separately(tmp_path: Path) -> None:
     lengths = np.full(10, 3)
     assert len(plan_of(tmp_path, lengths, sequence_length=50)) == 1
     assert len(plan_of(tmp_path, lengths, sequence_length=50, window=5)) == 2
 
 
-def test_another_setting_is_another_plan(tmp_path: Path) -> None:
+def test_each_setting_has_its_own_plan(tmp_path: Path) -> None:
     lengths = np.full(10, 3)
     plans = [
         plan_of(tmp_path, lengths, sequence_length=length, special_tokens=f) for length in (10, 20) for f in (0, 2)
@@ -129,7 +129,7 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     assert [path.suffix for path in (tmp_path / "plans").iterdir()] == [".lock"]
 
 
-def test_read_only_store_plans_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_of_a_read_only_store_is_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(packing.os, "access", lambda *_: False)
     store = tmp_path / "store"
@@ -148,9 +148,9 @@ def test_real_lines_fill_rows(tmp_path: Path) -> None:
             if len(lengths) > 66_000:
                 break
     for sequence_length in (128, 512):
-        began = time.process_time()
+        started = time.process_time()
         plan = plan_of(tmp_path, np.array(lengths), sequence_length=sequence_length)
-        seconds = time.process_time() - began
+        seconds = time.process_time() - started
         filled = (plan.lengths.sum() + 2 * len(plan.lengths)) / (len(plan) * sequence_length)
         assert filled >= 0.99
         assert len(lengths) / seconds * 60 >= 1_000_000, "documents a minute"

@@ -1,4 +1,4 @@
-"""Rows: every token once an epoch, framed, isolated, in keyed order, the same however they are asked for."""
+"""Rows: every token once an epoch, with special tokens, isolated documents, the same rows for any split."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def epoch_of(source: RowSource, epoch: int = 0) -> Rows:
 
 
 def check_arrays(rows: Rows, length: int) -> None:
-    """What holds in every layout."""
+    """Asserts what holds in every layout."""
     real = rows.document_ids >= 0
     assert rows.tokens.dtype == rows.document_ids.dtype == rows.position_ids.dtype == np.int32
     assert np.all(real == (np.cumsum(~real, axis=1) == 0)), "padding comes last"
@@ -55,10 +55,10 @@ def test_packed(documents: list[list[int]], unit: str, eos: int | None, epoch: i
     for row, ids, positions in zip(rows.tokens, rows.document_ids, rows.position_ids, strict=True):
         assert sorted(set(ids.tolist()) - {-1}) == list(range(ids.max() + 1))
         for number in range(ids.max() + 1):
-            here = np.flatnonzero(ids == number)
-            assert np.array_equal(here, np.arange(here[0], here[-1] + 1))
-            assert positions[here].tolist() == list(range(len(here)))
-            piece = row[here]
+            columns = np.flatnonzero(ids == number)
+            assert np.array_equal(columns, np.arange(columns[0], columns[-1] + 1))
+            assert positions[columns].tolist() == list(range(len(columns)))
+            piece = row[columns]
             assert piece[0] == CLS and piece[-1] == SEP
             assert len(piece) > 2 and np.all(np.diff(piece[1:-1]) == 1)
             assert len(set(document_of[piece[1:-1] - FIRST].tolist())) == 1, "one document a piece"
@@ -141,7 +141,7 @@ def test_a_store_without_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["packed", "stream", "lines", "pairs"])
-def test_blank_row_holds_nothing_to_learn(tmp_path: Path, kind: str) -> None:
+def test_a_blank_row_has_nothing_to_learn(tmp_path: Path, kind: str) -> None:
     blank = source_of(small_store(tmp_path, [[5], [6]]), kind).blank_row()
     real = blank.tokens[blank.document_ids >= 0]
     assert real.tolist() == [CLS, SEP]

@@ -1,4 +1,4 @@
-"""A sample shows every token once, where words and tokens begin, characters whole, and the masks training would use."""
+"""A sample shows every token once, where words and tokens begin, whole characters, and the masks of training."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def store(tmp_path: Path) -> TokenStore:
     return write_store(tmp_path / "store", documents, vocabulary=VOCABULARY, word_starts=words)
 
 
-def test_words_and_tokens_are_told_apart(store: TokenStore, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_words_and_tokens_are_separated(store: TokenStore, tokenizer: PreTrainedTokenizerFast) -> None:
     first, second = sample(store, tokenizer, rows=2)
     assert plain(first) == "寺子/屋|で|学/ぶ|。"
     assert plain(second) == " the|寺子/屋"
@@ -64,9 +64,7 @@ def test_a_character_of_several_tokens_is_shown_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("whole_words", [True, False])
-def test_masks_are_those_of_the_objective(
-    store: TokenStore, tokenizer: PreTrainedTokenizerFast, whole_words: bool
-) -> None:
+def test_the_masks_are_the_objectives(store: TokenStore, tokenizer: PreTrainedTokenizerFast, whole_words: bool) -> None:
     settings = {"layout": "stream", "whole_word_mask": whole_words, "mlm_probability": 0.5}
     objective = plugins.registry().component("objectives", "masked_lm").model_validate(settings)
     rows = sample_masked(store, tokenizer, objective, rows=3, sequence_length=32, seed=1)
@@ -78,8 +76,8 @@ def test_masks_are_those_of_the_objective(
     assert {token.shown for token in tokens if token.marking == "masked"} == {"[MASK]"}
     assert all(token.shown == token.text for token in tokens if token.marking == "kept")
     assert all(token.shown not in (token.text, "[MASK]") for token in tokens if token.marking == "replaced")
-    hidden = [token.marking != "none" for token in tokens]
-    halves = [hidden[n] != hidden[n - 1] for n, token in enumerate(tokens) if token.text in ("屋", "ぶ")]
+    predicted = [token.marking != "none" for token in tokens]
+    halves = [predicted[n] != predicted[n - 1] for n, token in enumerate(tokens) if token.text in ("屋", "ぶ")]
     assert any(halves) is not whole_words
     assert rows == sample_masked(store, tokenizer, objective, rows=3, sequence_length=32, seed=1)
     assert rows != sample_masked(store, tokenizer, objective, rows=3, sequence_length=32, seed=2)
@@ -115,7 +113,7 @@ def test_causal_rows_show_documents_and_what_is_predicted(
     assert sum(token.begins_document for row in shown for token in row) == len(documents)
 
 
-def test_megatrons_rows_come_in_its_order(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_megatron_rows_come_in_megatrons_order(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     documents = [[[number % 7 + 5] * 9] for number in range(20)]
     store = write_store(tmp_path / "store", documents, vocabulary=VOCABULARY)
     objective = plugins.registry().component("objectives", "causal_lm").model_validate({"layout": "megatron"})
@@ -130,7 +128,7 @@ def test_megatrons_rows_come_in_its_order(tmp_path: Path, tokenizer: PreTrainedT
         assert [token.text for token in row] == [piece] * 9 + ["[SEP]"]
 
 
-def test_colours_show_words_and_fates() -> None:
+def test_colours_show_words_and_markings() -> None:
     row = [
         SampledToken("寺子", 1, True),
         SampledToken("屋", 1, False),
