@@ -26,33 +26,33 @@ class BlockList:
 
     Attributes:
         extent: where the first begins and the last ends, see `ShardBlocks`.
-        carried: for each block whether its bytes travel with it: then its file must be cut once more to get them.
+        has_bytes: for each block whether its bytes travel with it: then its file must be cut once more to get them.
     """
 
     blocks: tuple[Block, ...]
-    carried: tuple[bool, ...]
+    has_bytes: tuple[bool, ...]
     extent: str
 
-    def part(self, parts: Path, number: int) -> PartFacts | None:
+    def read_part(self, parts: Path, number: int) -> PartFacts | None:
         """The facts of block `number`'s part, None if it is not there."""
         facts = read_part(parts, number)
         return facts if facts is not None and facts.source == source_name(self.blocks[number]) else None
 
-    def missing(self, parts: Path) -> tuple[int, ...]:
+    def missing_parts(self, parts: Path) -> tuple[int, ...]:
         """The numbers of the blocks that have no part yet."""
-        return tuple(number for number in range(len(self.blocks)) if self.part(parts, number) is None)
+        return tuple(number for number in range(len(self.blocks)) if self.read_part(parts, number) is None)
 
-    def share(self, numbers: Sequence[int], rank: int, world_size: int) -> Sequence[int]:
+    def rank_share(self, numbers: Sequence[int], rank: int, world_size: int) -> Sequence[int]:
         """Those of `numbers` that process `rank` of `world_size` encodes: neighbours, so that a compressed file is read
         by few of them, with about as much text for each."""
         ends = [0, *accumulate(_weight(self.blocks[number]) for number in numbers)]
         low, high = (bisect_left(ends, ends[-1] * each / world_size) for each in (rank, rank + 1))
         return numbers[low:high]
 
-    def whole(self, corpus: Corpus, numbers: Sequence[int], *, block_bytes: int) -> Iterator[tuple[int, Block]]:
+    def with_bytes(self, corpus: Corpus, numbers: Sequence[int], *, block_bytes: int) -> Iterator[tuple[int, Block]]:
         """The blocks `numbers`, in order, with their bytes where those travel with them."""
         for run in self._runs(numbers):
-            if not self.carried[run[0]]:
+            if not self.has_bytes[run[0]]:
                 yield from ((number, self.blocks[number]) for number in run)
                 continue
             wanted = {self.blocks[number].start: number for number in run}
@@ -85,7 +85,7 @@ def list_blocks(job: PrepareJob) -> BlockList:
     """The list that lies with the parts, made if there is none: every file is then read once, in one pass."""
     file, sources = job.task.parts / BLOCKS, job.task.corpus.sources
     if file.exists():
-        return read_blocks(job)
+        return read_block_list(job)
     numbers = {str(source): number for number, source in enumerate(sources)}
     blocks = job.blocks()
     rows = [
@@ -94,10 +94,10 @@ def list_blocks(job: PrepareJob) -> BlockList:
     ]
     with committed(file) as stream:
         stream.write(orjson.dumps({"extent": blocks.extent, "blocks": rows}))
-    return read_blocks(job)
+    return read_block_list(job)
 
 
-def read_blocks(job: PrepareJob) -> BlockList:
+def read_block_list(job: PrepareJob) -> BlockList:
     """The list that lies with the parts."""
     sources = job.task.corpus.sources
     raw = orjson.loads((job.task.parts / BLOCKS).read_bytes())

@@ -50,7 +50,7 @@ class ChatTemplate:
         """A hash of the text."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
-    def renderer(self, tokenizer: PreTrainedTokenizerBase) -> Renderer:
+    def create_renderer(self, tokenizer: PreTrainedTokenizerBase) -> Renderer:
         """What renders with it as `tokenizer.apply_chat_template` does. Raises UserError if it cannot be used."""
         return Renderer(self, tokenizer)
 
@@ -64,8 +64,8 @@ def find_template(wanted: str | None, tokenizer: PreTrainedTokenizerBase, folder
             the tokenizer has no token that could end an answer.
     """
     template = _find(wanted, tokenizer, folder)
-    renderer = template.renderer(tokenizer)
-    if not renderer.ends:
+    renderer = template.create_renderer(tokenizer)
+    if not renderer.ends_answers:
         logger.warning("template %s puts nothing behind an answer: the model will not learn to stop", template.name)
     if not renderer.has_prompt:
         logger.warning(
@@ -134,7 +134,7 @@ class Renderer:
                 f"and its answer: {text!r}"
             )
         self.has_prompt = prompt != self.render([question])[0]
-        self.ends = text[text.rindex(answer) + len(answer) :].strip() != ""
+        self.ends_answers = text[text.rindex(answer) + len(answer) :].strip() != ""
         if spans is not None and not any(answer in text[start:stop] for start, stop in spans):
             raise UserError(
                 f"--template {template.name}: expected the answer between its generation and endgeneration, got "
@@ -154,7 +154,7 @@ class Renderer:
         """The text that asks a model for the answer to `turns`. Raises TemplateError."""
         return str(self._run(turns, add_generation_prompt=True)[0][0])
 
-    def fitted(self, turns: Sequence[Message]) -> list[Message]:
+    def join_inputs(self, turns: Sequence[Message]) -> list[Message]:
         """`turns`, each `input` joined to its `content` where the template does not look at it."""
         if self._takes_input:
             return list(turns)

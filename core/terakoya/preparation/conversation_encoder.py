@@ -42,12 +42,12 @@ class EncodedConversations(Encoded):
 
     Attributes:
         answers: (T,) bool, True where a token belongs to an answer, its end included.
-        refused: why conversations were left out, by their number in the batch.
+        rejected: why conversations were left out, by their number in the batch.
         notes: what else was counted.
     """
 
     answers: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
-    refused: Mapping[int, Reason] = field(default_factory=dict)
+    rejected: Mapping[int, Reason] = field(default_factory=dict)
     notes: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -68,7 +68,7 @@ class ConversationEncoder:
 
         Raises UserError for a template that cannot be used.
         """
-        self._renderer = template.renderer(tokenizer)
+        self._renderer = template.create_renderer(tokenizer)
         self._tokenizer: Any = tokenizer
         self._tokenizer.model_max_length = 1 << 60  # nothing is cut here, so nothing is too long
         self._dtype = vocabulary.dtype()
@@ -79,7 +79,7 @@ class ConversationEncoder:
         """The ids of `documents`, each one line of `line_lengths`."""
         literals: Counter[str] = Counter()
         notes: Counter[str] = Counter()
-        refused: dict[int, Reason] = {}
+        rejected: dict[int, Reason] = {}
         rendered: list[_Rendered | None] = []
         for number, text in enumerate(documents):
             turns = read_messages(text)
@@ -88,7 +88,7 @@ class ConversationEncoder:
             try:
                 rendered.append(self._render(turns))
             except TemplateError:
-                refused[number] = "refused by the template"
+                rejected[number] = "refused by the template"
                 rendered.append(None)
         ids: list[np.ndarray] = []
         marks: list[np.ndarray] = []
@@ -97,9 +97,9 @@ class ConversationEncoder:
             if one is None:
                 continue
             whole = rows[one.text]
-            marked = _marked(one, rows)
+            marked = _answer_mask(one, rows)
             if not marked.any():
-                refused[number] = "no answer in the template's text"
+                rejected[number] = "no answer in the template's text"
                 continue
             prompts = [rows[prompt] for prompt in one.prompts]
             notes[UNLIKE_PROMPT] += any(not np.array_equal(whole[: len(each)], each) for each in prompts)
@@ -113,13 +113,13 @@ class ConversationEncoder:
             word_starts=None,
             literals=dict(literals),
             answers=np.concatenate([np.empty(0, bool), *marks]),
-            refused=refused,
+            rejected=rejected,
             notes={name: count for name, count in notes.items() if count},
         )
 
     def _render(self, turns: Sequence[Message]) -> _Rendered:
         """The text of a conversation. Raises TemplateError."""
-        turns = self._renderer.fitted(turns)
+        turns = self._renderer.join_inputs(turns)
         text, marked = self._renderer.render(turns)
         answers = [number for number, turn in enumerate(turns) if turn["role"] == "assistant"]
         prompts = [self._renderer.prompt(turns[:number]) for number in answers]
@@ -127,11 +127,11 @@ class ConversationEncoder:
             return _Rendered(text, [self._with_end(text, span) for span in marked], prompts)
         spans = []
         for number, prompt in zip(answers, prompts, strict=True):
-            start = _shared(prompt, text)
+            start = _common_length(prompt, text)
             last = number + 1 == len(turns)
             until = text if last else self._renderer.render(turns[: number + 1])[0]
-            stop = _shared(until, text)
-            spans.append(self._ended(text, (start, stop), turns[number]["content"]))
+            stop = _common_length(until, text)
+            spans.append(self._until_end(text, (start, stop), turns[number]["content"]))
         return _Rendered(text, spans, prompts)
 
     def _with_end(self, text: str, span: Span) -> Span:
@@ -142,7 +142,7 @@ class ConversationEncoder:
         end = self._literal.match(text, stop)
         return (start, end.end()) if end else span
 
-    def _ended(self, text: str, span: Span, content: str) -> Span:
+    def _until_end(self, text: str, span: Span, content: str) -> Span:
         """What was rendered for an answer, up to the first special token behind its `content`, that included; where
         there is none, without white space at its end."""
         start, stop = span
@@ -155,7 +155,7 @@ class ConversationEncoder:
 
     def _ids(self, rendered: Sequence[_Rendered | None]) -> list[dict[str, np.ndarray]]:
         """For each conversation the ids of its text, of its prompts, and of its text up to each border."""
-        wanted = [{} if one is None else dict.fromkeys(_pieces(one)) for one in rendered]
+        wanted = [{} if one is None else dict.fromkeys(_texts_to_encode(one)) for one in rendered]
         texts = [text for each in wanted for text in each]
         rows: list[np.ndarray] = []
         for start in range(0, len(texts), _TEXTS):
@@ -165,30 +165,30 @@ class ConversationEncoder:
         return [{text: next(every) for text in each} for each in wanted]
 
 
-def _shared(one: str, other: str) -> int:
+def _common_length(one: str, other: str) -> int:
     """How many characters both begin with."""
     if other.startswith(one):
         return len(one)
     return next(number for number, (a, b) in enumerate(zip(one, f"{other}\0", strict=False)) if a != b)
 
 
-def _pieces(one: _Rendered) -> list[str]:
+def _texts_to_encode(one: _Rendered) -> list[str]:
     borders = sorted({border for span in one.spans for border in span})
     return [one.text, *one.prompts, *(one.text[:border] for border in borders)]
 
 
-def _marked(one: _Rendered, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+def _answer_mask(one: _Rendered, rows: Mapping[str, np.ndarray]) -> np.ndarray:
     """(n,) bool: which tokens of the conversation belong to answers."""
     whole = rows[one.text]
     marks = np.zeros(len(whole), bool)
     for start, stop in one.spans:
-        first, _ = _border(whole, rows[one.text[:start]])
-        last, crossed = _border(whole, rows[one.text[:stop]])
+        first, _ = _count_common(whole, rows[one.text[:start]])
+        last, crossed = _count_common(whole, rows[one.text[:stop]])
         marks[first : last + crossed] = True
     return marks
 
 
-def _border(whole: np.ndarray, before: np.ndarray) -> tuple[int, int]:
+def _count_common(whole: np.ndarray, before: np.ndarray) -> tuple[int, int]:
     """How many tokens `whole` has in common with the beginning `before` of its text; and 1 if the next one crosses the
     border, else 0."""
     shared = min(len(whole), len(before))

@@ -33,7 +33,7 @@ from terakoya.preparation.datatrove_settings import (
 from terakoya.preparation.datatrove_steps import EncodeBlocks, JoinParts, join_parts
 from terakoya.preparation.encoding import BlockEncoder
 from terakoya.preparation.job import PrepareJob
-from terakoya.preparation.submitted_jobs import note_jobs
+from terakoya.preparation.submitted_jobs import record_jobs
 from terakoya.process_pool import workers
 from terakoya.store.token_store import StoreFacts
 
@@ -68,7 +68,7 @@ def prepare_with_datatrove(
         encoder = BlockEncoder(job.task)
         job.begin(encoder)
         blocks = list_blocks(job)
-        numbers = blocks.missing(job.task.parts)
+        numbers = blocks.missing_parts(job.task.parts)
         if len(numbers) < len(blocks.blocks):
             logger.info("%d of %d parts were there already", len(blocks.blocks) - len(numbers), len(blocks.blocks))
         logs = Path(chosen.logging_dir or job.out.with_name(f"{job.out.name}.datatrove")).absolute()
@@ -84,7 +84,7 @@ def prepare_with_datatrove(
 # --------------------------------------------------------------------------------------------------------- executors
 
 
-def _given(settings: ExecutorSettings, *without: str) -> dict[str, Any]:
+def _user_settings(settings: ExecutorSettings, *without: str) -> dict[str, Any]:
     """What the user set; the rest is left to datatrove's own defaults."""
     return {name: getattr(settings, name) for name in settings.model_fields_set if name not in without}
 
@@ -98,7 +98,7 @@ def _run_local(step: EncodeBlocks, settings: ExecutorSettings, logs: Path, proce
         workers=tasks if wanted == -1 else min(wanted, tasks),
         logging_dir=str(logs),
         skip_completed=False,
-        **_given(settings, "tasks", "workers", "logging_dir"),
+        **_user_settings(settings, "tasks", "workers", "logging_dir"),
     ).run()
 
 
@@ -112,23 +112,23 @@ class _Local(LocalPipelineExecutor):
             stats = [_run_task(pickled, rank) for rank in range(self.tasks)]
         else:
             remedy = "Finished parts are kept: run the same command again and it finishes what is left"
-            with workers(self.workers, _keep, (pickled,), task="prepare", remedy=remedy) as submit:
-                running = [submit(_run_kept, rank) for rank in range(self.tasks)]
+            with workers(self.workers, _start_worker, (pickled,), task="prepare", remedy=remedy) as submit:
+                running = [submit(_run_in_worker, rank) for rank in range(self.tasks)]
                 stats = [each.result() for each in running]
         with self.logging_dir.open("stats.json", "wt") as file:
             sum(stats, start=PipelineStats()).save_to_disk(file)
 
 
-_kept = b""
+_pickled = b""
 
 
-def _keep(pickled: bytes) -> None:
-    global _kept
-    _kept = pickled
+def _start_worker(pickled: bytes) -> None:
+    global _pickled
+    _pickled = pickled
 
 
-def _run_kept(rank: int) -> PipelineStats:
-    return _run_task(_kept, rank)
+def _run_in_worker(rank: int) -> PipelineStats:
+    return _run_task(_pickled, rank)
 
 
 def _run_task(pickled: bytes, rank: int) -> PipelineStats:
@@ -151,7 +151,7 @@ def _run_ray(step: EncodeBlocks, settings: ExecutorSettings, logs: Path, process
             workers=processes if settings.workers is None else settings.workers,
             logging_dir=str(logs),
             skip_completed=False,
-            **_given(settings, "tasks", "workers", "logging_dir"),
+            **_user_settings(settings, "tasks", "workers", "logging_dir"),
         ).run()
     finally:
         if began:
@@ -164,7 +164,7 @@ class _Slurm(SlurmPipelineExecutor):
 
 
 def _submit(encode: EncodeBlocks, join: JoinParts, settings: SlurmSettings, logs: Path) -> Submitted:
-    common = _given(settings, "tasks", "tasks_per_job", "workers", "logging_dir", "max_array_size", "job_name")
+    common = _user_settings(settings, "tasks", "tasks_per_job", "workers", "logging_dir", "max_array_size", "job_name")
     if not (settings.env_command or settings.condaenv or settings.venv_path):
         common["env_command"] = f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"'
     array = None
@@ -199,5 +199,5 @@ def _submit(encode: EncodeBlocks, join: JoinParts, settings: SlurmSettings, logs
     finally:
         jobs = [str(each.job_id) for each in (array, joining) if each is not None and each.job_id is not None]
         if jobs:
-            note_jobs(encode.job.task.parts, jobs)
+            record_jobs(encode.job.task.parts, jobs)
     return Submitted(str(array.job_id) if array is not None else None, str(joining.job_id))

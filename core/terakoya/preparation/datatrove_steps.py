@@ -14,8 +14,8 @@ from datatrove.pipeline.base import PipelineStep
 
 from terakoya import log, plugins
 from terakoya.errors import UserError
-from terakoya.preparation.block_list import read_blocks
-from terakoya.preparation.encoding import BlockEncoder, Task
+from terakoya.preparation.block_list import read_block_list
+from terakoya.preparation.encoding import BlockEncoder, EncodingTask
 from terakoya.preparation.job import PrepareJob
 from terakoya.store.assembly import Totals
 from terakoya.store.token_store import StoreFacts
@@ -36,7 +36,7 @@ class _Step(PipelineStep):
             if name in os.environ
         }
 
-    def _enter(self) -> None:
+    def _restore_environment(self) -> None:
         os.chdir(self.folder)  # paths in rejects.jsonl are as the user gave them
         os.environ.update(self.plugins)
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -55,18 +55,18 @@ class EncodeBlocks(_Step):
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Takes no documents and hands none on. UserError if the parts are another preparation's by now."""
-        self._enter()
-        _leave_with_parent()
+        self._restore_environment()
+        _exit_with_parent()
         job = self.job
         if (job.out / "store.json").exists():
             return
         _check_inputs(job)
-        blocks = read_blocks(job)
-        mine = blocks.share(self.numbers, rank, world_size)
+        blocks = read_block_list(job)
+        mine = blocks.rank_share(self.numbers, rank, world_size)
         parts, corpus = job.task.parts, job.task.corpus
-        left = [number for number in mine if blocks.part(parts, number) is None]
+        left = [number for number in mine if blocks.read_part(parts, number) is None]
         self.stat_update("parts that were there", value=len(mine) - len(left), unit="task")
-        for number, block in blocks.whole(corpus, left, block_bytes=job.block_bytes):
+        for number, block in blocks.with_bytes(corpus, left, block_bytes=job.block_bytes):
             _check_inputs(job)
             facts = _encoder(job.task).encode(number, block)
             self.stat_update("documents", value=facts.documents, unit="part")
@@ -82,7 +82,7 @@ class JoinParts(_Step):
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Takes no documents and hands none on. UserError if a part is missing, and as `PrepareJob.finish`."""
         log.configure()
-        self._enter()
+        self._restore_environment()
         with self.job.lock_folder():
             if not (self.job.out / "store.json").exists():
                 _check_inputs(self.job)
@@ -91,10 +91,10 @@ class JoinParts(_Step):
 
 def join_parts(job: PrepareJob, encoder: BlockEncoder, *, logs: Path | None = None) -> StoreFacts:
     """Makes the store of parts that are all there. UserError if one is not, and as `PrepareJob.finish`."""
-    blocks, totals = read_blocks(job), Totals()
+    blocks, totals = read_block_list(job), Totals()
     missing: list[int] = []
     for number in range(len(blocks.blocks)):
-        facts = blocks.part(job.task.parts, number)
+        facts = blocks.read_part(job.task.parts, number)
         if facts is None:
             missing.append(number)
         else:
@@ -109,7 +109,7 @@ def join_parts(job: PrepareJob, encoder: BlockEncoder, *, logs: Path | None = No
 
 
 @lru_cache(maxsize=1)
-def _encoder(task: Task) -> BlockEncoder:
+def _encoder(task: EncodingTask) -> BlockEncoder:
     return BlockEncoder(task)
 
 
@@ -123,7 +123,7 @@ def _check_inputs(job: PrepareJob) -> None:
 _watch: threading.Thread | None = None
 
 
-def _leave_with_parent() -> None:
+def _exit_with_parent() -> None:
     """Ends this process, if it is one of a Ray actor's pool, as soon as the one that started it dies."""
     global _watch
     parent = multiprocess.parent_process()

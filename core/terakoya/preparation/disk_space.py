@@ -19,60 +19,60 @@ logger = logging.getLogger("terakoya")
 
 _FILES, _BLOCK_BYTES = 8, 4 << 20
 """Files that are looked into, and how much of each is read, from its start."""
-_PIECES, _PIECE_CHARACTERS = 128, 256
+_SAMPLES, _SAMPLE_CHARACTERS = 128, 256
 """Pieces that are encoded, of all files together, and the length of one."""
 _FIXED_BYTES = 1_000_000
 """What a store needs beside its tokens: the tokenizer, `store.json`, headers."""
 
 
 @dataclass(frozen=True)
-class Need:
+class StoreEstimate:
     """About how many tokens a store will have, and its bytes."""
 
     tokens: int
     store_bytes: int
 
 
-def check_disk(out: Path, corpus: Corpus, encoder: BlockEncoder, disk_bytes: int, *, unit: Unit) -> None:
+def check_disk_space(out: Path, corpus: Corpus, encoder: BlockEncoder, disk_bytes: int, *, unit: Unit) -> None:
     """Says how much disk the store `out` of `disk_bytes` of `corpus` will need, and warns if there is less.
 
     An estimate may be wrong, and a run that fills the disk keeps what it has done: UserError only where not even half
     of what was estimated is free, and none where nothing could be estimated.
     """
-    need = estimate(corpus, encoder, disk_bytes, unit=unit)
+    need = estimate_store(corpus, encoder, disk_bytes, unit=unit)
     free = shutil.disk_usage(out).free
     if need is None:
         logger.info(
             "disk needed: not known, there is no text where the corpus was looked into; free at %s: %s",
             out,
-            _megabytes(free),
+            _format_megabytes(free),
         )
         return
     logger.info(
         "about %s tokens; disk needed: %s for the store and as much again while it is made; free at %s: %s",
         f"{need.tokens:,}",
-        _megabytes(need.store_bytes),
+        _format_megabytes(need.store_bytes),
         out,
-        _megabytes(free),
+        _format_megabytes(free),
     )
     there = sum(f.stat().st_size for f in (out / PARTS).glob("*")) if (out / PARTS).exists() else 0
     if 2 * need.store_bytes - there <= free:
         return
-    wanted = _megabytes(2 * need.store_bytes - there)
+    wanted = _format_megabytes(2 * need.store_bytes - there)
     if need.store_bytes - there > free:
         raise UserError(
-            f"{out}: expected about {wanted} of free disk, got {_megabytes(free)}; make room or choose an --out on a "
-            "larger disk"
+            f"{out}: expected about {wanted} of free disk, got {_format_megabytes(free)}; make room or choose an "
+            "--out on a larger disk"
         )
     logger.warning(
         "%s: about %s of free disk may be needed, there are %s; should the disk fill up, finished parts are kept",
         out,
         wanted,
-        _megabytes(free),
+        _format_megabytes(free),
     )
 
 
-def estimate(corpus: Corpus, encoder: BlockEncoder, disk_bytes: int, *, unit: Unit) -> Need | None:
+def estimate_store(corpus: Corpus, encoder: BlockEncoder, disk_bytes: int, *, unit: Unit) -> StoreEstimate | None:
     """What `disk_bytes` of `corpus` will come to; None where the places that are read hold no text.
 
     Read are the beginnings of some files, all of whose documents are counted. Of each beginning the same number of
@@ -92,7 +92,7 @@ def estimate(corpus: Corpus, encoder: BlockEncoder, disk_bytes: int, *, unit: Un
         documents += len(texts)
         sequences += len(texts) if unit == "document" else sum(map(_lines, texts))
         text = "\n".join(texts)
-        pieces = _pieces(text, _PIECES // len(files))
+        pieces = _samples(text, _SAMPLES // len(files))
         if text:
             tokens += len(text) * len(encoder.sample(pieces).ids) / sum(map(len, pieces))
     if not documents:
@@ -102,15 +102,15 @@ def estimate(corpus: Corpus, encoder: BlockEncoder, disk_bytes: int, *, unit: Un
     scale = disk_bytes / max(1, disk)
     token_bytes = encoder.encoder.vocabulary.dtype().itemsize + 1 / 8
     store = scale * (tokens * token_bytes + 12 * sequences + 8 * documents) * 1.05
-    return Need(int(scale * tokens), int(store) + _FIXED_BYTES)
+    return StoreEstimate(int(scale * tokens), int(store) + _FIXED_BYTES)
 
 
-def _pieces(text: str, count: int) -> Sequence[str]:
+def _samples(text: str, count: int) -> Sequence[str]:
     """`count` pieces spread evenly over `text`, which is one piece itself if it is not longer than they are."""
-    if len(text) <= count * _PIECE_CHARACTERS:
+    if len(text) <= count * _SAMPLE_CHARACTERS:
         return [text]
-    starts = np.linspace(0, len(text) - _PIECE_CHARACTERS, count).astype(np.int64).tolist()
-    return [text[start : start + _PIECE_CHARACTERS] for start in starts]
+    starts = np.linspace(0, len(text) - _SAMPLE_CHARACTERS, count).astype(np.int64).tolist()
+    return [text[start : start + _SAMPLE_CHARACTERS] for start in starts]
 
 
 def _lines(text: str) -> int:
@@ -118,5 +118,5 @@ def _lines(text: str) -> int:
     return text.count("\n") - text.count("\n\n") + 1
 
 
-def _megabytes(count: int) -> str:
+def _format_megabytes(count: int) -> str:
     return f"{count / 1e6:,.0f} MB"

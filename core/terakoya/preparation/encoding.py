@@ -28,7 +28,7 @@ def source_name(block: Block) -> str:
 
 
 @dataclass(frozen=True)
-class Task:
+class EncodingTask:
     """What every process needs to know to encode blocks.
 
     Attributes:
@@ -49,7 +49,7 @@ class Task:
 class BlockEncoder:
     """Encodes blocks into parts with one tokenizer; belongs to one process."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: EncodingTask) -> None:
         tokenizer: Tokenizer = pickle.loads(task.tokenizer)
         self._task = task
         self._quarantines_specials = tokenizer.special_tokens_in_text == "reject"
@@ -97,16 +97,18 @@ class BlockEncoder:
             error.add_note(f"while encoding {_place(batch)}")
             raise
         if not (encoded.literals and self._quarantines_specials):
-            told = encoded if isinstance(encoded, EncodedConversations) else None
+            conversations = encoded if isinstance(encoded, EncodedConversations) else None
             try:
-                kept = builder.add(encoded, answers=None if told is None else told.answers)
+                kept = builder.add(encoded, answers=None if conversations is None else conversations.answers)
             except UserError as error:
                 raise UserError(f"{_place(batch)}: {error}") from error
-            if told is not None:
-                builder.notes.update(told.notes)
+            if conversations is not None:
+                builder.notes.update(conversations.notes)
             for number, document in enumerate(batch):
                 if not kept[number]:
-                    reason: Reason = "no tokens" if told is None else told.refused.get(number, "no tokens")
+                    reason: Reason = (
+                        "no tokens" if conversations is None else conversations.rejected.get(number, "no tokens")
+                    )
                     builder.reject(_reject(document, reason))
         elif len(batch) == 1:
             builder.reject(_reject(batch[0], "special token in text"))
@@ -131,7 +133,7 @@ def _place(batch: Sequence[Document]) -> str:
 _encoder: BlockEncoder | None = None
 
 
-def start_worker(task: Task) -> None:
+def start_worker(task: EncodingTask) -> None:
     """Makes this process one that `encode_block` works in."""
     global _encoder
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -20,16 +20,16 @@ from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.documents import REMEDIES
 from terakoya.errors import UserError
 from terakoya.preparation.chat_template import ChatTemplate
-from terakoya.preparation.disk_space import check_disk
-from terakoya.preparation.encoding import BlockEncoder, Task
+from terakoya.preparation.disk_space import check_disk_space
+from terakoya.preparation.encoding import BlockEncoder, EncodingTask
 from terakoya.preparation.options import PrepareOptions
-from terakoya.preparation.resuming import begin, clear, finished_facts
+from terakoya.preparation.resuming import read_finished, record_inputs, remove_other_store
 from terakoya.preparation.sharding import Shard, ShardBlocks
 from terakoya.preparation.submitted_jobs import check_no_jobs
-from terakoya.store.assembly import CHAT_TEMPLATE, Totals, assemble, write_rejects
+from terakoya.store.assembly import CHAT_TEMPLATE, Totals, assemble_store, write_rejects
 from terakoya.store.recorded_options import SHARD, SHARD_BLOCKS, TEMPLATE_INPUT
 from terakoya.store.token_store import PARTS, StoreFacts, TokenStore, Unit
-from terakoya.store.writer import Parts
+from terakoya.store.writer import PartsContent
 
 logger = logging.getLogger("terakoya")
 
@@ -48,7 +48,7 @@ class PrepareJob:
     """
 
     options: PrepareOptions
-    task: Task
+    task: EncodingTask
     inputs: dict[str, str]
     recorded: dict[str, str | int | bool | None]
     block_bytes: int
@@ -97,7 +97,7 @@ class PrepareJob:
             inputs[TEMPLATE_INPUT] = template.fingerprint
         if shard is not None:
             inputs[SHARD] = recorded[SHARD] = str(shard)
-        task = Task(corpus, pickle.dumps(tokenizer), folder, options.out / PARTS, unit, append_eos, template)
+        task = EncodingTask(corpus, pickle.dumps(tokenizer), folder, options.out / PARTS, unit, append_eos, template)
         return cls(options, task, inputs, recorded, block_bytes, shard, files)
 
     @property
@@ -124,13 +124,13 @@ class PrepareJob:
         """
         check_no_jobs(self.task.parts)
         if self.options.force:
-            clear(self.out, self.inputs)
-        return finished_facts(self.out, self.inputs, self.recorded)
+            remove_other_store(self.out, self.inputs)
+        return read_finished(self.out, self.inputs, self.recorded)
 
     def begin(self, encoder: BlockEncoder) -> None:
         """Creates the folder of parts. Raises UserError if the disk is much too small or other parts are there."""
-        check_disk(self.out, self.task.corpus, encoder, self.blocks().disk_bytes, unit=self.task.unit)
-        begin(self.out, self.inputs, self.recorded)
+        check_disk_space(self.out, self.task.corpus, encoder, self.blocks().disk_bytes, unit=self.task.unit)
+        record_inputs(self.out, self.inputs, self.recorded)
 
     def finish(self, totals: Totals, encoder: BlockEncoder, *, extent: str = "") -> StoreFacts:
         """Joins the parts, whose sums are `totals`, into the store. `extent`: where the shard's blocks begin and end.
@@ -143,9 +143,9 @@ class PrepareJob:
         template = self.task.template
         for note, count in totals.notes.items():
             logger.warning("%s of %s: %s", note, f"{totals.documents:,}", f"{count:,}")
-        facts = assemble(
+        facts = assemble_store(
             self.out,
-            Parts(self.out, totals),
+            PartsContent(self.out, totals),
             vocabulary=encoder.encoder.vocabulary,
             unit=self.task.unit,
             eos=encoder.eos,
@@ -155,7 +155,7 @@ class PrepareJob:
             chat_template=None if template is None else template.text,
         )
         if template is not None:
-            share = TokenStore.open(self.out, look_at_ids=False).answer_tokens / facts.tokens
+            share = TokenStore.open(self.out, check_ids=False).answer_tokens / facts.tokens
             written = self.out / "tokenizer" / CHAT_TEMPLATE
             logger.info(
                 "%.1f %% of the tokens belong to answers; template %s is in %s", 100 * share, template.name, written
@@ -226,7 +226,7 @@ def _check_rejects(out: Path, totals: Totals, max_rejects: int | float, shard: S
             hint = "the corpus has none" if shard is None else f"shard {shard} has none; make fewer shards"
             raise UserError(f"{out}: expected at least one document, {hint}")
         return
-    write_rejects(out, Parts(out, totals))
+    write_rejects(out, PartsContent(out, totals))
     allowed = allowed_rejects(max_rejects, totals.documents + totals.rejected.total())
     if totals.rejected.total() > allowed or not totals.tokens:
         most = totals.rejected.most_common(1)[0][0]

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from terakoya.corpus.corpus import Block
 from terakoya.errors import UserError
-from terakoya.preparation.encoding import BlockEncoder, Task, encode_block, source_name, start_worker
+from terakoya.preparation.encoding import BlockEncoder, EncodingTask, encode_block, source_name, start_worker
 from terakoya.preparation.job import PrepareJob, allowed_rejects, describe_rejects
 from terakoya.preparation.sharding import ShardBlocks
 from terakoya.process_pool import workers
@@ -52,7 +52,7 @@ def prepare_locally(job: PrepareJob, *, progress: Progress | None = None) -> Sto
 
 
 def _encode_all(
-    task: Task,
+    task: EncodingTask,
     encoder: BlockEncoder,
     blocks: ShardBlocks,
     processes: int,
@@ -95,7 +95,9 @@ def _encode_all(
 
 
 @contextmanager
-def _workers(task: Task, encoder: BlockEncoder, processes: int) -> Iterator[Callable[[int, Block], Future[PartFacts]]]:
+def _workers(
+    task: EncodingTask, encoder: BlockEncoder, processes: int
+) -> Iterator[Callable[[int, Block], Future[PartFacts]]]:
     """What encodes blocks: this process if `processes` is 1, else as many new ones, none of which outlives this one."""
 
     def encode_here(number: int, block: Block) -> Future[PartFacts]:

@@ -20,14 +20,14 @@ _FILES = ("tokens.bin", "tokens.idx", "tokens.words", "tokens.answers", "rejects
 _OWN = ("store.json", PARTS, *_FILES, "tokenizer", "plans")
 
 
-def finished_facts(out: Path, inputs: Mapping[str, str], options: Mapping[str, object]) -> StoreFacts | None:
+def read_finished(out: Path, inputs: Mapping[str, str], options: Mapping[str, object]) -> StoreFacts | None:
     """The facts of the finished store in `out`, None if there is none yet.
 
     Raises UserError if it was made from other input or is damaged, or if `out` holds other things.
     """
     if (out / "store.json").exists():
         facts = read_facts(out)
-        _check_same(out, "holds a finished store", facts.inputs, facts.options, inputs, options)
+        _check_inputs(out, "holds a finished store", facts.inputs, facts.options, inputs, options)
         try:
             TokenStore.open(out)
         except UserError as error:
@@ -40,12 +40,12 @@ def finished_facts(out: Path, inputs: Mapping[str, str], options: Mapping[str, o
     return None
 
 
-def begin(out: Path, inputs: Mapping[str, str], options: Mapping[str, object]) -> None:
+def record_inputs(out: Path, inputs: Mapping[str, str], options: Mapping[str, object]) -> None:
     """Notes what the parts are made from. UserError if there are parts of something else."""
     record = out / PARTS / "inputs.json"
     if record.exists():
         then = orjson.loads(record.read_bytes())
-        _check_same(out, "holds an unfinished store", then["inputs"], then["options"], inputs, options)
+        _check_inputs(out, "holds an unfinished store", then["inputs"], then["options"], inputs, options)
         logger.info("%s: continuing what was interrupted", out)
         return
     (out / PARTS).mkdir(exist_ok=True)
@@ -53,7 +53,7 @@ def begin(out: Path, inputs: Mapping[str, str], options: Mapping[str, object]) -
         stream.write(orjson.dumps({"inputs": inputs, "options": options}))
 
 
-def _check_same(
+def _check_inputs(
     out: Path,
     what: str,
     inputs_then: Mapping[str, str],
@@ -64,9 +64,11 @@ def _check_same(
     if inputs_then == dict(inputs):
         return
     changed = [key for key in {**inputs_then, **inputs} if inputs_then.get(key) != inputs.get(key)]
-    if _kind(options_then) != _kind(options):  # then nothing of the one tokenizer is there in the other
+    if _tokenizer_type(options_then) != _tokenizer_type(
+        options
+    ):  # then nothing of the one tokenizer is there in the other
         changed = list(dict.fromkeys("tokenizer" if key.startswith("tokenizer ") else key for key in changed))
-    details = list(changes(options_then, options))
+    details = list(describe_changes(options_then, options))
     raise UserError(
         f"{out}: {what} made from other input; changed: {', '.join(changed)}"
         + (f" ({'; '.join(details)})" if details else "")
@@ -74,20 +76,20 @@ def _check_same(
     )
 
 
-def changes(then: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:
+def describe_changes(then: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:
     """What differs between the options of two stores, a line each: of settings of one kind only those that differ, of
     different kinds the kinds."""
     for name in {**then, **now}:
         consequence = name.startswith("clean: ") and then.get("clean") != now.get("clean")
         if name != SHARD_BLOCKS and not consequence:
-            yield from _changes(name, _settings(then.get(name)), _settings(now.get(name)))
+            yield from _describe_change(name, _parse_settings(then.get(name)), _parse_settings(now.get(name)))
 
 
-def _kind(options: Mapping[str, object]) -> str:
+def _tokenizer_type(options: Mapping[str, object]) -> str:
     return str(options.get("tokenizer")).partition(" ")[0]
 
 
-def _settings(value: object) -> object:
+def _parse_settings(value: object) -> object:
     """An option as recorded; settings, which are recorded as `KIND {JSON}` or JSON alone, as a JSON object again."""
     kind, brace, rest = value.partition("{") if isinstance(value, str) else ("", "", "")
     try:
@@ -97,35 +99,35 @@ def _settings(value: object) -> object:
     return value if settings is None else {"type": kind.strip(), **settings} if kind else settings
 
 
-def _changes(name: str, then: object, now: object) -> Iterator[str]:
+def _describe_change(name: str, then: object, now: object) -> Iterator[str]:
     if then == now:
         return
     if isinstance(then, Mapping) and isinstance(now, Mapping) and then.get("type") == now.get("type"):
         for key in {**then, **now}:
-            yield from _changes(f"{name}.{key}", then.get(key), now.get(key))
-    elif isinstance(then, list) and isinstance(now, list) and _kinds(then) == _kinds(now) != []:
+            yield from _describe_change(f"{name}.{key}", then.get(key), now.get(key))
+    elif isinstance(then, list) and isinstance(now, list) and _types(then) == _types(now) != []:
         for number, (each_then, each_now) in enumerate(zip(then, now, strict=True)):
-            yield from _changes(f"{name}.{number}", each_then, each_now)
+            yield from _describe_change(f"{name}.{number}", each_then, each_now)
     else:
-        yield f"{name}: {_short(then)} then, {_short(now)} now"
+        yield f"{name}: {_shorten(then)} then, {_shorten(now)} now"
 
 
-def _kinds(values: list[object]) -> list[str]:
+def _types(values: list[object]) -> list[str]:
     """The kinds of a list of settings, none if it is a list of something else."""
     kinds = [each["type"] for each in values if isinstance(each, Mapping) and "type" in each]
     return kinds if len(kinds) == len(values) else []
 
 
-def _short(value: object) -> str:
+def _shorten(value: object) -> str:
     if isinstance(value, Mapping):
-        return str(value["type"]) if "type" in value else _short(value.get("steps", "other settings"))
-    if isinstance(value, list) and (kinds := _kinds(value)):
+        return str(value["type"]) if "type" in value else _shorten(value.get("steps", "other settings"))
+    if isinstance(value, list) and (kinds := _types(value)):
         return " + ".join(kinds)
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def clear(out: Path, inputs: Mapping[str, str]) -> None:
+def remove_other_store(out: Path, inputs: Mapping[str, str]) -> None:
     """Removes what `out` holds of a store, except unfinished work of this very input."""
     record = out / PARTS / "inputs.json"
     finished = (out / "store.json").exists()

@@ -36,7 +36,7 @@ class ShardBlocks:
     """The blocks of one shard, in order; files that lie in other shards are not opened.
 
     After they were iterated, `extent` says where they begin and end. How far reading a compressed file has come on
-    disk may differ between versions of libraries, so `check_joined` compares the extents of neighbours.
+    disk may differ between versions of libraries, so `check_adjacent` compares the extents of neighbours.
     """
 
     def __init__(self, corpus: Corpus, shard: Shard, *, block_bytes: int) -> None:

@@ -15,7 +15,7 @@ JOBS = "jobs.json"
 """The note's name in the folder of parts."""
 
 
-def note_jobs(parts: Path, jobs: Sequence[str]) -> None:
+def record_jobs(parts: Path, jobs: Sequence[str]) -> None:
     """Notes that `jobs` were submitted for these parts."""
     with committed(parts / JOBS) as stream:
         stream.write(orjson.dumps({"jobs": list(jobs)}))

@@ -62,7 +62,7 @@ class CausalRows:
         self._layout, self._length = layout, sequence_length
         self._adds_end = int(stored_end is None and self._end is not None)
         self._tokens = np.asarray(store.tokens)
-        self._spans = Spans(store, places=int(layout.bos) + self._adds_end)
+        self._spans = Spans(store, added_positions=int(layout.bos) + self._adds_end)
         fills = (vocabulary.pad, self._end, 0)
         self._pad = next(each for each in fills if each is not None)
         self._plan: Plan | None = None

@@ -1,1 +1,1 @@
-"""The token store: its format, reading, writing, merging, checking; nothing in here needs torch."""
+"""The token store: its format, reading, writing, merging, splitting and checking it; nothing here needs torch."""

@@ -1,7 +1,7 @@
-"""What a store is made of, streamed into the files of a store: nothing is held but one chunk.
+"""Streams the content of a store into its files; only one chunk at a time is in memory.
 
-A `Content` knows its sums beforehand and can be read as often as needed: the parts of `prepare`, several stores to be
-merged, some documents of one, or foreign files.
+A `StoreContent` knows its sums in advance and can be read repeatedly: the parts of `prepare`, several stores to merge,
+some documents of a store, or the files of another program.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _NOT_TOKENIZER = (
     "*.pth",
     "*.gguf",
 )
-"""Weights, which may lie beside a tokenizer and are not copied with it."""
+"""Model weights, which may be in a tokenizer's folder and are not copied with it."""
 
 CHAT_TEMPLATE = "chat_template.jinja"
-"""The file beside a tokenizer in which Transformers looks for its chat template first."""
+"""The file in a tokenizer's folder that Transformers reads the chat template from first."""
 
 Options = Mapping[str, str | int | bool | None]
 Bits = tuple[np.ndarray | bytes, int]
-"""Flags packed eight a byte, least significant first, and how many they are."""
+"""Flags, eight in a byte, least significant first, and their number."""
 
 
 @dataclass
 class Totals:
-    """Sums over a content, or over all parts seen so far."""
+    """Sums over a content, or over the parts that were added so far."""
 
     parts: int = 0
     tokens: int = 0
@@ -59,7 +59,7 @@ class Totals:
     notes: Counter[str] = field(default_factory=Counter)
 
     def add(self, facts: PartFacts | StoreFacts) -> None:
-        """Counts one more part or store."""
+        """Adds the counts of one more part or store."""
         self.parts += 1
         self.tokens += facts.tokens
         self.sequences += facts.sequences
@@ -72,38 +72,35 @@ class Totals:
             self.answers &= facts.answers
 
 
-class Content(Protocol):
-    """Documents as arrays, in order, in chunks of any size; every method may be called more than once.
-
-    `totals` are the sums of what the streams yield.
-    """
+class StoreContent(Protocol):
+    """Documents as arrays, in order, in chunks of any size; every method may be called more than once."""
 
     @property
     def totals(self) -> Totals:
-        """The sums."""
+        """Sums of what the other methods yield."""
 
     def ids(self) -> Iterator[np.ndarray | bytes]:
-        """All ids, little-endian in the vocabulary's type."""
+        """Yields all ids, little-endian, in the vocabulary's type."""
 
     def lengths(self) -> Iterator[np.ndarray]:
-        """Tokens of each sequence, each at least 1."""
+        """Yields the number of tokens of each sequence, at least 1."""
 
     def documents(self) -> Iterator[np.ndarray]:
-        """Sequences of each document, each at least 1."""
+        """Yields the number of sequences of each document, at least 1."""
 
     def words(self) -> Iterator[Bits]:
-        """Which tokens start a word; called only where `totals.word_starts`."""
+        """Yields which tokens start a word; called only if `totals.word_starts`."""
 
     def answers(self) -> Iterator[Bits]:
-        """Which tokens belong to answers; called only where `totals.answers`."""
+        """Yields which tokens belong to answers; called only if `totals.answers`."""
 
     def rejects(self) -> Iterator[bytes]:
-        """Lines of `rejects.jsonl`; called only where `totals.rejected` holds any."""
+        """Yields lines of `rejects.jsonl`; called only if `totals.rejected` is not empty."""
 
 
-def assemble(
+def assemble_store(
     folder: Path,
-    content: Content,
+    content: StoreContent,
     *,
     vocabulary: Vocabulary,
     unit: Unit,
@@ -113,9 +110,9 @@ def assemble(
     options: Options,
     chat_template: str | None = None,
 ) -> StoreFacts:
-    """Makes the store in `folder` from `content`, `store.json` last; what lies in its `.parts` goes then.
+    """Writes the store `folder` from `content`, `store.json` last, and then removes the folder's `.parts`.
 
-    A `chat_template` becomes that of the store's copy of the tokenizer.
+    The store's copy of the tokenizer gets `chat_template`, if given.
     """
     parts, totals = folder / PARTS, content.totals
     files = {"tokens.bin": _write_ids(folder, content), "tokens.idx": _write_index(folder, content, vocabulary)}
@@ -155,15 +152,15 @@ def assemble(
 
 @contextmanager
 def new_store_folder(out: Path) -> Iterator[Path]:
-    """A folder to assemble the store `out` in: it becomes `out` when the block ends well, else it goes.
+    """Yields a folder to assemble the store `out` in. It becomes `out` if the block succeeds, else it is removed.
 
-    Raises UserError if `out` holds anything.
+    Raises UserError if `out` is not empty.
     """
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out}: expected a new or empty folder, got one with something in it; choose another --out")
+        raise UserError(f"{out}: expected a new or empty folder, got one that holds files; choose another --out")
     staging = out.with_name(f".{out.name}.staging")
-    shutil.rmtree(staging, ignore_errors=True)  # of one that was killed
+    shutil.rmtree(staging, ignore_errors=True)  # left by a process that was killed
     (staging / PARTS).mkdir(parents=True)
     try:
         yield staging
@@ -175,21 +172,21 @@ def new_store_folder(out: Path) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def write_rejects(folder: Path, content: Content) -> None:
-    """Writes `rejects.jsonl`: file, line, reason and excerpt of each quarantined document, in order."""
+def write_rejects(folder: Path, content: StoreContent) -> None:
+    """Writes `rejects.jsonl`: file, line, reason and excerpt of each rejected document, in order."""
     with committed(folder / "rejects.jsonl", beside=folder / PARTS) as out:
         for chunk in content.rejects():
             out.write(chunk)
 
 
-def _write_ids(folder: Path, content: Content) -> FileFacts:
+def _write_ids(folder: Path, content: StoreContent) -> FileFacts:
     with committed(folder / "tokens.bin", beside=folder / PARTS) as out:
         for chunk in content.ids():
             out.write(chunk)
     return out.facts()
 
 
-def _write_index(folder: Path, content: Content, vocabulary: Vocabulary) -> FileFacts:
+def _write_index(folder: Path, content: StoreContent, vocabulary: Vocabulary) -> FileFacts:
     dtype, totals = vocabulary.dtype(), content.totals
     code = next(code for code, name in DTYPE_CODES.items() if np.dtype(name) == dtype)
     with committed(folder / "tokens.idx", beside=folder / PARTS) as out:
@@ -210,21 +207,21 @@ def _write_index(folder: Path, content: Content, vocabulary: Vocabulary) -> File
 
 
 def _starts(first: int, sizes: np.ndarray) -> tuple[np.ndarray, int]:
-    """Where things of these sizes begin, (n,) int64, the first at `first`; and where the last ends."""
+    """Returns where items of these `sizes` begin, (n,) int64, the first at `first`, and where the last one ends."""
     ends = first + np.cumsum(sizes, dtype="<i8")
     return np.concatenate([[first], ends])[:-1].astype("<i8"), int(ends[-1]) if len(ends) else first
 
 
 def _write_bits(folder: Path, name: str, flags: Iterator[Bits]) -> FileFacts:
-    left = np.zeros(0, dtype=np.uint8)  # the bits of a byte begun by one chunk and ended by the next
+    remaining = np.zeros(0, dtype=np.uint8)  # the bits of a byte that spans two chunks
     with committed(folder / name, beside=folder / PARTS) as out:
         for packed, count in flags:
             bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=count, bitorder="little")
-            bits = np.concatenate([left, bits])
+            bits = np.concatenate([remaining, bits])
             whole = len(bits) // 8 * 8
             out.write(np.packbits(bits[:whole], bitorder="little"))
-            left = bits[whole:]
-        out.write(np.packbits(left, bitorder="little"))
+            remaining = bits[whole:]
+        out.write(np.packbits(remaining, bitorder="little"))
     return out.facts()
 
 
@@ -241,7 +238,7 @@ def _copy_tokenizer(source: Path, folder: Path, chat_template: str | None) -> No
             with committed(copy) as out, file.open("rb") as stream:
                 while chunk := stream.read(1 << 20):
                     out.write(chunk)
-    if chat_template is not None:  # goes before one that stands in tokenizer_config.json
+    if chat_template is not None:  # Transformers prefers this file to the template in tokenizer_config.json
         with committed(draft / CHAT_TEMPLATE) as out:
             out.write(chat_template.encode())
     draft.rename(target)

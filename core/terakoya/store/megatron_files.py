@@ -1,8 +1,8 @@
-"""Token files of Megatron-LM, Megatron-DeepSpeed and GPT-NeoX: `PREFIX.bin` and `PREFIX.idx`, checked and read.
+"""Reads and checks token files of Megatron-LM, Megatron-DeepSpeed and GPT-NeoX: `PREFIX.bin` and `PREFIX.idx`.
 
-Some preprocessors (Megatron-DeepSpeed's and its descendants) write an end-of-document id into `.bin` after each
-document but leave it out of the lengths in `.idx`: document n then begins n tokens too early, and the last ones are
-never read. Such files are told from damaged ones by their sums, and read as they should have been.
+Some preprocessors (Megatron-DeepSpeed's and those derived from it) write an end-of-document id into `.bin` after each
+document but omit it from the lengths in `.idx`: document n then begins n tokens too early, and the last tokens are
+never read. The sums of the lengths distinguish such files from damaged ones, and they are read with correct lengths.
 
 Letters: T tokens, n sequences and d documents of a chunk.
 """
@@ -22,32 +22,32 @@ from terakoya.store.token_store import Index
 
 REMEDY = "make the files again"
 _DOCUMENTS, _SEQUENCES = 1 << 16, 1 << 20
-"""Documents and sequences of one chunk."""
+"""Documents and sequences in one chunk."""
 
 
 @dataclass(frozen=True)
 class MegatronFiles:
-    """A pair of files that fit together.
+    """A pair of files that belong together.
 
     Attributes:
         prefix: the files are `prefix`.bin and `prefix`.idx.
-        drifts: whether the lengths leave out one end-of-document id for each document that has a sequence.
+        omits_document_ends: whether the lengths omit one end-of-document id for each document that has a sequence.
         has_sentences: whether a document has more than one sequence.
         empty: sequences without a token and documents without a sequence; a store has neither.
     """
 
     prefix: Path
     index: Index
-    drifts: bool
+    omits_document_ends: bool
     has_sentences: bool
     empty: tuple[int, int]
 
     @classmethod
     def open(cls, prefix: Path) -> Self:
-        """The files of `prefix`, which may also name one of them.
+        """Opens the files of `prefix`, which may also be the path of one of them.
 
-        Reads the whole index and no tokens but the last of some documents. Raises UserError where the files are
-        missing, truncated, of different data sets, of a type that ids do not have, or inconsistent.
+        Reads the whole index and no tokens. Raises UserError if the files are missing, truncated, of different data
+        sets, of a type that ids do not have, or inconsistent.
         """
         prefix = _without_suffix(Path(prefix))
         idx, bin_file = (prefix.with_name(f"{prefix.name}.{suffix}") for suffix in ("idx", "bin"))
@@ -59,19 +59,19 @@ class MegatronFiles:
         tokens, empty_sequences = _check_sequences(idx, index)
         documents, empty_documents, has_sentences = _check_documents(idx, index)
         size = bin_file.stat().st_size
-        more = size - tokens * index.dtype.itemsize
-        if more and more != documents * index.dtype.itemsize:
-            what = "truncated" if more < 0 else "not the file of this index"
+        extra = size - tokens * index.dtype.itemsize
+        if extra and extra != documents * index.dtype.itemsize:
+            what = "truncated" if extra < 0 else "not the file of this index"
             raise UserError(
                 f"{bin_file}: expected {tokens * index.dtype.itemsize:,} bytes for {tokens:,} ids of type "
                 f"{index.dtype} as {idx.name} says, got {size:,}: {what}; {REMEDY}"
             )
         if not size:
             raise UserError(f"{bin_file}: expected at least one token, got an empty file")
-        return cls(prefix, index, bool(more), has_sentences, (empty_sequences, empty_documents))
+        return cls(prefix, index, bool(extra), has_sentences, (empty_sequences, empty_documents))
 
     def file(self, suffix: Literal["bin", "idx"]) -> Path:
-        """One of the two files."""
+        """Returns the path of one of the two files."""
         return self.prefix.with_name(f"{self.prefix.name}.{suffix}")
 
     @cached_property
@@ -80,21 +80,21 @@ class MegatronFiles:
         return np.memmap(self.file("bin"), self.index.dtype, "r")
 
     def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Lengths (n,) and sequences of each document (d,), by some documents at a time, the drift mended and what is
-        empty left out."""
+        """Yields, some documents at a time, the lengths of sequences (n,) and the number of sequences of each document
+        (d,), with omitted document ends added and without empty sequences and documents."""
         bounds = self.index.documents
         for first in range(0, len(bounds) - 1, _DOCUMENTS):
             ends = np.asarray(bounds[first : first + _DOCUMENTS + 1])
             lengths = self.index.lengths[ends[0] : ends[-1]].astype(np.int64)
             counts = np.diff(ends)
-            if self.drifts:
+            if self.omits_document_ends:
                 lengths[(ends[1:] - ends[0] - 1)[counts > 0]] += 1
             full = np.concatenate([[0], np.cumsum(lengths > 0)])
             counts = np.diff(full[ends - ends[0]])
             yield lengths[lengths > 0], counts[counts > 0]
 
     def last_ids(self, *, most: int | None = None) -> Iterator[np.ndarray]:
-        """The last id of each document, some at a time, of at most about `most` documents."""
+        """Yields the last id of each document, some at a time, of at most about `most` documents."""
         end = seen = 0
         for lengths, counts in self.chunks():
             ends = end + np.cumsum(lengths)
@@ -114,7 +114,7 @@ def _without_suffix(prefix: Path) -> Path:
 
 
 def _check_sequences(idx: Path, index: Index) -> tuple[int, int]:
-    """The sum of all lengths and how many are 0. UserError where lengths and byte positions disagree."""
+    """Returns the sum of all lengths and how many are 0. Raises UserError if lengths and byte positions disagree."""
     tokens = empty = 0
     for start in range(0, len(index.lengths), _SEQUENCES):
         lengths = index.lengths[start : start + _SEQUENCES]
@@ -130,8 +130,8 @@ def _check_sequences(idx: Path, index: Index) -> tuple[int, int]:
 
 
 def _check_documents(idx: Path, index: Index) -> tuple[int, int, bool]:
-    """How many documents have a sequence, how many have none, and whether one has several. UserError where they are
-    not in order."""
+    """Returns how many documents have a sequence, how many have none, and whether one has several. Raises UserError if
+    the documents are not in order."""
     bounds, full, empty, several = index.documents, 0, 0, False
     in_order = bounds[0] == 0 and bounds[-1] == len(index.lengths)
     for start in range(0, len(bounds), _SEQUENCES):

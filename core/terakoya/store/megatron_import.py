@@ -1,6 +1,6 @@
-"""Megatron's token files become a token store.
+"""Imports Megatron's token files into a token store.
 
-Letters: V the vocabulary's size, n sequences and d documents of a chunk.
+Letters: V vocabulary size, n sequences and d documents of a chunk.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.store.assembly import Bits, Totals, assemble, new_store_folder
+from terakoya.store.assembly import Bits, Totals, assemble_store, new_store_folder
 from terakoya.store.megatron_files import REMEDY, MegatronFiles
 from terakoya.store.quick_checks import check_ids, check_some_ids
 from terakoya.store.token_store import StoreFacts, Unit
@@ -24,9 +24,9 @@ from terakoya.store.token_store import StoreFacts, Unit
 logger = logging.getLogger("terakoya")
 
 CHUNK = 1 << 20
-"""Tokens read at a time."""
+"""Tokens that are read at a time."""
 _FEW = 10_000
-"""Documents looked at before files are refused that cannot be used as they are."""
+"""Documents that are sampled to describe files that are refused without `repair`."""
 _OTHER_TOKENIZER = "name the tokenizer that the files were made with"
 
 
@@ -42,21 +42,21 @@ def import_megatron(
     eos: int | Literal["find"] | None = "find",
     starts_word: np.ndarray | None = None,
 ) -> StoreFacts:
-    """Makes the token store `out` from the files of `prefix`, whose ids are of `vocabulary`.
+    """Makes the token store `out` from the files of `prefix`, whose ids belong to `vocabulary`.
 
-    `unit` None: lines where documents have several sequences (sentences), else documents. `eos` is the id that ends
-    every document, None if none does; by default it is found: the one special id that ends them all. `starts_word`
-    (V,) bool says which ids start a word; without it the store does not know words. `fingerprints` say what the
-    tokenizer is. `repair` mends a missing end-of-document id.
+    `unit` None: lines if documents have several sequences (sentences), else documents. `eos` is the id that ends every
+    document, None if there is none; "find" takes the special id that ends all documents. `starts_word` (V,) bool says
+    which ids start a word; without it the store has no word starts. `fingerprints` identify the tokenizer. `repair`
+    accepts files whose index omits the end-of-document ids.
 
-    Raises UserError as `MegatronFiles.open`, for ids outside the vocabulary, for a drift without `repair`, for
-    documents of which only some end with an end-of-document id, and where `out` holds anything.
+    Raises UserError as `MegatronFiles.open`, for ids outside the vocabulary, for omitted document ends without
+    `repair`, if only some documents end with an end-of-document id, and if `out` is not empty.
     """
     files = MegatronFiles.open(prefix)
     check_some_ids(files.file("bin"), files.tokens, vocabulary.size, remedy=_OTHER_TOKENIZER)
-    ended = _end_of_documents(files, vocabulary, eos, most=_FEW if files.drifts and not repair else None)
-    if files.drifts:
-        _say_drift(files, ended, repair)
+    ended = _find_document_end(files, vocabulary, eos, most=_FEW if files.omits_document_ends and not repair else None)
+    if files.omits_document_ends:
+        _report_missing_ends(files, ended, repair)
     if unit is None:
         unit = "line" if files.has_sentences else "document"
     elif unit == "line" and not files.has_sentences:
@@ -67,9 +67,9 @@ def import_megatron(
     sequences, documents = files.empty
     if sequences or documents:
         logger.info("left out: %s sequences without a token, %s documents without one", f"{sequences:,}", documents)
-    content = MegatronContent.of(files, vocabulary, unit, starts_word)
+    content = MegatronContent.from_files(files, vocabulary, unit, starts_word)
     with new_store_folder(out) as folder:
-        return assemble(
+        return assemble_store(
             folder,
             content,
             vocabulary=vocabulary,
@@ -77,13 +77,13 @@ def import_megatron(
             eos=ended,
             tokenizer_folder=tokenizer_folder,
             inputs={**_hashes(files), **fingerprints},
-            options={"imported": "megatron", "repaired": files.drifts, "dtype": files.index.dtype.name},
+            options={"imported": "megatron", "repaired": files.omits_document_ends, "dtype": files.index.dtype.name},
         )
 
 
 @dataclass(frozen=True)
 class MegatronContent:
-    """Megatron's files as the content of a store; ids are checked while they are read."""
+    """Megatron's files as the content of a store; checks ids while it reads them."""
 
     files: MegatronFiles
     vocabulary: Vocabulary
@@ -92,8 +92,10 @@ class MegatronContent:
     totals: Totals
 
     @classmethod
-    def of(cls, files: MegatronFiles, vocabulary: Vocabulary, unit: Unit, starts_word: np.ndarray | None) -> Self:
-        """Counts the files."""
+    def from_files(
+        cls, files: MegatronFiles, vocabulary: Vocabulary, unit: Unit, starts_word: np.ndarray | None
+    ) -> Self:
+        """Computes the totals of `files`."""
         totals = Totals(word_starts=starts_word is not None, answers=False)
         for lengths, counts in files.chunks():
             totals.tokens += int(lengths.sum())
@@ -102,47 +104,47 @@ class MegatronContent:
         return cls(files, vocabulary, unit, starts_word, totals)
 
     def ids(self) -> Iterator[np.ndarray]:
-        """All ids. Raises UserError for one outside the vocabulary."""
+        """Yields all ids. Raises UserError for an id outside the vocabulary."""
         for start in range(0, len(self.files.tokens), CHUNK):
             ids = np.asarray(self.files.tokens[start : start + CHUNK])
             check_ids(self.files.file("bin"), start, ids, self.vocabulary.size, remedy=_OTHER_TOKENIZER)
             yield ids.astype(self.vocabulary.dtype().newbyteorder("<"))
 
     def lengths(self) -> Iterator[np.ndarray]:
-        """Tokens of each sequence."""
+        """Yields the number of tokens of each sequence."""
         for lengths, counts in self.files.chunks():
             joined = lengths if self.unit == "line" else np.add.reduceat(lengths, np.cumsum(counts) - counts)
             yield joined.astype("<i4")
 
     def documents(self) -> Iterator[np.ndarray]:
-        """Sequences of each document."""
+        """Yields the number of sequences of each document."""
         for _, counts in self.files.chunks():
             yield counts if self.unit == "line" else np.ones_like(counts)
 
     def words(self) -> Iterator[Bits]:
-        """Which tokens start a word."""
+        """Yields which tokens start a word."""
         assert self.starts_word is not None
         for ids in self.ids():
             yield np.packbits(self.starts_word[ids], bitorder="little"), len(ids)
 
     def answers(self) -> Iterator[Bits]:
-        """None: foreign files do not mark any."""
+        """Yields nothing: Megatron's files do not mark answers."""
         return iter(())
 
     def rejects(self) -> Iterator[bytes]:
-        """None: foreign files do not list what was left out."""
+        """Yields nothing: Megatron's files do not list rejects."""
         return iter(())
 
 
 # ------------------------------------------------------------------------------------------------------------ checks
 
 
-def _end_of_documents(
+def _find_document_end(
     files: MegatronFiles, vocabulary: Vocabulary, eos: int | Literal["find"] | None, *, most: int | None
 ) -> int | None:
-    """The id that ends every document, None if there is none. UserError where only some end with it. Looks at `most`
-    documents if given."""
-    if eos is None and not files.drifts:
+    """Returns the id that ends every document, None if there is none. Reads `most` documents if given. Raises UserError
+    if only some documents end with it."""
+    if eos is None and not files.omits_document_ends:
         return None
     first = int(next(ids for ids in files.last_ids(most=1) if len(ids))[0])
     wanted = first if eos in (None, "find") else int(eos)
@@ -150,7 +152,7 @@ def _end_of_documents(
     for ids in files.last_ids(most=most):
         total, ended = total + len(ids), ended + int(np.count_nonzero(ids == wanted))
         other += 0 if vocabulary.eos is None else int(np.count_nonzero(ids == vocabulary.eos))
-    if files.drifts:
+    if files.omits_document_ends:
         if ended < total:
             raise UserError(
                 f"{files.file('bin')}: holds as many ids beyond its index as there are documents ({total:,}), but "
@@ -164,11 +166,12 @@ def _end_of_documents(
         return None
     raise UserError(
         f"{files.prefix}: expected every document to end with id {vocabulary.eos if eos == 'find' else wanted}, or "
-        f"none, got {ended:,} of {total:,}; say --eos ID for another id, or --eos none to take it as an ordinary token"
+        f"none, got {ended:,} of {total:,}; give --eos ID for another id, or --eos none to treat it as an "
+        "ordinary token"
     )
 
 
-def _say_drift(files: MegatronFiles, eos: int | None, repair: bool) -> None:
+def _report_missing_ends(files: MegatronFiles, eos: int | None, repair: bool) -> None:
     documents = len(files.index.documents) - 1 - files.empty[1]
     fault = (
         f"{files.file('idx')}: leaves out the end-of-document id {eos} of each of {documents:,} documents: "
@@ -176,8 +179,8 @@ def _say_drift(files: MegatronFiles, eos: int | None, repair: bool) -> None:
         "Megatron-DeepSpeed's preprocess_data.py --append-eod)"
     )
     if not repair:
-        raise UserError(f"{fault}; mend it with --repair")
-    logger.warning("%s; mended", fault)
+        raise UserError(f"{fault}; repair it with --repair")
+    logger.warning("%s; repaired", fault)
 
 
 def _hashes(files: MegatronFiles) -> dict[str, str]:

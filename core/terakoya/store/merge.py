@@ -1,4 +1,4 @@
-"""Several stores become one, as if their corpora had been prepared together: streamed, in constant memory."""
+"""Merges stores into one, as if their corpora had been prepared together: streamed, in constant memory."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import numpy as np
 import orjson
 
 from terakoya.errors import UserError
-from terakoya.store.assembly import Bits, Options, Totals, assemble, new_store_folder
-from terakoya.store.recorded_hashes import check_recorded, read_recorded
-from terakoya.store.recorded_options import SHARD, SHARD_BLOCKS, check_joined
+from terakoya.store.assembly import Bits, Options, Totals, assemble_store, new_store_folder
+from terakoya.store.recorded_hashes import check_hashes, read_and_check
+from terakoya.store.recorded_options import SHARD, SHARD_BLOCKS, check_adjacent
 from terakoya.store.token_store import StoreFacts, TokenStore
 
 _CHUNK = 1 << 20
 
 
 def merge(folders: Sequence[Path], out: Path, *, word_starts: bool = True) -> StoreFacts:
-    """Makes the store `out` of the stores in `folders`, one after the other.
+    """Makes the store `out` from the stores `folders`, one after the other.
 
     Its data files are those of one `prepare` over all their corpora; stores of the shards 1/n to n/n of one corpus, in
-    this order, give the whole store of that corpus, `store.json` included. `word_starts` false leaves word starts
+    this order, give the whole store of that corpus, including `store.json`. `word_starts` false leaves word starts
     out.
 
-    Every file that is read is held against the hash in its `store.json`, ids and words while they pass. Raises
-    UserError where a store is damaged or differs from the first in vocabulary, tokenizer, unit, end of document,
-    id type, in knowing words or answers, for shards in another order or with gaps, and where `out` holds anything.
+    Compares every file with the hash in its `store.json`. Raises UserError if a store is damaged or differs from the
+    first in vocabulary, tokenizer, unit, end of document, id type, word starts or answers, for shards in another order
+    or with gaps, and if `out` is not empty.
     """
     if len(folders) < 2:
         raise UserError(f"expected two stores or more to merge, got {len(folders)}")
@@ -37,14 +37,14 @@ def merge(folders: Sequence[Path], out: Path, *, word_starts: bool = True) -> St
     for store in stores[1:]:
         _check_alike(stores[0], store, word_starts)
     for store in stores:
-        check_recorded(store, "tokens.idx")
+        check_hashes(store, "tokens.idx")
     inputs, options = _record(stores)
     facts = stores[0].facts
     tokenizer = stores[0].tokenizer_folder
     with new_store_folder(out) as folder:
-        return assemble(
+        return assemble_store(
             folder,
-            Merged.of(stores, word_starts),
+            MergedContent.from_stores(stores, word_starts),
             vocabulary=facts.vocabulary,
             unit=facts.unit,
             eos=facts.eos,
@@ -55,56 +55,56 @@ def merge(folders: Sequence[Path], out: Path, *, word_starts: bool = True) -> St
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedContent:
     """Stores, one after the other, as the content of a store."""
 
     stores: tuple[TokenStore, ...]
     totals: Totals
 
     @classmethod
-    def of(cls, stores: tuple[TokenStore, ...], word_starts: bool) -> Self:
-        """Adds up what the stores say of themselves."""
+    def from_stores(cls, stores: tuple[TokenStore, ...], word_starts: bool) -> Self:
+        """Adds up the facts of the stores."""
         totals = Totals(word_starts=word_starts)
         for store in stores:
             totals.add(store.facts)
         return cls(stores, totals)
 
     def ids(self) -> Iterator[bytes]:
-        """All ids."""
+        """Yields all ids."""
         for store in self.stores:
-            yield from read_recorded(store, "tokens.bin", chunk_bytes=_CHUNK)
+            yield from read_and_check(store, "tokens.bin", chunk_bytes=_CHUNK)
 
     def lengths(self) -> Iterator[np.ndarray]:
-        """Tokens of each sequence."""
+        """Yields the number of tokens of each sequence."""
         for store in self.stores:
             yield from _chunks(store.index.lengths)
 
     def documents(self) -> Iterator[np.ndarray]:
-        """Sequences of each document."""
+        """Yields the number of sequences of each document."""
         for store in self.stores:
             for start in range(0, store.facts.documents, _CHUNK):
                 yield np.diff(store.documents[start : start + _CHUNK + 1])
 
     def words(self) -> Iterator[Bits]:
-        """Which tokens start a word."""
+        """Yields which tokens start a word."""
         return self._bits("tokens.words")
 
     def answers(self) -> Iterator[Bits]:
-        """Which tokens belong to answers."""
+        """Yields which tokens belong to answers."""
         return self._bits("tokens.answers")
 
     def rejects(self) -> Iterator[bytes]:
-        """Lines of `rejects.jsonl`."""
+        """Yields lines of `rejects.jsonl`."""
         for store in self.stores:
             if store.facts.rejected:
                 yield from _read(store.folder / "rejects.jsonl")
 
     def _bits(self, name: str) -> Iterator[Bits]:
         for store in self.stores:
-            left = store.facts.tokens
-            for chunk in read_recorded(store, name, chunk_bytes=_CHUNK):
-                yield chunk, min(left, 8 * len(chunk))
-                left -= 8 * len(chunk)
+            remaining = store.facts.tokens
+            for chunk in read_and_check(store, name, chunk_bytes=_CHUNK):
+                yield chunk, min(remaining, 8 * len(chunk))
+                remaining -= 8 * len(chunk)
 
 
 def _chunks(array: np.ndarray) -> Iterator[np.ndarray]:
@@ -118,7 +118,7 @@ def _read(file: Path) -> Iterator[bytes]:
             yield chunk
 
 
-# ----------------------------------------------------------------------------------------------- what stores must share
+# ---------------------------------------------------------------------------------------------------- compatibility
 
 
 def _check_alike(first: TokenStore, other: TokenStore, word_starts: bool) -> None:
@@ -149,11 +149,11 @@ def _check_alike(first: TokenStore, other: TokenStore, word_starts: bool) -> Non
             raise UserError(f"{other.folder}: {name}: expected {wanted} as in {first.folder}, got {got}; {hint}")
 
 
-# ------------------------------------------------------------------------------------------- what it is recorded as
+# -------------------------------------------------------------------------------------------- inputs and options
 
 
 def _record(stores: Sequence[TokenStore]) -> tuple[Mapping[str, str], Options]:
-    """Inputs and options of the merged store: of all shards of one corpus what preparing it whole would record."""
+    """Returns inputs and options of the merged store; for all shards of one corpus they are those of the whole one."""
     facts = [store.facts for store in stores]
     shards = [one.inputs.get(SHARD) for one in facts]
     inputs = [{k: v for k, v in one.inputs.items() if k != SHARD} for one in facts]
@@ -166,7 +166,7 @@ def _record(stores: Sequence[TokenStore]) -> tuple[Mapping[str, str], Options]:
                 f"expected the shards {', '.join(wanted)} of one corpus in this order, got "
                 f"{', '.join(str(shard) for shard in shards)}; name them all, in order"
             )
-        check_joined([str(one.options[SHARD_BLOCKS]) for one in facts])
+        check_adjacent([str(one.options[SHARD_BLOCKS]) for one in facts])
         return inputs[0], options[0]
     joined = {name: [one.inputs.get(name, "") for one in facts] for name in {k: 0 for one in facts for k in one.inputs}}
     listed = {name: [one.options.get(name) for one in facts] for name in {k: 0 for one in facts for k in one.options}}

@@ -1,7 +1,7 @@
-"""Parts: what one task of `prepare` leaves on disk, whole or not at all, until all parts are joined into a store.
+"""Parts: what one task of `prepare` writes, completely or not at all, until all parts are joined into a store.
 
 A part is `000007.part` (ids, sequence lengths, sequences of each document, word-start bits, rejects, answer bits, one
-after the other) and `000007.json`, written after it, with the counts that say where each begins.
+after the other) and `000007.json`, written after it, with the counts from which the begin of each section follows.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class PartFacts:
     """The counts of a part.
 
     Attributes:
-        source: which piece of the input it is, so that a part is never taken for another.
+        source: which block of the corpus the part was made from, so that parts are never confused.
         sections: bytes of each section, in the order of `SECTIONS`.
-        word_starts: whether the tokenizer knew words.
-        answers: whether it was known which tokens belong to answers.
-        notes: what else was counted.
+        word_starts: whether the tokenizer marks word starts.
+        answers: whether tokens of answers are marked.
+        notes: other counts, by name.
     """
 
     source: str
@@ -51,12 +51,12 @@ class PartFacts:
 
 
 def part_files(folder: Path, number: int) -> tuple[Path, Path]:
-    """The data file and the facts file of part `number`."""
+    """Returns the data file and the facts file of part `number`."""
     return folder / f"{number:06d}.part", folder / f"{number:06d}.json"
 
 
 def read_part(folder: Path, number: int) -> PartFacts | None:
-    """The facts of part `number`, or None if it was not finished."""
+    """Returns the facts of part `number`, None if the part is not finished."""
     data_file, facts_file = part_files(folder, number)
     if not facts_file.exists():
         return None
@@ -68,7 +68,7 @@ def read_part(folder: Path, number: int) -> PartFacts | None:
 
 
 def read_section(folder: Path, number: int, facts: PartFacts, name: str) -> Iterator[bytes]:
-    """The bytes of one section of part `number`, in chunks of whole elements."""
+    """Yields the bytes of one section of part `number`, in chunks of whole elements."""
     index = SECTIONS.index(name)
     remaining = facts.sections[index]
     if not remaining:
@@ -83,7 +83,7 @@ def read_section(folder: Path, number: int, facts: PartFacts, name: str) -> Iter
 
 
 class PartBuilder:
-    """Gathers encoded documents and rejects of one part.
+    """Collects the encoded documents and the rejects of one part.
 
     `eos`, if given, is stored after each document (in line units at the end of its last line) and counts as a word
     start.
@@ -106,17 +106,17 @@ class PartBuilder:
         self.tokens = 0
 
     def add(self, encoded: Encoded, *, answers: np.ndarray | None = None) -> np.ndarray:
-        """Appends the documents of `encoded` that have a token. Returns (D,) bool, which those were.
+        """Appends the documents of `encoded` that have a token. Returns (D,) bool, True for these.
 
-        `answers` (T,) bool says which tokens belong to answers; then no `eos` can be stored, since the last answer has
-        its own end.
+        `answers` (T,) bool says which tokens belong to answers; an `eos` cannot be stored then, since the last answer
+        has its own end.
 
         Raises UserError for an id outside the vocabulary.
         """
         ids, line_lengths = encoded.ids, encoded.line_lengths
         assert int(line_lengths.sum()) == len(ids), "line lengths do not add up to the ids"
         assert int(encoded.document_lines.sum()) == len(line_lengths), "document lines do not add up to the lines"
-        assert not len(line_lengths) or int(line_lengths.min()) > 0, "a line without a token was not left out"
+        assert not len(line_lengths) or int(line_lengths.min()) > 0, "a line has no token"
         if len(ids) and (int(ids.max()) >= self._vocabulary.size or int(ids.min()) < 0):
             bad = next(int(i) for i in ids if not 0 <= i < self._vocabulary.size)
             raise UserError(
@@ -158,16 +158,18 @@ class PartBuilder:
         return kept
 
     def reject(self, reject: Reject) -> None:
-        """Notes a document that is left out."""
+        """Records a document that is rejected."""
         self._rejected[reject.reason] += 1
         record = {**asdict(reject), "file": str(reject.file)}
         self._rejects.append(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
 
     def write(self, folder: Path, number: int, source: str) -> PartFacts:
-        """Writes part `number` of `folder`, durably, its facts last."""
-        lengths, documents = _joined(self._lengths, "<i4"), _joined(self._documents, "<i4")
-        words, answers = (np.packbits(_joined(flags, "?"), bitorder="little") for flags in (self._words, self._answers))
-        sections: list[np.ndarray | bytes] = [_joined(self._ids, self._dtype), lengths, documents, words]
+        """Writes part `number` of `folder` durably, its facts last."""
+        lengths, documents = _concatenate(self._lengths, "<i4"), _concatenate(self._documents, "<i4")
+        words, answers = (
+            np.packbits(_concatenate(flags, "?"), bitorder="little") for flags in (self._words, self._answers)
+        )
+        sections: list[np.ndarray | bytes] = [_concatenate(self._ids, self._dtype), lengths, documents, words]
         sections += [b"".join(self._rejects), answers]
         facts = PartFacts(
             source=source,
@@ -191,5 +193,5 @@ class PartBuilder:
         return facts
 
 
-def _joined(arrays: Iterable[np.ndarray], dtype: str | np.dtype) -> np.ndarray:
+def _concatenate(arrays: Iterable[np.ndarray], dtype: str | np.dtype) -> np.ndarray:
     return np.concatenate([np.zeros(0, dtype=dtype), *arrays])

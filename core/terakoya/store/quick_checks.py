@@ -1,4 +1,4 @@
-"""What can be told of token files in no time, whatever their size: ends of the index, ids from all over the file."""
+"""Checks of token files that take the same short time for any size: the ends of the index, and a sample of the ids."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import numpy as np
 from terakoya.errors import UserError
 
 _WINDOWS, _WINDOW = 64, 4096
-"""How many places are looked at, and how many ids there."""
+"""Number of windows that are sampled, and ids in each."""
 
 
 def check_ids(file: Path, start: int, ids: np.ndarray, size: int, *, remedy: str) -> None:
-    """UserError, ending with `remedy`, if one of `ids`, which begin at token `start` of `file`, is not below `size`."""
+    """Raises UserError, ending with `remedy`, unless all `ids` are below `size`. They begin at token `start` of
+    `file`."""
     if not len(ids) or (int(ids.max()) < size and int(ids.min()) >= 0):
         return
     at = int(np.flatnonzero((ids >= size) | (ids < 0))[0])
@@ -24,7 +25,7 @@ def check_ids(file: Path, start: int, ids: np.ndarray, size: int, *, remedy: str
 
 
 def check_some_ids(file: Path, tokens: np.ndarray, size: int, *, remedy: str) -> None:
-    """`check_ids` at the beginning, at the end and evenly between."""
+    """Does `check_ids` for windows of `tokens` at the beginning, at the end and evenly spaced between."""
     for start in np.unique(np.linspace(0, max(0, len(tokens) - _WINDOW), _WINDOWS).astype(np.int64)):
         check_ids(file, int(start), np.asarray(tokens[start : start + _WINDOW]), size, remedy=remedy)
 
@@ -32,7 +33,7 @@ def check_some_ids(file: Path, tokens: np.ndarray, size: int, *, remedy: str) ->
 def check_index_ends(
     file: Path, lengths: np.ndarray, pointers: np.ndarray, documents: np.ndarray, *, data_bytes: int, itemsize: int
 ) -> None:
-    """UserError unless sequences and documents begin at 0 and end where the data does."""
+    """Raises UserError unless sequences and documents begin at 0 and end where the data ends."""
     end = int(pointers[-1]) + int(lengths[-1]) * itemsize if len(lengths) else 0
     first = int(pointers[0]) if len(lengths) else 0
     if first != 0 or end != data_bytes:

@@ -1,4 +1,4 @@
-"""What store.json records of shards and templates, and whether shards join without gaps."""
+"""What store.json records about shards and templates, and the check that shards follow each other without gaps."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from itertools import pairwise
 from terakoya.errors import UserError
 
 SHARD, SHARD_BLOCKS = "shard", "shard blocks"
-"""What a shard's store records: which one it is, and where its first block begins and its last one ends."""
+"""Keys in the store of a shard: its number and the count, and where its first block begins and its last one ends."""
 
 
-def check_joined(extents: Sequence[str]) -> None:
-    """UserError unless each of these shards of one corpus begins where the one before it ends."""
+def check_adjacent(extents: Sequence[str]) -> None:
+    """Raises UserError unless each of these shards of one corpus begins where the shard before it ends."""
     for number, (one, other) in enumerate(pairwise(extents), start=1):
         end, begin = one.split(" to ")[-1], other.split(" to ")[0]
         if begin != end and not (end.endswith(":end") and begin.endswith(":0")):
             raise UserError(
                 f"shards {number} and {number + 1}: expected the second to begin where the first ends ({end}), it "
-                f"begins at {begin}; they were prepared by different versions of Python: prepare them again with one"
+                f"begins at {begin}; different versions of Python prepared them: prepare them again with one version"
             )
 
 
 TEMPLATE_INPUT = "tokenizer chat template"
-"""The input of a store of conversations that says which template it was made with."""
+"""Key of the hash of the chat template among the inputs of a store of conversations."""

@@ -1,6 +1,6 @@
-"""Where documents, lines and the stream of all documents lie in a store's tokens.
+"""Where documents and lines are in a store's tokens, and where documents are in the stream of all documents.
 
-Letters: n any number of documents, lines or places.
+Letters: n any number of documents, lines or positions.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ if TYPE_CHECKING:
 class Spans:
     """The spans of one store, without the EOS that it may have stored after each document.
 
-    The stream is every document in store order, each followed by one separator: the stored EOS, or where the store
-    has none a place that it does not have. Its places are computed from the mapped index; nothing is kept in memory.
+    The stream is all documents in store order, each followed by one separator: the stored EOS, or, if the store has
+    none, a position without a stored token. Positions are computed from the mapped index; nothing is kept in memory.
     """
 
-    def __init__(self, store: TokenStore, *, places: int | None = None) -> None:
-        """`places` is how many each document has in the stream that the store has not: where not given, that of its
-        separator."""
+    def __init__(self, store: TokenStore, *, added_positions: int | None = None) -> None:
+        """`added_positions`: positions of each document in the stream that have no stored token; None counts only a
+        separator that is not stored."""
         self._store = store
         self._tokens = np.asarray(store.tokens)
         self._documents = np.asarray(store.documents)
         self._eos = store.facts.eos
-        self._places = int(self._eos is None) if places is None else places
+        self._added = int(self._eos is None) if added_positions is None else added_positions
 
     @property
     def stream_length(self) -> int:
-        """Places in the stream."""
-        return len(self._tokens) + self._places * (len(self._documents) - 1)
+        """Positions in the stream."""
+        return len(self._tokens) + self._added * (len(self._documents) - 1)
 
     def documents(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Starts and lengths in tokens (n,) of documents [first, stop)."""
+        """Returns starts and lengths in tokens (n,) of documents [first, stop)."""
         bounds = self.document_start(np.arange(first, stop + 1))
         return bounds[:-1], self._without_eos(bounds[:-1], bounds[1:]) - bounds[:-1]
 
     def lines(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Starts and lengths in tokens (n,) of lines [first, stop)."""
+        """Returns starts and lengths in tokens (n,) of lines [first, stop)."""
         bounds = np.asarray(self._store.offsets[first : stop + 1])
         starts, stops = bounds[:-1], bounds[1:]
         if self._eos is not None:
@@ -52,29 +52,29 @@ class Spans:
         return starts, stops - starts
 
     def document_start(self, document: np.ndarray) -> np.ndarray:
-        """Where each of `document` (n,) starts in the tokens; their number is where the tokens end."""
+        """Returns where each of `document` (n,) starts in the tokens; for the number of documents, where they end."""
         return np.asarray(self._store.offsets)[self._documents[document]]
 
     def stream_start(self, document: np.ndarray) -> np.ndarray:
-        """Where each of `document` (n,) starts in the stream."""
-        return self.document_start(document) + self._places * document
+        """Returns where each of `document` (n,) starts in the stream."""
+        return self.document_start(document) + self._added * document
 
-    def document_at(self, place: np.ndarray) -> np.ndarray:
-        """The document that holds each `place` (n,) of the stream: a binary search over the mapped index."""
-        low = np.zeros(len(place), np.int64)
-        high = np.full(len(place), len(self._documents) - 1)
+    def document_at(self, position: np.ndarray) -> np.ndarray:
+        """Returns the document at each `position` (n,) of the stream, by a binary search over the mapped index."""
+        low = np.zeros(len(position), np.int64)
+        high = np.full(len(position), len(self._documents) - 1)
         while np.any(high - low > 1):
             middle = (low + high) // 2
-            before = self.stream_start(middle) <= place
+            before = self.stream_start(middle) <= position
             low, high = np.where(before, middle, low), np.where(before, high, middle)
         return low
 
     def in_store(self, document: np.ndarray) -> np.ndarray:
-        """Which document of the store each of `document` (n,) in the stream is: the same."""
+        """Returns the number in the store of each `document` (n,) of the stream: here the same number."""
         return document
 
     def _without_eos(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """`stops`, one less where the last token of [start, stop) is the stored EOS."""
+        """Returns `stops`, less 1 where the last token of [start, stop) is the stored EOS."""
         if self._eos is None:
             return stops
         return stops - ((stops > starts) & (self._tokens[np.maximum(stops - 1, 0)] == self._eos))

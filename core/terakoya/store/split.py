@@ -1,4 +1,4 @@
-"""One store becomes several, by document: what a document holds decides which, so copies never end up on two sides.
+"""Splits a store by document. The content of a document decides its part, so copies never get into two parts.
 
 Letters: D documents, n sequences of a window.
 """
@@ -15,37 +15,37 @@ from typing import Self
 import numpy as np
 
 from terakoya.errors import UserError
-from terakoya.store.assembly import Bits, Totals, assemble, new_store_folder
-from terakoya.store.recorded_hashes import check_digest, check_recorded
+from terakoya.store.assembly import Bits, Totals, assemble_store, new_store_folder
+from terakoya.store.recorded_hashes import check_hash, check_hashes
 from terakoya.store.token_store import StoreFacts, TokenStore
 
 _DOCUMENTS, _TOKENS = 1 << 14, 1 << 20
-"""Documents of a window and tokens of a chunk."""
+"""Documents in a window and tokens in a chunk."""
 
 
 def split(folder: Path, outs: Sequence[Path], *, weights: Sequence[int], seed: int = 0) -> list[StoreFacts]:
-    """Shares the documents of the store in `folder` among the new stores `outs`, about as `weights` are to each other.
+    """Splits the documents of the store `folder` among the new stores `outs`, roughly in proportion to `weights`.
 
-    A document's share is drawn from a hash of its ids and `seed`: the same document always goes to the same side, in
-    whichever store it is. Order is kept. Raises UserError where counts do not fit, an out folder holds anything, a
-    share gets no document, or a file of the store is not what its `store.json` recorded.
+    A hash of a document's ids and `seed` decides its part: a document goes to the same part in every store. The order
+    of documents stays. Raises UserError if there are not as many `outs` as `weights`, if an out folder is not empty, if
+    a part gets no document, or if a file of the store does not have the hash in `store.json`.
     """
     if len(outs) != len(weights) or len(outs) < 2:
         raise UserError(f"--parts: expected one weight for each --out, two or more, got {len(weights)} for {len(outs)}")
     if min(weights) < 1:
         raise UserError(f"--parts: expected weights of at least 1, got {', '.join(map(str, weights))}")
     if len({Path(out).resolve() for out in outs}) < len(outs):
-        raise UserError("--out: expected a folder of its own for each part, got one twice")
+        raise UserError("--out: expected a different folder for each part, got one twice")
     store = TokenStore.open(Path(folder))
     bits = {"tokens.words": store.facts.word_starts, "tokens.answers": store.facts.answers}
-    check_recorded(store, "tokens.idx", *(name for name, stored in bits.items() if stored))
-    sides = _sides(store, weights, seed)
-    counts = np.bincount(sides, minlength=len(weights))
+    check_hashes(store, "tokens.idx", *(name for name, stored in bits.items() if stored))
+    parts = _assign_parts(store, weights, seed)
+    counts = np.bincount(parts, minlength=len(weights))
     for number, count in enumerate(counts):
         if not count:
             raise UserError(
                 f"{folder}: expected documents for every part, part {number + 1} of {','.join(map(str, weights))} gets "
-                f"none of {len(sides):,}; give it a larger weight"
+                f"none of {len(parts):,}; give it a larger weight"
             )
     tokenizer = store.tokenizer_folder
     facts = []
@@ -54,9 +54,9 @@ def split(folder: Path, outs: Sequence[Path], *, weights: Sequence[int], seed: i
         for number, part in enumerate(folders):
             name = f"part {number + 1} of {','.join(map(str, weights))}, seed {seed}"
             facts.append(
-                assemble(
+                assemble_store(
                     part,
-                    Side.of(store, sides == number),
+                    SplitContent.from_documents(store, parts == number),
                     vocabulary=store.facts.vocabulary,
                     unit=store.facts.unit,
                     eos=store.facts.eos,
@@ -69,57 +69,57 @@ def split(folder: Path, outs: Sequence[Path], *, weights: Sequence[int], seed: i
 
 
 @dataclass(frozen=True)
-class Side:
-    """The documents `kept` (D,) of a store as the content of a store."""
+class SplitContent:
+    """Those documents of a store for which `kept` (D,) is true, as the content of a store."""
 
     store: TokenStore
     kept: np.ndarray
     totals: Totals
 
     @classmethod
-    def of(cls, store: TokenStore, kept: np.ndarray) -> Self:
-        """Counts the documents. Rejects, literal special tokens and notes stay with the whole store, whose they are."""
-        side = cls(store, kept, Totals(word_starts=store.facts.word_starts, answers=store.facts.answers))
-        for start, stop in side._tokens():
-            side.totals.tokens += stop - start
-        for counts in side.documents():
-            side.totals.documents += len(counts)
-            side.totals.sequences += int(counts.sum())
-        return side
+    def from_documents(cls, store: TokenStore, kept: np.ndarray) -> Self:
+        """Computes the totals. Rejects, literal special tokens and notes stay with the whole store."""
+        content = cls(store, kept, Totals(word_starts=store.facts.word_starts, answers=store.facts.answers))
+        for start, stop in content._tokens():
+            content.totals.tokens += stop - start
+        for counts in content.documents():
+            content.totals.documents += len(counts)
+            content.totals.sequences += int(counts.sum())
+        return content
 
     def ids(self) -> Iterator[np.ndarray]:
-        """Their ids."""
+        """Yields all ids."""
         for start, stop in self._tokens():
             yield np.asarray(self.store.tokens[start:stop])
 
     def lengths(self) -> Iterator[np.ndarray]:
-        """Tokens of each sequence."""
+        """Yields the number of tokens of each sequence."""
         for first, _, counts, lengths in _windows(self.store):
             yield lengths[np.repeat(self.kept[first : first + len(counts)], counts)]
 
     def documents(self) -> Iterator[np.ndarray]:
-        """Sequences of each document."""
+        """Yields the number of sequences of each document."""
         for first, _, counts, _ in _windows(self.store):
             yield counts[self.kept[first : first + len(counts)]]
 
     def words(self) -> Iterator[Bits]:
-        """Which tokens start a word."""
+        """Yields which tokens start a word."""
         for start, stop in self._tokens():
             yield np.packbits(self.store.word_starts(start, stop), bitorder="little"), stop - start
 
     def answers(self) -> Iterator[Bits]:
-        """Which tokens belong to answers."""
+        """Yields which tokens belong to answers."""
         for start, stop in self._tokens():
             yield np.packbits(self.store.answers(start, stop), bitorder="little"), stop - start
 
     def rejects(self) -> Iterator[bytes]:
-        """None."""
+        """Yields nothing: rejects stay with the whole store."""
         return iter(())
 
     def _tokens(self) -> Iterator[tuple[int, int]]:
-        """Where kept tokens lie: adjacent documents at once, by at most so many tokens."""
-        for first, place, counts, lengths in _windows(self.store):
-            bounds = _bounds(place, counts, lengths)
+        """Yields the ranges of kept tokens: adjacent documents together, at most `_TOKENS` tokens at a time."""
+        for first, first_token, counts, lengths in _windows(self.store):
+            bounds = _bounds(first_token, counts, lengths)
             kept = np.concatenate([[False], self.kept[first : first + len(counts)], [False]])
             for begin, end in np.flatnonzero(kept[1:] != kept[:-1]).reshape(-1, 2):
                 for start in range(int(bounds[begin]), int(bounds[end]), _TOKENS):
@@ -127,31 +127,32 @@ class Side:
 
 
 def _windows(store: TokenStore) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
-    """The first document, where its tokens begin, sequences of each document and tokens of each sequence (n,)."""
-    place = 0
+    """Yields for each window: its first document and first token, the sequences of each document, and the tokens of
+    each sequence (n,)."""
+    first_token = 0
     for first in range(0, store.facts.documents, _DOCUMENTS):
         ends = np.asarray(store.documents[first : first + _DOCUMENTS + 1])
         lengths = np.asarray(store.index.lengths[ends[0] : ends[-1]])
-        yield first, place, np.diff(ends), lengths
-        place += int(lengths.sum(dtype=np.int64))
+        yield first, first_token, np.diff(ends), lengths
+        first_token += int(lengths.sum(dtype=np.int64))
 
 
-def _bounds(place: int, counts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Where each document of a window begins in the tokens, and where the last one ends."""
+def _bounds(first_token: int, counts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Returns where each document of a window begins in the tokens, and where the last one ends."""
     ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    return place + ends[np.concatenate([[0], np.cumsum(counts)])]
+    return first_token + ends[np.concatenate([[0], np.cumsum(counts)])]
 
 
-def _sides(store: TokenStore, weights: Sequence[int], seed: int) -> np.ndarray:
-    """(D,) int32, the part of each document: its hash modulo the sum of the weights, counted off.
+def _assign_parts(store: TokenStore, weights: Sequence[int], seed: int) -> np.ndarray:
+    """Returns (D,) int32, the part of each document: its hash modulo the sum of the weights selects the part.
 
-    The index is taken to be sound. Raises UserError if the ids, all of which are read, are not what was recorded.
+    The index must have been checked. Reads all ids, and raises UserError if their hash is not the recorded one.
     """
-    sides = np.zeros(store.facts.documents, np.int32)
+    parts = np.zeros(store.facts.documents, np.int32)
     ends, key = np.cumsum(weights), seed.to_bytes(8, "little", signed=True)
     whole = hashlib.sha256()
-    for first, place, counts, lengths in _windows(store):
-        bounds = _bounds(place, counts, lengths)
+    for first, first_token, counts, lengths in _windows(store):
+        bounds = _bounds(first_token, counts, lengths)
         draws = np.zeros(len(counts), np.uint64)
         for number in range(len(counts)):
             stored = np.asarray(store.tokens[bounds[number] : bounds[number + 1]])
@@ -159,6 +160,6 @@ def _sides(store: TokenStore, weights: Sequence[int], seed: int) -> np.ndarray:
             ids = stored.astype("<u4")
             draws[number] = int.from_bytes(hashlib.blake2b(ids.tobytes(), digest_size=8, key=key).digest(), "little")
         share = (draws % np.uint64(ends[-1])).astype(np.int64)
-        sides[first : first + len(counts)] = np.searchsorted(ends, share, side="right")
-    check_digest(store, "tokens.bin", whole.hexdigest())
-    return sides
+        parts[first : first + len(counts)] = np.searchsorted(ends, share, side="right")
+    check_hash(store, "tokens.bin", whole.hexdigest())
+    return parts

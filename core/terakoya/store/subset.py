@@ -1,4 +1,4 @@
-"""Some documents of a token store, seen as a store of their own: how one store serves training and validation."""
+"""Some documents of a token store as a store of their own: one store serves training and validation."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from terakoya.store.token_store import Index, TokenStore
 
 
 @dataclass(frozen=True)
-class StorePart(TokenStore):
-    """The documents [first, stop) of the store `whole`; nothing is copied. Made by `part`."""
+class StoreSubset(TokenStore):
+    """The documents [first, stop) of the store `whole`; nothing is copied. `select_documents` creates it."""
 
     whole: TokenStore
     first: int
     stop: int
 
     def __reduce__(self) -> tuple[object, ...]:
-        return part, (self.whole, self.first, self.stop)
+        return select_documents, (self.whole, self.first, self.stop)
 
     @property
     def first_token(self) -> int:
-        """Where the part begins in the tokens of the whole."""
+        """Position of the first token in the tokens of `whole`."""
         return int(self.whole.offsets[self.whole.documents[self.first]])
 
     @property
     def tokens(self) -> np.ndarray:
-        """All ids of the part (T,), in the stored type."""
+        """All ids (T,), in the stored type."""
         return self.whole.tokens[self.first_token : self.first_token + self.facts.tokens]
 
     @property
     def word_bits(self) -> tuple[np.ndarray, int]:
         """As `TokenStore.word_bits`."""
-        return self._own(self.whole.word_bits)
+        return self._shift(self.whole.word_bits)
 
     @property
     def answer_bits(self) -> tuple[np.ndarray, int]:
         """As `TokenStore.answer_bits`."""
-        return self._own(self.whole.answer_bits)
+        return self._shift(self.whole.answer_bits)
 
-    def _own(self, bits: tuple[np.ndarray, int]) -> tuple[np.ndarray, int]:
-        """Those of the whole's `bits` that begin with the part's first token."""
+    def _shift(self, bits: tuple[np.ndarray, int]) -> tuple[np.ndarray, int]:
+        """Returns `bits` of `whole` from the first token of this subset on."""
         packed, skipped = bits
         return packed[(skipped + self.first_token) // 8 :], (skipped + self.first_token) % 8
 
 
-def part(whole: TokenStore, first: int, stop: int) -> StorePart:
-    """The documents [first, stop) of `whole`. Their plans lie beside the store's own."""
+def select_documents(whole: TokenStore, first: int, stop: int) -> StoreSubset:
+    """Returns the documents [first, stop) of `whole`. Their row plans are stored in the folder of `whole`."""
     assert 0 <= first < stop <= whole.facts.documents
     begin, end = int(whole.documents[first]), int(whole.documents[stop])
     index = Index(
@@ -67,13 +67,13 @@ def part(whole: TokenStore, first: int, stop: int) -> StorePart:
             "fingerprint": hashlib.sha256(f"{whole.fingerprint}:{first}:{stop}".encode()).hexdigest(),
         }
     )
-    return StorePart(whole.folder, facts, index, whole, first, stop)
+    return StoreSubset(whole.folder, facts, index, whole, first, stop)
 
 
 def document_ranges(documents: int, shares: Sequence[float]) -> list[tuple[int, int]]:
-    """The documents [first, stop) of each of `shares`, which need not add up to 1: contiguous, in this order.
+    """Returns the documents [first, stop) of each of `shares`, contiguous and in order; `shares` need not add up to 1.
 
-    Each bound is the rounded product of `documents` and the shares up to there, as Megatron-Core has it.
+    Each bound is the rounded product of `documents` and the shares up to there, as in Megatron-Core.
     """
     total = sum(shares)
     bounds = [0, *(round(documents * (share / total)) for share in accumulate(shares))]

@@ -1,5 +1,5 @@
-"""Fixed blocks of ids as JSON lines, `{"input_ids": [...], "attention_mask": [...]}`: what scripts around Hugging Face
-datasets train on after tokenizing, joining and cutting (`group_texts`). Written from a store, and read into one.
+"""Exports and imports fixed blocks of ids as JSON lines, `{"input_ids": [...], "attention_mask": [...]}`: the format
+that scripts with Hugging Face datasets train on after they tokenized, joined and cut text (`group_texts`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from terakoya.atomic_files import sync_folder
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.corpus.files import Source, content_hash, find_files, open_decompressed
 from terakoya.errors import UserError
-from terakoya.store.recorded_hashes import check_recorded
+from terakoya.store.recorded_hashes import check_hashes
 from terakoya.store.spans import Spans
 from terakoya.store.token_store import StoreFacts, TokenStore
 from terakoya.store.writer import write_store
@@ -28,12 +28,12 @@ from terakoya.toolkit.random_keys import hash_u64, permute
 logger = logging.getLogger("terakoya")
 
 _ORDER = 4096
-"""Blocks whose order is worked out at once."""
+"""Blocks whose order is computed at a time."""
 
 
 @dataclass(frozen=True)
-class Exported:
-    """What was written: whole blocks, tokens of the short one at the end, and whether that was dropped."""
+class ExportedBlocks:
+    """The number of whole blocks, the tokens of the short block at the end, and whether the short block was dropped."""
 
     blocks: int
     short: int
@@ -42,26 +42,26 @@ class Exported:
 
 def export_blocks(
     folder: Path, out: Path, *, block_size: int, keep_short: bool = False, shuffle_seed: int | None = None
-) -> Exported:
+) -> ExportedBlocks:
     """Writes the store in `folder` as blocks of `block_size` tokens into the new file `out`, gzipped if it ends in .gz.
 
-    Documents are joined in order, each followed by its end-of-document id (the tokenizer's, where the store has none;
-    by nothing if that has none either) and cut; the last, short block is dropped unless `keep_short`. `shuffle_seed`
-    puts the whole blocks in an order of its own; None leaves them in order.
+    Documents are joined in order, each followed by its end-of-document id (the tokenizer's if the store has none, no id
+    if the tokenizer has none either), and cut; the last, short block is dropped unless `keep_short`. `shuffle_seed`
+    shuffles the whole blocks; None leaves them in order.
 
-    Raises UserError for a store whose ids or index are not what its `store.json` recorded (they are read once more for
-    that, which is little beside writing JSON), for one of
-    conversations, for one smaller than a block, and if `out` is there already.
+    Raises UserError if the ids or the index do not have the hashes in `store.json` (this reads them once more, which
+    takes little time compared with writing JSON), for a store of conversations, for a store smaller than a block, and
+    if `out` exists.
     """
     if block_size < 1:
         raise UserError(f"--block-size: expected at least 1, got {block_size}")
     if (out := Path(out)).exists():
-        raise UserError(f"{out}: expected a new file, got one that is there; choose another --out")
+        raise UserError(f"{out}: expected a new file, got one that exists; choose another --out")
     store = TokenStore.open(Path(folder))
     if store.facts.answers:
         raise UserError(
-            f"{folder}: expected a store of text, got one of conversations: blocks of ids cannot say which of them "
-            "belong to answers, and cut conversations in two"
+            f"{folder}: expected a store of text, got one of conversations: blocks of ids cannot mark the tokens of "
+            "answers, and they cut conversations"
         )
     stream = _Stream(store)
     whole, short = divmod(len(stream), block_size)
@@ -70,20 +70,20 @@ def export_blocks(
             f"{folder}: expected {block_size:,} tokens for a block, got {short:,}; choose a smaller --block-size, or "
             "--keep-short"
         )
-    check_recorded(store, "tokens.bin", "tokens.idx")
+    check_hashes(store, "tokens.bin", "tokens.idx")
     out.parent.mkdir(parents=True, exist_ok=True)
     draft = out.with_name(f".{out.name}.part")
     try:
         with _open_new(draft, compressed=out.suffix == ".gz") as file:
-            for number in _order(whole, shuffle_seed):
-                file.write(_line(stream.read(number * block_size, (number + 1) * block_size)))
+            for number in _block_order(whole, shuffle_seed):
+                file.write(_format_block(stream.read(number * block_size, (number + 1) * block_size)))
             if short and keep_short:
-                file.write(_line(stream.read(whole * block_size, len(stream))))
+                file.write(_format_block(stream.read(whole * block_size, len(stream))))
         draft.replace(out)
         sync_folder(out.parent)
     finally:
         draft.unlink(missing_ok=True)
-    return Exported(whole, short, bool(short) and not keep_short)
+    return ExportedBlocks(whole, short, bool(short) and not keep_short)
 
 
 def import_blocks(
@@ -95,11 +95,11 @@ def import_blocks(
     fingerprints: Mapping[str, str],
     starts_word: np.ndarray | None = None,
 ) -> StoreFacts:
-    """Makes the store `out` of the blocks in `sources` (files of JSON lines, plain or compressed, folders, patterns).
+    """Makes the store `out` from the blocks in `sources` (files of JSON lines, plain or compressed, folders, patterns).
 
-    Each block is a document: its ids where `attention_mask` is 1, or all of them without one. `starts_word` (V,) bool
-    says which ids start a word. Raises UserError with file and line for anything but a block of ids of `vocabulary`,
-    and where `out` holds anything.
+    Each block is a document: its ids where `attention_mask` is 1, or all ids without a mask. `starts_word` (V,) bool
+    says which ids start a word; `fingerprints` identify the tokenizer. Raises UserError with file and line for anything
+    but a block of ids of `vocabulary`, and if `out` is not empty.
     """
     files = [file for source in sources for file in _files(source)]
     words = None if starts_word is None else ([starts_word[ids]] for ids in _blocks(files, vocabulary))
@@ -117,7 +117,7 @@ def import_blocks(
 
 
 class _Stream:
-    """All documents of a store, each with its end: what blocks are cut from."""
+    """All documents of a store, each followed by its end-of-document id; blocks are cut from it."""
 
     def __init__(self, store: TokenStore) -> None:
         self._spans, self._tokens = Spans(store), store.tokens
@@ -130,25 +130,25 @@ class _Stream:
         return len(self._tokens) if self._stored or self._end is None else self._spans.stream_length
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Ids at places [start, stop)."""
+        """Returns the ids at positions [start, stop)."""
         if self._stored or self._end is None:
             return np.asarray(self._tokens[start:stop])
         first, last = self._spans.document_at(np.array([start, stop - 1]))
         starts, lengths = self._spans.documents(int(first), int(last) + 1)
-        pieces: list[np.ndarray] = []
+        parts: list[np.ndarray] = []
         for begin, length in zip(starts, lengths, strict=True):
-            pieces += [self._tokens[begin : begin + length], np.array([self._end], self._tokens.dtype)]
+            parts += [self._tokens[begin : begin + length], np.array([self._end], self._tokens.dtype)]
         skip = start - int(self._spans.stream_start(np.array([first]))[0])
-        return np.concatenate(pieces)[skip : skip + stop - start]
+        return np.concatenate(parts)[skip : skip + stop - start]
 
 
-def _order(count: int, seed: int | None) -> Iterator[int]:
+def _block_order(count: int, seed: int | None) -> Iterator[int]:
     for start in range(0, count, _ORDER):
         numbers = np.arange(start, min(start + _ORDER, count))
         yield from (numbers if seed is None else permute(numbers, count, hash_u64(seed, "blocks"))).tolist()
 
 
-def _line(ids: np.ndarray) -> bytes:
+def _format_block(ids: np.ndarray) -> bytes:
     block = {"input_ids": ids.tolist(), "attention_mask": [1] * len(ids)}
     return orjson.dumps(block, option=orjson.OPT_APPEND_NEWLINE)
 
@@ -158,7 +158,7 @@ def _open_new(file: Path, *, compressed: bool) -> IO[bytes] | gzip.GzipFile:
 
 
 def _files(source: Path | str) -> Sequence[Source]:
-    """A file is taken whatever its name ends in."""
+    """Returns the files of `source`. A single file may have any suffix."""
     return [Path(source)] if Path(source).is_file() else find_files([source])
 
 
@@ -171,7 +171,7 @@ def _blocks(files: Sequence[Source], vocabulary: Vocabulary) -> Iterator[np.ndar
 
 
 def _block(place: str, line: bytes, vocabulary: Vocabulary) -> np.ndarray:
-    """The ids of one line that are no padding."""
+    """Returns the ids of one line without padding."""
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError as error:
@@ -180,7 +180,7 @@ def _block(place: str, line: bytes, vocabulary: Vocabulary) -> np.ndarray:
         got = f"keys {', '.join(value)}" if isinstance(value, dict) else type(value).__name__
         raise UserError(f'{place}: expected an object with "input_ids", got {got}')
     ids, mask = (_integers(place, name, value.get(name)) for name in ("input_ids", "attention_mask"))
-    assert ids is not None, "a key that is there"
+    assert ids is not None, "input_ids is in the object"
     if mask is not None:
         if len(mask) != len(ids):
             raise UserError(f"{place}: expected as many attention_mask as input_ids ({len(ids):,}), got {len(mask):,}")

@@ -1,8 +1,8 @@
 """The token store: a folder of token ids that training reads without opening raw text or a tokenizer.
 
-`tokens.bin` and `tokens.idx` are Megatron-LM's indexed dataset (MMIDIDX, little-endian); `tokens.words` holds one bit a
-token, least significant first, set where a word starts, `tokens.answers` one set where a token is to be learnt as part
-of an answer; `store.json`, written last, records what is inside.
+`tokens.bin` and `tokens.idx` are Megatron-LM's indexed dataset (MMIDIDX, little-endian); `tokens.words` holds one bit
+per token, least significant first, set where a word starts; `tokens.answers` likewise marks tokens of answers, which a
+model learns to write; `store.json`, written last, records what the store holds.
 
 Letters: T tokens, N sequences (a document or a line, by `unit`), D documents.
 """
@@ -30,27 +30,26 @@ IDX_HEADER = struct.Struct("<9sQBQQ")
 """Magic, version 1, dtype code, N, document entries (D + 1). Then int32[N], int64[N], int64[D + 1]."""
 DTYPE_CODES: Mapping[int, str] = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
 PARTS = ".parts"
-"""The sub-folder of an unfinished store that holds what is done so far."""
+"""The sub-folder of an unfinished store that holds its finished parts."""
 _CHUNK = 1 << 20
 
 Unit = Literal["document", "line"]
 
 
 class StoreFacts(BaseModel):
-    """What a store holds and where it came from: the content of `store.json`.
+    """What a store holds and what it was made from: the content of `store.json`.
 
     Attributes:
         unit: what one sequence is: a document, or a line of it.
-        eos: the id stored after each document, None if none is.
-        rejected: documents that were quarantined; `rejected_by_reason` counts them by reason, and
-            `rejects.jsonl` lists them.
-        literals: special tokens that stood literally in the text, with their counts.
-        notes: what else was counted while it was made, by name.
-        word_starts: whether `tokens.words` is there.
-        answers: whether it holds conversations, and `tokens.answers` is there.
-        fingerprint: a hash of the content: equal stores are equal byte for byte.
+        eos: the id that is stored after each document, None if there is none.
+        rejected: number of rejected documents; `rejected_by_reason` counts them by reason, `rejects.jsonl` lists them.
+        literals: special tokens that the text contained literally, with their counts.
+        notes: other counts that were taken while the store was made, by name.
+        word_starts: whether the store has `tokens.words`.
+        answers: whether the store holds conversations and has `tokens.answers`.
+        fingerprint: hash of the content; stores with the same fingerprint have the same bytes.
         inputs: hashes of what the store was made from: corpus, tokenizer, options.
-        files: size and hash of each data file, by name.
+        files: size and SHA-256 of each data file, by name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -93,8 +92,8 @@ class Index:
 
     @classmethod
     def open(cls, file: Path, *, remedy: str = "prepare the store again") -> Self:
-        """Raises UserError, ending with `remedy`, for a missing file, another format, or a size that the header does
-        not explain."""
+        """Maps the index `file`. Raises UserError, ending with `remedy`, for a missing file, another format, or a size
+        that does not agree with the header."""
         try:
             with file.open("rb") as stream:
                 header = stream.read(IDX_HEADER.size)
@@ -133,9 +132,9 @@ class TokenStore:
     index: Index
 
     @classmethod
-    def open(cls, folder: Path, *, look_at_ids: bool = True) -> TokenStore:
-        """Opens the store in `folder`. Raises UserError if it is missing, unfinished, truncated or inconsistent, or,
-        with `look_at_ids`, if some ids from all over it are not all in the vocabulary."""
+    def open(cls, folder: Path, *, check_ids: bool = True) -> TokenStore:
+        """Opens the store in `folder`. Raises UserError if the store is missing, unfinished, truncated or
+        inconsistent, or, with `check_ids`, if one of the ids sampled from the whole file is not in the vocabulary."""
         folder = Path(folder)
         facts = read_facts(folder)
         index = Index.open(folder / "tokens.idx")
@@ -148,7 +147,7 @@ class TokenStore:
             if wanted != got:
                 raise UserError(
                     f"{folder / 'tokens.idx'}: {name}: expected {wanted} as store.json says, got {got}; "
-                    "the files are of different stores: prepare it again"
+                    "the files belong to different stores: prepare the store again"
                 )
         data_bytes = facts.tokens * index.dtype.itemsize
         _check_size(folder / "tokens.bin", data_bytes)
@@ -164,7 +163,7 @@ class TokenStore:
             itemsize=index.dtype.itemsize,
         )
         store = cls(folder, facts, index)
-        if look_at_ids:
+        if check_ids:
             remedy = "damaged, or the store.json of another store; prepare the store again"
             check_some_ids(folder / "tokens.bin", store.tokens, facts.vocabulary.size, remedy=remedy)
         return store
@@ -174,12 +173,12 @@ class TokenStore:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the content."""
+        """Hash of the content."""
         return self.facts.fingerprint
 
     @property
     def tokenizer_folder(self) -> Path:
-        """The copy of the tokenizer that the ids come from."""
+        """Folder with the store's copy of the tokenizer that made the ids."""
         return self.folder / "tokenizer"
 
     @cached_property
@@ -189,7 +188,7 @@ class TokenStore:
 
     @cached_property
     def offsets(self) -> np.ndarray:
-        """(N + 1,) int64: sequence i is `tokens[offsets[i]:offsets[i + 1]]`. Eight bytes a sequence in memory."""
+        """(N + 1,) int64: sequence i is `tokens[offsets[i]:offsets[i + 1]]`. Takes 8 bytes of memory per sequence."""
         offsets = np.zeros(len(self.index.lengths) + 1, dtype=np.int64)
         np.cumsum(self.index.lengths, out=offsets[1:])
         return offsets
@@ -201,44 +200,44 @@ class TokenStore:
 
     @property
     def word_bits(self) -> tuple[np.ndarray, int]:
-        """Which tokens start a word, eight a byte, least significant first, and the first token's place in the first
-        byte."""
+        """Flags of the tokens that start a word, eight in a byte, least significant first, and the position of the
+        first flag in the first byte."""
         return np.memmap(self.folder / "tokens.words", dtype=np.uint8, mode="r"), 0
 
     @property
     def answer_bits(self) -> tuple[np.ndarray, int]:
-        """Which tokens belong to answers, as `word_bits`."""
+        """Flags of the tokens that belong to answers, as `word_bits`."""
         return np.memmap(self.folder / "tokens.answers", dtype=np.uint8, mode="r"), 0
 
     def word_starts(self, start: int, stop: int) -> np.ndarray:
-        """(stop - start,) bool: which of the tokens start a word. Raises UserError if the store does not know."""
+        """Returns (stop - start,) bool: which tokens start a word. Raises UserError for a store without word starts."""
         if not self.facts.word_starts:
             raise UserError(
                 f"{self.folder}: expected word starts, got a store without tokens.words: its tokenizer does not know "
                 "words; set whole_word_mask to false or prepare with a tokenizer that does"
             )
-        return _unpacked(self.word_bits, start, stop)
+        return _unpack(self.word_bits, start, stop)
 
     def answers(self, start: int, stop: int) -> np.ndarray:
-        """(stop - start,) bool: which of the tokens belong to answers. Raises UserError if the store does not know."""
+        """Returns (stop - start,) bool: which tokens belong to answers. Raises UserError for a store of plain text."""
         if not self.facts.answers:
             raise UserError(
                 f"{self.folder}: expected a store of conversations, got one without tokens.answers; prepare it from "
                 "conversations: terakoya prepare FILES --conversations --tokenizer DIR --out STORE"
             )
-        return _unpacked(self.answer_bits, start, stop)
+        return _unpack(self.answer_bits, start, stop)
 
     @property
     def answer_tokens(self) -> int:
-        """How many tokens belong to answers."""
+        """Number of tokens that belong to answers."""
         return sum(
             int(np.count_nonzero(self.answers(start, min(start + _CHUNK, self.facts.tokens))))
             for start in range(0, self.facts.tokens, _CHUNK)
         )
 
 
-def _unpacked(bits: tuple[np.ndarray, int], start: int, stop: int) -> np.ndarray:
-    """The flags [start, stop) of `bits`, which are as `TokenStore.word_bits` has them."""
+def _unpack(bits: tuple[np.ndarray, int], start: int, stop: int) -> np.ndarray:
+    """Returns the flags [start, stop) of `bits`, which have the form of `TokenStore.word_bits`."""
     packed, skipped = bits
     start, stop = start + skipped, stop + skipped
     flags = np.unpackbits(packed[start // 8 : (stop + 7) // 8], bitorder="little")
@@ -246,7 +245,7 @@ def _unpacked(bits: tuple[np.ndarray, int], start: int, stop: int) -> np.ndarray
 
 
 def read_facts(folder: Path) -> StoreFacts:
-    """The facts in `folder`'s `store.json`. Raises UserError if there is no finished store."""
+    """Reads `folder`/store.json. Raises UserError if there is no finished store."""
     file = Path(folder) / "store.json"
     try:
         return StoreFacts.model_validate_json(file.read_bytes())
@@ -268,7 +267,7 @@ def _check_size(file: Path, expected: int) -> None:
     try:
         size = file.stat().st_size
     except FileNotFoundError:
-        raise UserError(f"{file}: no such file; the store is incomplete: prepare it again") from None
+        raise UserError(f"{file}: no such file; the store is incomplete: prepare the store again") from None
     if size != expected:
         raise UserError(
             f"{file}: expected {expected:,} bytes, got {size:,}: truncated or damaged; prepare the store again"

@@ -1,4 +1,4 @@
-"""Whether a token store is sound, found by reading all of it."""
+"""Checks a token store by reading all of it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _CHUNK = 1 << 20
 
 
 def verify(folder: Path) -> list[str]:
-    """Reads the whole store in `folder` and returns every fault found, in words; none for a sound store.
+    """Reads the whole store `folder` and returns a description of every fault; an empty list for a valid store.
 
-    Checked: sizes, hashes, that ids lie within the vocabulary, that index and documents are consistent.
+    Checks sizes, hashes, that ids are in the vocabulary, and that index and documents are consistent.
     Raises UserError if the store cannot be opened at all.
     """
-    store = TokenStore.open(folder, look_at_ids=False)
+    store = TokenStore.open(folder, check_ids=False)
     faults: list[str] = []
     for name, facts in store.facts.files.items():
         file = store.folder / name
@@ -58,8 +58,8 @@ def _index_faults(store: TokenStore) -> list[str]:
     if position != store.facts.tokens:
         faults.append(f"{file}: lengths add up to {position:,} tokens, expected {store.facts.tokens:,}")
     documents = index.documents
-    steps_up = all(bool((np.diff(documents[s : s + _CHUNK + 1]) > 0).all()) for s in range(0, len(documents), _CHUNK))
-    if documents[0] != 0 or documents[-1] != len(index.lengths) or not steps_up:
+    increasing = all(bool((np.diff(documents[s : s + _CHUNK + 1]) > 0).all()) for s in range(0, len(documents), _CHUNK))
+    if documents[0] != 0 or documents[-1] != len(index.lengths) or not increasing:
         faults.append(f"{file}: expected document entries that rise from 0 to {len(index.lengths):,}")
     return faults
 

@@ -1,4 +1,4 @@
-"""Parts as the content of a store, a store made of ids that are there already, and who may write to a folder."""
+"""The parts of `prepare` as the content of a store, and a store written from ids in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from terakoya.components import Encoded
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.store.assembly import Bits, Options, Totals, assemble, new_store_folder
+from terakoya.store.assembly import Bits, Options, Totals, assemble_store, new_store_folder
 from terakoya.store.parts import PartBuilder, PartFacts, read_part, read_section
 from terakoya.store.token_store import PARTS, TokenStore, Unit
 
@@ -22,34 +22,34 @@ _PART_TOKENS = 1 << 22
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The parts 0 to `totals.parts` - 1 of the unfinished store in `folder`, as a content."""
+class PartsContent:
+    """The parts 0 to `totals.parts` - 1 of the unfinished store `folder`, as the content of a store."""
 
     folder: Path
     totals: Totals
 
     def ids(self) -> Iterator[bytes]:
-        """All ids."""
+        """Yields all ids."""
         return self._section("ids")
 
     def lengths(self) -> Iterator[np.ndarray]:
-        """Tokens of each sequence."""
+        """Yields the number of tokens of each sequence."""
         return (np.frombuffer(chunk, "<i4") for chunk in self._section("lengths"))
 
     def documents(self) -> Iterator[np.ndarray]:
-        """Sequences of each document."""
+        """Yields the number of sequences of each document."""
         return (np.frombuffer(chunk, "<i4") for chunk in self._section("documents"))
 
     def words(self) -> Iterator[Bits]:
-        """Which tokens start a word."""
+        """Yields which tokens start a word."""
         return self._bits("words")
 
     def answers(self) -> Iterator[Bits]:
-        """Which tokens belong to answers."""
+        """Yields which tokens belong to answers."""
         return self._bits("answers")
 
     def rejects(self) -> Iterator[bytes]:
-        """Lines of `rejects.jsonl`."""
+        """Yields lines of `rejects.jsonl`."""
         return self._section("rejects")
 
     def _bits(self, name: str) -> Iterator[Bits]:
@@ -69,7 +69,7 @@ class Parts:
             facts = read_part(self.folder / PARTS, number)
             if facts is None:
                 raise UserError(
-                    f"{self.folder / PARTS}: part {number} is gone or was changed while it was needed; "
+                    f"{self.folder / PARTS}: part {number} was removed or changed while it was in use; "
                     "run the command again"
                 )
             yield number, facts
@@ -88,36 +88,36 @@ def write_store(
     inputs: Mapping[str, str] | None = None,
     options: Options | None = None,
 ) -> TokenStore:
-    """Makes the store `folder` from ids that are there already; it appears when it is complete.
+    """Writes the store `folder` from ids; the folder appears when the store is complete.
 
-    Each document is the ids of its lines; `word_starts` and `answers`, if given, have the same shape. `inputs` and
-    `options` are recorded. Raises UserError if `folder` holds anything, or for ids outside `vocabulary`.
+    Each document is the ids of its lines; `word_starts` and `answers`, if given, have the same shape. `store.json`
+    records `inputs` and `options`. Raises UserError if `folder` is not empty, or for ids outside `vocabulary`.
     """
     folder = Path(folder)
     totals = Totals()
     flags = iter(word_starts) if word_starts is not None else None
-    learnt = iter(answers) if answers is not None else None
+    answer_flags = iter(answers) if answers is not None else None
     with new_store_folder(folder) as staging:
         builder = PartBuilder(vocabulary, unit, eos)
         for document in documents:
             lines = [np.asarray(line) for line in document if len(line)]
-            words = None if flags is None else _joined(next(flags), bool)
+            words = None if flags is None else _concatenate(next(flags), bool)
             encoded = Encoded(
-                ids=_joined(lines, np.int64),
+                ids=_concatenate(lines, np.int64),
                 line_lengths=np.array([len(line) for line in lines], dtype=np.int32),
                 document_lines=np.array([len(lines)], dtype=np.int32),
                 word_starts=words,
             )
-            builder.add(encoded, answers=None if learnt is None else _joined(next(learnt), bool))
+            builder.add(encoded, answers=None if answer_flags is None else _concatenate(next(answer_flags), bool))
             if builder.tokens >= _PART_TOKENS:
                 totals.add(builder.write(staging / PARTS, totals.parts, ""))
                 builder = PartBuilder(vocabulary, unit, eos)
         totals.add(builder.write(staging / PARTS, totals.parts, ""))
         if not totals.tokens:
             raise UserError(f"{folder}: expected at least one token, got none")
-        assemble(
+        assemble_store(
             staging,
-            Parts(staging, totals),
+            PartsContent(staging, totals),
             vocabulary=vocabulary,
             unit=unit,
             eos=eos,
@@ -128,5 +128,5 @@ def write_store(
     return TokenStore.open(folder)
 
 
-def _joined(lines: Sequence[Sequence[int] | Sequence[bool] | np.ndarray], dtype: type) -> np.ndarray:
+def _concatenate(lines: Sequence[Sequence[int] | Sequence[bool] | np.ndarray], dtype: type) -> np.ndarray:
     return np.concatenate([np.zeros(0, dtype), *(np.asarray(line, dtype) for line in lines if len(line))])

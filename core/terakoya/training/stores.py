@@ -12,7 +12,7 @@ from terakoya.errors import UserError
 from terakoya.rows.loader import Loader, Stage
 from terakoya.rows.row_source import RowSource
 from terakoya.store.recorded_options import TEMPLATE_INPUT
-from terakoya.store.subset import document_ranges, part
+from terakoya.store.subset import document_ranges, select_documents
 from terakoya.store.token_store import TokenStore
 
 IN_ORDER = ("stream", "lines", "megatron", "padded")
@@ -129,7 +129,7 @@ def _split(stores: Sequence[TokenStore], shares: Sequence[float]) -> tuple[list[
                     f"data.split: {list(shares)} leaves no document of {store.folder} for {name}: it has "
                     f"{store.facts.documents:,}; give it a larger share, or stores of their own in data.validation"
                 )
-        train.append(part(store, *ranges[0]))
+        train.append(select_documents(store, *ranges[0]))
         if shares[1]:
-            validation.setdefault(f"{store.folder} (validation)", part(store, *ranges[1]))
+            validation.setdefault(f"{store.folder} (validation)", select_documents(store, *ranges[1]))
     return train, validation

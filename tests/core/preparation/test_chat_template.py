@@ -63,7 +63,7 @@ def test_what_is_built_in_writes_instructions_and_responses(folder: Path, tokeni
     ]
     tokenizer.chat_template = find_template("alpaca_en", tokenizer, folder).text
     assert tokenizer.apply_chat_template(turns, tokenize=False) == ENGLISH
-    text, spans = find_template("alpaca_en", tokenizer, folder).renderer(tokenizer).render(turns)
+    text, spans = find_template("alpaca_en", tokenizer, folder).create_renderer(tokenizer).render(turns)
     assert text == ENGLISH and spans is not None and [text[a:b] for a, b in spans] == ["Blue.</s>"]
 
 
@@ -83,7 +83,7 @@ def test_a_text_begins_once_as_the_tokenizer_begins_it(tmp_path: Path) -> None:
 
 def test_what_does_not_look_at_inputs_gets_them_in_the_question(tokenizer: PreTrainedTokenizerBase) -> None:
     turns = [{"role": "user", "content": "要約", "input": "空は青い。"}, {"role": "assistant", "content": "青"}]
-    fitted = ChatTemplate("x", CHATML).renderer(tokenizer).fitted(turns)
+    fitted = ChatTemplate("x", CHATML).create_renderer(tokenizer).join_inputs(turns)
     assert fitted == [{"role": "user", "content": "要約\n\n空は青い。"}, turns[1]]
     assert turns[0]["input"] == "空は青い。"
 
@@ -147,4 +147,4 @@ def test_names_and_tokenizers_that_do_not_do(folder: Path, tokenizer: PreTrained
 def test_conversations_that_a_template_does_not_take_are_refused_by_it(tokenizer: PreTrainedTokenizerBase) -> None:
     strict = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
     with pytest.raises(TemplateError, match="no system"):
-        ChatTemplate("x", strict).renderer(tokenizer).render([{"role": "system", "content": "s"}, *MESSAGES])
+        ChatTemplate("x", strict).create_renderer(tokenizer).render([{"role": "system", "content": "s"}, *MESSAGES])

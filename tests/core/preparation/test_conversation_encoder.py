@@ -48,7 +48,7 @@ def test_ids_and_marks_are_those_of_transformers(fast: PreTrainedTokenizerBase, 
         expected = fast.apply_chat_template(turns, return_dict=True, return_assistant_tokens_mask=True)
         assert ids == expected["input_ids"]
         assert answers == [bool(mark) for mark in expected["assistant_masks"]]
-    assert found.document_lines.tolist() == [1] * 4 and not found.notes and not found.refused
+    assert found.document_lines.tolist() == [1] * 4 and not found.notes and not found.rejected
 
 
 def test_without_marks_an_answer_ends_with_what_ends_its_turn(fast: PreTrainedTokenizerBase) -> None:
@@ -153,7 +153,7 @@ def test_slow_tokenizers(tmp_path: Path) -> None:
 def test_what_a_template_refuses_or_swallows_is_left_out(fast: PreTrainedTokenizerBase) -> None:
     template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
     found = encoded(fast, template, [SYSTEM, *MESSAGES], MESSAGES)
-    assert found.refused == {0: "refused by the template"} and found.document_lines.tolist() == [0, 1]
+    assert found.rejected == {0: "refused by the template"} and found.document_lines.tolist() == [0, 1]
     assert len(rows(found)) == 1
     marks_long_ones = (
         "{% for m in messages %}{% if m['role'] == 'assistant' and m['content']|length > 5 %}"
@@ -161,7 +161,7 @@ def test_what_a_template_refuses_or_swallows_is_left_out(fast: PreTrainedTokeniz
         "{% else %}{{ m['content'] }}{% endif %}{% endfor %}"
     )
     found = encoded(fast, marks_long_ones, MESSAGES[:2], MESSAGES)
-    assert found.refused == {0: "no answer in the template's text"} and found.document_lines.tolist() == [0, 1]
+    assert found.rejected == {0: "no answer in the template's text"} and found.document_lines.tolist() == [0, 1]
 
 
 def test_special_tokens_in_messages_are_counted_not_the_templates_own(fast: PreTrainedTokenizerBase) -> None:

@@ -102,12 +102,12 @@ def test_shares_are_neighbours_and_hold_every_block_once(folder: Path) -> None:
     blocks = list_blocks(job)
     numbers = tuple(range(3, len(blocks.blocks)))
     for world in (1, 2, 5, 100):
-        shares = [list(blocks.share(numbers, rank, world)) for rank in range(world)]
+        shares = [list(blocks.rank_share(numbers, rank, world)) for rank in range(world)]
         assert [number for share in shares for number in share] == list(numbers)
         if world <= 5:
             sizes = [sum(blocks.blocks[n].stop - blocks.blocks[n].start for n in share) for share in shares]
             assert max(sizes) - min(sizes) < 2 * 7000
-    again = list(blocks.whole(job.task.corpus, numbers, block_bytes=job.block_bytes))
+    again = list(blocks.with_bytes(job.task.corpus, numbers, block_bytes=job.block_bytes))
     direct = list(enumerate(job.blocks()))[3:]
     assert again == [(n, b) for n, b in direct]
     assert any(block.data is not None for _, block in again) and any(block.data is None for _, block in again)
@@ -179,7 +179,7 @@ def test_a_task_that_runs_again_makes_only_what_is_missing(folder: Path, slurm: 
 
 def test_a_dead_worker_is_explained(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "terakoya.preparation.disk_space._pieces", lambda text, _: [text[:100]]
+        "terakoya.preparation.disk_space._samples", lambda text, _: [text[:100]]
     )  # not the deadly document
     lines = rows(5, 900)
     (folder / "a.jsonl").write_text("\n".join([*lines, '{"text": "die!"}', *lines]))

@@ -21,7 +21,7 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.preparation import disk_space as disk_need
-from terakoya.preparation.disk_space import check_disk, estimate
+from terakoya.preparation.disk_space import check_disk_space, estimate_store
 from terakoya.store.token_store import TokenStore
 
 TOKEN = re.compile(r"x+|[^x\n]")
@@ -52,7 +52,7 @@ def test_one_giant_line_among_short_ones(tmp_path: Path, giant: str, place: int)
     texts.insert(place, giant)
     files = [write(tmp_path / "a.jsonl", texts)]
     corpus = Corpus(files)
-    need = estimate(corpus, run_encoder(), corpus.total_bytes, unit="document")
+    need = estimate_store(corpus, run_encoder(), corpus.total_bytes, unit="document")
     true = sum(len(TOKEN.findall(text)) for text in texts)
     assert need is not None and 0.85 < need.tokens / true < 1.15, (need, true)
 
@@ -60,14 +60,16 @@ def test_one_giant_line_among_short_ones(tmp_path: Path, giant: str, place: int)
 def test_files_count_for_what_they_hold(tmp_path: Path) -> None:
     short = short_texts(2_000)
     corpus = Corpus([write(tmp_path / "a.jsonl", ["x" * 500] * 10), write(tmp_path / "b.jsonl", short)])
-    need = estimate(corpus, run_encoder(eos=5), corpus.total_bytes, unit="document")
+    need = estimate_store(corpus, run_encoder(eos=5), corpus.total_bytes, unit="document")
     true = 10 + sum(map(len, short)) + 2_010
     assert need is not None and 0.95 < need.tokens / true < 1.05
 
 
 def test_lines_and_documents_are_counted(tmp_path: Path) -> None:
     corpus = Corpus([write(tmp_path / "a.jsonl", ["a\nb\n\nc\nd"] * 100_000)])
-    bytes_of = {unit: estimate(corpus, run_encoder(), corpus.total_bytes, unit=unit) for unit in ("line", "document")}  # type: ignore[arg-type]
+    bytes_of = {
+        unit: estimate_store(corpus, run_encoder(), corpus.total_bytes, unit=unit) for unit in ("line", "document")
+    }  # type: ignore[arg-type]
     line, document = bytes_of["line"], bytes_of["document"]
     assert line is not None and document is not None
     assert line.store_bytes - document.store_bytes == pytest.approx(1.05 * 12 * 300_000, rel=0.01)
@@ -82,7 +84,7 @@ def test_little_text_is_encoded(tmp_path: Path) -> None:
     encoder.sample = lambda texts: (sampled.extend(texts), real(texts))[1]
     files = [write(tmp_path / f"{n}.jsonl", ["a" * 1_000_000, *short_texts(3_000)]) for n in range(10)]
     corpus = Corpus(files)
-    estimate(corpus, encoder, corpus.total_bytes, unit="document")
+    estimate_store(corpus, encoder, corpus.total_bytes, unit="document")
     assert 0 < sum(map(len, sampled)) <= 128 * 256
 
 
@@ -90,7 +92,7 @@ def test_no_text_where_it_is_looked_for(tmp_path: Path, caplog: pytest.LogCaptur
     caplog.set_level(logging.INFO, logger="terakoya")
     (tmp_path / "a.jsonl").write_text("{\n" * 100)
     corpus = Corpus([tmp_path / "a.jsonl"])
-    check_disk(tmp_path, corpus, run_encoder(), corpus.total_bytes, unit="document")
+    check_disk_space(tmp_path, corpus, run_encoder(), corpus.total_bytes, unit="document")
     assert "disk needed: not known" in caplog.text
 
 
@@ -99,14 +101,14 @@ def test_only_half_of_what_seems_needed_stops_a_run(
 ) -> None:
     caplog.set_level(logging.WARNING, logger="terakoya")
     corpus = Corpus([write(tmp_path / "a.jsonl", short_texts(1_000))])
-    need = estimate(corpus, run_encoder(), corpus.total_bytes, unit="document")
+    need = estimate_store(corpus, run_encoder(), corpus.total_bytes, unit="document")
     assert need is not None
     real = shutil.disk_usage
     free = 0
     monkeypatch.setattr(disk_need.shutil, "disk_usage", lambda _: real("/")._replace(free=free))
 
     def check() -> None:
-        check_disk(tmp_path, corpus, run_encoder(), corpus.total_bytes, unit="document")
+        check_disk_space(tmp_path, corpus, run_encoder(), corpus.total_bytes, unit="document")
 
     free = 2 * need.store_bytes
     check()

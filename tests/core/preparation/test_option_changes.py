@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from terakoya.commands.main import main
-from terakoya.preparation.resuming import changes
+from terakoya.preparation.resuming import describe_changes
 from terakoya.store.recorded_options import SHARD_BLOCKS
 
 WORDS = {"special_tokens_in_text": "parse", "vocab_size": 32768, "dictionary": "unidic_lite"}
@@ -55,7 +55,7 @@ def clean(*steps: dict[str, Any]) -> str:
     ],
 )
 def test_only_what_differs_is_said(then: dict[str, object], now: dict[str, object], said: list[str]) -> None:
-    assert list(changes(then, now)) == said
+    assert list(describe_changes(then, now)) == said
 
 
 def test_a_store_of_another_kind_of_tokenizer_is_told_in_one_short_line(

@@ -22,7 +22,7 @@ from word_tokenizer import WordTokenizer, line_ids, make_folder
 
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
-from terakoya.preparation import disk_space as disk_need
+from terakoya.preparation import disk_space
 from terakoya.store.token_store import StoreFacts, TokenStore
 from terakoya.store.verify import verify
 
@@ -237,7 +237,7 @@ def test_workers_end_with_their_parent_at_once(
 
 def test_a_dead_worker_is_explained(tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "terakoya.preparation.disk_space._pieces", lambda text, _: [text[:100]]
+        "terakoya.preparation.disk_space._samples", lambda text, _: [text[:100]]
     )  # not the deadly document
     file = tmp_path / "a.txt"
     file.write_text("\n\n".join(["good text"] * 400 + ["die!"] + ["good text"] * 10))
@@ -403,7 +403,7 @@ def test_two_at_once_are_refused(corpus: Corpus, tokenizer_folder: Path, tmp_pat
 def test_memory_does_not_grow_with_the_corpus(
     tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_need, "_BLOCK_BYTES", 10_000)
+    monkeypatch.setattr(disk_space, "_BLOCK_BYTES", 10_000)
     peaks = []
     for factor in (1, 10):
         file = tmp_path / f"{factor}.jsonl.gz"

@@ -15,7 +15,7 @@ from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.preparation.sharding import Shard, ShardBlocks
 from terakoya.store.merge import merge
-from terakoya.store.recorded_options import check_joined
+from terakoya.store.recorded_options import check_adjacent
 from terakoya.store.token_store import StoreFacts
 
 
@@ -80,8 +80,8 @@ def test_gaps_and_another_order_are_refused(corpus: Corpus, tmp_path: Path) -> N
         with pytest.raises(UserError, match=r"expected the shards 1/\d.* in this order, got"):
             merge([tmp_path / f"s{number}" for number in wrong], tmp_path / "out")
     with pytest.raises(UserError, match=r"shards 1 and 2: expected the second to begin .*\(a:10\), it begins at a:12"):
-        check_joined(["a:0 to a:10", "a:12 to b:end"])
-    check_joined(["a:0 to a:10", "a:10 to b:end", "c:0 to c:end"])
+        check_adjacent(["a:0 to a:10", "a:12 to b:end"])
+    check_adjacent(["a:0 to a:10", "a:10 to b:end", "c:0 to c:end"])
 
 
 def test_a_shard_is_not_taken_for_another(corpus: Corpus, tmp_path: Path) -> None:

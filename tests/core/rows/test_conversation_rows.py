@@ -18,7 +18,7 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.rows.causal_rows import IGNORED
 from terakoya.rows.row_source import RowSource
-from terakoya.store.subset import part
+from terakoya.store.subset import select_documents
 from terakoya.store.token_store import TokenStore
 from terakoya.store.writer import write_store
 
@@ -124,7 +124,7 @@ def test_conversations_longer_than_a_row_are_counted_and_logged(
 def test_a_part_of_a_store_keeps_its_answers(tmp_path: Path) -> None:
     conversations = [[3, 4], [2, 5, 1, 3], [1, 1], [7, 2], [4, 4]]
     whole, alone = store_of(tmp_path / "whole", conversations), store_of(tmp_path / "alone", conversations[1:4])
-    middle = part(whole, 1, 4)
+    middle = select_documents(whole, 1, 4)
     assert middle.answer_bits[1] != 0, "the part begins inside a byte"
     np.testing.assert_array_equal(middle.answers(0, middle.facts.tokens), alone.answers(0, alone.facts.tokens))
     one, other = rows_of(middle, "padded"), rows_of(alone, "padded")

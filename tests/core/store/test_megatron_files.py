@@ -152,7 +152,7 @@ def test_the_end_of_documents_is_found_or_asked_for(tmp_path: Path) -> None:
     assert bring_in(tmp_path / "unknown", tmp_path / "unknown words").eos is None
     some = [[[7, EOS]], [[8]]]
     write_megatron(tmp_path / "some", some, end=None, drift=False)
-    with pytest.raises(UserError, match=r"every document to end with id 5, or none, got 1 of 2; say --eos"):
+    with pytest.raises(UserError, match=r"every document to end with id 5, or none, got 1 of 2; give --eos"):
         bring_in(tmp_path / "some", tmp_path / "d")
     with pytest.raises(UserError, match=r"every document to end with id 8"):
         bring_in(tmp_path / "some", tmp_path / "d", eos=8)
@@ -238,5 +238,5 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
 def test_reading_tells_nothing_of_tokens(tmp_path: Path) -> None:
     write_megatron(tmp_path / "p", SENTENCES, end=EOS, drift=True)
     files = MegatronFiles.open(tmp_path / "p.bin")
-    assert files.drifts and files.has_sentences and files.empty == (0, 1)
+    assert files.omits_document_ends and files.has_sentences and files.empty == (0, 1)
     assert [ids.tolist() for ids in files.last_ids(most=2)] == [[EOS, EOS]]

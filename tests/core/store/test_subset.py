@@ -14,7 +14,7 @@ from small_preparation import prepare_corpus
 from terakoya.components.rows import Layout
 from terakoya.corpus.corpus import Corpus
 from terakoya.rows.row_source import RowSource
-from terakoya.store.subset import document_ranges, part
+from terakoya.store.subset import document_ranges, select_documents
 from terakoya.store.token_store import TokenStore
 
 LAYOUTS = [
@@ -48,7 +48,7 @@ def test_its_rows_are_those_of_a_store_of_its_documents(
     tokenizer = whole.folder.parent / "tokenizer"
     prepare_corpus(Corpus([tmp_path / "some.jsonl"]), toy.WordTokenizer(has_eos=False), tokenizer, tmp_path / "store")
     alone = TokenStore.open(tmp_path / "store")
-    some = part(whole, first, stop)
+    some = select_documents(whole, first, stop)
     begin = int(whole.offsets[first])
     give_words(alone, whole.word_starts(begin, begin + alone.facts.tokens))
     assert (some.facts.documents, some.facts.tokens) == (stop - first, alone.facts.tokens)
@@ -63,7 +63,7 @@ def test_its_rows_are_those_of_a_store_of_its_documents(
 
 
 def test_parts_have_fingerprints_of_their_own_and_travel(whole: TokenStore) -> None:
-    parts = [part(whole, 0, 20), part(whole, 20, 40), part(whole, 0, 21)]
+    parts = [select_documents(whole, 0, 20), select_documents(whole, 20, 40), select_documents(whole, 0, 21)]
     assert len({each.fingerprint for each in [whole, *parts]}) == 4
     back = pickle.loads(pickle.dumps(parts[1]))
     assert back.fingerprint == parts[1].fingerprint
@@ -87,5 +87,5 @@ def test_documents_are_cut_by_megatrons_rule(
 
 def test_the_store_json_stays_as_it_is(whole: TokenStore) -> None:
     before = json.loads((whole.folder / "store.json").read_text())
-    RowSource(part(whole, 3, 9), Layout("packed"), sequence_length=16, seed=3)
+    RowSource(select_documents(whole, 3, 9), Layout("packed"), sequence_length=16, seed=3)
     assert json.loads((whole.folder / "store.json").read_text()) == before

@@ -16,7 +16,7 @@ from word_tokenizer import make_folder
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.store.token_blocks import Exported, export_blocks, import_blocks
+from terakoya.store.token_blocks import ExportedBlocks, export_blocks, import_blocks
 from terakoya.store.token_store import StoreFacts, TokenStore
 from terakoya.store.verify import verify
 from terakoya.store.writer import write_store
@@ -54,7 +54,7 @@ def test_blocks_are_the_joined_documents_cut(
     whole, short = divmod(len(stream), block_size)
     expected = [stream[n * block_size : (n + 1) * block_size] for n in range(whole)]
     done = export_blocks(folder / "s", folder / "a.jsonl", block_size=block_size, keep_short=True, shuffle_seed=seed)
-    assert done == Exported(whole, short, dropped=False)
+    assert done == ExportedBlocks(whole, short, dropped=False)
     written = blocks_of(folder / "a.jsonl")
     assert written[whole:] == ([stream[whole * block_size :]] if short else [])
     assert sorted(written[:whole]) == sorted(expected)
@@ -62,7 +62,7 @@ def test_blocks_are_the_joined_documents_cut(
         assert written[:whole] == expected
     if whole:
         done = export_blocks(folder / "s", folder / "b.jsonl.gz", block_size=block_size, shuffle_seed=seed)
-        assert done == Exported(whole, short, dropped=short > 0)
+        assert done == ExportedBlocks(whole, short, dropped=short > 0)
         assert blocks_of(folder / "b.jsonl.gz") == written[:whole]
 
 

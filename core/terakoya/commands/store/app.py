@@ -41,7 +41,7 @@ def count(folder: Path) -> Count:
     `info`."""
     from terakoya.store.token_store import TokenStore
 
-    facts = TokenStore.open(folder, look_at_ids=False).facts
+    facts = TokenStore.open(folder, check_ids=False).facts
     return Count(facts.documents, facts.sequences, facts.tokens)
 
 
@@ -91,7 +91,7 @@ def _answers(folder: Path, facts: StoreFacts) -> dict[str, str]:
 
     if not facts.answers:
         return {}
-    count = TokenStore.open(folder, look_at_ids=False).answer_tokens
+    count = TokenStore.open(folder, check_ids=False).answer_tokens
     return {"tokens of answers": f"{count:,}", **{f"  {note}": f"{number:,}" for note, number in facts.notes.items()}}
 
 
