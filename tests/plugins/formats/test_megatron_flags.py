@@ -1,4 +1,4 @@
-"""The table of Megatron's options is what the conversion does with each of them, and what the page says."""
+"""The conversion and the page agree with the table of Megatron's options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INSTEAD = {
     "train-samples": ("train-iters",), "train-tokens": ("train-iters",), "train-data-path": ("data-path",),
     "lr-decay-iters": (), "use-rotary-position-embeddings": ("position-embedding-type",),
 }  # fmt: skip
-"""What goes when the option comes."""
+"""Options to remove when the option is added."""
 WITH = {
     "num-query-groups": "--group-query-attention", "group-query-attention": "--num-query-groups 2",
     "lr-decay-iters": "--lr-decay-style cosine", "lr-decay-samples": "--lr-decay-style cosine",
@@ -34,30 +34,30 @@ WITH = {
     "initial-loss-scale": "--fp16", "loss-scale": "--fp16", "loss-scale-window": "--fp16", "min-loss-scale": "--fp16",
     "hysteresis": "--fp16", "use-flash-attn": "--bf16", "use-flash-attn-v2": "--bf16",
 }  # fmt: skip
-"""What must be said beside an option for it to mean anything."""
-OF_GPT2 = {"hidden-dropout", "openai-gelu", "no-bias-gelu-fusion", "bias-gelu-fusion"}
+"""Further options that an option needs to have an effect."""
+GPT2_ONLY = {"hidden-dropout", "openai-gelu", "no-bias-gelu-fusion", "bias-gelu-fusion"}
 UNCHANGED = {"optimizer", "swiglu", "disable-bias-linear", "normalization", "bias-gelu-fusion", "openai-gelu"}
-"""Options that say what is so already: the key is there, its value stays."""
+"""Options whose value is already the default: the key has the same value without them."""
 
 
 def value_at(parameters: Any, path: str) -> Any:
-    """What stands at the dotted path, None where there is nothing."""
+    """Returns the value at the dotted path; None if there is none."""
     for key in path.split("."):
         parameters = parameters.get(key) if isinstance(parameters, dict) else None
     return parameters
 
 
 def words(name: str) -> tuple[list[str], list[str]]:
-    """A command without the option `name` and the same with it."""
-    base = f"{SIZES} {BATCH}" + ("" if name in OF_GPT2 else f" {LLAMA}") + f" {WITH.get(name, '')}"
+    """Returns a command without the option `name` and the same command with it."""
+    base = f"{SIZES} {BATCH}" + ("" if name in GPT2_ONLY else f" {LLAMA}") + f" {WITH.get(name, '')}"
     options = [option.split() for option in f" {base}".split(" --") if option.strip()]
     kept = [option for option in options if option[0] not in (name, *INSTEAD.get(name, ()))]
     without = [word for option in kept for word in (f"--{option[0]}", *option[1:])]
     return without, [*without, f"--{name}", *flags.FLAGS[name].sample.split()]
 
 
-@pytest.mark.parametrize("name", [name for name, flag in flags.FLAGS.items() if flag.fate == "placed"])
-def test_each_option_with_a_key_sets_it(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name, flag in flags.FLAGS.items() if flag.outcome == "mapped"])
+def test_each_mapped_option_sets_its_key(name: str) -> None:
     without, command = words(name)
     key = flags.FLAGS[name].text
     found = convert(command, nodes=1)
@@ -68,18 +68,18 @@ def test_each_option_with_a_key_sets_it(name: str) -> None:
     Parameters.from_dict(found.parameters, source=name)
 
 
-@pytest.mark.parametrize("name", [name for name, flag in flags.FLAGS.items() if flag.fate != "placed"])
-def test_each_other_option_is_told_apart_and_changes_nothing(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name, flag in flags.FLAGS.items() if flag.outcome != "mapped"])
+def test_each_other_option_is_recorded_and_changes_nothing(name: str) -> None:
     base = f"{SIZES} {BATCH} {LLAMA}".split()
     found = convert([*base, f"--{name}", "3"], nodes=1)
-    told = found.dropped if flags.FLAGS[name].fate == "dropped" else found.unplaced
-    assert name in told and name not in found.became
+    recorded = found.dropped if flags.FLAGS[name].outcome == "ignored" else found.unplaced
+    assert name in recorded and name not in found.became
     assert found.parameters == convert(base, nodes=1).parameters
 
 
-def test_the_page_is_the_table() -> None:
+def test_the_page_is_generated_from_the_table() -> None:
     page = Path(flags.__file__).with_name("MEGATRON_FLAGS.md")
-    assert page.read_text(encoding="utf-8") == flags.page(), "write it anew: page() of _megatron_flags"
+    assert page.read_text(encoding="utf-8") == flags.page(), "write it again with page() of script_flags"
 
 
 WHOLE = """
@@ -96,7 +96,7 @@ WHOLE = """
 """
 
 
-def test_a_run_of_a_llama_comes_over_whole() -> None:
+def test_a_run_of_a_llama_is_converted() -> None:
     command = WHOLE.split()
     found = convert(command, nodes=3)
     assert found.parameters == {
@@ -122,14 +122,14 @@ def test_a_run_of_a_llama_comes_over_whole() -> None:
         "activation_checkpointing": "selective", "start_from": "old",
         "trackers": [{"type": "wandb", "name": "tanuki", "project": "Llama", "tags": ["debug"]}],
     }  # fmt: skip
-    assert found.dropped["hysteresis"] == "only fp16 has a scale"
+    assert found.dropped["hysteresis"] == "only fp16 has a loss scale"
     assert any("terakoya import megatron old --out DIR" in note for note in found.notes)
     assert sorted(found.unplaced) == ["no-fp8-wgrad", "num-layer", "tensor-model-parallel-size"]
-    assert found.unplaced["num-layer"].startswith('3: not known; did you mean "num-layers"')
+    assert found.unplaced["num-layer"].startswith('3: unknown option; did you mean "num-layers"')
     Parameters.from_dict(found.parameters, source="test")
 
 
-def test_processes_that_share_a_model_come_over() -> None:
+def test_model_parallel_sizes_are_converted() -> None:
     base = f"{SIZES} {BATCH} {LLAMA}".replace("--num-layers 2", "--num-layers 8")
     tensor, pipeline = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
 
@@ -143,13 +143,13 @@ def test_processes_that_share_a_model_come_over() -> None:
         {"pp_size": 2, "pp_stages_per_process": 4}, {},
     )  # fmt: skip
     assert parallel("--ds-sequence-parallel-size 2") == ({"sp_size": 2}, {})
-    both, told = parallel(f"{tensor} 2 {pipeline} 2")
-    assert both == {} and sorted(told) == ["pipeline-model-parallel-size", "tensor-model-parallel-size"]
-    zero, told = parallel(f"{tensor} 2 --use-distributed-optimizer")
-    assert zero["zero_stage"] == 1 and "not together with ZeRO" in told["tensor-model-parallel-size"]
+    both, unsupported = parallel(f"{tensor} 2 {pipeline} 2")
+    assert both == {} and sorted(unsupported) == ["pipeline-model-parallel-size", "tensor-model-parallel-size"]
+    zero, unsupported = parallel(f"{tensor} 2 --use-distributed-optimizer")
+    assert zero["zero_stage"] == 1 and "not supported together with ZeRO" in unsupported["tensor-model-parallel-size"]
 
 
-def test_memory_numbers_and_trackers_come_over() -> None:
+def test_precision_memory_and_trackers_are_converted() -> None:
     base = f"{SIZES} {BATCH}"
     found = convert(
         f"{base} --bf16 --fp8-hybrid --checkpoint-activations --tensorboard-dir a --use_wandb".split(), nodes=1
@@ -161,7 +161,7 @@ def test_memory_numbers_and_trackers_come_over() -> None:
     Parameters.from_dict(found.parameters, source="test")
     found = convert(f"{base} --fp16 --loss-scale 0 --hysteresis 2 --min-loss-scale 0.5".split(), nodes=1)
     assert found.parameters["loss_scaling"] == {"hysteresis": 2, "min_scale": 0.5}
-    assert "rise and fall" in found.dropped["loss-scale"]
+    assert "a dynamic scale" in found.dropped["loss-scale"]
     found = convert(f"{base} --fp16 --loss-scale 64 --hysteresis 2 --finetune".split(), nodes=1)
     assert found.parameters["loss_scaling"] == {"fixed": 64} and "start_from" not in found.parameters
     assert found.dropped["hysteresis"] == "the scale is fixed" and "nothing to start from" in found.dropped["finetune"]
@@ -169,15 +169,15 @@ def test_memory_numbers_and_trackers_come_over() -> None:
     assert "blocks: another granularity" in found.unplaced["recompute-granularity"]
 
 
-def test_one_store_is_shuffled_over_the_epochs_that_the_run_takes() -> None:
+def test_one_store_is_shuffled_over_all_epochs_of_the_run() -> None:
     found = convert(f"{SIZES} {BATCH}".split(), nodes=1)
     assert found.parameters["objective"] == {"type": "causal_lm", "layout": "megatron", "samples": 64 * 1000}
-    apart = convert(f"{SIZES} {BATCH} --reset-position-ids --reset-attention-mask --eod-mask-loss".split(), nodes=1)
-    assert apart.parameters["objective"] == {"type": "causal_lm", "layout": "packed"}
-    assert "nothing follows an end" in apart.dropped["eod-mask-loss"]
+    separated = convert(f"{SIZES} {BATCH} --reset-position-ids --reset-attention-mask --eod-mask-loss".split(), nodes=1)
+    assert separated.parameters["objective"] == {"type": "causal_lm", "layout": "packed"}
+    assert "nothing follows an end of document" in separated.dropped["eod-mask-loss"]
 
 
-def test_a_gpt2_by_tokens_comes_over() -> None:
+def test_a_gpt2_with_a_length_in_tokens_is_converted() -> None:
     command = (
         f"{SIZES} --global-batch-size 256 --micro-batch-size 1 --lr 6e-4 --min-lr 1e-6 --lr-decay-style cosine "
         "--lr-decay-tokens 300000000000 --lr-warmup-tokens 3000000000 --train-tokens 300000000000 "
@@ -190,28 +190,28 @@ def test_a_gpt2_by_tokens_comes_over() -> None:
         "type": "cosine", "min_lr": 1e-6, "lr_decay_tokens": 300_000_000_000, "warmup_tokens": 3_000_000_000
     }  # fmt: skip
     assert found.parameters["parallel"] == {"engine": "deepspeed", "zero_stage": 2}
-    assert "samples" not in found.parameters["objective"]  # a run by tokens: how many rows is not known
+    assert "samples" not in found.parameters["objective"]  # with a length in tokens, the number of rows is unknown
     assert found.parameters["max_minutes"] == 60
     assert "rmsnorm with these positions" in found.unplaced["normalization"]
     assert any('one node ("-1")' in note for note in found.notes)
     Parameters.from_dict(found.parameters, source="test")
 
 
-def test_files_without_weights_are_drawn_from_by_size() -> None:
+def test_files_without_weights_give_a_note() -> None:
     base = f"{SIZES} --lr 1e-3 --train-iters 9 --global-batch-size 4 --data-path"
-    for paths, told in (("a b", True), ("a", False), ("0.5 a 0.5 b", False)):
+    for paths, has_note in (("a b", True), ("a", False), ("0.5 a 0.5 b", False)):
         notes = convert(f"{base} {paths}".split(), nodes=1).notes
-        assert any("by size" in note for note in notes) == told, notes
+        assert any("by size" in note for note in notes) == has_note, notes
 
 
-def test_values_that_are_none_are_refused() -> None:
+def test_invalid_values_are_errors() -> None:
     with pytest.raises(UserError, match="--num-layers: expected a whole number, got many"):
         convert(["--num-layers", "many"], nodes=None)
     with pytest.raises(UserError, match="--data-path: expected prefixes, or pairs of weight and prefix"):
         convert(["--num-layers", "2", "--data-path", "a", "0.5", "b"], nodes=None)
 
 
-def test_the_program_is_found_whatever_starts_it(tmp_path: Path) -> None:
+def test_the_program_is_found_with_any_launcher(tmp_path: Path) -> None:
     for start in ("python -u x/pretrain_gpt.py", "torchrun --nnodes=4 pretrain.py", "deepspeed --num_nodes 4 p.py"):
         options, nodes = find_command([["cd", "x"], [*start.split(), "--num-layers", "2"]], tmp_path)
         assert options == ["--num-layers", "2"] and nodes == (None if start.startswith("python") else 4)

@@ -1,4 +1,4 @@
-"""A script's command is found with the words that bash itself would give it, and nothing of the script is run."""
+"""A script's command is found with the same words as in bash, and nothing of the script runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from terakoya.errors import UserError
 
 pytest.importorskip("tree_sitter_bash")
 
-from terakoya_plugins.formats.megatron.shell_script import Script, shown, unknown
+from terakoya_plugins.formats.megatron.shell_script import Script, as_written, unknown_text
 
 TRAINING = r"""#!/bin/bash
 # sizes of the model
@@ -61,43 +61,42 @@ python pretrain_gpt.py ${OPTIONS} --data-path ${MIX} "${EXTRA[@]}" --root "${ROO
 
 
 def words_of(text: str, folder: Path, **defined: str) -> list[list[str]]:
-    """The words of the commands that start with python or torchrun."""
-    found = Script(folder, defined).commands(text)
-    return [words for words in found if words[0].endswith(("python", "torchrun"))]
+    """Returns the words of the commands that start with python or torchrun."""
+    return [words for words in Script(folder, defined).commands(text) if words[0].endswith(("python", "torchrun"))]
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash to compare with")
-def test_it_expands_as_bash_does(tmp_path: Path) -> None:
-    spied = f'python() {{ printf "%s\\0" python "$@" >&3; }}\ntee() {{ :; }}\n{TRAINING}'
-    (tmp_path / "spied.sh").write_text(spied)
-    command = f"exec 3>{tmp_path}/words; . {tmp_path}/spied.sh"
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_words_are_expanded_as_in_bash(tmp_path: Path) -> None:
+    instrumented = f'python() {{ printf "%s\\0" python "$@" >&3; }}\ntee() {{ :; }}\n{TRAINING}'
+    (tmp_path / "instrumented.sh").write_text(instrumented)
+    command = f"exec 3>{tmp_path}/words; . {tmp_path}/instrumented.sh"
     subprocess.run(["bash", "-c", command], check=True, timeout=60, capture_output=True)
-    theirs = (tmp_path / "words").read_text().split("\0")[:-1]
-    assert "--no-load-rng" in theirs and "tiny model" in theirs and "2072" in theirs  # bash did run it
-    assert words_of(TRAINING, tmp_path) == [theirs]
+    expected = (tmp_path / "words").read_text().split("\0")[:-1]
+    assert "--no-load-rng" in expected and "tiny model" in expected and "2072" in expected  # bash ran the script
+    assert words_of(TRAINING, tmp_path) == [expected]
 
 
-def test_what_a_program_would_print_is_marked_and_never_run(tmp_path: Path) -> None:
+def test_the_output_of_a_program_is_unknown_and_the_program_never_runs(tmp_path: Path) -> None:
     text = (
-        f"N=$(touch {tmp_path}/made; echo 3)\npython train.py --num-layers $N --node ${{SLURM_NODEID}} --x $(date)y\n"
+        f"N=$(touch {tmp_path}/file; echo 3)\npython train.py --num-layers $N --node ${{SLURM_NODEID}} --x $(date)y\n"
     )
     (words,) = words_of(text, tmp_path)
-    assert not (tmp_path / "made").exists()
+    assert not (tmp_path / "file").exists()
     layers, node, joined = words[3], words[5], words[7]
-    assert unknown(layers) == f"$(touch {tmp_path}/made; echo 3)"
-    assert unknown(node) == "${SLURM_NODEID}" and shown(node) == "${SLURM_NODEID}"
-    assert unknown(joined) == "$(date)" and shown(joined) == "$(date)y"
+    assert unknown_text(layers) == f"$(touch {tmp_path}/file; echo 3)"
+    assert unknown_text(node) == "${SLURM_NODEID}" and as_written(node) == "${SLURM_NODEID}"
+    assert unknown_text(joined) == "$(date)" and as_written(joined) == "$(date)y"
 
 
-def test_what_is_defined_stands_for_what_the_script_says(tmp_path: Path) -> None:
+def test_defined_values_replace_those_of_the_script(tmp_path: Path) -> None:
     text = "n=$(yq -e '.layers' config.yaml)\npython train.py --num-layers ${n}\n"
-    assert unknown(words_of(text, tmp_path)[0][3]) == "$(yq -e '.layers' config.yaml)"
+    assert unknown_text(words_of(text, tmp_path)[0][3]) == "$(yq -e '.layers' config.yaml)"
     assert words_of(text, tmp_path, n="12") == [["python", "train.py", "--num-layers", "12"]]
     (tmp_path / "config.yaml").write_text("layers: 9\n")
     assert words_of(text, tmp_path) == [["python", "train.py", "--num-layers", "9"]]
 
 
-def test_commands_in_strings_are_read_too(tmp_path: Path) -> None:
+def test_commands_in_strings_are_found(tmp_path: Path) -> None:
     text = (
         'log="out_$(date "+%Y").log"\ncmd="torchrun --nnodes 2 pretrain_gpt.py --num-layers 3 \\\n 2>&1 | tee ${log}"\n'
     )
@@ -106,7 +105,7 @@ def test_commands_in_strings_are_read_too(tmp_path: Path) -> None:
     assert words_of(f'{text}srun bash -c "${{cmd}}"\n', tmp_path) == expected
 
 
-def test_arguments_of_the_script_leave_its_defaults(tmp_path: Path) -> None:
+def test_the_scripts_own_arguments_do_not_change_its_defaults(tmp_path: Path) -> None:
     text = (
         "steps=1000\nwhile [[ ${#} -gt 0 ]]; do\n  case ${1} in\n    --steps) steps=${2}; shift ;;\n  esac\n"
         "  shift\ndone\n"
@@ -115,7 +114,7 @@ def test_arguments_of_the_script_leave_its_defaults(tmp_path: Path) -> None:
     assert words_of(text, tmp_path)[0][-1] == "1000"
 
 
-def test_without_the_parser_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_parser_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "tree_sitter_bash", None)
     with pytest.raises(UserError, match=r"pip install 'terakoya\[scripts\]'"):
         Script(tmp_path, {})

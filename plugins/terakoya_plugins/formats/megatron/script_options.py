@@ -1,4 +1,4 @@
-"""The options of a command line of Megatron's: read, taken one by one, and accounted for."""
+"""Finds a script's training command, parses its options, and records what each option becomes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,24 @@ from typing import Any
 
 from terakoya.errors import UserError
 from terakoya_plugins.formats.megatron.script_flags import FLAGS
-from terakoya_plugins.formats.megatron.shell_script import shown, unknown
+from terakoya_plugins.formats.megatron.shell_script import as_written, unknown_text
 
 
 class Options:
-    """The options of a command, each with the words behind it, and what has been made of them."""
+    """The options of a command, and what each of them becomes.
+
+    Attributes:
+        given: option -> its words.
+        mapped: option -> the key that it becomes.
+        ignored: option -> why nothing is lost without it.
+        unsupported: option -> what is not supported.
+    """
 
     def __init__(self, words: Sequence[str]) -> None:
         self.given: dict[str, list[str]] = {}
-        self.dropped: dict[str, str] = {}
-        self.unplaced: dict[str, str] = {}
-        self.became: dict[str, str] = {}
+        self.mapped: dict[str, str] = {}
+        self.ignored: dict[str, str] = {}
+        self.unsupported: dict[str, str] = {}
         name = None
         for word in words:
             if re.match(r"--?[A-Za-z]", word):
@@ -32,99 +39,108 @@ class Options:
     def __contains__(self, name: str) -> bool:
         return name in self.given
 
-    def take(self, name: str, kind: Callable[[str], Any], key: str, *, as_written: bool = False) -> Any:
-        """The option's value, noted as having become `key`; None where it is not given or not in the script.
+    def take(self, name: str, parse: Callable[[str], Any], key: str, *, allow_unknown: bool = False) -> Any:
+        """Returns the option's value and records that it becomes `key`; None if the value is not given or unknown.
 
-        `as_written` takes a value that the script leaves open as it stands there.
+        With `allow_unknown`, a value that the script alone does not determine is returned as the script writes it.
 
         Raises:
-            UserError: a value that is no `kind`.
+            UserError: `parse` raises ValueError for the value.
         """
         words = self.given.get(name)
         if words is None:
             return None
         text = " ".join(words)
-        if as_written:
-            text = shown(text)
-        elif unknown(text) is not None:
-            self.unplaced[name] = f"{shown(text)}: the script alone does not tell; say it with --define"
+        if allow_unknown:
+            text = as_written(text)
+        elif unknown_text(text) is not None:
+            self.unsupported[name] = f"{as_written(text)}: unknown from the script alone; set it with --define"
             return None
         try:
-            value = kind(text)
+            value = parse(text)
         except ValueError:
-            raise UserError(f"--{name}: expected {_named(kind)}, got {text or 'nothing'}") from None
-        self.became[name] = key
+            raise UserError(f"--{name}: expected {_describe(parse)}, got {text or 'nothing'}") from None
+        self.mapped[name] = key
         return value
 
-    def switch(self, name: str, key: str) -> bool:
-        """Whether the switch is given; noted as having become `key`."""
+    def take_switch(self, name: str, key: str) -> bool:
+        """Returns whether the switch is given; if it is, records that it becomes `key`."""
         if name in self.given:
-            self.became[name] = key
+            self.mapped[name] = key
         return name in self.given
 
-    def no_place(self, name: str, reason: str) -> None:
-        """Notes that what `name` says has no place after all."""
-        self.became.pop(name, None)
-        self.unplaced[name] = reason
+    def mark_unsupported(self, name: str, reason: str) -> None:
+        """Records that the option `name` is not supported, instead of an earlier record."""
+        self.mapped.pop(name, None)
+        self.unsupported[name] = reason
 
-    def nothing_lost(self, name: str, reason: str) -> None:
-        """Notes that nothing is lost without `name` after all."""
-        self.became.pop(name, None)
-        self.dropped[name] = reason
+    def mark_ignored(self, name: str, reason: str) -> None:
+        """Records that the option `name` is ignored without loss, instead of an earlier record."""
+        self.mapped.pop(name, None)
+        self.ignored[name] = reason
 
 
-def whole(text: str) -> int:
-    """A whole number, also as 1e9 or 12_000."""
+def parse_integer(text: str) -> int:
+    """Parses an integer, also as 1e9 or 12_000. Raises ValueError for another number."""
     number = float(text.replace("_", ""))
     if number != int(number):
         raise ValueError(text)
     return int(number)
 
 
-def shares(text: str) -> list[float]:
-    """`998,1,1` as numbers, whole ones where they are."""
-    numbers = [float(each) for each in text.replace(" ", "").split(",")]
+def parse_shares(text: str) -> list[float]:
+    """Parses numbers like `998,1,1`; whole numbers become integers."""
+    numbers = [float(number) for number in text.replace(" ", "").split(",")]
     return [int(number) if number == int(number) else number for number in numbers]
 
 
-def ranges(text: str) -> list[list[int]]:
-    """`5-9 20-21` as pairs."""
-    pairs = [[int(number) for number in each.split("-")] for each in re.split(r"[\s,]+", text.strip())]
+def parse_ranges(text: str) -> list[list[int]]:
+    """Parses ranges like `5-9 20-21` as pairs."""
+    pairs = [[int(number) for number in pair.split("-")] for pair in re.split(r"[\s,]+", text.strip())]
     if any(len(pair) != 2 for pair in pairs):
         raise ValueError(text)
     return pairs
 
 
-def _named(kind: Callable[[str], Any]) -> str:
-    names = {"whole": "a whole number", "float": "a number", "shares": "shares, like 998,1,1", "ranges": "like 5-9"}
-    return names.get(kind.__name__, "a value")
+def _describe(parse: Callable[[str], Any]) -> str:
+    """Describes the values that `parse` accepts."""
+    descriptions: dict[Callable[[str], Any], str] = {
+        parse_integer: "a whole number",
+        float: "a number",
+        parse_shares: "shares, like 998,1,1",
+        parse_ranges: "ranges, like 5-9",
+    }
+    return descriptions.get(parse, "a value")
 
 
 def _known_name(name: str) -> str:
-    """The option's name as the table has it: the programs take dashes and underscores."""
+    """Returns the option's name as in the table; the programs accept dashes and underscores."""
     dashed = name.replace("_", "-")
     return dashed if dashed in FLAGS and name not in FLAGS else name
 
 
 def find_command(commands: Sequence[Sequence[str]], file: Path) -> tuple[list[str], int | None]:
-    """The options behind the training program among `commands`, and the number of nodes its launcher was told.
+    """Finds the command that starts a training program with --num-layers.
+
+    Returns:
+        The words after the program, and the number of nodes that its launcher starts; None if unknown.
 
     Raises:
-        UserError: there is none, or several.
+        UserError: there is no such command, or more than one.
     """
-    found = []
+    matches = []
     for words in commands:
-        place = next((index for index, word in enumerate(words) if word.endswith(".py")), None)
-        if place is None and "-m" in words:
-            place = words.index("-m") + 1
-        if place is not None and any(word.startswith("--num-layers") for word in words[place:]):
-            launcher = [word for each in words[:place] for word in each.split("=")]
+        program = next((index for index, word in enumerate(words) if word.endswith(".py")), None)
+        if program is None and "-m" in words:
+            program = words.index("-m") + 1
+        if program is not None and any(word.startswith("--num-layers") for word in words[program:]):
+            launcher = [part for word in words[:program] for part in word.split("=")]
             nodes = [launcher[i + 1] for i, word in enumerate(launcher[:-1]) if word in ("--nnodes", "--num_nodes")]
             count = int(nodes[-1]) if nodes and nodes[-1].isdecimal() else None
-            found.append((list(words[place + 1 :]), count))
-    if len(found) != 1:
+            matches.append((list(words[program + 1 :]), count))
+    if len(matches) != 1:
         raise UserError(
-            f"{file}: expected one command that starts a program with --num-layers, found {len(found)}"
-            + ("" if found else "; what the script does not tell can be said with --define NAME=VALUE")
+            f"{file}: expected one command that starts a program with --num-layers, found {len(matches)}"
+            + ("" if matches else "; set unknown variables of the script with --define NAME=VALUE")
         )
-    return found[0]
+    return matches[0]

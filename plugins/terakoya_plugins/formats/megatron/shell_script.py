@@ -1,7 +1,7 @@
-"""The command that a shell script would run, without running anything: variables, arrays and options filled in.
+"""Finds the commands that a shell script would run, with variables and arrays expanded, without running anything.
 
-tree-sitter's grammar of bash reads the script. What only a machine knows (the output of a program, an environment
-variable) becomes an `Unknown` with the text that asks for it; files are taken not to be there yet.
+tree-sitter's grammar of bash parses the script. A value that is known only when the script runs (the output of a
+program, an environment variable) is marked as unknown and keeps its text in the script. Tests for files are false.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 UNKNOWN = re.compile("\0(.*?)\0", re.S)
-"""Marks, within a value, what is not known: the text of the script between two zeros."""
+"""Matches an unknown part of a value: the text of the script between two NUL characters."""
 
-HIDDEN = "__terakoya_unknown_"
-"""Begins the word that stands for one of those while the script is walked."""
+PLACEHOLDER = "__terakoya_unknown_"
+"""Beginning of the word that stands for an unknown part while the script is interpreted."""
 
 PRINTING = ("echo", "printf")
+"""Commands whose arguments are not commands."""
 
 OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -35,30 +36,36 @@ OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
-COMPARED: Mapping[str, Callable[[int, int], bool]] = {
+COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
     "-gt": operator.gt, "-lt": operator.lt, "-ge": operator.ge, "-le": operator.le, "-eq": operator.eq,
     "-ne": operator.ne,
 }  # fmt: skip
 
 
-def unknown(value: str) -> str | None:
-    """The text of the script that says what a value should be, where the script alone does not tell; else None."""
-    found = UNKNOWN.search(value)
-    return found[1] if found else None
+def unknown_text(value: str) -> str | None:
+    """Returns the script's text for the first unknown part of `value`; None if the value is known."""
+    match = UNKNOWN.search(value)
+    return match[1] if match else None
 
 
-def shown(value: str) -> str:
-    """`value` as it is, or as the script writes it."""
+def as_written(value: str) -> str:
+    """Returns `value`, with unknown parts as the script writes them."""
     return UNKNOWN.sub(r"\1", value)
 
 
 class Script:
-    """A script that is walked from top to bottom, remembering what variables hold.
-
-    `defined` are values that stand for whatever the script assigns to these names.
-    """
+    """Interprets a script from top to bottom and keeps the values of its variables."""
 
     def __init__(self, folder: Path, defined: Mapping[str, str]) -> None:
+        """Prepares the parser.
+
+        Args:
+            folder: the script's folder.
+            defined: variable -> value that replaces those which the script assigns.
+
+        Raises:
+            UserError: the parser is not installed.
+        """
         try:
             import tree_sitter
             import tree_sitter_bash
@@ -68,21 +75,21 @@ class Script:
         self._folder = folder
         self._defined = dict(defined)
         self._values: dict[str, list[str]] = {name: [value] for name, value in defined.items()}
-        self._hidden: list[str] = []
+        self._unknown_texts: list[str] = []
 
     def commands(self, text: str) -> Iterator[list[str]]:
-        """The words of each command that would be run, in order; commands made by `eval` and `bash -c` included."""
-
+        """Yields the words of each command that would run, in order, also of `eval` and `bash -c`."""
         tree = self._parser.parse(text.encode())
         for words in self._walk(tree.root_node):
             yield [
-                re.sub(rf"{HIDDEN}(\d+)_", lambda match: f"\0{self._hidden[int(match[1])]}\0", word) for word in words
+                re.sub(rf"{PLACEHOLDER}(\d+)_", lambda match: f"\0{self._unknown_texts[int(match[1])]}\0", word)
+                for word in words
             ]
 
-    def _mark(self, text: str) -> str:
-        """A word that stands for what `text` would be: without spaces and quotes, since words are read once more."""
-        self._hidden.append(text)
-        return f"{HIDDEN}{len(self._hidden) - 1}_"
+    def _placeholder(self, text: str) -> str:
+        """Returns a word that stands for the value of `text`, without spaces and quotes, since it is parsed again."""
+        self._unknown_texts.append(text)
+        return f"{PLACEHOLDER}{len(self._unknown_texts) - 1}_"
 
     # ------------------------------------------------------------------------------------------------ statements
 
@@ -93,15 +100,15 @@ class Script:
         elif kind == "if_statement":
             yield from self._walk_if(node)
         elif kind == "while_statement":
-            if self._holds(node.child_by_field_name("condition")):
+            if self._is_true(node.child_by_field_name("condition")):
                 yield from self._walk(node.named_children[-1])
         elif kind == "for_statement":
-            self._values[_text(node.named_children[0])] = [self._mark(f"${_text(node.named_children[0])}")]
+            self._values[_text(node.named_children[0])] = [self._placeholder(f"${_text(node.named_children[0])}")]
             yield from self._walk(node.named_children[-1])
         elif kind == "case_statement":
             yield from self._walk_case(node)
         elif kind == "command":
-            words = [word for child in node.named_children for word in self._words(child)]
+            words = [word for child in node.named_children for word in self._expand_words(child)]
             inner = next((word for word in words if ".py" in word and re.search(r"\s", word.strip())), None)
             if words[:1] == ["eval"]:
                 yield from self.commands(" ".join(words[1:]))
@@ -114,59 +121,60 @@ class Script:
                 yield from self._walk(child)
 
     def _walk_if(self, node: Node) -> Iterator[list[str]]:
-        """The branch whose condition holds; a condition that cannot be told does not."""
-        holds = self._holds(node.child_by_field_name("condition"))
+        """Walks the first branch whose condition is true."""
+        is_true = self._is_true(node.child_by_field_name("condition"))
         past_then = False
         for child in node.children:
             if child.type in ("elif_clause", "else_clause"):
-                if holds:
+                if is_true:
                     return
                 if child.type == "elif_clause":
-                    holds = self._holds(child.named_children[0])
+                    is_true = self._is_true(child.named_children[0])
                     body = child.named_children[1:]
                 else:
-                    holds, body = True, child.named_children
-                if holds:
-                    for inner in body:
-                        yield from self._walk(inner)
+                    is_true, body = True, child.named_children
+                if is_true:
+                    for statement in body:
+                        yield from self._walk(statement)
                     return
             elif child.type == "then":
                 past_then = True
-            elif past_then and holds and child.is_named:
+            elif past_then and is_true and child.is_named:
                 yield from self._walk(child)
 
     def _walk_case(self, node: Node) -> Iterator[list[str]]:
-        """The first item whose pattern fits; none where the value is not known."""
-        value = " ".join(self._words(node.named_children[0]))
-        if HIDDEN in value:
+        """Walks the first item whose pattern matches; none if the value is unknown."""
+        value = " ".join(self._expand_words(node.named_children[0]))
+        if PLACEHOLDER in value:
             return
         for item in (child for child in node.named_children[1:] if child.type == "case_item"):
             patterns = item.children_by_field_name("value")
-            if any(fnmatch.fnmatchcase(value, _text(each).strip("\"'")) for each in patterns):
+            if any(fnmatch.fnmatchcase(value, _text(pattern).strip("\"'")) for pattern in patterns):
                 for child in item.named_children[len(patterns) :]:
                     yield from self._walk(child)
                 return
 
-    def _holds(self, node: Node | None) -> bool:
+    def _is_true(self, node: Node | None) -> bool:
+        """Whether a condition is true. A comparison of unknown values is false."""
         if node is None:
             return False
         if node.type in ("test_command", "parenthesized_expression") and node.named_child_count == 1:
-            return self._holds(node.named_children[0])
+            return self._is_true(node.named_children[0])
         if node.type == "negated_command" or (node.type == "unary_expression" and _text(node).startswith("!")):
-            return not self._holds(node.named_children[-1])
+            return not self._is_true(node.named_children[-1])
         if node.type == "unary_expression" and node.named_child_count == 2:
-            value = " ".join(self._words(node.named_children[1]))
+            value = " ".join(self._expand_words(node.named_children[1]))
             return {"-n": value != "", "-z": value == ""}.get(_text(node.named_children[0]), False)
         if node.type in ("binary_expression", "list") and len(node.children) == 3:
             left, sign, right = node.children
             if _text(sign) in ("&&", "||"):
-                both = self._holds(left), self._holds(right)
-                return all(both) if _text(sign) == "&&" else any(both)
-            values = [" ".join(self._words(each)) for each in (left, right)]
-            if any(HIDDEN in value for value in values):
+                operands = self._is_true(left), self._is_true(right)
+                return all(operands) if _text(sign) == "&&" else any(operands)
+            values = [" ".join(self._expand_words(operand)) for operand in (left, right)]
+            if any(PLACEHOLDER in value for value in values):
                 return False
-            if _text(sign) in COMPARED:
-                return all(re.fullmatch(r"-?\d+", value) for value in values) and COMPARED[_text(sign)](
+            if _text(sign) in COMPARISONS:
+                return all(re.fullmatch(r"-?\d+", value) for value in values) and COMPARISONS[_text(sign)](
                     int(values[0]), int(values[1])
                 )
             return {"=": values[0] == values[1], "==": values[0] == values[1], "!=": values[0] != values[1]}.get(
@@ -175,10 +183,11 @@ class Script:
         return False
 
     def _assign(self, node: Node) -> None:
+        """Stores the value of an assignment, unless the user defined the variable."""
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
         if name is None or name.type != "variable_name" or _text(name) in self._defined:
             return
-        words = [] if value is None else self._words(value, split=False)
+        words = [] if value is None else self._expand_words(value, split=False)
         if value is None or value.type != "array":
             words = [" ".join(words)]
         if "+=" in {child.type for child in node.children}:
@@ -189,8 +198,8 @@ class Script:
 
     # ----------------------------------------------------------------------------------------------------- words
 
-    def _words(self, node: Node, *, split: bool = True) -> list[str]:
-        """What the node expands to. An expansion outside quotes is split at spaces, unless it is assigned."""
+    def _expand_words(self, node: Node, *, split: bool = True) -> list[str]:
+        """Returns the words that `node` expands to. `split` splits an expansion outside quotes at spaces."""
         kind = node.type
         if kind in ("word", "number", "test_operator", "regex", "extglob_pattern"):
             return [re.sub(r"\\(\n|.)", lambda match: match[1].strip("\n"), _text(node))]
@@ -200,96 +209,99 @@ class Script:
             values = self._expand(node)
             return [word for value in values for word in value.split()] if split else values
         if kind == "string":
-            return self._quoted(node)
+            return self._expand_string(node)
         if kind == "array":
-            return [word for child in node.named_children if child.type != "comment" for word in self._words(child)]
+            return [
+                word for child in node.named_children if child.type != "comment" for word in self._expand_words(child)
+            ]
         if kind == "concatenation":
             words = [""]
             for child in node.named_children:
-                more = self._words(child, split=split) or [""]
+                more = self._expand_words(child, split=split) or [""]
                 words = [*words[:-1], words[-1] + more[0], *more[1:]]
             return words
         if kind in ("comment", "file_redirect", "heredoc_redirect", "variable_assignment"):
             return []
         if kind == "command_name":
-            return [word for child in node.named_children for word in self._words(child)]
-        return [self._mark(_text(node))]
+            return [word for child in node.named_children for word in self._expand_words(child)]
+        return [self._placeholder(_text(node))]
 
-    def _quoted(self, node: Node) -> list[str]:
-        """A string in double quotes: one word, or those of an array that stands in it alone."""
-        inner = node.named_children
-        if len(inner) == 1 and "[@]" in _text(inner[0]) and _text(node) == f'"{_text(inner[0])}"':
-            return self._expand(inner[0])
-        source, place, text = node.text or b"", node.start_byte, ""
-        at = place + 1
-        for child in [*inner, None]:
-            end = child.start_byte if child is not None else place + len(source) - 1
-            text += _unescaped(source[at - place : end - place].decode())
+    def _expand_string(self, node: Node) -> list[str]:
+        """Expands a string in double quotes to one word, or to the words of an array if the string is only that."""
+        children = node.named_children
+        if len(children) == 1 and "[@]" in _text(children[0]) and _text(node) == f'"{_text(children[0])}"':
+            return self._expand(children[0])
+        source, start, text = node.text or b"", node.start_byte, ""
+        position = start + 1
+        for child in [*children, None]:
+            end = child.start_byte if child is not None else start + len(source) - 1
+            text += _unescape(source[position - start : end - start].decode())
             if child is not None:
-                literal = child.type == "string_content"
+                is_literal = child.type == "string_content"
                 raw = _text(child)
-                start = len(raw) if literal else re.search(r"[$`]|$", raw).start()  # type: ignore[union-attr]
-                text += _unescaped(raw[:start])  # the grammar counts some line ends before an expansion as its own
-                text += "" if literal else " ".join(self._expand(child))
-                at = child.end_byte
+                length = len(raw) if is_literal else re.search(r"[$`]|$", raw).start()  # type: ignore[union-attr]
+                text += _unescape(raw[:length])  # the grammar includes some preceding line ends in an expansion
+                text += "" if is_literal else " ".join(self._expand(child))
+                position = child.end_byte
         return [text]
 
     def _expand(self, node: Node) -> list[str]:
-        """The values that an expansion stands for."""
+        """Returns the values of an expansion."""
         text = re.sub(r"^[^$`]+", "", _text(node))
         if node.type == "arithmetic_expansion":
-            return [self._calculate(node)]
+            return [self._evaluate_arithmetic(node)]
         if node.type == "command_substitution":
-            return self._output(node)
+            return self._command_output(node)
         match = re.fullmatch(r"\$\{?(\w+)(\[[@*]\])?(?:(:?[-=]|%%?|##?)(.*))?\}?", text.removesuffix("}"), re.S)
         if match is None:
-            return [self._mark(text)]
+            return [self._placeholder(text)]
         name, _, sign, rest = match.groups()
         values = self._values.get(name)
         if sign in (":-", "-", ":=", "=") and not (values and values[0]):
             default = next(iter(node.named_children[1:]), None)
-            return self._words(default) if default is not None else [rest or ""]
+            return self._expand_words(default) if default is not None else [rest or ""]
         if values is None:
-            return [self._mark(text)]
+            return [self._placeholder(text)]
         if sign and sign[0] == "%" and "*" not in rest:
             return [value.removesuffix(rest) for value in values]
         if sign and sign[0] == "#" and "*" not in rest:
             return [value.removeprefix(rest) for value in values]
-        return [self._mark(text)] if sign and sign[0] in "%#" else values
+        return [self._placeholder(text)] if sign and sign[0] in "%#" else values
 
-    def _calculate(self, node: Node) -> str:
-        """The whole number that `$((...))` is."""
+    def _evaluate_arithmetic(self, node: Node) -> str:
+        """Returns the value of `$((...))`."""
         expression = re.sub(r"^[^$]+", "", _text(node))[3:-2]
         names = re.sub(r"\$\{?(\w+)\}?", r"\1", expression)
         try:
-            return str(self._number(ast.parse(names.strip(), mode="eval").body))
+            return str(self._evaluate(ast.parse(names.strip(), mode="eval").body))
         except (SyntaxError, ValueError, ZeroDivisionError, KeyError):
-            return self._mark(_text(node))
+            return self._placeholder(_text(node))
 
-    def _number(self, node: ast.expr) -> int:
+    def _evaluate(self, node: ast.expr) -> int:
+        """Computes an integer expression. Raises ValueError or KeyError if it cannot."""
         if isinstance(node, ast.Constant) and isinstance(node.value, int):
             return node.value
         if isinstance(node, ast.Name):
             return int(" ".join(self._values[node.id]))
         if isinstance(node, ast.BinOp):
-            return OPERATORS[type(node.op)](self._number(node.left), self._number(node.right))
+            return OPERATORS[type(node.op)](self._evaluate(node.left), self._evaluate(node.right))
         raise ValueError(ast.dump(node))
 
-    def _output(self, node: Node) -> list[str]:
-        """What a program in `$(...)` prints, of the few whose answer stands in files: echo, and yq's look-ups."""
+    def _command_output(self, node: Node) -> list[str]:
+        """Returns the output of `$(...)` for echo and for look-ups of yq; else a placeholder."""
         commands = [child for child in node.named_children if child.type == "command"]
         if len(commands) == 1:
-            words = [word for child in commands[0].named_children for word in self._words(child, split=False)]
+            words = [word for child in commands[0].named_children for word in self._expand_words(child, split=False)]
             if words[:1] == ["echo"]:
                 return [" ".join(words[1:])]
             if words[:1] == ["yq"]:
-                value = self._look_up([word for word in words[1:] if not re.fullmatch(r"-\w", word)])
+                value = self._look_up_yaml([word for word in words[1:] if not re.fullmatch(r"-\w", word)])
                 if value is not None:
                     return [value]
-        return [self._mark(_text(node))]
+        return [self._placeholder(_text(node))]
 
-    def _look_up(self, words: list[str]) -> str | None:
-        """The value of `yq '.key' FILE`, the file lying beside the script; None if it is not there."""
+    def _look_up_yaml(self, words: list[str]) -> str | None:
+        """Returns the output of `yq '.key' FILE`, with FILE relative to the script's folder; None without a value."""
         import yaml
 
         if len(words) != 2 or not re.fullmatch(r"\.[\w.]+", words[0]) or not (self._folder / words[1]).is_file():
@@ -306,6 +318,6 @@ def _text(node: Node) -> str:
     return (node.text or b"").decode()
 
 
-def _unescaped(text: str) -> str:
-    """What stands between double quotes, its escapes undone."""
+def _unescape(text: str) -> str:
+    """Returns the text between double quotes without its escapes."""
     return re.sub(r"\\(\n|[\"$`\\])", lambda match: "" if match[1] == "\n" else match[1], text)
