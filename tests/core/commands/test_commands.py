@@ -103,9 +103,9 @@ def test_an_unknown_verb_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_plugins_show_tells_settings_defaults_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "plugins", "show", "mecab_wordpiece")
-    assert code == 0 and out.startswith("tokenizer mecab_wordpiece: MeCab's words")
+    assert code == 0 and out.startswith("tokenizer mecab_wordpiece: WordPiece inside the words")
     (line,) = [line for line in out.splitlines() if line.startswith("min_frequency ")]
-    assert line.rstrip().split(maxsplit=2)[1:] == ["2", "How often a pair of pieces must occur to become one."]
+    assert line.rstrip().split(maxsplit=2)[1:] == ["2", "How often a pair of pieces must occur to be merged."]
     code, _, error = call(capsys, "plugins", "show", "mecab_wordpice")
     assert code == 2 and 'no component is called "mecab_wordpice"' in error and "mecab_character" in error
 
