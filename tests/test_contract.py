@@ -11,7 +11,7 @@ import pytest
 
 from terakoya import contract
 from terakoya.contract import training
-from terakoya.plugins import Offer, load
+from terakoya.plugins import Registration, load
 
 OFFERS = load().components()
 
@@ -21,7 +21,7 @@ def _names(kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("offer", OFFERS, ids=lambda offer: f"{offer.kind}-{offer.name}")
-def test_a_component_passes_the_checks_of_its_kind(offer: Offer) -> None:
+def test_a_component_passes_the_checks_of_its_kind(offer: Registration) -> None:
     results = list(contract.check_component(offer, train=False))
     assert [str(result) for result in results if result.status not in ("passed", "skipped")] == []
     assert sum(result.status == "passed" for result in results) >= 6

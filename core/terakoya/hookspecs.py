@@ -1,4 +1,4 @@
-"""Every hook a plugin may implement: the whole extension surface on one page.
+"""Every hook that a plugin may implement: the whole extension surface on one page.
 
     from terakoya import hookimpl
 
@@ -6,12 +6,12 @@
     def register_architectures():
         return {"my_bert": MyBert}
 
-Nouns are called once, when plugins are loaded, in every process. Events are called on every rank, in the main thread.
-Events make no collective calls, except `evaluate` through `run.reduce`. None is first-result and load order never
-matters: a name offered twice is an error that names both modules.
+Registration hooks are called once, when plugins are loaded, in every process. Events are called on every rank, in the
+main thread. Events make no collective calls, except `evaluate` through `run.reduce`. The results of all plugins are
+used, and load order never matters: a name that two plugins register is an error that names both modules.
 
-A hook that goes stays here for one more release, marked `@hookspec(warn_on_impl=Leaving("0.3", "use ..."))`; it is
-called as before, and whoever implements it is told at every start and by `terakoya plugins check`.
+A deprecated hook stays on this page for one more release, marked `@hookspec(warn_on_impl=DeprecatedHook("0.3", "use
+..."))`. It is called as before, and every start and `terakoya plugins check` warn of each plugin that implements it.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 """Marks a plugin's functions as hooks; `from terakoya import hookimpl`."""
 
 INTERFACE = "1.0"
-"""The version of what plugins see: this page, `components`, and what they name. The first number rises where a
-plugin must be changed, the second where something is added."""
+"""The version of the plugin interface: this page, `components` and `toolkit`. The first number rises when plugins must
+be changed, the second when something is added."""
 
 
-class Leaving(FutureWarning):
-    """Marks a hook that the release `version` no longer has; `instead` says what to do."""
+class DeprecatedHook(FutureWarning):
+    """Marks a hook that the release `version` removes; `instead` says what to do."""
 
     def __init__(self, version: str, instead: str) -> None:
-        super().__init__(f"goes in terakoya {version}: {instead}")
+        super().__init__(f"is removed in terakoya {version}: {instead}")
 
 
-# --------------------------------------------------------------------------------------------------------- nouns
+# -------------------------------------------------------------------------------------------------- registration
 
 
 @hookspec
 def register_tokenizers() -> Mapping[str, type[components.Tokenizer]]:
-    """Called when plugins load, in every process. Returns tokenizer kinds by the name `--type` chooses them with."""
+    """Called when plugins load, in every process. Returns tokenizer kinds by their name for `--type`."""
     return {}
 
 
@@ -79,13 +79,13 @@ def register_schedules() -> Mapping[str, type[components.Schedule]]:
 
 @hookspec
 def register_exporters() -> Mapping[str, type[components.Exporter]]:
-    """Called when plugins load, in every process. Returns export formats by the name `--format` chooses them with."""
+    """Called when plugins load, in every process. Returns export formats by their name for `--format`."""
     return {}
 
 
 @hookspec
 def register_importers() -> Mapping[str, type[components.Importer]]:
-    """Called when plugins load, in every process. Returns import formats by the name `terakoya import` takes."""
+    """Called when plugins load, in every process. Returns import formats by their name for `terakoya import`."""
     return {}
 
 
@@ -97,7 +97,7 @@ def register_trackers() -> Mapping[str, type[components.Tracker]]:
 
 @hookspec
 def register_launchers() -> Mapping[str, type[components.Launcher]]:
-    """Called when plugins load, in every process. Returns launchers by the name `terakoya launch` takes."""
+    """Called when plugins load, in every process. Returns launchers by their name for `terakoya launch`."""
     return {}
 
 
@@ -106,13 +106,13 @@ def register_launchers() -> Mapping[str, type[components.Launcher]]:
 
 @hookspec
 def run_started(run: Run) -> None:
-    """Called once on every rank when model, optimizer and data stand, before the first step. Returns nothing."""
+    """Called once on every rank when model, optimizer and data are ready, before the first step. Returns nothing."""
 
 
 @hookspec
 def step_finished(run: Run, report: StepReport) -> None:
-    """Called on every rank after each optimizer step. `report` holds what the host knows without waiting for the
-    device; losses are there on logged steps only. Returns nothing."""
+    """Called on every rank after each optimizer step. `report` holds the values that the host knows without waiting for
+    the device; it has losses on logged steps only. Returns nothing."""
 
 
 @hookspec
@@ -123,11 +123,11 @@ def evaluate(run: Run) -> Mapping[str, float]:  # type: ignore[empty-body]
 
 @hookspec
 def checkpoint_saved(run: Run, folder: Path) -> None:
-    """Called on every rank after a checkpoint is committed under its final name `folder`, which says the step it is of:
-    with `checkpoint.async_save` the run is further on by then. Returns nothing."""
+    """Called on every rank after a checkpoint has its final name `folder`, which contains its step. With
+    `checkpoint.async_save` the run has continued beyond that step. Returns nothing."""
 
 
 @hookspec
 def run_finished(run: Run, error: BaseException | None) -> None:
-    """Called once on every rank when the run ends, `error` being what ended it early, None otherwise. Returns
+    """Called once on every rank when the run ends. `error` is the exception that ended it early, else None. Returns
     nothing."""

@@ -27,8 +27,8 @@ class Funnel(TransformersArchitecture):
     """No padding id: Transformers sets its embedding to zero whenever it loads a Funnel, and so a row of the vocabulary
     head, which shares the embeddings' weights."""
     model_classes: ClassVar = {"masked": "FunnelForMaskedLM", "discriminator": "FunnelForPreTraining"}
-    isolation = "none"
-    trial: ClassVar = {"block_sizes": (1, 1), "d_head": 4}
+    document_masking = "none"
+    test_settings: ClassVar = {"block_sizes": (1, 1), "d_head": 4}
 
     block_sizes: tuple[PositiveInt, ...] = (4, 4, 4)
     """Layers of each block; from the second on the sequence is half as long as in the block before."""

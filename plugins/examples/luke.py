@@ -25,7 +25,7 @@ class Luke(EncoderArchitecture):
     config_class = "LukeConfig"
     model_classes: ClassVar = {"masked": "LukeForMaskedLM"}
     vocabulary_head = ("lm_head",)
-    isolation = "mask4d"
+    document_masking = "mask_4d"
     positions_follow_padding = True
 
     hidden_size: PositiveInt = 768

@@ -20,7 +20,7 @@ HOOKS = {
     if inspect.isfunction(function) and hasattr(function, "terakoya_spec")
 }
 
-NOUNS = {
+REGISTER_HOOKS = {
     "register_tokenizers": "Tokenizer",
     "register_architectures": "Architecture",
     "register_objectives": "Objective",
@@ -60,8 +60,8 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
 
 
 def test_the_walk_finds_every_hook_and_each_has_a_test_here() -> None:
-    assert set(HOOKS) == {*NOUNS, *EVENTS}
-    assert set(NOUNS) == set(plugins.NOUNS.values())
+    assert set(HOOKS) == {*REGISTER_HOOKS, *EVENTS}
+    assert set(REGISTER_HOOKS) == set(plugins.REGISTER_HOOKS.values())
     assert tuple(EVENTS) == plugins.EVENTS
 
 
@@ -87,8 +87,8 @@ def test_a_hook_is_typed_and_takes_what_its_wrapper_takes(name: str) -> None:
         }
 
 
-@pytest.mark.parametrize(("hook", "base"), NOUNS.items())
-def test_a_noun_offers_its_classes_by_name(load: Load, hook: str, base: str) -> None:
+@pytest.mark.parametrize(("hook", "base"), REGISTER_HOOKS.items())
+def test_a_registration_hook_registers_its_classes_by_name(load: Load, hook: str, base: str) -> None:
     registry = load(
         f"from terakoya import hookimpl\nfrom terakoya.components import {base}\n"
         f"class Mine({base}):\n    size: int = 3\n"

@@ -118,7 +118,7 @@ def test_two_processes_train_it_and_plain_transformers_gives_its_logits(name: st
 @pytest.mark.usefixtures("_alone")
 def test_funnel_refuses_rows_of_several_documents_by_name() -> None:
     funnel = plugins.load([str(EXAMPLES / "funnel.py")]).component("architectures", "funnel")
-    assert funnel.isolation == "none"
+    assert funnel.document_masking == "none"
     settings = toy.parameters(Path("store"), architecture={"type": "funnel"}, objective={"type": "masked_lm"})
     with pytest.raises(UserError, match="Funnel cannot keep documents in one row apart"):
         build_module(Parameters.from_dict(settings, source="test"), Vocabulary(size=60, pad=0, mask=4))

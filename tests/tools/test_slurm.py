@@ -137,7 +137,7 @@ def submitted(
 def undisturbed(cluster: Path, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nothing happened to: two processes, one on each node, ranks from srun."""
     job = submitted(store, tmp_path_factory.mktemp("undisturbed") / "run", {})
-    assert job.wait() == JobState("COMPLETED", "", over=True)
+    assert job.wait() == JobState("COMPLETED", "", done=True)
     assert "2 processes on 2 nodes" in job.printed()
     assert job.resumed_at() == []
     return job.run
@@ -153,7 +153,7 @@ def test_a_preempted_job_ends_with_the_undisturbed_weights(
         check=True, capture_output=True,
     )  # fmt: skip
     state = job.wait()
-    assert (state.word, state.told) == ("COMPLETED", "queued again once"), job.printed()
+    assert (state.status, state.detail) == ("COMPLETED", "queued again once"), job.printed()
     assert "Exited with exit code 75" in job.printed()
     assert [record["step"] for record in records(job.run, "stopped")] == job.resumed_at()
     assert 40 <= job.resumed_at()[0] < STEPS
@@ -201,7 +201,7 @@ def test_a_job_preempted_before_its_first_step_is_queued_again(
         check=True, capture_output=True,
     )  # fmt: skip
     state = job.wait()
-    assert (state.word, state.told) == ("COMPLETED", "queued again once"), job.printed()
+    assert (state.status, state.detail) == ("COMPLETED", "queued again once"), job.printed()
     assert weights(job.run) == weights(undisturbed)
 
 
@@ -209,7 +209,7 @@ def test_a_job_out_of_time_saves_and_goes_on(cluster: Path, store: Path, undistu
     settings = {"time": "2", "signal_seconds": 10}  # Slurm sends it up to 30 seconds earlier
     job = submitted(store, tmp_path / "run", settings, global_options=slow(tmp_path, seconds=0.45))
     state = job.wait()
-    assert state.word == "COMPLETED", job.printed()
+    assert state.status == "COMPLETED", job.printed()
     assert job.resumed_at() and job.resumed_at() == [record["step"] for record in records(job.run, "stopped")]
     assert toy.losses(job.run) == toy.losses(undisturbed)
     assert weights(job.run) == weights(undisturbed)
@@ -222,7 +222,7 @@ def test_a_job_that_lost_a_process_goes_on_from_its_last_checkpoint(
     job.wait_for_step(60)
     os.kill(process_of(job, 1), signal.SIGKILL)
     state = job.wait()
-    assert (state.word, state.told) == ("COMPLETED", "queued again once"), job.printed()
+    assert (state.status, state.detail) == ("COMPLETED", "queued again once"), job.printed()
     assert "queued again (1 of 1), to go on from the last checkpoint" in job.printed()
     assert job.resumed_at()[0] >= 50 and job.resumed_at()[0] % 50 == 0
     assert weights(job.run) == weights(undisturbed)
@@ -237,11 +237,11 @@ def test_a_job_that_lost_a_node_waits_for_it_and_goes_on(
     daemon = int((cluster / "slurmd-n2.pid").read_text())
     for process in (daemon, parent(lost), lost):  # as when its power fails
         os.kill(process, signal.SIGKILL)
-    wait_for(lambda: job.job.state().word == "PENDING", job.printed)
+    wait_for(lambda: job.job.state().status == "PENDING", job.printed)
     controller = (cluster / "slurmctld.pid").read_text().strip()
     subprocess.run(["nsenter", f"--target={controller}", "--mount", "slurmd", "-N", "n2"], check=True)
     state = job.wait()
-    assert (state.word, state.told) == ("COMPLETED", "queued again once"), job.printed()
+    assert (state.status, state.detail) == ("COMPLETED", "queued again once"), job.printed()
     assert job.resumed_at()[0] >= 50
     assert weights(job.run) == weights(undisturbed)
 
@@ -250,10 +250,10 @@ def test_a_cancelled_job_saves_and_stays_cancelled(cluster: Path, store: Path, t
     job = submitted(store, tmp_path / "run", {})
     job.wait_for_step(40)
     subprocess.run(["scancel", job.number], check=True)
-    assert job.wait().word == "CANCELLED"
+    assert job.wait().status == "CANCELLED"
     assert records(job.run, "stopped")
     time.sleep(3)
-    assert job.job.state().word == "CANCELLED", job.printed()
+    assert job.job.state().status == "CANCELLED", job.printed()
 
 
 def test_a_job_asked_to_stop_saves_and_is_not_queued_again(cluster: Path, store: Path, tmp_path: Path) -> None:
@@ -261,10 +261,10 @@ def test_a_job_asked_to_stop_saves_and_is_not_queued_again(cluster: Path, store:
     job.wait_for_step(40)
     assert "asked to save and leave" in job.job.stop()
     state = job.wait()
-    assert state.told.endswith("asked to stop, and saved") and not state.failed, state
+    assert state.detail.endswith("asked to stop, and saved") and not state.failed, state
     assert records(job.run, "stopped")
     time.sleep(3)
-    assert job.job.state().over
+    assert job.job.state().done
     assert "stopped by" in "\n".join(job.job.output())
 
 

@@ -103,7 +103,7 @@ def _show(launcher: str, planned: PlannedLaunch, *, submitted: bool) -> None:
     output.print("started with:" if submitted else "start it with these commands, or add --submit to yours:")
     for line in planned.plan.commands:
         output.print(f"  {line}", markup=False, soft_wrap=True)
-    detached = planned.launcher.jobs_go_on
+    detached = planned.launcher.detached
     watching = f"launch {launcher} status {planned.job.run}" if detached else f"status {planned.job.run}"
     output.print(f"follow it with:\n  terakoya {watching} --watch", markup=False, soft_wrap=True)
 

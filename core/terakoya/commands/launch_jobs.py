@@ -76,7 +76,7 @@ def _print_states(job: SubmittedJob, name: str, run: Path | None, every: float |
         if state != last_state:
             last_state = state
             numbers = "  ".join(f"{key} {value:.6g}" for key, value in state.values.items())
-            line = "  ".join(filter(None, (f"job {name}: {state.word}", state.told, numbers)))
+            line = "  ".join(filter(None, (f"job {name}: {state.status}", state.detail, numbers)))
             console().print(line, markup=False, soft_wrap=True)
         with contextlib.suppress(UserError):  # not a run yet, or on a file system that this machine does not see
             run_state = run_status.read(run) if run is not None else None

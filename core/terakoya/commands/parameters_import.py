@@ -12,7 +12,7 @@ import typer
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
-    from terakoya.components import ForeignParameters, Importer
+    from terakoya.components import ConvertedConfig, Importer
 
 
 def command(
@@ -31,7 +31,7 @@ def command(
     What every option became is told; so is what has no place. Nothing of the script is run.
     """
     from terakoya.plugins import registry
-    from terakoya.plugins.create import made
+    from terakoya.plugins.create import create_component
 
     component = registry().component("importers", format)
     for each in define or ():
@@ -40,7 +40,7 @@ def command(
     settings = {"define": define} if define else {}
     if define and "define" not in component.model_fields:
         raise UserError(f"--define: the format {format} reads no scripts with variables")
-    importer: Importer = made("importers", format, settings, where=f"importer {format}")
+    importer: Importer = create_component("importers", format, settings, where=f"importer {format}")
     found = importer.parameters(file)
     text = json.dumps(found.parameters, indent=2, ensure_ascii=False) + "\n"
     if out is None:
@@ -52,7 +52,7 @@ def command(
     _report(found, file, out)
 
 
-def _report(found: ForeignParameters, file: Path, out: Path | None) -> None:
+def _report(found: ConvertedConfig, file: Path, out: Path | None) -> None:
     """Says on the error console what became of every option, and what the JSON still lacks."""
     from rich.table import Table
     from rich.text import Text
@@ -62,9 +62,9 @@ def _report(found: ForeignParameters, file: Path, out: Path | None) -> None:
 
     console = error_console()
     parts: tuple[tuple[str, Mapping[str, str], str], ...] = (
-        ("became", found.became, ""),
-        ("dropped: nothing is lost", found.dropped, "dim"),
-        ("NO PLACE", found.unplaced, "yellow"),
+        ("became", found.mapped, ""),
+        ("dropped: nothing is lost", found.ignored, "dim"),
+        ("NO PLACE", found.unsupported, "yellow"),
     )
     for title, options, style in parts:
         if options:
@@ -80,5 +80,5 @@ def _report(found: ForeignParameters, file: Path, out: Path | None) -> None:
     except UserError as error:
         console.print("still to be said before it can run:", style="yellow")
         console.print(str(error), markup=False, soft_wrap=True)
-    counts = f"{len(found.became)} options became keys, {len(found.dropped)} are dropped, {len(found.unplaced)}"
+    counts = f"{len(found.mapped)} options became keys, {len(found.ignored)} are dropped, {len(found.unsupported)}"
     console.print(f"{file}: {counts} have no place{f'; written to {out}' if out else ''}", soft_wrap=True)

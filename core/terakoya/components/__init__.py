@@ -1,18 +1,19 @@
-"""The base classes of everything a plugin may bring.
+"""The base classes of everything that a plugin may register.
 
-A component is a frozen pydantic model: its fields are the keys of the parameter JSON and hold settings only; what it
-builds holds state. torch and transformers are imported inside methods, so that listing plugins stays quick.
+A component is a frozen pydantic model: its fields are the keys of the parameter JSON and hold settings only; the
+objects that it builds hold state. torch and transformers are imported inside methods, so that listing plugins stays
+quick.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from terakoya.components.architecture import WIDTHS, Architecture, Head, Isolation, TensorPartition
+from terakoya.components.architecture import WIDTHS, Architecture, DocumentMasking, Head, TensorPartition
 from terakoya.components.base import Component
-from terakoya.components.formats import Exporter, ForeignParameters, Importer
+from terakoya.components.formats import ConvertedConfig, Exporter, Importer
 from terakoya.components.launcher import Job, JobState, Launcher, LaunchPlan, SubmittedJob
-from terakoya.components.objective import Batch, Objective, Term
+from terakoya.components.objective import Batch, LossTerm, Objective
 from terakoya.components.optimization import Optimizer, Schedule
 from terakoya.components.progress import Progress
 from terakoya.components.tokenizer import Encoded, Encoder, Tokenizer
@@ -25,24 +26,24 @@ __all__ = [
     "Architecture",
     "Batch",
     "Component",
+    "ConvertedConfig",
+    "DocumentMasking",
     "Encoded",
     "Encoder",
     "Exporter",
-    "ForeignParameters",
     "Head",
     "Importer",
-    "Isolation",
     "Job",
     "JobState",
     "LaunchPlan",
     "Launcher",
+    "LossTerm",
     "Objective",
     "Optimizer",
     "Progress",
     "Schedule",
     "SubmittedJob",
     "TensorPartition",
-    "Term",
     "Tokenizer",
     "Tracker",
     "TrackerRun",
@@ -60,4 +61,4 @@ KINDS: Mapping[str, type[Component]] = {
     "trackers": Tracker,
     "launchers": Launcher,
 }
-"""Every kind of component, by the plural that its hook `register_<plural>` bears."""
+"""Plural -> base class, for every kind of component. A plugin registers components in the hook `register_<plural>`."""

@@ -1,4 +1,4 @@
-"""What every component is: settings, frozen and strict."""
+"""The base of every component: settings, frozen and strict."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Component(BaseModel):
-    """Settings of one replaceable part. Subclasses add fields; unknown keys are refused."""
+    """The settings of one replaceable part. Subclasses add fields; unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    trial: ClassVar[Mapping[str, Any]] = {}
-    """Settings to try this component with in seconds, as `terakoya plugins check` and the project's tests do: small
-    sizes, and a value for whatever has no default. Usual names of sizes need no mention."""
+    test_settings: ClassVar[Mapping[str, Any]] = {}
+    """Settings with which `terakoya plugins check` and the project's tests try this component in seconds: small sizes,
+    and a value for each field without a default. Sizes with the usual names may be left out."""

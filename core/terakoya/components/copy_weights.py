@@ -1,4 +1,4 @@
-"""Weights of finished models, put back into the module of an objective that exports such models."""
+"""Copying the weights of finished models into the module of an objective that exports such models."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from transformers import PreTrainedModel
 
 from terakoya.errors import UserError
 
-SHOWN = 8
+MAX_NAMES = 8
 """How many names of one kind an error lists before it counts the rest."""
 
 
 def copy_weights(
     module: nn.Module, targets: Mapping[str, PreTrainedModel], models: Mapping[str, PreTrainedModel]
 ) -> None:
-    """Gives `targets`, which are parts of `module`, the weights of `models`, name by name; all of them or none.
+    """Copies the weights of `models` into `targets`, which are parts of `module`, name by name; all of them or none.
 
     Raises:
-        UserError: a line for each model that cannot be set: weights that are one in `module` and differ in `models`,
-            or a target that is no part of `module`.
+        UserError: a line for each model that cannot be set: weights that are shared in `module` but differ in `models`,
+            or a target that is not a part of `module`.
     """
     own = {id(value) for value in module.state_dict(keep_vars=True).values()}
-    values: dict[int, tuple[Tensor, Tensor, str]] = {}  # of each tensor of ours: itself, what it becomes, whose that is
+    values: dict[int, tuple[Tensor, Tensor, str]] = {}  # id of our tensor -> itself, its new value, that value's model
     problems = []
     for key, target in targets.items():
         ours, theirs = target.state_dict(keep_vars=True), models[key].state_dict()
         if any(id(value) not in own for value in ours.values()):
             problems.append(
-                f"{_called(models[key])}: this model cannot be set: the objective computes it from other weights when "
-                "it exports, and its adopt does not say how these follow from it"
+                f"{_source(models[key])}: this model cannot be set: the objective computes it from other weights when "
+                "it exports, and its load_models does not set those weights from it"
             )
             continue
         differing: dict[str, list[str]] = {}
@@ -40,29 +40,30 @@ def copy_weights(
             if not torch.equal(before, theirs[name]):
                 differing.setdefault(origin, []).append(name)
         for origin, names in differing.items():
-            problems.append(f"{_called(models[key])}: {listed(names)} {_apart(models[origin], same=origin == key)}")
+            difference = _difference(models[origin], same=origin == key)
+            problems.append(f"{_source(models[key])}: {join_names(names)} {difference}")
     if problems:
         raise UserError("\n".join(problems))
     with torch.no_grad():
-        for value, becomes, _ in values.values():
-            value.copy_(becomes)
+        for value, new, _ in values.values():
+            value.copy_(new)
 
 
-def _apart(origin: PreTrainedModel, *, same: bool) -> str:
+def _difference(origin: PreTrainedModel, *, same: bool) -> str:
     if same:
-        return "differs from the weight that it is one with in the model"
+        return "differs from the weight with which the model shares it"
     return (
-        f"and the same in {_called(origin)} are one weight in the model, but they differ; take folders of one and the "
-        "same training, or settings of the objective that do not share them"
+        f"and the same in {_source(origin)} are one shared weight in the model, but they differ; take folders of the "
+        "same training, or settings of the objective that do not share these weights"
     )
 
 
-def _called(model: PreTrainedModel) -> str:
-    """The folder that `model` was read from."""
+def _source(model: PreTrainedModel) -> str:
+    """Returns the folder from which `model` was read."""
     return model.name_or_path or type(model).__name__
 
 
-def listed(names: Sequence[str], shown: int = SHOWN) -> str:
-    """`names`, of which `shown` are written out and the others counted."""
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
+def join_names(names: Sequence[str], limit: int = MAX_NAMES) -> str:
+    """Returns the first `limit` of `names`, separated by commas, and the number of the others."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

@@ -1,4 +1,4 @@
-"""Formats of finished models: what is written, and what is read of other programs."""
+"""Formats of finished models: those that are written, and those of other programs that are read."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Exporter(Component):
-    """A format that finished models are written in."""
+    """A format in which finished models are written."""
 
     for_transformers: ClassVar[bool] = True
-    """Whether Transformers loads what is written."""
+    """Whether Transformers loads the written folder."""
 
     def export(self, models: Mapping[str, PreTrainedModel], tokenizer_folder: Path, out: Path) -> None:
         """Writes `models` (by sub-folder) with their tokenizer into the new folder `out`."""
@@ -26,35 +26,35 @@ class Exporter(Component):
 
 
 @dataclass(frozen=True)
-class ForeignParameters:
-    """What another program's command line asks for, in the words of the parameter JSON.
+class ConvertedConfig:
+    """The options of another program's command line, converted to parameter JSON.
 
     Attributes:
-        parameters: the JSON, as far as it has a place for what was asked for.
-        became: option -> the key, or keys, that it became.
-        dropped: option -> why nothing is lost without it.
-        unplaced: option -> what it asks for that has no place.
-        notes: what else the reader should know, a sentence each.
+        parameters: the parameter JSON, with every option that it has keys for.
+        mapped: option -> the key, or keys, to which it is converted.
+        ignored: option -> the reason why nothing is lost without it.
+        unsupported: option -> the effect that the parameter JSON has no key for.
+        notes: further facts for the reader, a sentence each.
     """
 
     parameters: Mapping[str, Any]
-    became: Mapping[str, str]
-    dropped: Mapping[str, str]
-    unplaced: Mapping[str, str]
+    mapped: Mapping[str, str]
+    ignored: Mapping[str, str]
+    unsupported: Mapping[str, str]
     notes: Sequence[str] = ()
 
 
 class Importer(Component):
-    """A foreign checkpoint format."""
+    """The checkpoint format of another program."""
 
     def read(self, source: Path, out: Path) -> None:
         """Reads the checkpoint at `source` and writes a Transformers folder to `out`."""
         raise NotImplementedError
 
-    def parameters(self, file: Path) -> ForeignParameters:
-        """The run that the script `file` of the same program starts; for formats whose programs are started so.
+    def parameters(self, file: Path) -> ConvertedConfig:
+        """Returns the settings of the run that `file`, a launch script of the same program, starts.
 
         Raises:
-            UserError: the program has none, or the script starts no run.
+            UserError: the program has no launch scripts, or the script starts no run.
         """
         raise UserError(f"importer {type(self).__name__}: reads checkpoints, no scripts")

@@ -1,4 +1,4 @@
-"""Ways to start a run, and the jobs that they leave behind."""
+"""Ways to start a run, and the jobs that they submit."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from terakoya.errors import UserError
 
 @dataclass(frozen=True)
 class Job:
-    """A training run that is to be started by a launcher.
+    """A training run for a launcher to start.
 
     Attributes:
-        name: what it is called where it runs: letters, digits and hyphens.
-        arguments: those of `terakoya`: `train`, the parameter file, `--out`, the run's folder. Paths are absolute.
-        folder: where the command starts, so that relative paths in the parameters mean what they mean here.
+        name: the job's name at its destination: letters, digits and hyphens.
+        arguments: the arguments of `terakoya`: `train`, the parameter file, `--out`, the run's folder. Paths are
+            absolute.
+        folder: the working directory of the command; relative paths in the parameters are relative to it.
         run: the run's folder, which all nodes see.
         batch_size: the parameters' table of rows: one entry for each node, by its rank or its host's name.
-        timeout_seconds: after which a process gives up others that are silent.
-        on_lost_node: what becomes of it when a node is lost: it stops, or the others go on with the same global batch.
-        reads: the folders of data that it reads, so that a launcher can see whether they are there.
+        timeout_seconds: how long a process waits for another that does not answer.
+        on_lost_node: what happens when a node is lost: the job stops, or the other nodes continue with the same global
+            batch.
+        data_folders: the data folders that the run reads, so that a launcher can check that they exist.
     """
 
     name: str
@@ -38,17 +40,17 @@ class Job:
     batch_size: Mapping[str, int]
     timeout_seconds: int = 600
     on_lost_node: Literal["stop", "redistribute"] = "stop"
-    reads: tuple[Path, ...] = ()
+    data_folders: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What would start a job, to be read before anything is started.
+    """The files and commands that start a job, for the user to read before anything is started.
 
     Attributes:
         files: name -> content, to be written into the plan's folder.
-        commands: lines for a shell, in their order, which start the job from anywhere.
-        notes: what else one should know, a sentence each.
+        commands: shell command lines, in order, which start the job from any working directory.
+        notes: further facts for the user, a sentence each.
     """
 
     files: Mapping[str, str]
@@ -58,48 +60,49 @@ class LaunchPlan:
 
 @dataclass(frozen=True)
 class JobState:
-    """What a place says of a job that it was given.
+    """The state of a submitted job, as the system that runs it (Slurm, SageMaker) reports it.
 
     Attributes:
-        word: the state in the place's own word: PENDING, InProgress.
-        told: what else there is to know: why it waits, where it runs, why it failed.
-        over: whether nothing more comes of it; a job that is queued again is not over.
-        failed: whether it is over and did not end well.
-        values: numbers that the place itself has read in what the job printed, by name.
+        status: the state in the system's own word: PENDING, InProgress.
+        detail: why the job waits, where it runs, why it failed.
+        done: whether the job has ended for good; a job that is queued again is not done.
+        failed: whether the job is done and did not succeed.
+        values: numbers that the system itself extracted from the job's output, by name.
     """
 
-    word: str
-    told: str = ""
-    over: bool = False
+    status: str
+    detail: str = ""
+    done: bool = False
     failed: bool = False
     values: Mapping[str, float] = field(default_factory=dict)
 
 
 class SubmittedJob(Protocol):
-    """A job that goes on without the command that submitted it. Every method may raise UserError: there is no such job,
-    or its place does not answer."""
+    """A job that continues after the command that submitted it has ended. Every method may raise UserError: there is no
+    such job, or the system that runs it does not answer."""
 
     def state(self) -> JobState:
-        """How it is now."""
+        """Returns the current state."""
 
     def stop(self) -> str:
-        """Asks it to save and leave; returns a sentence that says what was asked for."""
+        """Requests that the job save and stop; returns a sentence that describes the request."""
 
     def output(self) -> Iterator[str]:
-        """The lines it has printed since this was called last."""
+        """Yields the lines that the job has printed since the last call."""
 
     def fetch(self, out: Path) -> str:
-        """Brings what it made into the new folder `out`; returns a sentence that says what that is."""
+        """Copies the job's results into the new folder `out`; returns a sentence that describes them."""
 
 
 class Launcher(Component):
-    """A way to start a run: settings of the place, from which a job's files and commands follow."""
+    """A way to start a run. Its settings describe the destination; a job's files and commands follow from them."""
 
-    jobs_go_on: ClassVar[bool] = False
-    """Whether a job outlives the command that submits it: `submitted` then finds it again."""
+    detached: ClassVar[bool] = False
+    """Whether a job continues after the command that submits it has ended: `find_job` then finds it again."""
 
     def plan(self, job: Job, folder: Path) -> LaunchPlan:
-        """What would start `job`, were the plan's files in `folder`, an absolute path. Starts and writes nothing.
+        """Returns the files and commands that start `job` when the files are in `folder`, an absolute path. Starts and
+        writes nothing.
 
         Raises:
             UserError: the job does not fit the settings.
@@ -107,45 +110,45 @@ class Launcher(Component):
         raise NotImplementedError
 
     def check(self, job: Job, folder: Path) -> None:
-        """Looks at the place where `job` is to run, the plan's files lying in `folder`, and prints what it finds.
-        Starts nothing: `launch --check` asks for it.
+        """Checks the destination of `job`, with the plan's files in `folder`, and prints what it finds. Starts nothing.
+        `launch --check` calls this.
 
         Raises:
-            UserError: the place is not as it should be; or, as it stands, there is nothing this could look at.
+            UserError: the destination is not ready; or, by default, this launcher has no checks.
         """
-        raise UserError(f"launch {type(self).__name__.lower()}: there is nothing to look at; leave out --check")
+        raise UserError(f"launch {type(self).__name__.lower()}: has no checks; leave out --check")
 
     def submit(self, job: Job, plan: LaunchPlan, folder: Path) -> int:
-        """Starts what was planned, its files lying in `folder`; returns the exit code, 0 if all is well.
+        """Starts `plan`, whose files are in `folder`; returns the exit code, 0 for success.
 
-        As it stands, runs the plan's commands, one after another until one fails, in this terminal. One whose jobs go
-        on by themselves returns once it is submitted, and leaves a `submitted.SubmittedJobRecord` in `folder`.
+        By default, runs the plan's commands, one after another until one fails, in this terminal. A launcher of
+        detached jobs returns when the job is submitted, and writes a `submitted.SubmittedJobRecord` into `folder`.
         """
         return run_commands(plan.commands)
 
     @classmethod
-    def submitted(cls, name: str) -> SubmittedJob:
-        """The job that its place calls `name`.
+    def find_job(cls, name: str) -> SubmittedJob:
+        """Returns the job called `name` at its destination.
 
         Raises:
-            UserError: a launcher whose jobs end with the command that starts them.
+            UserError: the jobs of this launcher end with the command that starts them.
         """
         raise UserError(
-            f"launch {cls.__name__.lower()}: its runs live in the terminal that starts them: Ctrl-C stops one, and "
-            "`terakoya status RUN` looks at it"
+            f"launch {cls.__name__.lower()}: its runs belong to the terminal that starts them: Ctrl-C stops one, and "
+            "`terakoya status RUN` shows its state"
         )
 
 
 def run_commands(commands: Sequence[str]) -> int:
-    """Runs lines for a shell one after another, in this terminal, until one fails; returns its exit code, else 0.
+    """Runs shell command lines one after another, in this terminal, until one fails; returns its exit code, else 0.
 
-    Ctrl-C and SIGTERM are left to what runs: it saves and ends, and says how.
+    The running command handles Ctrl-C and SIGTERM: it saves and ends, and reports how.
     """
     for command in commands:
         process = subprocess.Popen(["bash", "-c", command])
         handlers = {
             signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),  # the terminal sends it there too
-            signal.SIGTERM: signal.signal(signal.SIGTERM, partial(_pass_on, process)),
+            signal.SIGTERM: signal.signal(signal.SIGTERM, partial(_forward_signal, process)),
         }
         try:
             code = process.wait()
@@ -157,6 +160,6 @@ def run_commands(commands: Sequence[str]) -> int:
     return 0
 
 
-def _pass_on(process: subprocess.Popen[bytes], number: int, frame: FrameType | None) -> None:
+def _forward_signal(process: subprocess.Popen[bytes], number: int, frame: FrameType | None) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(number)

@@ -1,4 +1,4 @@
-"""What is learnt, and the micro-batches it is learnt from."""
+"""Training objectives, their micro-batches and their losses."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Batch:
 
     Attributes:
         arrays: name -> array, row-first: `input_ids`, `position_ids`, `document_ids` (B, T) int64, -1 in
-            `document_ids` for padding, and whatever the objective adds.
-        counts: name -> int: what each loss and metric is divided by, summed over all ranks and micro-batches.
-            `tokens` (real positions) is always there.
+            `document_ids` for padding, and any arrays that the objective adds.
+        counts: name -> int: the denominators of losses and metrics, which the loop sums over all ranks and
+            micro-batches. `tokens` (real positions) is always present.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -35,11 +35,12 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Term:
-    """A number that training reports: the sum a module returns under this name, divided by a global count.
+class LossTerm:
+    """A number that training reports: the sum that a module returns under this name, divided by a global count.
 
-    `weight` None is a metric; a number makes it a loss that is added to the objective with that weight. With `bins` the
-    module returns that many sums, (bins,), which are not reported themselves: `Objective.derived` reads them.
+    A term with a `weight` is a loss, which is added to the objective with that weight; a term without one is a metric.
+    With `bins` the module returns that many sums, (bins,), which are not reported themselves:
+    `Objective.derive_metrics` reads them.
     """
 
     count: str
@@ -48,65 +49,71 @@ class Term:
 
 
 class Objective(Component):
-    """What is learnt: how rows are cut, what is corrupted, which losses come out."""
+    """A training objective: how rows are cut, which tokens are corrupted, which losses are computed."""
 
-    hidden_once: ClassVar[bool] = False
-    """Whether what `build` makes holds one model, calls `Architecture.hidden` on it once, with the batch as it is, and
-    of the rest needs the head alone: it can then be cut into the stages of a pipeline (`Architecture.cut`)."""
+    single_forward: ClassVar[bool] = False
+    """Whether the module that `build` returns holds one model, calls `Architecture.hidden` on it once, with the batch
+    as it is, and needs nothing else but the head: it can then be split into the stages of a pipeline
+    (`Architecture.keep_stage_blocks`)."""
 
     def row_layout(self) -> Layout:
-        """How rows are cut from a token store."""
+        """Returns how rows are cut from a token store."""
         raise NotImplementedError
 
     def check(self, vocabulary: Vocabulary, *, sequence_length: int) -> None:
-        """Called once before a run: raises UserError where `vocabulary`, or rows of `sequence_length`, do not do."""
+        """Raises UserError where the objective cannot use `vocabulary`, or rows of `sequence_length`. Called once
+        before a run."""
 
-    def terms(self) -> Mapping[str, Term]:
-        """Every name that `build(...)`'s forward returns, with its count and weight."""
+    def terms(self) -> Mapping[str, LossTerm]:
+        """Returns a term, with its count and weight, for every name that the forward of `build(...)` returns."""
         raise NotImplementedError
 
     def sums_by_position(self) -> bool:
-        """Whether every term is a sum over positions, to which a position adds what follows from its own hidden state.
-        Processes may then share the positions of a row (`parallel.sp_size`): of arrays (B, T) each has its slice, but
-        all of `document_ids`, and of `masked_positions` and `masked_labels` (K,) those within its slice."""
+        """Returns whether every term is a sum over positions, and each position's summand depends on its own hidden
+        state only. Processes can then share the positions of a row (`parallel.sp_size`): each process receives its
+        slice of the arrays (B, T), but all of `document_ids`, and the `masked_positions` and `masked_labels` (K,)
+        within its slice."""
         return False
 
-    def derived(self, sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> Mapping[str, float]:
-        """Numbers to report beside the terms' means: what follows from sums over all ranks but is no sum over a count.
+    def derive_metrics(self, sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> Mapping[str, float]:
+        """Returns further numbers to report: those that follow from sums over all ranks but are not a sum divided by a
+        count.
 
-        `sums` holds the terms seen since the last report, float64, () or (bins,); `counts` what they are divided by.
+        `sums` holds the terms since the last report, float64, () or (bins,); `counts` holds their denominators.
         """
         return {}
 
     def collate(self, rows: Rows, vocabulary: Vocabulary) -> Batch:
-        """The micro-batch of `rows`: a pure function of rows and their keys."""
+        """Returns the micro-batch of `rows`: a pure function of the rows and their keys."""
         raise NotImplementedError
 
     def build(self, architecture: Architecture, vocabulary: Vocabulary) -> torch.nn.Module:
-        """The one root module. Its forward takes a batch's tensors and returns name -> float32 sum, a scalar or
+        """Returns the root module. Its forward takes a batch's tensors and returns name -> float32 sum, a scalar or
         (bins,)."""
         raise NotImplementedError
 
     def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
-        """The models to save, by sub-folder; "" is the folder itself."""
+        """Returns the models to save, by sub-folder; "" is the folder itself."""
         raise NotImplementedError
 
     def flops_per_token(self, module: torch.nn.Module, architecture: Architecture, *, context: float) -> float:
-        """Floating point operations of one real token, forward and backward, for the reported TFLOP/s.
+        """Returns the floating point operations of one real token, forward and backward, for the reported TFLOP/s.
 
-        All that `exports(module)` names, each with its head at every position; to be written where heads see fewer, or
-        where models are of other architectures. `context` as in `Architecture.flops_per_token`.
+        By default, those of all models in `exports(module)`, each with its head at every position. Override this where
+        heads see fewer positions, or where models are of other architectures. `context` is as in
+        `Architecture.flops_per_token`.
         """
         models = self.exports(module).values()
         return sum(architecture.flops_per_token(model, context=context) for model in models)
 
-    def adopt(self, module: torch.nn.Module, models: Mapping[str, PreTrainedModel]) -> None:
-        """Makes `module` one that exports `models`, which have the names and shapes of `exports(module)`: how a run
-        starts from finished models. To be written where `exports` computes weights; may change `models`.
+    def load_models(self, module: torch.nn.Module, models: Mapping[str, PreTrainedModel]) -> None:
+        """Sets the weights of `module` so that it exports `models`, which have the names and shapes of
+        `exports(module)`. A run that starts from finished models calls this. Override it where `exports` computes
+        weights; it may change `models`.
 
         Raises:
-            UserError: `models` do not go together. Nothing has changed then.
+            UserError: `models` are inconsistent with each other. `module` is then unchanged.
         """
-        from terakoya.components import copy_weights as adoption
+        from terakoya.components.copy_weights import copy_weights
 
-        adoption.copy_weights(module, self.exports(module), models)
+        copy_weights(module, self.exports(module), models)

@@ -29,7 +29,7 @@ class Length:
         """Whether a run ends after `step` steps with `tokens` tokens."""
         return tokens >= self.tokens if self.unit == "tokens" else step >= self.steps
 
-    def going_on(self, *, step: int, consumed_rows: int, global_rows: int) -> Length:
+    def after_resuming(self, *, step: int, consumed_rows: int, global_rows: int) -> Length:
         """This length for a run that took `consumed_rows` in its first `step` steps: where it ends by rows, its steps
         follow from what is left."""
         if self.rows is None:

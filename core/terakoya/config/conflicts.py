@@ -66,9 +66,9 @@ def _precision_conflicts(parameters: ParameterFields) -> Iterator[str]:
 def _architecture_conflicts(parameters: ParameterFields) -> Iterator[str]:
     architecture, layout = parameters.architecture, parameters.objective.row_layout().kind
     name = type(architecture).__name__
-    if layout == "packed" and architecture.isolation == "none":
+    if layout == "packed" and architecture.document_masking == "none":
         yield (f'architecture {name} cannot keep documents in one row apart; use objective.layout "stream" or "lines"')
-    if parameters.attention == "flash" and architecture.isolation != "interface":
+    if parameters.attention == "flash" and architecture.document_masking != "attention_interface":
         yield (
             f"attention: flash is for models that attend through Transformers' AttentionInterface, which {name} does "
             'not; use "attention": "sdpa"'
@@ -161,18 +161,19 @@ def _pipeline_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
     key, name = f"parallel.pp_size {parallel.pp_size}", type(architecture).__name__
     otherwise = 'Set it to 1; "engine": "fsdp" splits the weights of any'
     offers = plugins.registry().components()
-    if type(architecture).cut is Architecture.cut:
+    if type(architecture).keep_stage_blocks is Architecture.keep_stage_blocks:
         can = sorted(
             offer.name
             for offer in offers
-            if issubclass(offer.component, Architecture) and offer.component.cut is not Architecture.cut
+            if issubclass(offer.component, Architecture)
+            and offer.component.keep_stage_blocks is not Architecture.keep_stage_blocks
         )
         yield (
-            f"{key}: architecture {name} does not say how it is cut into stages (`cut`); those that do: "
+            f"{key}: architecture {name} does not say how it is cut into stages (`keep_stage_blocks`); those that do: "
             f"{', '.join(can)}. {otherwise}"
         )
-    if not objective.hidden_once:
-        can = sorted(offer.name for offer in offers if getattr(offer.component, "hidden_once", False))
+    if not objective.single_forward:
+        can = sorted(offer.name for offer in offers if getattr(offer.component, "single_forward", False))
         yield (
             f"{key}: objective {type(objective).__name__} cannot be cut into stages, as it is more than one pass "
             f"through one model; those that can: {', '.join(can)}. {otherwise}"
@@ -206,7 +207,7 @@ def _sequence_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
     architecture, objective, processes = parameters.architecture, parameters.objective, parameters.parallel.sp_size
     key, name, length = f"parallel.sp_size {processes}", type(architecture).__name__, parameters.data.sequence_length
     alone = 'set it to 1, with "activation_checkpointing": "full" if a row is too long for one process'
-    if architecture.isolation != "interface":
+    if architecture.document_masking != "attention_interface":
         yield (
             f"{key}: is for models that attend through Transformers' AttentionInterface, which {name} does not; {alone}"
         )

@@ -115,8 +115,11 @@ def check_heads(case: ArchitectureCase) -> None:
     unknown = sorted(set(case.component.heads) - set(known)) if hasattr(case.component, "heads") else []
     if unknown or not case.architecture.heads:
         raise CheckFailed(f"heads is {set(case.architecture.heads) or '{}'}; name at least one of {', '.join(known)}")
-    if case.architecture.isolation not in ("interface", "mask4d", "none"):
-        raise CheckFailed(f'isolation is {case.architecture.isolation!r}, expected "interface", "mask4d" or "none"')
+    if case.architecture.document_masking not in ("attention_interface", "mask_4d", "none"):
+        raise CheckFailed(
+            f"document_masking is {case.architecture.document_masking!r}, "
+            'expected "attention_interface", "mask_4d" or "none"'
+        )
 
 
 def check_config(case: ArchitectureCase) -> None:
@@ -207,8 +210,8 @@ def check_gradients(case: ArchitectureCase) -> None:
 
 def check_document_isolation(case: ArchitectureCase) -> None:
     """Documents in one row, and padding, do not influence each other."""
-    if case.architecture.isolation == "none":
-        raise CheckSkipped('isolation is "none": packed rows are refused, layouts "lines" and "stream" work')
+    if case.architecture.document_masking == "none":
+        raise CheckSkipped('document_masking is "none": packed rows are refused, layouts "lines" and "stream" work')
     batch = case.row(5, case.length() - 12, padding=7)
     hidden = case.hidden(batch)
     for number in (0, 1):
@@ -217,9 +220,9 @@ def check_document_isolation(case: ArchitectureCase) -> None:
         if error > TOLERANCE:
             raise CheckFailed(
                 f"a document's hidden states differ by {error:.1g} when another shares its row. Pass "
-                "batch['position_ids'] and **attention.arguments(model, batch) to the body (interface), or a mask from "
-                "attention.document_mask (mask4d), to an encoder and to a decoder; where the model supports "
-                'neither, set isolation = "none"'
+                "batch['position_ids'] and **attention.arguments(model, batch) to the body (attention_interface), or a "
+                "mask from attention.document_mask (mask_4d), to an encoder and to a decoder; where the model supports "
+                'neither, set document_masking = "none"'
             )
 
 

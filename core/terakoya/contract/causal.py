@@ -30,8 +30,8 @@ def check_is_causal(case: architecture.ArchitectureCase) -> None:
         if error > architecture.TOLERANCE:
             raise CheckFailed(
                 f"hidden states differ by {error:.1g} before the position of a changed token: the model sees what it "
-                "has to predict. Pass **attention.causal_arguments(model, batch) to the body (interface), or a mask "
-                "from attention.causal_mask (mask4d)"
+                "has to predict. Pass **attention.causal_arguments(model, batch) to the body (attention_interface), or "
+                "a mask from attention.causal_mask (mask_4d)"
             )
         if torch.equal(before[:, position], after[:, position]):
             raise CheckFailed(

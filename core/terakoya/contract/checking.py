@@ -42,7 +42,7 @@ def check_plugin(plugin: str, *, train: bool = True) -> Iterator[CheckResult]:
         yield CheckResult(plugin, "It loads, and every hook exists", "failed", "it is left out by --without")
         return
     yield CheckResult(plugin, "It loads, and every hook exists")
-    for leaving in loaded.leaving:
+    for leaving in loaded.deprecated_hooks:
         if any(leaving.plugin == each.name for each in own_plugins):
             yield CheckResult(plugin, "It implements no deprecated hook", "warning", str(leaving))
     yield from run_checks(plugin, (check_imports_without_torch,), (plugin, [each.module for each in own_plugins]))
@@ -58,7 +58,7 @@ def _is_of_plugin(name: str, plugin: str) -> bool:
     return name == own or name.startswith(f"{own}.")
 
 
-def check_component(offer: plugins.Offer, *, train: bool = True) -> Iterator[CheckResult]:
+def check_component(offer: plugins.Registration, *, train: bool = True) -> Iterator[CheckResult]:
     """Checks one registered component. Without `train` there is no toy training run."""
     case, checks = _case_and_checks(offer)
     if train and offer.kind in ("architectures", "objectives", "optimizers", "schedules"):
@@ -73,7 +73,7 @@ def check_component(offer: plugins.Offer, *, train: bool = True) -> Iterator[Che
             case.close()
 
 
-def _case_and_checks(offer: plugins.Offer) -> tuple[settings.Case, Sequence[Check]]:
+def _case_and_checks(offer: plugins.Registration) -> tuple[settings.Case, Sequence[Check]]:
     """The case to check, and the checks of its kind."""
     from terakoya.contract import architecture, causal, exporting, objective, parts, seq2seq, tokenizer
 

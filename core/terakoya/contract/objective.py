@@ -114,7 +114,7 @@ def check_terms(case: ObjectiveCase) -> None:
     if not any(term.weight is not None for term in terms.values()):
         raise CheckFailed(
             f"no term has a weight: {sorted(terms) or 'there are none'}; give at least one a weight: "
-            '{"my_loss": Term("masked", 1.0)}'
+            '{"my_loss": LossTerm("masked", 1.0)}'
         )
 
 
@@ -247,16 +247,16 @@ def check_start_from_export(case: ObjectiveCase) -> None:
         name: {key: value.clone() for key, value in model.state_dict().items()} for name, model in models.items()
     }
     try:
-        case.objective.adopt(fresh, models)
+        case.objective.load_models(fresh, models)
     except UserError as error:
-        raise CheckFailed(f"adopt refuses the models that exports returned: {error}") from error
+        raise CheckFailed(f"load_models refuses the models that exports returned: {error}") from error
     for name, model in case.objective.exports(fresh).items():
         got = model.state_dict()
         changed = [key for key, value in expected[name].items() if not torch.allclose(got[key], value, atol=1e-6)]
         if changed:
             raise CheckFailed(
-                f"of {name or 'the model'}, {changed[0]} differs after exports and adopt; write adopt so that it is "
-                "the inverse of exports"
+                f"of {name or 'the model'}, {changed[0]} differs after exports and load_models; write load_models so "
+                "that it is the inverse of exports"
             )
 
 

@@ -73,7 +73,9 @@ def check_partition(architecture: Architecture, models: Sequence[nn.Module], bat
         raise CheckSkipped("tensor_partition is None: parallel.tp_size is refused")
     odd = {name: size for name, size in partition.sizes.items() if size % SIZE}
     if odd:
-        raise CheckSkipped(f"its trial has {odd}, which {SIZE} processes cannot share; give even sizes in `trial`")
+        raise CheckSkipped(
+            f"its test_settings have {odd}, which {SIZE} processes cannot share; give even sizes in `test_settings`"
+        )
     _check_names(architecture, models[0], partition)
     expected = _compute(architecture, models[0], batch, {})
     thread_sum = ThreadSum()
@@ -101,10 +103,16 @@ def _check_names(architecture: Architecture, model: nn.Module, partition: Tensor
     """Raises CheckFailed where `partition` names a module that the blocks lack, or cuts one that is not linear."""
     for block in architecture.blocks(model):
         modules = dict(block.named_modules())
-        for name in (*partition.entries, *partition.columns, *partition.rows, *partition.on_parts, *partition.counts):
+        for name in (
+            *partition.inputs,
+            *partition.column_parallel,
+            *partition.row_parallel,
+            *partition.local,
+            *partition.divided_attributes,
+        ):
             if name not in modules:
                 raise CheckFailed(f"its blocks have no {name}; they have {', '.join(filter(None, modules))}")
-        for name in (*partition.columns, *partition.rows):
+        for name in (*partition.column_parallel, *partition.row_parallel):
             if not isinstance(modules[name], LINEAR):
                 raise CheckFailed(f"{name} is a {type(modules[name]).__name__}; only linear layers can be cut")
 
@@ -114,7 +122,7 @@ def _weights_on_parts(architecture: Architecture, model: nn.Module, partition: T
     applied = {
         value
         for block in architecture.blocks(model)
-        for name in partition.on_parts
+        for name in partition.local
         for value in block.get_submodule(name).parameters()
     }
     return frozenset(name for name, value in model.named_parameters() if value in applied)

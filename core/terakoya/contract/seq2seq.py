@@ -36,7 +36,7 @@ def check_decoder_reads_source(case: architecture.ArchitectureCase) -> None:
     """With a seq2seq head, every target token sees the whole source of its document, and no other source."""
     if not _has_seq2seq_head(case):
         return
-    first = 9 if case.architecture.isolation != "none" else case.length()
+    first = 9 if case.architecture.document_masking != "none" else case.length()
     further = (case.length() - first,) if first < case.length() else ()
     batch = case.row(first, *further)
     documents, hidden = batch["decoder_document_ids"][0], case.hidden(batch)

@@ -27,7 +27,7 @@ class Case:
         """Removes the files that checks have written."""
 
     def settings(self) -> Component:
-        """An instance at toy size. Raises CheckFailed where its defaults and `trial` are not enough for one."""
+        """An instance at toy size. Raises CheckFailed where its defaults and `test_settings` are not enough for one."""
         try:
             return toy.settings(self.component)
         except ValidationError as error:
@@ -35,11 +35,11 @@ class Case:
             if missing:
                 raise CheckFailed(
                     f"{', '.join(missing)} has no default; give it one, or set a value for tests in the class: "
-                    f'trial: ClassVar = {{"{missing[0]}": ...}}'
+                    f'test_settings: ClassVar = {{"{missing[0]}": ...}}'
                 ) from error
             reasons = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
             raise CheckFailed(
-                f"cannot be built from {toy.values(self.component)}: {reasons}; fix its `trial`"
+                f"cannot be built from {toy.values(self.component)}: {reasons}; fix its `test_settings`"
             ) from error
 
 
@@ -51,7 +51,7 @@ def check_docstring(case: Case) -> None:
 
 
 def check_defaults(case: Case) -> None:
-    """It can be built from its defaults and the values of its `trial`."""
+    """It can be built from its defaults and the values of its `test_settings`."""
     case.settings()
 
 
@@ -91,8 +91,8 @@ def check_json(case: Case) -> None:
 def check_methods(case: Case) -> None:
     """It has every method that its kind requires."""
     base = KINDS[case.kind]
-    detached = getattr(case.component, "jobs_go_on", False)
-    required = (*REQUIRED_METHODS[case.kind], *(("submitted",) if detached else ()))
+    detached = getattr(case.component, "detached", False)
+    required = (*REQUIRED_METHODS[case.kind], *(("find_job",) if detached else ()))
     missing = [name for name in required if getattr(case.component, name).__qualname__ == f"{base.__name__}.{name}"]
     if missing:
         raise CheckFailed(f"{', '.join(missing)} missing; see terakoya.components.{base.__name__} for what to return")

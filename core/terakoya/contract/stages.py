@@ -1,4 +1,4 @@
-"""The check of `cut`: pipeline stages, one after another, compute the same as the whole model.
+"""The check of `keep_stage_blocks`: pipeline stages, one after another, compute the same as the whole model.
 
 Letters in shapes: B rows, T positions, H hidden size.
 """
@@ -28,7 +28,7 @@ def check_stages(architecture: Architecture, models: Sequence[PreTrainedModel], 
         CheckFailed: the stages compute something else than the whole model, or a stage keeps weights of another.
         CheckSkipped: the architecture cannot be cut, or its toy size has too few blocks.
     """
-    if type(architecture).cut is Architecture.cut:
+    if type(architecture).keep_stage_blocks is Architecture.keep_stage_blocks:
         raise CheckSkipped("cut is not implemented: parallel.pp_size is refused")
     whole, *stages = models
     blocks = len(architecture.blocks(whole))
@@ -38,7 +38,7 @@ def check_stages(architecture: Architecture, models: Sequence[PreTrainedModel], 
     with torch.no_grad():
         for index, model in enumerate(stages):
             kept = range(*split_evenly(blocks, COUNT, index))
-            architecture.cut(model, kept)
+            architecture.keep_stage_blocks(model, kept)
             _check_weights(model, whole, kept, len(architecture.blocks(model)))
             hidden = architecture.hidden(model, batch if hidden is None else {**batch, "inputs_embeds": hidden})
         assert hidden is not None
@@ -55,7 +55,9 @@ def _check_weights(model: nn.Module, whole: nn.Module, kept: range, remaining: i
     """Raises CheckFailed where `model`, cut down to the blocks `kept` of `whole`, has another number of `remaining`
     blocks, or as many weights as `whole`."""
     if remaining != len(kept):
-        raise CheckFailed(f"cut had to keep {len(kept)} of the blocks, but blocks returns {remaining} afterwards")
+        raise CheckFailed(
+            f"keep_stage_blocks had to keep {len(kept)} of the blocks, but blocks returns {remaining} afterwards"
+        )
     weights, all_weights = (sum(each.numel() for each in one.parameters()) for one in (model, whole))
     if weights >= all_weights:
         raise CheckFailed(

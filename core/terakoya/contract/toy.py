@@ -30,14 +30,15 @@ SIZES: Mapping[str, Any] = {
 
 
 def settings(component: type[Component], **further: Any) -> Component:
-    """An instance at toy size: the small SIZES, overridden by the component's `trial`, overridden by `further`."""
+    """An instance at toy size: the small SIZES, overridden by the component's `test_settings`, overridden by
+    `further`."""
     return component.model_validate(values(component) | further)
 
 
 def values(component: type[Component]) -> dict[str, Any]:
     """The JSON keys and values of `settings` without `further`."""
     small = {name: value for name, value in SIZES.items() if name in component.model_fields}
-    return {**small, **component.trial}
+    return {**small, **component.test_settings}
 
 
 def make_tokenizer(folder: Path) -> Path:

@@ -53,7 +53,7 @@ def run(names: Mapping[str, str], folder: Path) -> None:
             )
         except ValidationError:
             continue  # the objective has no such layout
-        if objective.row_layout().kind != "packed" or components["architectures"].isolation != "none":
+        if objective.row_layout().kind != "packed" or components["architectures"].document_masking != "none":
             break
     else:
         raise IncompatibleComponents(

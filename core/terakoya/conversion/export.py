@@ -19,7 +19,7 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.config import lora as lora_settings
 from terakoya.errors import UserError
 from terakoya.plugins import registry
-from terakoya.plugins.create import made
+from terakoya.plugins.create import create_component
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -64,7 +64,7 @@ def export(
         UserError: no checkpoint, a damaged one, a missing plugin, no model `only`, settings or a model that the format
             does not support, or `out` already exists.
     """
-    exporter: Exporter = made("exporters", format, settings or {}, where=f"format {format}")
+    exporter: Exporter = create_component("exporters", format, settings or {}, where=f"format {format}")
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise UserError(f"{out}: already exists; choose a new folder or remove it")
     with _open_source(source) as opened:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from terakoya.components import Importer
 from terakoya.errors import UserError
-from terakoya.plugins.create import made
+from terakoya.plugins.create import create_component
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -62,11 +62,11 @@ def import_checkpoint(
     """
     settings = dict(settings or {})
     require_new_folder(out)
-    importer: Importer = made("importers", format, settings, where=f"importer {format}")
+    importer: Importer = create_component("importers", format, settings, where=f"importer {format}")
     loaded = _load_tokenizer(tokenizer) if tokenizer else None
     if loaded is not None and "vocab_size" in type(importer).model_fields and "vocab_size" not in settings:
         settings["vocab_size"] = _tokenizer_size(loaded)
-        importer = made("importers", format, settings, where=f"importer {format}")
+        importer = create_component("importers", format, settings, where=f"importer {format}")
     out.parent.mkdir(parents=True, exist_ok=True)
     staging = out.with_name(f".{out.name}.staging-{os.getpid()}")
     staging.mkdir()

@@ -50,7 +50,7 @@ class RunObjective:
             device=device,
             precision=self.precision,
             dropout=0.0,
-            isolation=self.parameters.architecture.isolation,
+            document_masking=self.parameters.architecture.document_masking,
         )
         attention.use(module, backend)
         autocast_forward(module, device, self.precision)
@@ -91,7 +91,7 @@ class RunObjective:
             shuffle=False,
         )
         terms = objective.terms()
-        meter = Meter(terms, self.device, objective.derived)
+        meter = Meter(terms, self.device, objective.derive_metrics)
         counts = dict.fromkeys(sorted({"tokens", *(term.count for term in terms.values())}), 0)
         number_of_rows = len(source) if rows is None else min(rows, len(source))
         for positions in _row_batches(number_of_rows, max(1, batch_tokens // self.parameters.data.sequence_length)):

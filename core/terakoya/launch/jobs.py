@@ -27,7 +27,7 @@ def find_job(launcher: str, name: str) -> tuple[SubmittedJob, SubmittedJobRecord
         record = SubmittedJobRecord(launcher, name, "")
     elif record.launcher != launcher:
         raise UserError(f"launch {launcher}: {name} was submitted with: terakoya launch {record.launcher}")
-    return component.submitted(record.job), record
+    return component.find_job(record.job), record
 
 
 def poll_states(job: SubmittedJob, *, every: float) -> Iterator[JobState]:
@@ -40,7 +40,7 @@ def poll_states(job: SubmittedJob, *, every: float) -> Iterator[JobState]:
     """
     state = job.state()
     yield state
-    while not state.over:
+    while not state.done:
         time.sleep(every)
         try:
             state = job.state()

@@ -11,7 +11,7 @@ from typing import Any
 from terakoya.components import Job, Launcher, LaunchPlan
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.plugins.create import made
+from terakoya.plugins.create import create_component
 from terakoya.toolkit.launchers.submitted import plan_folder
 
 
@@ -59,7 +59,7 @@ def plan_launch(
         UserError: an unknown launcher, wrong settings, wrong parameters: every error that can be found before the job
             waits for hours in a queue.
     """
-    component: Launcher = made("launchers", launcher, settings or {}, where=f"launch {launcher}")
+    component: Launcher = create_component("launchers", launcher, settings or {}, where=f"launch {launcher}")
     job = make_job(
         parameters, out, name=name, overrides=overrides, allow_change=allow_change, global_options=global_options
     )
@@ -99,5 +99,5 @@ def make_job(
     stores = [entry.store for mixture in mixtures for entry in mixture]
     return Job(
         name, arguments, Path.cwd(), run, dict(loaded.batch_size), loaded.parallel.timeout_seconds, loaded.on_lost_node,
-        reads=tuple(dict.fromkeys(path.absolute() for path in (*stores, *data.validation))),
+        data_folders=tuple(dict.fromkeys(path.absolute() for path in (*stores, *data.validation))),
     )  # fmt: skip

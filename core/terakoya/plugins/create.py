@@ -1,4 +1,4 @@
-"""A component by its name, with settings that came from a command line or a program."""
+"""Creating a component by its name, with settings from a command line or a program."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from terakoya.json_settings import explain
 from terakoya.plugins import registry
 
 
-def made(kind: str, name: str, settings: Mapping[str, Any], *, where: str) -> Any:
-    """The component `name` of `kind` (a key of `components.KINDS`) with `settings`; an instance of that kind's class.
+def create_component(kind: str, name: str, settings: Mapping[str, Any], *, where: str) -> Any:
+    """Returns the component `name` of `kind` (a key of `components.KINDS`) with `settings`: an instance of its class.
 
     Raises:
-        UserError: one that is not installed, or settings that it does not take; a line for each, behind `where`.
+        UserError: the component is not installed, or does not accept the settings; one line for each problem, after
+            `where`.
     """
     component = registry().component(kind, name)
     try:

@@ -1,6 +1,7 @@
 """Finding plugin modules: through installed distributions, files and module names.
 
-A module is one plugin; a package is every module in it, at any depth, except those whose name starts with "_".
+A module is one plugin. A package that has a hook itself is one plugin, too; of another package every module is one, at
+any depth, except those whose name starts with "_".
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from types import ModuleType
 from terakoya.errors import UserError
 
 GROUP = "terakoya"
-"""The entry-point group, and the distribution whose plugins are the bundled ones."""
+"""The entry-point group, and the distribution of the bundled plugins."""
 
 THIRD_PARTY = "third-party"
-"""Given to `--without`: every installed plugin that does not come with terakoya."""
+"""The value of `--without` that excludes every installed plugin that is not bundled with terakoya."""
 
 
 class PluginError(UserError):
@@ -44,8 +45,8 @@ class PluginError(UserError):
 
 
 def describe(error: BaseException) -> str:
-    """The error in one line: its type, its message, and where it was raised; rather where the plugin's own code stood
-    than deep inside a library."""
+    """Returns the error in one line: its type, its message, and the place where it was raised, preferably in the
+    plugin's own code and not deep inside a library."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -62,12 +63,12 @@ def _is_library(file: Path) -> bool:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a plugin came from: an entry point of a distribution, or `--plugin`."""
+    """The origin of a plugin: an entry point of a distribution, or `--plugin` (then `requested` is True)."""
 
     name: str
     distribution: str | None = None
     version: str | None = None
-    asked_for: bool = False
+    requested: bool = False
 
     def __str__(self) -> str:
         if self.distribution:
@@ -84,15 +85,15 @@ class Plugin:
     source: Source
 
     def sha256(self) -> str | None:
-        """The hash of the module's file and, of a package, of the files beside it that start with "_"; None if it has
-        no file."""
+        """Returns the hash of the module's file and, for a package, of all other files in it; None if there is no
+        file."""
         file = getattr(self.module, "__file__", None)
         if not file:
             return None
         content = Path(file).read_bytes()
         if hasattr(self.module, "__path__"):
-            private = sorted(path for path in Path(file).parent.rglob("*.py") if path != Path(file))
-            content += b"".join(path.read_bytes() for path in private)
+            others = sorted(path for path in Path(file).parent.rglob("*.py") if path != Path(file))
+            content += b"".join(path.read_bytes() for path in others)
         return hashlib.sha256(content).hexdigest()
 
 
@@ -113,33 +114,37 @@ class Finder:
 
     def __init__(self, without: Sequence[str]) -> None:
         self.without = set(without)
-        self.met: set[str] = set()
+        self.seen_names: set[str] = set()
         """Every name that `--without` could have named."""
         self.sources: list[Source] = []
-        """Where plugins were looked for, what was left out aside."""
-        self.blocked: list[str] = []
+        """The sources that were searched, without the excluded ones."""
+        self.excluded: list[str] = []
         self.broken: list[Broken] = []
 
     def installed(self) -> Iterator[Plugin]:
-        """Every plugin of every installed distribution, the bundled ones among them."""
+        """Yields every plugin of every installed distribution, including the bundled ones."""
         for entry in sorted(metadata.entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
             dist = entry.dist
             source = Source(entry.name, dist.name if dist else None, dist.version if dist else None)
             names = {entry.name, entry.value, *([source.distribution] if source.distribution else [])}
-            foreign = source.distribution != GROUP
-            self.met |= names
-            if self.without & names or (foreign and THIRD_PARTY in self.without):
-                self.blocked.append(entry.value)
+            third_party = source.distribution != GROUP
+            self.seen_names |= names
+            if self.without & names or (third_party and THIRD_PARTY in self.without):
+                self.excluded.append(entry.value)
                 continue
             self.sources.append(source)
             yield from self._walk(entry.value, entry.value, source)
 
-    def asked_for(self, name: str) -> Iterator[Plugin]:
-        """The plugins of a file, a folder that is a package, or a module's dotted name. UserError if there is none."""
-        source = Source(name, asked_for=True)
+    def requested(self, name: str) -> Iterator[Plugin]:
+        """Yields the plugins of a file, of a folder that is a package, or of a module given by its dotted name.
+
+        Raises:
+            UserError: there is no such file, folder or module.
+        """
+        source = Source(name, requested=True)
         path = Path(name)
         if path.suffix == ".py" or path.is_dir() or "/" in name:
-            if not self._blocks(path.stem):
+            if not self._excludes(path.stem):
                 self.sources.append(source)
                 yield from self._walk(_import_file(path), path.stem, source)
             return
@@ -151,42 +156,43 @@ class Finder:
         finally:
             sys.path.remove(folder)
 
-    def _blocks(self, shown: str) -> bool:
-        """Whether `--without` names the plugin called `shown`, by its whole name or its last word."""
-        names = {shown, shown.rpartition(".")[2]}
-        self.met |= names
+    def _excludes(self, plugin_name: str) -> bool:
+        """Returns whether `--without` names the plugin, by its whole name or the last part of it."""
+        names = {plugin_name, plugin_name.rpartition(".")[2]}
+        self.seen_names |= names
         if self.without & names:
-            self.blocked.append(shown)
+            self.excluded.append(plugin_name)
         return bool(self.without & names)
 
-    def _walk(self, module_name: str, shown: str, source: Source) -> Iterator[Plugin]:
-        """The module and, if it is a package, every module in it. `shown` is the plugin's name."""
-        if self._blocks(shown):
+    def _walk(self, module_name: str, plugin_name: str, source: Source) -> Iterator[Plugin]:
+        """Yields the module and, if it is a package without a hook, every module in it."""
+        if self._excludes(plugin_name):
             if source in self.sources:
                 self.sources.remove(source)
             return
         try:
             module = _import(module_name)
         except PluginError as error:
-            if source.asked_for:
+            if source.requested:
                 raise
-            self.broken.append(Broken(shown, source, error.message))
+            self.broken.append(Broken(plugin_name, source, error.message))
             return
-        yield Plugin(shown, module, source)
-        if _has_hooks(module):  # its modules are its own
+        yield Plugin(plugin_name, module, source)
+        if _has_hooks(module):  # the package is one plugin
             return
         for found in sorted(pkgutil.iter_modules(getattr(module, "__path__", ())), key=lambda found: found.name):
             if not found.name.startswith("_"):
-                yield from self._walk(f"{module_name}.{found.name}", f"{shown}.{found.name}", source)
+                yield from self._walk(f"{module_name}.{found.name}", f"{plugin_name}.{found.name}", source)
 
 
 def _has_hooks(module: ModuleType) -> bool:
-    """Whether `module` itself implements a hook: a package that does is one plugin."""
+    """Returns whether `module` itself implements a hook."""
     return any(hasattr(value, f"{GROUP}_impl") for value in vars(module).values())
 
 
 def _import_file(path: Path) -> str:
-    """Imports the plugin file or package folder at `path`; returns the name of its module, told by its whole path."""
+    """Imports the plugin file or package folder at `path`; returns the module's name, which holds a hash of the whole
+    path."""
     file = (path / "__init__.py" if path.is_dir() else path).resolve()
     if not file.is_file():
         raise UserError(
@@ -209,7 +215,7 @@ def _import_file(path: Path) -> str:
 
 
 def _import(name: str) -> ModuleType:
-    """The module `name`. Whatever it raises becomes a PluginError."""
+    """Returns the module `name`. Any exception of its code becomes a PluginError."""
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:

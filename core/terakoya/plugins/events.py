@@ -1,4 +1,4 @@
-"""The events of a run, typed: who listens to them is called, and named if it fails."""
+"""The events of a run, typed: their listeners are called, and a listener that fails is named."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 EVENTS = ("run_started", "step_finished", "evaluate", "checkpoint_saved", "run_finished")
 
 Listeners = tuple[tuple[str, Callable[..., Any]], ...]
-"""For each plugin that implements a hook its name and a caller of its implementation alone."""
+"""For each plugin that implements a hook: its name, and a function that calls its implementation only."""
 
 
 class Events:
@@ -35,7 +35,8 @@ class Events:
             call(self._step_finished, run=run, report=report)
 
     def evaluate(self, run: Run) -> dict[str, float]:
-        """The numbers of all listeners. UserError if two offer the same name; see `hookspecs.evaluate`."""
+        """Returns the numbers of all listeners; see `hookspecs.evaluate`. Raises UserError if two return the same
+        name."""
         numbers: dict[str, float] = {}
         owner: dict[str, str] = {}
         for plugin, results in call(self.listeners["evaluate"], run=run):
@@ -44,7 +45,7 @@ class Events:
                     raise PluginError(plugin, f"evaluate: expected a mapping of name to number, got {result!r}")
             for name, number in (item for result in results for item in result.items()):
                 if name in owner:
-                    raise UserError(f'evaluate: "{name}" is offered twice, by {owner[name]} and by {plugin}')
+                    raise UserError(f'evaluate: "{name}" is returned twice, by {owner[name]} and by {plugin}')
                 numbers[name], owner[name] = number, plugin
         return numbers
 
@@ -58,7 +59,7 @@ class Events:
 
 
 def call(listeners: Listeners, **arguments: Any) -> list[tuple[str, Any]]:
-    """Calls every listener; returns (plugin, its results)."""
+    """Calls every listener; returns a list of (plugin, its results)."""
     results = []
     for plugin, listener in listeners:
         try:

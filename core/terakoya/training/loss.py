@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from terakoya.components import Batch, Term
+from terakoya.components import Batch, LossTerm
 
 
 def total_counts(batches: Sequence[Batch], names: Sequence[str]) -> list[int]:
@@ -22,7 +22,7 @@ def total_counts(batches: Sequence[Batch], names: Sequence[str]) -> list[int]:
 
 
 def weighted_loss(
-    sums: Mapping[str, Tensor], terms: Mapping[str, Term], counts: Mapping[str, int], factor: float = 1.0
+    sums: Mapping[str, Tensor], terms: Mapping[str, LossTerm], counts: Mapping[str, int], factor: float = 1.0
 ) -> Tensor:
     """The share of the global loss that `sums` bring: sum over losses of weight x sum / global count.
 
@@ -40,13 +40,13 @@ def weighted_loss(
 
 
 Derived = Callable[[Mapping[str, np.ndarray], Mapping[str, int]], Mapping[str, float]]
-"""`Objective.derived`."""
+"""`Objective.derive_metrics`."""
 
 
 class Meter:
     """Sums and counts since they were last taken; sums stay on the device until then, in float64."""
 
-    def __init__(self, terms: Mapping[str, Term], device: torch.device, derived: Derived | None = None) -> None:
+    def __init__(self, terms: Mapping[str, LossTerm], device: torch.device, derived: Derived | None = None) -> None:
         self.terms = terms
         self.derived = derived
         sizes = [term.bins or 1 for term in terms.values()]

@@ -77,7 +77,7 @@ def _keep_the_order(trainer: Trainer, manifest: Mapping[str, Any], folder: Path)
             f"{now}: keep the global batch"
         )
     trainer.batches.begin(run.step, run.consumed_rows)
-    run.length = run.length.going_on(step=run.step, consumed_rows=run.consumed_rows, global_rows=now)
+    run.length = run.length.after_resuming(step=run.step, consumed_rows=run.consumed_rows, global_rows=now)
     trainer.facts = {**trainer.facts, "max_steps": run.length.steps}
     if run.consumed_rows != run.step * now and not run.finished:
         trainer.run_log.warn(

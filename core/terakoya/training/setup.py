@@ -179,7 +179,7 @@ def build_trainer(
         device=context.device,
         precision=parameters.precision,
         dropout=attention.dropout(module),
-        isolation=architecture.isolation,
+        document_masking=architecture.document_masking,
     )
     attention.use(module, backend)
     module.train()

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from terakoya.components import Term
+from terakoya.components import LossTerm
 from terakoya.components.run import StepReport
 from terakoya.config.parameters import Parameters
 from terakoya.plugins import PluginError, Registry
@@ -75,8 +75,8 @@ class Trainer:
         self.parameters: Parameters = run.parameters
         self.context: DistributedContext = run.context
         self.rank_batch: RankBatch = batches.rank_batch
-        self.terms: Mapping[str, Term] = run.objective.terms()
-        self.meter = Meter(self.terms, run.device, run.objective.derived)
+        self.terms: Mapping[str, LossTerm] = run.objective.terms()
+        self.meter = Meter(self.terms, run.device, run.objective.derive_metrics)
         self.norms = Norms(engine.scaler)
         self.last_checkpoint: Path | None = None
         self.saver = Saver(run, engine, tokenizer_folder)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from terakoya.components import Objective, Term
+from terakoya.components import LossTerm, Objective
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.rows.row_source import RowSource
 from terakoya.training.batches import to_device
@@ -33,8 +33,8 @@ def validate(
     Every rank runs the same number of forwards (engines that shard weights gather them in forward).
     """
     rows = min(len(source), batches * rank_batch.global_rows)
-    terms: Mapping[str, Term] = objective.terms()
-    meter = Meter(terms, context.device, objective.derived)
+    terms: Mapping[str, LossTerm] = objective.terms()
+    meter = Meter(terms, context.device, objective.derive_metrics)
     names = sorted({term.count for term in terms.values()})
     start, stop = split_evenly(rows, context.topology.num_replicas, context.replica)
     longest = split_evenly(rows, context.topology.num_replicas, 0)

@@ -21,7 +21,7 @@ class Deberta(EncoderArchitecture):
     config_class = "DebertaConfig"
     model_classes: ClassVar = {"masked": "DebertaForMaskedLM", "body": "DebertaModel"}
     vocabulary_head = ("cls",)
-    isolation = "mask4d"
+    document_masking = "mask_4d"
     autocast_weights = ("q_bias", "v_bias")
 
     hidden_size: PositiveInt = 768

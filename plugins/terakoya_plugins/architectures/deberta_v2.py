@@ -29,8 +29,8 @@ class DebertaV2(EncoderArchitecture):
         "masked": "DebertaV2ForMaskedLM", "discriminator": "DebertaV2ForTokenClassification", "body": "DebertaV2Model"
     }  # fmt: skip
     vocabulary_head = ("cls",)
-    isolation = "mask4d"
-    trial: ClassVar = {"position_buckets": 8}
+    document_masking = "mask_4d"
+    test_settings: ClassVar = {"position_buckets": 8}
 
     hidden_size: PositiveInt = 768
     num_hidden_layers: PositiveInt = 12

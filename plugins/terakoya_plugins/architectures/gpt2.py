@@ -40,10 +40,10 @@ class GPT2(DecoderArchitecture):
         """Heads, of which queries, keys and values come from one layer, and the middle of the feed-forward."""
         return TensorPartition(
             sizes={"num_attention_heads": self.num_attention_heads, "n_inner": self.n_inner or 4 * self.hidden_size},
-            entries=("attn", "mlp"),
-            columns={"attn.c_attn": 3, "mlp.c_fc": 1},
-            rows=("attn.c_proj", "mlp.c_proj"),
-            counts={"attn": ("num_heads", "split_size")},
+            inputs=("attn", "mlp"),
+            column_parallel={"attn.c_attn": 3, "mlp.c_fc": 1},
+            row_parallel=("attn.c_proj", "mlp.c_proj"),
+            divided_attributes={"attn": ("num_heads", "split_size")},
         )
 
 

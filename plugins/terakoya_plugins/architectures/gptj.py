@@ -19,10 +19,10 @@ class GPTJ(DecoderArchitecture):
 
     config_class = "GPTJConfig"
     model_classes: ClassVar = {"causal": "GPTJForCausalLM"}
-    isolation = "mask4d"
+    document_masking = "mask_4d"
     block_list, final_norm, embedding_dropout, output_layers = "h", "ln_f", "drop", ("out_proj", "fc_out")
     fuses_gelu = True
-    trial: ClassVar = {"rotary_dim": 2}
+    test_settings: ClassVar = {"rotary_dim": 2}
 
     hidden_size: PositiveInt = 4096
     num_hidden_layers: PositiveInt = 28
@@ -55,10 +55,10 @@ class GPTJ(DecoderArchitecture):
         """Heads and the middle of the feed-forward."""
         return TensorPartition(
             sizes={"num_attention_heads": self.num_attention_heads, "n_inner": self.n_inner or 4 * self.hidden_size},
-            entries=("attn", "mlp"),
-            columns={"attn.q_proj": 1, "attn.k_proj": 1, "attn.v_proj": 1, "mlp.fc_in": 1},
-            rows=("attn.out_proj", "mlp.fc_out"),
-            counts={"attn": ("num_attention_heads",)},
+            inputs=("attn", "mlp"),
+            column_parallel={"attn.q_proj": 1, "attn.k_proj": 1, "attn.v_proj": 1, "mlp.fc_in": 1},
+            row_parallel=("attn.out_proj", "mlp.fc_out"),
+            divided_attributes={"attn": ("num_attention_heads",)},
         )
 
 

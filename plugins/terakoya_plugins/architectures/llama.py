@@ -17,7 +17,7 @@ class Llama(GatedDecoderArchitecture):
 
     config_class = "LlamaConfig"
     model_classes: ClassVar = {"causal": "LlamaForCausalLM"}
-    trial: ClassVar = {"num_key_value_heads": 2}
+    test_settings: ClassVar = {"num_key_value_heads": 2}
 
     hidden_size: PositiveInt = 4096
     intermediate_size: PositiveInt = 11008

@@ -24,7 +24,7 @@ class ModernBert(EncoderArchitecture):
     }
     model_classes: ClassVar = {"masked": "ModernBertForMaskedLM", "body": "ModernBertModel"}
     vocabulary_head, block_list, calls_whole_body = ("head", "decoder"), "layers", True
-    trial: ClassVar = {"local_attention": 8}
+    test_settings: ClassVar = {"local_attention": 8}
 
     hidden_size: PositiveInt = 768
     num_hidden_layers: PositiveInt = 22

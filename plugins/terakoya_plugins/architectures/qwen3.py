@@ -18,7 +18,7 @@ class Qwen3(GatedDecoderArchitecture):
     config_class = "Qwen3Config"
     model_classes: ClassVar = {"causal": "Qwen3ForCausalLM"}
     per_head_modules = ("self_attn.q_norm", "self_attn.k_norm")
-    trial: ClassVar = {"num_key_value_heads": 2, "head_dim": 8}
+    test_settings: ClassVar = {"num_key_value_heads": 2, "head_dim": 8}
 
     hidden_size: PositiveInt = 1024
     intermediate_size: PositiveInt = 3072

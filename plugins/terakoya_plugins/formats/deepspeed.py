@@ -50,7 +50,7 @@ class DeepSpeed(Importer):
         folder = find_step_folder(source)
         model_class, config = _load_config(self.config, folder)
         weights = {name.removeprefix("module."): value for name, value in read_weights(folder).items()}
-        from_state_dict.write(model_class, config, weights, folder, out)
+        from_state_dict.write_model(model_class, config, weights, folder, out)
 
 
 def find_step_folder(source: Path) -> Path:

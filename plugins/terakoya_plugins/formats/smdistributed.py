@@ -100,7 +100,7 @@ class SmDistributed(Importer):
             eos_token_id=None,
             **settings,
         )
-        from_state_dict.write(GPTJForCausalLM, config, weights, file, out)
+        from_state_dict.write_model(GPTJForCausalLM, config, weights, file, out)
 
 
 def find_full_model(source: Path) -> Path:
@@ -137,9 +137,9 @@ def rename_weights(weights: Mapping[str, Tensor], file: Path) -> dict[str, Tenso
         else:
             unknown.append(name)
     if unknown:
-        from terakoya.toolkit.formats.from_state_dict import listed
+        from terakoya.toolkit.formats.from_state_dict import join_names
 
-        raise UserError(f"{file}: has unknown weights: {listed(sorted(unknown))}")
+        raise UserError(f"{file}: has unknown weights: {join_names(sorted(unknown))}")
     return renamed
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import NonNegativeFloat, PositiveInt, model_validator
 
 from terakoya import hookimpl
-from terakoya.components import Architecture, Batch, Objective, Term
+from terakoya.components import Architecture, Batch, LossTerm, Objective
 from terakoya.components.rows import Layout, Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.toolkit.objectives import causal_objective
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class CausalLM(Objective):
     """Settings of causal language modelling."""
 
-    hidden_once: ClassVar[bool] = True
+    single_forward: ClassVar[bool] = True
 
     layout: Literal["packed", "stream", "megatron"] = "packed"
     """`packed`: documents side by side, each seen by itself alone. `stream`: documents joined, cut anywhere; a token
@@ -62,7 +62,7 @@ class CausalLM(Objective):
             samples=self.samples,
         )
 
-    def terms(self) -> Mapping[str, Term]:
+    def terms(self) -> Mapping[str, LossTerm]:
         """`lm_loss` and `token_accuracy` over all predicted tokens; with a weight for it `z_loss`."""
         return causal_objective.terms(z_loss=self.z_loss)
 
@@ -70,7 +70,7 @@ class CausalLM(Objective):
         """Each token is predicted from its own hidden state."""
         return True
 
-    def derived(self, sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> Mapping[str, float]:
+    def derive_metrics(self, sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> Mapping[str, float]:
         """`perplexity`; see `causal_objective.perplexity`."""
         return causal_objective.perplexity(sums, counts)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import NonNegativeFloat, PositiveInt
 
 from terakoya import hookimpl
-from terakoya.components import Architecture, Batch, Objective, Term
+from terakoya.components import Architecture, Batch, LossTerm, Objective
 from terakoya.components.rows import Conversations, Layout, Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.toolkit.objectives import causal_objective
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Instruction(Objective):
     """Settings of instruction tuning."""
 
-    hidden_once: ClassVar[bool] = True
+    single_forward: ClassVar[bool] = True
 
     layout: Literal["packed", "padded"] = "packed"
     """`packed`: conversations side by side, each seen by itself alone. `padded`: one in each row."""
@@ -50,7 +50,7 @@ class Instruction(Objective):
             conversations=Conversations(loss_on=self.loss_on, too_long=self.too_long),
         )
 
-    def terms(self) -> Mapping[str, Term]:
+    def terms(self) -> Mapping[str, LossTerm]:
         """`lm_loss` and `token_accuracy` over all predicted tokens; with a weight for it `z_loss`."""
         return causal_objective.terms(z_loss=self.z_loss)
 
@@ -58,7 +58,7 @@ class Instruction(Objective):
         """Each token is predicted from its own hidden state."""
         return True
 
-    def derived(self, sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> Mapping[str, float]:
+    def derive_metrics(self, sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> Mapping[str, float]:
         """`perplexity`; see `causal_objective.perplexity`."""
         return causal_objective.perplexity(sums, counts)
 

@@ -30,7 +30,7 @@ class Adafactor(Optimizer):
     eps: tuple[NonNegativeFloat | None, NonNegativeFloat] = (None, 1e-3)
     d: Annotated[float, Field(ge=1.0)] = 1.0
 
-    trial: ClassVar = {"learning_rate": 0.3}
+    test_settings: ClassVar = {"learning_rate": 0.3}
 
     def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
         """torch's Adafactor over two groups, decayed and not; it has no fused kernels."""

@@ -33,7 +33,7 @@ class ByteBpe(Tokenizer):
     """Byte-level BPE: pieces are sequences of bytes, so no text is unknown."""
 
     keeps_line_ends: ClassVar[bool] = True
-    trial: ClassVar[Mapping[str, Any]] = {"vocab_size": 300}
+    test_settings: ClassVar[Mapping[str, Any]] = {"vocab_size": 300}
 
     vocab_size: int = Field(default=50257, ge=1)
     """Number of pieces, including special tokens and the 256 bytes."""

@@ -268,9 +268,9 @@ def test_the_length_comes_from_steps_tokens_or_epochs(file: Path) -> None:
 def test_a_length_in_rows_follows_what_was_taken() -> None:
     """A run of 1000 rows in steps of 16 ended with a step of 8; of 2000 rows it goes on with the 1001st."""
     longer = Length(steps=125, tokens=0, rows=2000)
-    assert longer.going_on(step=63, consumed_rows=1000, global_rows=16).steps == 126
-    assert longer.going_on(step=50, consumed_rows=800, global_rows=16).steps == 125
-    assert Length(steps=9, tokens=0).going_on(step=5, consumed_rows=80, global_rows=16).steps == 9
+    assert longer.after_resuming(step=63, consumed_rows=1000, global_rows=16).steps == 126
+    assert longer.after_resuming(step=50, consumed_rows=800, global_rows=16).steps == 125
+    assert Length(steps=9, tokens=0).after_resuming(step=5, consumed_rows=80, global_rows=16).steps == 9
 
 
 def test_a_schedule_that_goes_by_validation_needs_one(file: Path) -> None:

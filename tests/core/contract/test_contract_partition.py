@@ -35,12 +35,20 @@ def test_bundled_architectures_pass(name: str) -> None:
 
 
 BROKEN = {
-    "a norm of heads forgotten": ("qwen3", {"on_parts": lambda _: ()}, r"gradient of .*[qk]_norm.weight is not"),
-    "a fused layer cut as one": ("gpt2", {"columns": lambda _: {"attn.c_attn": 1, "mlp.c_fc": 1}}, "are off by"),
-    "a forgotten entry": ("llama", {"entries": lambda _: ("self_attn",)}, "gradient of .* is not that of one process"),
-    "an unknown name": ("bert", {"rows": lambda old: (*old, "mlp")}, "its blocks have no mlp; they have att"),
-    "a layer that is not linear": ("bert", {"rows": lambda old: (*old, "output.LayerNorm")}, "is a LayerNorm; only"),
-    "rows left out": ("gptj", {"rows": lambda _: ("attn.out_proj",)}, "shapes cannot be multiplied"),
+    "a norm of heads forgotten": ("qwen3", {"local": lambda _: ()}, r"gradient of .*[qk]_norm.weight is not"),
+    "a fused layer cut as one": (
+        "gpt2",
+        {"column_parallel": lambda _: {"attn.c_attn": 1, "mlp.c_fc": 1}},
+        "are off by",
+    ),
+    "a forgotten entry": ("llama", {"inputs": lambda _: ("self_attn",)}, "gradient of .* is not that of one process"),
+    "an unknown name": ("bert", {"row_parallel": lambda old: (*old, "mlp")}, "its blocks have no mlp; they have att"),
+    "a layer that is not linear": (
+        "bert",
+        {"row_parallel": lambda old: (*old, "output.LayerNorm")},
+        "is a LayerNorm; only",
+    ),
+    "rows left out": ("gptj", {"row_parallel": lambda _: ("attn.out_proj",)}, "shapes cannot be multiplied"),
 }
 
 

@@ -19,7 +19,7 @@ class MT5(Architecture):
     """mT5 (Xue et al., 2021, arXiv:2010.11934): T5 1.1 with a vocabulary head of its own."""
 
     heads = frozenset({"seq2seq"})
-    isolation = "mask4d"
+    document_masking = "mask_4d"
     d_model: int = 512
     d_kv: int = 64
     d_ff: int = 1024
@@ -93,12 +93,12 @@ BROKEN = {
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test loads plugins as a new process would."""
     monkeypatch.setattr(plugins, "_current", None)
-    monkeypatch.setattr(plugins, "_loaded", {})
+    monkeypatch.setattr(plugins, "_registries", {})
     for variable in (plugins.PLUGINS_VARIABLE, plugins.WITHOUT_VARIABLE):
         monkeypatch.setenv(variable, "")
 
 
-def load_mt5(file: Path, source: str) -> plugins.Offer:
+def load_mt5(file: Path, source: str) -> plugins.Registration:
     """Writes `source` to `file` and returns the architecture that it registers."""
     file.write_text(source, encoding="utf-8")
     (offer,) = (each for each in plugins.load([str(file)]).components() if each.name == "mt5")

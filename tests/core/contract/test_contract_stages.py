@@ -14,16 +14,17 @@ CUT = ("gpt2", "gptj", "llama", "qwen3")
 
 
 def gpt2(*, left: str) -> architecture.ArchitectureCase:
-    """gpt2 with a `cut` that leaves the attribute `left` of the body in every stage; "all" leaves everything."""
+    """gpt2 with a `keep_stage_blocks` that leaves the attribute `left` of the body in every stage; "all"
+    leaves everything."""
 
     class Changed(registry().component("architectures", "gpt2")):  # type: ignore[misc]
         """gpt2 with another cut."""
 
-        def cut(self, model: Any, kept: range) -> None:
+        def keep_stage_blocks(self, model: Any, stage: range) -> None:
             """Cuts `model`, then puts the attribute back."""
             if left != "all":
                 before = getattr(model.base_model, left)
-                super().cut(model, kept)
+                super().keep_stage_blocks(model, stage)
                 setattr(model.base_model, left, before)
 
     return architecture.ArchitectureCase("architectures", "gpt2", Changed)

@@ -21,7 +21,7 @@ from terakoya.plugins import loading as plugins
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test loads plugins as a new process would."""
     monkeypatch.setattr(plugins, "_current", None)
-    monkeypatch.setattr(plugins, "_loaded", {})
+    monkeypatch.setattr(plugins, "_registries", {})
     for variable in (plugins.PLUGINS_VARIABLE, plugins.WITHOUT_VARIABLE):
         monkeypatch.setenv(variable, "")
 
@@ -52,13 +52,13 @@ BROKEN = {
     "unknown keys accepted": (
         "schedule", "    warmup_steps", '    model_config = {"extra": "ignore"}\n    warmup_steps', "accepted silently",
     ),
-    "a required setting without a trial": (
+    "a required setting without test_settings": (
         "schedule", "    warmup_steps: NonNegativeInt = 0", "    warmup_steps: NonNegativeInt",
-        r'warmup_steps has no default; .*trial: ClassVar = \{"warmup_steps"',
+        r'warmup_steps has no default; .*test_settings: ClassVar = \{"warmup_steps"',
     ),
     "a method that is missing": ("schedule", "def factor", "def factors", "factor missing; see terakoya.components.Sch"),
     "jobs that go on and cannot be found again": (
-        "launcher", "    def plan", "    jobs_go_on: ClassVar[bool] = True\n\n    def plan", "submitted missing; see terak",
+        "launcher", "    def plan", "    detached: ClassVar[bool] = True\n\n    def plan", "find_job missing; see terak",
     ),
     "a factor that is not a number": ("schedule", "return self.floor +", "return float('nan') +", "factor is nan"),
     "a schedule with a memory": (
@@ -123,7 +123,7 @@ BROKEN = {
     "no loss key": (
         "objective", '"example_loss": torch', '"mine": torch', "forward did not return example_loss, only mine",
     ),
-    "no loss at all": ("objective", 'Term("hidden", 1.0)', 'Term("hidden")', "no term has a weight"),
+    "no loss at all": ("objective", 'LossTerm("hidden", 1.0)', 'LossTerm("hidden")', "no term has a weight"),
     "a count that is missing": ("objective", ', "hidden": int(chosen.sum())', "", "the batch does not count hidden"),
     "a batch of chance": (
         "objective", "drawn = draws(", "drawn = np.random.default_rng().permuted(draws(",
@@ -141,11 +141,11 @@ BROKEN = {
     "nothing to export": ("objective", 'return {"": module.model}', "return {}", "exports returned {}"),
     "exports that no run can start from": (
         "objective", 'return {"": module.model}', 'return {"": __import__("copy").deepcopy(module.model)}',
-        "adopt refuses the models that exports returned: BertForMaskedLM: this model cannot be set",
+        "load_models refuses the models that exports returned: BertForMaskedLM: this model cannot be set",
     ),
-    "an adopt that forgets": (
-        "objective", 'return {"": module.model}', 'return {"": module.model}\n\n    def adopt(self, module, models):\n        pass',
-        "of the model, .* differs after exports and adopt",
+    "a load_models that forgets": (
+        "objective", 'return {"": module.model}', 'return {"": module.model}\n\n    def load_models(self, module, models):\n        pass',
+        "of the model, .* differs after exports and load_models",
     ),
     "a folder it does not recognise": (
         "tokenizer", "if file.is_file() else None", "if False else None", "does not recognise the folder",

@@ -119,7 +119,7 @@ def test_a_model_of_ones_own_travels_with_its_code(reader: Reader) -> None:
     assert "AutoModelForMaskedLM" in exported and "trust_remote_code=True" in exported
     asked = ["terakoya", "try", "work/averages-model", "先生は[MASK]を開く。"]
     assert "[MASK] 1" in reader.command([*asked, "--trust-remote-code"])
-    with pytest.raises(UserError, match=r"own code, _modeling_averages\.py\. Read that and, .* --trust-remote-code"):
+    with pytest.raises(UserError, match=r"its code, _modeling_averages\.py\. Read the code; .* --trust-remote-code"):
         fill_mask(Path(asked[2]), asked[3])
     # the code belongs to the plugin: a run notices when it changes
     (before,) = recorded(reader.folder / "averages")
@@ -166,7 +166,7 @@ def test_the_event_plugin_writes_its_diary(diary: plugins.Registry, tmp_path: Pa
 
 
 def test_the_page_names_every_event_and_every_kind() -> None:
-    for hook in [*plugins.EVENTS, *plugins.NOUNS.values()]:
+    for hook in [*plugins.EVENTS, *plugins.REGISTER_HOOKS.values()]:
         assert f"`{hook}" in TEXT, hook
     headings = {
         re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in re.findall(r"^## (.+)$", TEXT, re.M)

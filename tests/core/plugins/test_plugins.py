@@ -42,7 +42,7 @@ Install = Callable[..., None]
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test loads plugins as a new process would."""
     monkeypatch.setattr(plugins, "_current", None)
-    monkeypatch.setattr(plugins, "_loaded", {})
+    monkeypatch.setattr(plugins, "_registries", {})
     for variable in (plugins.PLUGINS_VARIABLE, plugins.WITHOUT_VARIABLE, plugins.TRACE_VARIABLE):
         monkeypatch.setenv(variable, "")
 
@@ -116,17 +116,19 @@ def test_a_relative_path_is_inherited_by_children_elsewhere(
     assert os.environ[plugins.PLUGINS_VARIABLE] == str(Path(file).resolve())
 
 
-def test_a_package_is_every_module_in_it_but_those_with_an_underscore(write: Write, tmp_path: Path) -> None:
+def test_a_package_is_one_plugin_if_it_has_a_hook_and_else_each_of_its_modules(write: Write, tmp_path: Path) -> None:
     write("pack/__init__.py", "")
     write("pack/one.py", schedule("one"))
-    write("pack/deep/__init__.py", schedule("deep"))
+    write("pack/deep/__init__.py", "")
     write("pack/deep/two.py", schedule("two"))
+    write("pack/whole/__init__.py", schedule("whole"))
+    write("pack/whole/part.py", schedule("part"))
     write("pack/_hidden.py", schedule("hidden"))
     write("pack/plain.py", "VALUE = 1")
     registry = load([str(tmp_path / "pack")])
-    assert {"one", "two", "deep"} <= set(registry.names("schedules"))
-    assert "hidden" not in registry.names("schedules")
-    assert [plugin.name for plugin in registry.plugins][-3:] == ["pack.deep", "pack.deep.two", "pack.one"]
+    assert {"one", "two", "whole"} <= set(registry.names("schedules"))
+    assert not {"hidden", "part"} & set(registry.names("schedules"))
+    assert [plugin.name for plugin in registry.plugins][-3:] == ["pack.deep.two", "pack.one", "pack.whole"]
 
 
 def test_a_module_of_the_working_directory_is_found_by_name(
@@ -169,7 +171,7 @@ def test_without_leaves_out_by_distribution_entry_point_module_or_all_foreign(in
     install("acme", {"acme_module.py": "raise RuntimeError('imported')"}, entry="acme_module")
     registry = load(without=[name])
     assert registry.broken == [], "what is left out is not even imported"
-    assert registry.blocked == ["acme_module"]
+    assert registry.excluded == ["acme_module"]
     assert "bert" in registry.names("architectures")
 
 
@@ -177,7 +179,7 @@ def test_without_takes_a_bundled_plugins_last_word_and_is_inherited() -> None:
     registry = load(without=["tensorboard"])
     assert "tensorboard" not in registry.names("trackers")
     assert os.environ[plugins.WITHOUT_VARIABLE] == "tensorboard"
-    with pytest.raises(UserError, match=r"left out by --without and might offer it: terakoya_plugins\.trackers"):
+    with pytest.raises(UserError, match=r"excluded by --without and might have it: terakoya_plugins\.trackers"):
         registry.component("trackers", "tensorboard")
 
 
@@ -192,7 +194,7 @@ def test_a_name_that_blocks_nothing_is_an_error() -> None:
 def test_a_name_offered_twice_names_both_modules(write: Write) -> None:
     with pytest.raises(UserError) as caught:
         load([write("mine.py", schedule("linear"))])
-    assert 'schedule "linear" is offered twice' in str(caught.value)
+    assert 'schedule "linear" is registered twice' in str(caught.value)
     assert "terakoya_plugins.schedules.linear (terakoya)" in str(caught.value)
     assert "by mine (--plugin" in str(caught.value)
 
@@ -209,8 +211,8 @@ def test_a_broken_installed_plugin_is_reported_skipped_and_named_when_missed(
     with pytest.raises(UserError) as caught:
         registry.component("architectures", "acme_bert")
     assert "architecture acme_bert: not installed" in str(caught.value)
-    assert "terakoya" in str(caught.value) and "offers:" in str(caught.value)
-    assert f"could not be loaded and might offer it: {told}" in str(caught.value)
+    assert "terakoya" in str(caught.value) and "has:" in str(caught.value)
+    assert f"could not be loaded and might have it: {told}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -290,9 +292,7 @@ def test_a_missing_file_and_two_files_of_one_name_are_errors(write: Write, tmp_p
 
 
 def test_an_unknown_component_lists_the_nearest_and_who_offers_what() -> None:
-    with pytest.raises(
-        UserError, match=r'schedule lineer: not installed; did you mean "linear".*\n  terakoya .* offers:'
-    ):
+    with pytest.raises(UserError, match=r'schedule lineer: not installed; did you mean "linear".*\n  terakoya .* has:'):
         load().component("schedules", "lineer")
 
 
@@ -318,7 +318,7 @@ def test_numbers_of_evaluate_are_merged_and_a_name_offered_twice_is_an_error(wri
     run: Any = 1.0
     assert load([one, two]).hook.evaluate(run) == {"a": 1.0, "b": 2.0}
     three = write("three.py", EVENT + "evaluate(run):\n    return {'a': 3.0}")
-    with pytest.raises(UserError, match='evaluate: "a" is offered twice, by one and by three'):
+    with pytest.raises(UserError, match='evaluate: "a" is returned twice, by one and by three'):
         load([three]).hook.evaluate(run)
     with pytest.raises(PluginError, match="plugin four: evaluate: expected a mapping"):
         load([write("four.py", EVENT + "evaluate(run):\n    return 3.0")], without=["three"]).hook.evaluate(run)
@@ -354,7 +354,7 @@ USES_MINE = {"schedule": {"type": "mine"}, "architecture": {"type": "bert", "hid
 def fresh(asked: Sequence[str]) -> plugins.Registry:
     """The registry of a new process that loads `asked`."""
     os.environ[plugins.PLUGINS_VARIABLE] = ""
-    plugins._loaded.clear()
+    plugins._registries.clear()
     return load(asked)
 
 
@@ -401,7 +401,7 @@ def test_a_component_that_moved_to_another_plugin_is_not_missing(write: Write) -
     record = load([write("mine.py", schedule("mine"))]).record(USES_MINE)
     check = fresh([write("renamed.py", schedule("mine"))]).check_record(record, USES_MINE)
     assert check.missing == []
-    assert check.changed == ["plugin mine (--plugin: schedules/mine) is missing; what it offered comes from renamed"]
+    assert check.changed == ["plugin mine (--plugin: schedules/mine) is missing; its components come from renamed"]
 
 
 def test_an_old_record_of_every_installed_plugin_counts_what_is_used_alone() -> None:
@@ -417,7 +417,7 @@ def test_an_old_record_of_every_installed_plugin_counts_what_is_used_alone() -> 
 def _old_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     """A made-up hook that the next release does not have."""
 
-    @hookspecs.hookspec(warn_on_impl=hookspecs.Leaving("0.9", "use run_finished"))
+    @hookspecs.hookspec(warn_on_impl=hookspecs.DeprecatedHook("0.9", "use run_finished"))
     def run_paused(run: object) -> None: ...
 
     monkeypatch.setattr(hookspecs, "run_paused", run_paused, raising=False)
@@ -433,8 +433,8 @@ def test_a_hook_that_goes_is_told_at_every_start_and_still_works(
     )
     with caplog.at_level(logging.WARNING, logger="terakoya"):
         loaded = load([file])
-    expected = f"plugin mine (--plugin {file}): hook run_paused goes in terakoya 0.9: use run_finished"
-    assert [str(each) for each in loaded.leaving] == [expected]
+    expected = f"plugin mine (--plugin {file}): hook run_paused is removed in terakoya 0.9: use run_finished"
+    assert [str(each) for each in loaded.deprecated_hooks] == [expected]
     assert caplog.messages == [expected]
     seen: list[str] = []
     call(loaded.hook.listeners["run_paused"], run=seen)

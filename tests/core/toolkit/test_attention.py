@@ -126,9 +126,9 @@ def test_backends_that_cannot_do_it_are_refused() -> None:
     with pytest.raises(UserError, match="flash has no dropout"):
         attention.choose("flash", device=torch.device("cuda"), precision="bf16", dropout=0.1)
     cuda = torch.device("cuda")
-    assert attention.choose("auto", device=cuda, precision="bf16", dropout=0.0, isolation="mask4d") == "sdpa"
+    assert attention.choose("auto", device=cuda, precision="bf16", dropout=0.0, document_masking="mask_4d") == "sdpa"
     with pytest.raises(UserError, match="which this architecture does not"):
-        attention.choose("flash", device=cuda, precision="bf16", dropout=0.0, isolation="mask4d")
+        attention.choose("flash", device=cuda, precision="bf16", dropout=0.0, document_masking="mask_4d")
     with pytest.raises(UserError, match="needs a GPU"):
         attention.choose("flash", device=cpu, precision="bf16", dropout=0.0)
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from terakoya.components import Term
+from terakoya.components import LossTerm
 from terakoya.training.loss import Meter, weighted_loss
 
-TERMS = {"one": Term("tokens", 1.0), "two": Term("rows", 50.0), "accuracy": Term("tokens")}
+TERMS = {"one": LossTerm("tokens", 1.0), "two": LossTerm("rows", 50.0), "accuracy": LossTerm("tokens")}
 
 
 def test_shares_add_up_to_the_loss_of_one_big_batch() -> None:
@@ -43,7 +43,7 @@ def test_means_are_over_all_that_was_added_since_the_last_time() -> None:
 
 def test_bins_are_summed_and_what_follows_from_them_is_told() -> None:
     """A histogram is no mean: the objective makes numbers of it, of what was seen by all since the last time."""
-    terms = {"one": Term("tokens", 1.0), "bins": Term("rows", bins=3), "unseen": Term("rows", bins=2)}
+    terms = {"one": LossTerm("tokens", 1.0), "bins": LossTerm("rows", bins=3), "unseen": LossTerm("rows", bins=2)}
     told = []
 
     def derived(sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> dict[str, float]:

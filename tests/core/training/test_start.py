@@ -336,7 +336,7 @@ def test_embeddings_that_are_shared_must_agree(store: Path, tmp_path: Path) -> N
     save_electra(tmp_path / "e", alike=False)
     said = refusal(electra(store, str(tmp_path / "e")))
     assert said.startswith(f"start_from: {tmp_path}/e/discriminator: electra.embeddings.word_embeddings.weight, ")
-    assert f"and the same in {tmp_path}/e/generator are one weight in the model, but they differ" in said
+    assert f"and the same in {tmp_path}/e/generator are one shared weight in the model, but they differ" in said
     assert len(said.splitlines()) == 1
     begin(electra(store, str(tmp_path / "e"), sharing="none"))
 
@@ -345,10 +345,10 @@ def test_models_that_an_objective_computes_need_its_own_adopt(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_electra(tmp_path / "e")
-    monkeypatch.setattr(registry().component("objectives", "replaced_token"), "adopt", Objective.adopt)
+    monkeypatch.setattr(registry().component("objectives", "replaced_token"), "load_models", Objective.load_models)
     assert refusal(electra(store, str(tmp_path / "e"), sharing="disentangled")) == (
         f"start_from: {tmp_path}/e/discriminator: this model cannot be set: the objective computes it from other "
-        "weights when it exports, and its adopt does not say how these follow from it"
+        "weights when it exports, and its load_models does not set those weights from it"
     )
 
 
@@ -357,7 +357,7 @@ def test_a_tied_head_of_its_own_is_refused(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "m/model.safetensors"
     save_file({**load_file(file), "cls.predictions.decoder.weight": torch.ones(200, 16)}, file, {"format": "pt"})
     said = refusal(settings(store, str(tmp_path / "m")))
-    assert said.endswith("cls.predictions.decoder.weight differs from the weight that it is one with in the model")
+    assert said.endswith("cls.predictions.decoder.weight differs from the weight with which the model shares it")
 
 
 def test_folders_that_are_none(store: Path, tmp_path: Path) -> None:

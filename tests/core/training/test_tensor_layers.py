@@ -58,7 +58,11 @@ def test_layers_are_cut_by_outputs_then_by_inputs() -> None:
     block.wide.requires_grad_(False)
     before = {name: value.detach().clone() for name, value in block.named_parameters()}
     partition = TensorPartition(
-        sizes={}, entries=(), columns={"up": 1, "wide": 2}, rows=("down", "narrow"), counts={"": ("width",)}
+        sizes={},
+        inputs=(),
+        column_parallel={"up": 1, "wide": 2},
+        row_parallel=("down", "narrow"),
+        divided_attributes={"": ("width",)},
     )
     cuts = partition_blocks([block], partition, place(1), dropout=None)
     after = dict(block.named_parameters())
@@ -127,7 +131,7 @@ class Dropping(nn.Module):
 
 def kept(index: int, *, training: bool) -> tuple[list[bool], list[bool]]:
     """What the process at `index` of two keeps inside of its part and outside."""
-    partition = TensorPartition(sizes={}, entries=("heads",), columns={"heads.0": 1}, rows=("out",))
+    partition = TensorPartition(sizes={}, inputs=("heads",), column_parallel={"heads.0": 1}, row_parallel=("out",))
     block = Dropping().train(training)
     nn.init.ones_(block.heads[0].weight)  # type: ignore[arg-type]
     nn.init.ones_(block.out.weight)

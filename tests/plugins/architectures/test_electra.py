@@ -45,9 +45,9 @@ def test_each_head_is_its_class() -> None:
 
 
 def test_a_third_of_base_keeps_depth_and_embeddings() -> None:
-    small = BASE.scaled(Fraction(1, 3))
+    small = BASE.scale_width(Fraction(1, 3))
     assert (small.hidden_size, small.num_attention_heads, small.intermediate_size) == (256, 4, 1024)
     assert (small.num_hidden_layers, small.embedding_size) == (12, 768)
-    assert BASE.scaled(Fraction("1/1")) == BASE
+    assert BASE.scale_width(Fraction("1/1")) == BASE
     with pytest.raises(UserError, match="1/5 of hidden_size 768 is no whole number"):
-        BASE.scaled(Fraction(1, 5))
+        BASE.scale_width(Fraction(1, 5))

@@ -61,7 +61,7 @@ def test_each_mapped_option_sets_its_key(name: str) -> None:
     without, command = words(name)
     key = flags.FLAGS[name].text
     found = convert(command, nodes=1)
-    assert name in found.became, (found.unplaced, found.dropped)
+    assert name in found.mapped, (found.unsupported, found.ignored)
     before, after = value_at(convert(without, nodes=1).parameters, key), value_at(found.parameters, key)
     assert after is not None
     assert (before == after) == (name in UNCHANGED)
@@ -72,8 +72,8 @@ def test_each_mapped_option_sets_its_key(name: str) -> None:
 def test_each_other_option_is_recorded_and_changes_nothing(name: str) -> None:
     base = f"{SIZES} {BATCH} {LLAMA}".split()
     found = convert([*base, f"--{name}", "3"], nodes=1)
-    recorded = found.dropped if flags.FLAGS[name].outcome == "ignored" else found.unplaced
-    assert name in recorded and name not in found.became
+    recorded = found.ignored if flags.FLAGS[name].outcome == "ignored" else found.unsupported
+    assert name in recorded and name not in found.mapped
     assert found.parameters == convert(base, nodes=1).parameters
 
 
@@ -122,10 +122,10 @@ def test_a_run_of_a_llama_is_converted() -> None:
         "activation_checkpointing": "selective", "start_from": "old",
         "trackers": [{"type": "wandb", "name": "tanuki", "project": "Llama", "tags": ["debug"]}],
     }  # fmt: skip
-    assert found.dropped["hysteresis"] == "only fp16 has a loss scale"
+    assert found.ignored["hysteresis"] == "only fp16 has a loss scale"
     assert any("terakoya import megatron old --out DIR" in note for note in found.notes)
-    assert sorted(found.unplaced) == ["no-fp8-wgrad", "num-layer", "tensor-model-parallel-size"]
-    assert found.unplaced["num-layer"].startswith('3: unknown option; did you mean "num-layers"')
+    assert sorted(found.unsupported) == ["no-fp8-wgrad", "num-layer", "tensor-model-parallel-size"]
+    assert found.unsupported["num-layer"].startswith('3: unknown option; did you mean "num-layers"')
     Parameters.from_dict(found.parameters, source="test")
 
 
@@ -136,7 +136,7 @@ def test_model_parallel_sizes_are_converted() -> None:
     def parallel(more: str) -> tuple[dict[str, Any], dict[str, str]]:
         found = convert(f"{base} {more}".split(), nodes=1)
         Parameters.from_dict(found.parameters, source="test")
-        return found.parameters.get("parallel", {}), dict(found.unplaced)
+        return found.parameters.get("parallel", {}), dict(found.unsupported)
 
     assert parallel(f"{tensor} 2 {pipeline} 1") == ({"tp_size": 2}, {})
     assert parallel(f"{pipeline} 2 --num-layers-per-virtual-pipeline-stage 1") == (
@@ -157,16 +157,16 @@ def test_precision_memory_and_trackers_are_converted() -> None:
     assert found.parameters["precision"] == "fp8" and found.parameters["activation_checkpointing"] == "full"
     assert found.parameters["trackers"] == [{"type": "tensorboard"}, {"type": "wandb"}]
     found = convert(f"{base} --bf16 --fp8-hybrid --zero-stage 1".split(), nodes=1)
-    assert found.parameters["precision"] == "bf16" and "together with ZeRO" in found.unplaced["fp8-hybrid"]
+    assert found.parameters["precision"] == "bf16" and "together with ZeRO" in found.unsupported["fp8-hybrid"]
     Parameters.from_dict(found.parameters, source="test")
     found = convert(f"{base} --fp16 --loss-scale 0 --hysteresis 2 --min-loss-scale 0.5".split(), nodes=1)
     assert found.parameters["loss_scaling"] == {"hysteresis": 2, "min_scale": 0.5}
-    assert "a dynamic scale" in found.dropped["loss-scale"]
+    assert "a dynamic scale" in found.ignored["loss-scale"]
     found = convert(f"{base} --fp16 --loss-scale 64 --hysteresis 2 --finetune".split(), nodes=1)
     assert found.parameters["loss_scaling"] == {"fixed": 64} and "start_from" not in found.parameters
-    assert found.dropped["hysteresis"] == "the scale is fixed" and "nothing to start from" in found.dropped["finetune"]
+    assert found.ignored["hysteresis"] == "the scale is fixed" and "nothing to start from" in found.ignored["finetune"]
     found = convert(f"{base} --recompute-granularity blocks".split(), nodes=1)
-    assert "blocks: another granularity" in found.unplaced["recompute-granularity"]
+    assert "blocks: another granularity" in found.unsupported["recompute-granularity"]
 
 
 def test_one_store_is_shuffled_over_all_epochs_of_the_run() -> None:
@@ -174,7 +174,7 @@ def test_one_store_is_shuffled_over_all_epochs_of_the_run() -> None:
     assert found.parameters["objective"] == {"type": "causal_lm", "layout": "megatron", "samples": 64 * 1000}
     separated = convert(f"{SIZES} {BATCH} --reset-position-ids --reset-attention-mask --eod-mask-loss".split(), nodes=1)
     assert separated.parameters["objective"] == {"type": "causal_lm", "layout": "packed"}
-    assert "nothing follows an end of document" in separated.dropped["eod-mask-loss"]
+    assert "nothing follows an end of document" in separated.ignored["eod-mask-loss"]
 
 
 def test_a_gpt2_with_a_length_in_tokens_is_converted() -> None:
@@ -192,7 +192,7 @@ def test_a_gpt2_with_a_length_in_tokens_is_converted() -> None:
     assert found.parameters["parallel"] == {"engine": "deepspeed", "zero_stage": 2}
     assert "samples" not in found.parameters["objective"]  # with a length in tokens, the number of rows is unknown
     assert found.parameters["max_minutes"] == 60
-    assert "rmsnorm with these positions" in found.unplaced["normalization"]
+    assert "rmsnorm with these positions" in found.unsupported["normalization"]
     assert any('one node ("-1")' in note for note in found.notes)
     Parameters.from_dict(found.parameters, source="test")
 

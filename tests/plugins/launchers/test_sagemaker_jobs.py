@@ -83,7 +83,7 @@ def test_a_job_is_created_as_it_was_planned(aws: None, tmp_path: Path) -> None:
     assert script == plan.plan.files["entry.sh"]
     job, note = find_job("sagemaker", str(tmp_path / "run"))
     assert note.job == f"arn:aws:sagemaker:us-east-1:123456789012:training-job/{name}"
-    assert [state.word for state in poll_states(job, every=0)] == ["Completed"]  # moto's jobs are over at once
+    assert [state.status for state in poll_states(job, every=0)] == ["Completed"]  # moto's jobs are over at once
     for file in plan.folder.iterdir():
         assert SECRET not in file.read_text() and "somebody" not in file.read_text()
 
@@ -214,10 +214,10 @@ def test_a_job_is_followed_to_its_end(stubbed: Stubbed) -> None:
     )  # fmt: skip
     job = SageMakerJob("arn:aws:sagemaker:eu-west-1:123456789012:training-job/run-1")
     first, second, last = poll_states(job, every=0)
-    assert (first.word, first.told) == ("InProgress", "Downloading; Downloading input data")
-    assert second.word == "no answer" and "Rate exceeded" in second.told and not second.over
-    assert (last.word, last.over, last.failed) == ("Failed", True, True)
-    assert last.told == "node 0 ended with 1; its log says why; 360 s to be paid"
+    assert (first.status, first.detail) == ("InProgress", "Downloading; Downloading input data")
+    assert second.status == "no answer" and "Rate exceeded" in second.detail and not second.done
+    assert (last.status, last.done, last.failed) == ("Failed", True, True)
+    assert last.detail == "node 0 ended with 1; its log says why; 360 s to be paid"
     assert last.values == {"train:loss": 2.5}
     assert set(stubbed.regions) == {"eu-west-1"}
 

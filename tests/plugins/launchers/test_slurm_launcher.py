@@ -197,11 +197,11 @@ def scontrol(
         (scontrol(state="PENDING", reason="Priority", nodes="(null)"), JobState("PENDING", "waits: Priority")),
         (scontrol(state="RUNNING", restarts=2), JobState("RUNNING", "on n[1-2]; queued again 2 times")),
         (scontrol(state="COMPLETING", code=75), JobState("COMPLETING", "on n[1-2]")),
-        (scontrol(state="COMPLETED", restarts=1), JobState("COMPLETED", "queued again once", over=True)),
-        (scontrol(state="FAILED", code=2), JobState("FAILED", "on n[1-2]; exit code 2", over=True, failed=True)),
-        (scontrol(state="FAILED", code=75), JobState("FAILED", "on n[1-2]; asked to stop, and saved", over=True)),
-        (scontrol(state="CANCELLED", nodes=""), JobState("CANCELLED", "", over=True, failed=True)),
-        (scontrol(state="NODE_FAIL"), JobState("NODE_FAIL", "on n[1-2]", over=True, failed=True)),
+        (scontrol(state="COMPLETED", restarts=1), JobState("COMPLETED", "queued again once", done=True)),
+        (scontrol(state="FAILED", code=2), JobState("FAILED", "on n[1-2]; exit code 2", done=True, failed=True)),
+        (scontrol(state="FAILED", code=75), JobState("FAILED", "on n[1-2]; asked to stop, and saved", done=True)),
+        (scontrol(state="CANCELLED", nodes=""), JobState("CANCELLED", "", done=True, failed=True)),
+        (scontrol(state="NODE_FAIL"), JobState("NODE_FAIL", "on n[1-2]", done=True, failed=True)),
     ],
 )
 def test_what_slurm_says_of_a_job(said: str, state: JobState, programs: Programs) -> None:
@@ -212,10 +212,10 @@ def test_what_slurm_says_of_a_job(said: str, state: JobState, programs: Programs
 def test_a_job_that_slurm_has_forgotten(programs: Programs) -> None:
     programs.set(scontrol="echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", sacct="exit 1")
     assert SlurmJob("12").state() == JobState(
-        "unknown", "Slurm has no such job, or has forgotten it since it ended", over=True
+        "unknown", "Slurm has no such job, or has forgotten it since it ended", done=True
     )
     programs.set(sacct="echo 'COMPLETED|0:0'")
-    assert SlurmJob("12").state() == JobState("COMPLETED", "exit code 0", over=True)
+    assert SlurmJob("12").state() == JobState("COMPLETED", "exit code 0", done=True)
     programs.set(sacct="echo 'CANCELLED by 0|0:15'")
     assert SlurmJob("12").state().failed
     with pytest.raises(UserError, match="job 12 is over"):
@@ -271,7 +271,7 @@ def test_submit_and_watch_follow_a_job_to_its_end(programs: Programs, tmp_path: 
 
 def test_verbs_that_have_nothing_to_ask(programs: Programs, tmp_path: Path) -> None:
     run = CliRunner()
-    with pytest.raises(UserError, match="launch local: its runs live in the terminal"):
+    with pytest.raises(UserError, match="launch local: its runs belong to the terminal"):
         run.invoke(app, ["launch", "local", "stop", "12"], catch_exceptions=False)
     with pytest.raises(UserError, match="expected a job's number or a run's folder, got twelve"):
         run.invoke(app, ["launch", "slurm", "status", "twelve"], catch_exceptions=False)

@@ -139,7 +139,7 @@ def test_terms_and_refusals(store: TokenStore, tmp_path: Path) -> None:
     assert {name: (term.count, term.weight) for name, term in terms.items()} == {
         "lm_loss": ("targets", 1.0), "token_accuracy": ("targets", None), "z_loss": ("targets", 1e-4),
     }  # fmt: skip
-    assert Instruction().derived({"lm_loss": np.array(20.0)}, {"targets": 10}) == {
+    assert Instruction().derive_metrics({"lm_loss": np.array(20.0)}, {"targets": 10}) == {
         "perplexity": pytest.approx(np.exp(2.0))
     }
     with pytest.raises(UserError, match=r"objective instruction: .* no head 'causal'"):

@@ -142,7 +142,7 @@ def test_losses_and_gradients_are_those_of_the_paper(sharing: Any, micro_batches
         losses["generator_loss"] += sums["generator_loss"].item() / whole.counts["masked"]
         losses["discriminator_loss"] += sums["discriminator_loss"].item() / whole.counts["tokens"]
 
-    generator = ElectraForMaskedLM(ELECTRA.scaled(Fraction(1, 4)).config(VOCABULARY))
+    generator = ElectraForMaskedLM(ELECTRA.scale_width(Fraction(1, 4)).config(VOCABULARY))
     generator.load_state_dict(module.generator.state_dict())
     discriminator = ElectraForPreTraining(ELECTRA.config(VOCABULARY))
     own = objective.exports(module)["discriminator"].state_dict()
@@ -440,9 +440,9 @@ def test_models_that_do_not_fit_are_refused(settings: dict[str, Any], architectu
 
 def test_a_generator_that_mixes_documents_gets_no_packed_rows() -> None:
     class Mixing(Electra):
-        isolation: ClassVar[Any] = "none"
+        document_masking: ClassVar[Any] = "none"
 
-    mixing = Mixing(**ELECTRA.scaled(Fraction(1, 4)).model_dump())
+    mixing = Mixing(**ELECTRA.scale_width(Fraction(1, 4)).model_dump())
     with pytest.raises(UserError, match="architecture Mixing cannot keep documents in one row apart"):
         ReplacedToken(generator=mixing).build(ELECTRA, VOCABULARY)
     assert ReplacedToken(generator=mixing, layout="lines").build(ELECTRA, VOCABULARY)

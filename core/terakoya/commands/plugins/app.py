@@ -1,4 +1,4 @@
-"""`terakoya plugins`: what is installed, where it came from, what does not load; and plugins of one's own."""
+"""`terakoya plugins`: lists installed plugins, shows a component's settings, writes and checks a new plugin."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from terakoya.commands.plugins import check as plugins_check
 from terakoya.commands.plugins import new as plugins_new
 from terakoya.errors import UserError
 
-app = typer.Typer(
-    help="What is installed and where it came from; a plugin of your own.", no_args_is_help=True, rich_markup_mode=None
-)
+app = typer.Typer(help="List installed plugins, write and check your own.", no_args_is_help=True, rich_markup_mode=None)
 app.command("new")(plugins_new.command)
 app.command("check")(plugins_check.command)
 
@@ -31,14 +29,14 @@ def show(name: Annotated[str, typer.Argument(help="A component's name, as in `te
     from terakoya.plugins import registry
 
     loaded = registry()
-    found = [offer for offer in loaded.components() if offer.name == name]
+    found = [registration for registration in loaded.components() if registration.name == name]
     if not found:
-        names = sorted({offer.name for offer in loaded.components()})
+        names = sorted({registration.name for registration in loaded.components()})
         raise UserError(f'no component is called "{name}"; there are {", ".join(names)}')
-    for offer in found:
-        component = loaded.component(offer.kind, name)
+    for registration in found:
+        component = registration.component
         summary = (component.__doc__ or "").strip().split("\n\n")[0]
-        console().print(f"{offer.kind.removesuffix('s')} {name}: {summary}", markup=False, soft_wrap=True)
+        console().print(f"{registration.kind.removesuffix('s')} {name}: {summary}", markup=False, soft_wrap=True)
         settings = Table("setting", "default", "meaning", box=None, header_style="bold", pad_edge=False)
         meanings = _meanings(component)
         for setting, field in component.model_fields.items():
@@ -48,8 +46,8 @@ def show(name: Annotated[str, typer.Argument(help="A component's name, as in `te
 
 
 def _meanings(component: type) -> dict[str, str]:
-    """The texts that stand below the settings in the sources of `component` and the classes it is made from."""
-    found: dict[str, str] = {}
+    """Returns setting -> its docstring, from the source code of `component` and its base classes."""
+    meanings: dict[str, str] = {}
     for base in reversed(component.__mro__):
         if base.__module__.split(".")[0] in ("builtins", "pydantic"):
             continue
@@ -59,15 +57,16 @@ def _meanings(component: type) -> dict[str, str]:
             if isinstance(setting, ast.AnnAssign) and isinstance(setting.target, ast.Name):
                 match text:
                     case ast.Expr(ast.Constant(str() as words)):
-                        found[setting.target.id] = " ".join(words.split())
-    return found
+                        meanings[setting.target.id] = " ".join(words.split())
+    return meanings
 
 
 @app.command("list")
 def list_plugins() -> None:
     """List every component and its origin.
 
-    Below: who listens to events, what was left out, and plugins that do not load with their errors.
+    Then list the plugins that listen to events, the excluded plugins, and the plugins that do not load, with their
+    errors.
     """
     from rich.table import Table
 
@@ -78,20 +77,20 @@ def list_plugins() -> None:
     components = Table(
         "kind", "name", "module", "distribution", "version", box=None, header_style="bold", pad_edge=False
     )
-    for offer in loaded.components():
-        kind = offer.kind.removesuffix("s")
-        components.add_row(kind, offer.name, offer.module, offer.distribution, offer.version or "-")
+    for registration in loaded.components():
+        kind, version = registration.kind.removesuffix("s"), registration.version or "-"
+        components.add_row(kind, registration.name, registration.module, registration.distribution, version)
     console().print(components)
 
-    listening = [(event, plugin) for event, found in loaded.hook.listeners.items() for plugin, _ in found]
+    listening = [(event, plugin) for event, plugins in loaded.hook.listeners.items() for plugin, _ in plugins]
     if listening:
         events = Table("event", "plugin", box=None, header_style="bold", pad_edge=False)
         for event, plugin in listening:
             events.add_row(event, plugin)
         console().print()
         console().print(events)
-    for blocked in loaded.blocked:
-        console().print(f"left out: {blocked}", markup=False, soft_wrap=True)
+    for excluded in loaded.excluded:
+        console().print(f"excluded: {excluded}", markup=False, soft_wrap=True)
     for broken in loaded.broken:
         console().print("[bold red]does not load:[/bold red]", end=" ")
         console().print(str(broken), markup=False, soft_wrap=True)

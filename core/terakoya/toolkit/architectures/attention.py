@@ -146,20 +146,30 @@ for _name in BACKENDS:
 
 
 def choose(
-    requested: str, *, device: torch.device, precision: str, dropout: float, isolation: str = "interface"
+    requested: str,
+    *,
+    device: torch.device,
+    precision: str,
+    dropout: float,
+    document_masking: str = "attention_interface",
 ) -> str:
     """The backend for `"attention": requested`: `auto` takes what is exact and has dropout.
 
-    An architecture whose `isolation` is not "interface" masks in its own way, which flash cannot.
+    An architecture whose `document_masking` is not "attention_interface" masks in its own way, which flash cannot.
 
     Raises:
         UserError: the backend cannot do what the run asks of it.
     """
     if requested == "auto":
-        fits = device.type == "cuda" and precision != "fp32" and dropout == 0.0 and isolation == "interface"
+        fits = (
+            device.type == "cuda"
+            and precision != "fp32"
+            and dropout == 0.0
+            and document_masking == "attention_interface"
+        )
         return "flash" if fits else "sdpa"
     if requested == "flash":
-        if isolation != "interface":
+        if document_masking != "attention_interface":
             raise UserError(
                 "attention: flash is for models that attend through Transformers' AttentionInterface, which this "
                 'architecture does not; use "attention": "sdpa"'

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from terakoya.components import Head, Isolation, TensorPartition, Vocabulary
+from terakoya.components import DocumentMasking, Head, TensorPartition, Vocabulary
 from terakoya.toolkit.architectures.transformers_model import TransformersArchitecture
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class DecoderArchitecture(TransformersArchitecture):
     """The base of causal families. A family adds its fields, `config_class` and `model_classes`.
 
-    With `isolation = "mask4d"` the body receives a mask (B, 1, T, T) that it adds to its attention scores, as GPT-J's
-    does. A family with the field `scaled_init` says in `output_layers` which layers that is about.
+    With `document_masking = "mask_4d"` the body receives a mask (B, 1, T, T) that it adds to its attention scores, as
+    GPT-J's does. A family with the field `scaled_init` says in `output_layers` which layers that is about.
     """
 
     if TYPE_CHECKING:  # fields that each family declares, with its own defaults
@@ -32,7 +32,7 @@ class DecoderArchitecture(TransformersArchitecture):
         num_hidden_layers: int
         num_attention_heads: int
 
-    isolation: ClassVar[Isolation] = "interface"
+    document_masking: ClassVar[DocumentMasking] = "attention_interface"
     block_list: ClassVar[str] = "layers"
     """The body's attribute that holds the layers."""
     final_norm: ClassVar[str] = "norm"
@@ -85,7 +85,7 @@ class DecoderArchitecture(TransformersArchitecture):
         from terakoya.toolkit.architectures import attention
 
         body = model.base_model
-        if self.isolation == "mask4d":
+        if self.document_masking == "mask_4d":
             arguments = {"attention_mask": attention.additive(attention.causal_mask(batch["document_ids"]))}
         else:
             arguments = attention.causal_arguments(model, batch)
@@ -102,20 +102,20 @@ class DecoderArchitecture(TransformersArchitecture):
         """The layers."""
         return list(getattr(model.base_model, self.block_list))
 
-    def cut(self, model: PreTrainedModel, kept: range) -> None:
-        """See `Architecture.cut`."""
+    def keep_stage_blocks(self, model: PreTrainedModel, stage: range) -> None:
+        """See `Architecture.keep_stage_blocks`."""
         from torch.nn import Identity
 
         body = model.base_model
-        every = getattr(body, self.block_list)
-        setattr(body, self.block_list, every[kept.start : kept.stop])
-        if kept.start > 0:
+        blocks = getattr(body, self.block_list)
+        setattr(body, self.block_list, blocks[stage.start : stage.stop])
+        if stage.start > 0:
             body.set_input_embeddings(Identity())
             if self.position_embedding is not None:
                 setattr(body, self.position_embedding, _no_positions())
             if self.embedding_dropout is not None:
                 setattr(body, self.embedding_dropout, Identity())
-        if kept.stop < len(every):
+        if stage.stop < len(blocks):
             setattr(body, self.final_norm, Identity())
             model.set_output_embeddings(Identity())
 
@@ -161,13 +161,13 @@ class GatedDecoderArchitecture(DecoderArchitecture):
                 "num_key_value_heads": self.num_key_value_heads or self.num_attention_heads,
                 "intermediate_size": self.intermediate_size,
             },
-            entries=("self_attn", "mlp"),
-            columns={
+            inputs=("self_attn", "mlp"),
+            column_parallel={
                 **{f"self_attn.{name}_proj": 1 for name in ("q", "k", "v")},
                 **{f"mlp.{name}_proj": 1 for name in ("gate", "up")},
             },
-            rows=("self_attn.o_proj", "mlp.down_proj"),
-            on_parts=self.per_head_modules,
+            row_parallel=("self_attn.o_proj", "mlp.down_proj"),
+            local=self.per_head_modules,
         )
 
 

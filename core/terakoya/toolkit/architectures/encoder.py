@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from terakoya.components import Isolation, TensorPartition, Vocabulary
+from terakoya.components import DocumentMasking, TensorPartition, Vocabulary
 from terakoya.errors import UserError
 from terakoya.toolkit.architectures.transformers_model import TransformersArchitecture
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 class EncoderArchitecture(TransformersArchitecture):
     """The base of encoder families. A family adds its fields, `config_class`, `model_classes` and `vocabulary_head`.
 
-    As it stands it fits models in BERT's shape. With `isolation = "mask4d"` the body's `encoder` receives a mask
-    (B, 1, T, T) bool as its second argument, as DeBERTa's does.
+    As it stands it fits models in BERT's shape. With `document_masking = "mask_4d"` the body's `encoder` receives a
+    mask (B, 1, T, T) bool as its second argument, as DeBERTa's does.
     """
 
-    isolation: ClassVar[Isolation] = "interface"
+    document_masking: ClassVar[DocumentMasking] = "attention_interface"
     vocabulary_head: ClassVar[Sequence[str]] = ()
     """The modules of the model that turn hidden states into vocabulary logits, in the order in which they run."""
     block_list: ClassVar[str] = "encoder.layer"
@@ -37,7 +37,7 @@ class EncoderArchitecture(TransformersArchitecture):
     """Whether the model counts positions from the padding id + 1, as RoBERTa does; its config then has that many more
     positions than `max_position_embeddings`, the longest row."""
     autocast_weights: ClassVar[Sequence[str]] = ()
-    """For "mask4d": the last words of the names of encoder weights that autocast does not convert by itself."""
+    """For "mask_4d": the last words of the names of encoder weights that autocast does not convert by itself."""
 
     def config_arguments(self, vocabulary: Vocabulary) -> dict[str, Any]:
         """The fields, the vocabulary's size and the special ids."""
@@ -52,7 +52,7 @@ class EncoderArchitecture(TransformersArchitecture):
 
         if self.positions_follow_padding:
             batch = {**batch, "position_ids": batch["position_ids"] + first_position(model.config.pad_token_id)}
-        if self.isolation == "mask4d":
+        if self.document_masking == "mask_4d":
             return _hidden_by_mask(model, batch, self.autocast_weights)
         body = model.base_model
         arguments = attention.arguments(model, batch)
@@ -122,10 +122,13 @@ def layer_partition(num_attention_heads: int, intermediate_size: int) -> TensorP
     """How processes share layers in BERT's shape: by heads, and by the middle of the feed-forward."""
     return TensorPartition(
         sizes={"num_attention_heads": num_attention_heads, "intermediate_size": intermediate_size},
-        entries=("attention.self", "intermediate"),
-        columns={**{f"attention.self.{name}": 1 for name in ("query", "key", "value")}, "intermediate.dense": 1},
-        rows=("attention.output.dense", "output.dense"),
-        counts={"attention.self": ("num_attention_heads", "all_head_size")},
+        inputs=("attention.self", "intermediate"),
+        column_parallel={
+            **{f"attention.self.{name}": 1 for name in ("query", "key", "value")},
+            "intermediate.dense": 1,
+        },
+        row_parallel=("attention.output.dense", "output.dense"),
+        divided_attributes={"attention.self": ("num_attention_heads", "all_head_size")},
     )
 
 

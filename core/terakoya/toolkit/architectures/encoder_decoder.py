@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from terakoya.components import Isolation
+from terakoya.components import DocumentMasking
 from terakoya.toolkit.architectures.transformers_model import TransformersArchitecture
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class EncoderDecoderArchitecture(TransformersArchitecture):
     """The base of encoder-decoder families. A family adds its fields, `config_class`, `model_classes` and `logits`."""
 
-    isolation: ClassVar[Isolation] = "mask4d"
+    document_masking: ClassVar[DocumentMasking] = "mask_4d"
     config_ids: ClassVar = {"pad_token_id": "pad", "decoder_start_token_id": "pad", "eos_token_id": "sep"}
 
     def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:

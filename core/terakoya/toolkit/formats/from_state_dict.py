@@ -1,4 +1,4 @@
-"""A Transformers model from weights that another program named: all of them, each in its place, or an error."""
+"""A Transformers model built from weights of another program: every weight is placed, or an error names it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from terakoya.components.copy_weights import join_names as join_names
 from terakoya.errors import UserError
 from terakoya.toolkit.formats import model_folder
 
-SHOWN = 8
-"""How many names an error lists before it counts the rest."""
 
-
-def make(
+def build_model(
     kind: type[PreTrainedModel], config: PretrainedConfig, weights: Mapping[str, Tensor], source: Path
 ) -> PreTrainedModel:
-    """A model of class `kind` that holds `weights`, in their own dtype; nothing is drawn.
+    """Returns a model of class `kind` that holds `weights`, in their own dtype; no weight is randomly initialised.
 
-    Weights that the model shares with others (a tied output) may be left out.
+    Weights that the model shares with others (a tied output) may be left out. `source` names the weights in errors.
 
     Raises:
-        UserError: weights missing, left over or of another shape, by name.
+        UserError: weights are missing, unknown or of another shape; the message names them.
     """
     with torch.device("meta"):
         model = kind(config)
@@ -37,14 +35,14 @@ def make(
         (f"has weights that {kind.__name__} has no place for:", sorted(found.keys() - expected.keys())),
     ):
         if names:
-            problems.append(f"{what} {listed(names)}")
+            problems.append(f"{what} {join_names(names)}")
     wrong = [
         f"{name} is {found[name]}, expected {expected[name]}"
         for name in sorted(expected.keys() & found.keys())
         if expected[name] != found[name]
     ]
     if wrong:
-        problems.append(f"has weights of another shape: {listed(wrong)}")
+        problems.append(f"has weights of another shape: {join_names(wrong)}")
     if problems:
         raise UserError("\n".join(f"{source}: {problem}" for problem in problems))
     dtypes = {value.dtype for value in weights.values() if value.is_floating_point()}
@@ -55,14 +53,8 @@ def make(
     return model
 
 
-def write(
+def write_model(
     kind: type[PreTrainedModel], config: PretrainedConfig, weights: Mapping[str, Tensor], source: Path, out: Path
 ) -> None:
-    """Writes `make(...)` as a Transformers folder. UserError as there."""
-    model_folder.write(make(kind, config, weights, source), out)
-
-
-def listed(names: list[str], shown: int = SHOWN) -> str:
-    """The first of `names`, and how many more there are."""
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
+    """Writes `build_model(...)` as a Transformers folder. Raises the same UserError."""
+    model_folder.write(build_model(kind, config, weights, source), out)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from terakoya.components import Architecture, Batch, Term
+from terakoya.components import Architecture, Batch, LossTerm
 from terakoya.components.rows import Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from terakoya.toolkit.objectives.causal_module import CausalModule
 
 
-def terms(*, z_loss: float) -> Mapping[str, Term]:
+def terms(*, z_loss: float) -> Mapping[str, LossTerm]:
     """`lm_loss` and `token_accuracy` over all predicted tokens; with a weight for it `z_loss`."""
-    found = {"lm_loss": Term("targets", 1.0), "token_accuracy": Term("targets")}
-    return found | ({"z_loss": Term("targets", z_loss)} if z_loss else {})
+    found = {"lm_loss": LossTerm("targets", 1.0), "token_accuracy": LossTerm("targets")}
+    return found | ({"z_loss": LossTerm("targets", z_loss)} if z_loss else {})
 
 
 def perplexity(sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> Mapping[str, float]:

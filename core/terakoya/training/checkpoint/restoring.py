@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from terakoya.components.copy_weights import listed
+from terakoya.components.copy_weights import join_names
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
@@ -71,8 +71,8 @@ def check_base(now: Facts, before: Facts | None) -> None:
     ]
     if changed:
         raise UserError(
-            f"start_from: {listed(changed)}: not what it was when the run started; its adapters fit the weights from "
-            "then alone: put them back"
+            f"start_from: {join_names(changed)}: not what it was when the run started; its adapters fit the weights "
+            "from then alone: put them back"
         )
 
 

@@ -2,8 +2,8 @@
 last.
 
 A stage is a copy of the whole root module of which the architecture has taken out what lies elsewhere
-(`Architecture.cut`), so that a model's own forward runs it, masks and positions included. Every stage has the
-micro-batch itself; hidden states alone travel.
+(`Architecture.keep_stage_blocks`), so that a model's own forward runs it, masks and positions included. Every stage has
+the micro-batch itself; hidden states alone travel.
 
 Letters: B rows of a micro-batch, T positions, H hidden size; R rows of hidden states that travel, the same for all
 micro-batches of a step.
@@ -81,7 +81,7 @@ class Stage(nn.Module):
         blocks = len(architecture.blocks(model))
         if blocks < count:  # conflicts.py has told all whose depth is a setting
             raise UserError(f"{KEY}: expected at most {blocks} stages, as many as {type(model).__name__} has blocks")
-        architecture.cut(model, range(*split_evenly(blocks, count, index)))
+        architecture.keep_stage_blocks(model, range(*split_evenly(blocks, count, index)))
         self.root = root
         self.hidden = partial(architecture.hidden, model)  # no attribute of its own: the model is the root's
         self.index = index

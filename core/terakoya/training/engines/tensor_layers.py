@@ -198,15 +198,15 @@ def partition_blocks(
     cuts: dict[nn.Parameter, WeightPartition] = {}
     for number, block in enumerate(blocks):
         own = None if dropout is None else LocalDropout(place, number, dropout)
-        for name, pieces in partition.columns.items():
+        for name, pieces in partition.column_parallel.items():
             cuts |= _cut(block.get_submodule(name), place, outputs=True, pieces=pieces)
-        for name in partition.rows:
+        for name in partition.row_parallel:
             layer = block.get_submodule(name)
             cuts |= _cut(layer, place, outputs=False)
             block.set_submodule(name, RowParallel(layer, place, own))
-        for name in partition.entries:
+        for name in partition.inputs:
             block.get_submodule(name).register_forward_pre_hook(Entry(place, own), with_kwargs=True)
-        for name, attributes in partition.counts.items():
+        for name, attributes in partition.divided_attributes.items():
             _divide(block.get_submodule(name), attributes, place.size)
     return cuts
 

@@ -64,7 +64,7 @@ class TensorParallelEngine(DDPEngine):
             assert partition is not None, "refused with the parameters"
             found |= partition_blocks(blocks, partition, place, dropout=context.device if drawn else None)
             for block in blocks:
-                for name in partition.on_parts:
+                for name in partition.local:
                     on_parts |= set(block.get_submodule(name).parameters())
         self.place = place
         self.cuts = {name: found[value] for name, value in module.named_parameters() if value in found}

@@ -20,7 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from terakoya.components.copy_weights import listed
+from terakoya.components.copy_weights import join_names
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.lora import FOLDER, LoraSettings
 from terakoya.config.parameters import Parameters
@@ -57,7 +57,7 @@ def adapt(parameters: Parameters, module: nn.Module) -> None:
                 peft.inject_adapter_in_model(config, model, NAME)
         except ValueError as error:  # no such modules, or none that an adapter is made for
             raise UserError(
-                f"{KEY}: {type(model).__name__}: {error} Its linear layers: {listed(linear_names(model), 30)}"
+                f"{KEY}: {type(model).__name__}: {error} Its linear layers: {join_names(linear_names(model), 30)}"
             ) from error
         _check_names(settings, model, owners)
     setattr(module, ADAPTED, True)
@@ -84,7 +84,7 @@ def _config(peft: ModuleType, settings: LoraSettings, model: PreTrainedModel) ->
     if targets is None and kind not in known:
         raise UserError(
             f"{KEY}.target_modules: peft has no default for models of type {kind}; name linear layers of "
-            f'{type(model).__name__}: {listed(linear_names(model), 30)}; or all of them: "all-linear"'
+            f'{type(model).__name__}: {join_names(linear_names(model), 30)}; or all of them: "all-linear"'
         )
     task = "SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM" if model.can_generate() else None
     return peft.LoraConfig(
@@ -147,7 +147,7 @@ def _check_names(settings: LoraSettings, model: PreTrainedModel, owners: Mapping
         for name in wanted if isinstance(wanted, tuple) else ():
             if not any(each == name or each.endswith(f".{name}") for each in found):
                 named = linear_names(model) if found is layers else [each for each, _ in model.named_children()]
-                problems.append(f"{KEY}.{key}: {kind} has no {name}; expected some of {listed(named, 30)}")
+                problems.append(f"{KEY}.{key}: {kind} has no {name}; expected some of {join_names(named, 30)}")
     for name, layer in layers.items():
         if isinstance(layer.get_base_layer(), nn.Embedding):
             problems.append(

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from terakoya.components.copy_weights import listed
+from terakoya.components.copy_weights import join_names
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config import lora as lora_settings
 from terakoya.config.parameters import Parameters
@@ -122,8 +122,8 @@ def load_start_weights(
         still = lora_settings.untrained_weights(parameters.lora, fit.drawn)
         if still:
             fit.problems.append(
-                f"{where}: lacks {listed(still)}, which would be drawn and, with lora, stay so; name their modules in "
-                "lora.modules_to_save, or train the whole model"
+                f"{where}: lacks {join_names(still)}, which would be drawn and, with lora, stay so; name their modules "
+                "in lora.modules_to_save, or train the whole model"
             )
         problems += fit.problems
         notes += fit.notes
@@ -133,7 +133,7 @@ def load_start_weights(
     for name, target in targets.items():
         _keep_initialised(sources[name], target, drawn[name])
     try:
-        parameters.objective.adopt(module, sources)
+        parameters.objective.load_models(module, sources)
     except UserError as error:
         raise UserError("\n".join(f"{KEY}: {line}" for line in str(error).splitlines())) from error
     return LoadedWeights(facts, notes)
@@ -211,17 +211,17 @@ def _compare_weights(
         wrong = [name for name in names if name not in allowed]
         if allowed:
             ends = "; they are drawn" if key == "new_heads" else "; they are left out"
-            fit.notes.append(f"{where}: {what} {listed(allowed)}{ends}")
+            fit.notes.append(f"{where}: {what} {join_names(allowed)}{ends}")
         if wrong:
             hint = ""
             if all(_is_head(name, target) for name in wrong):
                 hint = f'; allow it with "{KEY}": {{"folder": ..., "{key}": true}}'
-            fit.problems.append(f"{where}: {what} {listed(wrong)}{hint}")
+            fit.problems.append(f"{where}: {what} {join_names(wrong)}{hint}")
     wrong = [
         f"{name} is {tuple(stored)}, expected {tuple(made)}" for name, stored, made in sorted(info["mismatched_keys"])
     ]
     if wrong:
-        fit.problems.append(f"{where}: its weights do not fit its own config.json: {listed(wrong)}")
+        fit.problems.append(f"{where}: its weights do not fit its own config.json: {join_names(wrong)}")
     fit.problems += [f"{where}: {text}" for text in info.get("error_msgs", ())]
     ours = {name: value.shape for name, value in named_values(target)}
     theirs = {name: value.shape for name, value in named_values(source)}
@@ -231,7 +231,7 @@ def _compare_weights(
         if ours[name] != theirs[name]
     ]
     if wrong:
-        fit.problems.append(f"{where}: weights of another shape: {listed(wrong, 3)}")
+        fit.problems.append(f"{where}: weights of another shape: {join_names(wrong, 3)}")
 
 
 def _is_head(name: str, target: PreTrainedModel) -> bool:

@@ -80,10 +80,10 @@ class MegatronDeepSpeed(Importer):
         megatron_weights = weights.remove_vocabulary_padding(megatron_weights, self.vocab_size, folder)
         state, unknown = weights.to_transformers(megatron_weights, model)
         if unknown:
-            raise UserError(f"{folder}: has unknown weights: {from_state_dict.listed(sorted(unknown))}")
+            raise UserError(f"{folder}: has unknown weights: {from_state_dict.join_names(sorted(unknown))}")
         embeddings = state[weights.NAMES[model.family][weights.WORD_EMBEDDINGS]]
         model_class, config = arguments.transformers_config(model, len(embeddings))
-        from_state_dict.write(model_class, config, state, folder, out)
+        from_state_dict.write_model(model_class, config, state, folder, out)
 
 
 def find_step_folder(source: Path) -> Path:

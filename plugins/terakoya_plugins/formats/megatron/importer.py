@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PositiveInt
 
-from terakoya.components import ForeignParameters, Importer
+from terakoya.components import ConvertedConfig, Importer
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,12 +58,12 @@ class MegatronImporter(Importer):
         megatron_weights = weights.remove_vocabulary_padding(megatron_weights, self.vocab_size, folder)
         state, unknown = weights.to_transformers(megatron_weights, model)
         if unknown:
-            raise UserError(f"{folder}: has unknown weights: {from_state_dict.listed(sorted(unknown))}")
+            raise UserError(f"{folder}: has unknown weights: {from_state_dict.join_names(sorted(unknown))}")
         embeddings = state[weights.NAMES[model.family][weights.WORD_EMBEDDINGS]]
         model_class, config = arguments.transformers_config(model, len(embeddings))
-        from_state_dict.write(model_class, config, state, folder, out)
+        from_state_dict.write_model(model_class, config, state, folder, out)
 
-    def parameters(self, file: Path) -> ForeignParameters:
+    def parameters(self, file: Path) -> ConvertedConfig:
         """Converts the run that a shell script starts with pretrain_gpt.py of Megatron-LM or Megatron-DeepSpeed.
 
         Raises:

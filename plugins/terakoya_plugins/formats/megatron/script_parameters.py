@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from terakoya.components import ForeignParameters
+from terakoya.components import ConvertedConfig
 from terakoya.errors import UserError, nearest
 from terakoya_plugins.formats.megatron.script_flags import FLAGS
 from terakoya_plugins.formats.megatron.script_options import Options, parse_integer, parse_ranges, parse_shares
@@ -30,7 +30,7 @@ Z_LOSS = 1e-4
 IGNORED_IF_1 = ("context-parallel-size", "expert-model-parallel-size")
 
 
-def convert(words: Sequence[str], *, nodes: int | None) -> ForeignParameters:
+def convert(words: Sequence[str], *, nodes: int | None) -> ConvertedConfig:
     """Converts a command to the parameter JSON.
 
     Args:
@@ -74,7 +74,7 @@ def convert(words: Sequence[str], *, nodes: int | None) -> ForeignParameters:
             )
     _record_remaining(options, notes)
     parameters = {key: value for key, value in result.items() if value not in (None, {})}
-    return ForeignParameters(parameters, options.mapped, options.ignored, options.unsupported, notes)
+    return ConvertedConfig(parameters, options.mapped, options.ignored, options.unsupported, notes)
 
 
 def _remove_fp8_with_zero(options: Options, result: dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ DEFAULT_RESTARTS = 3
 class Hosts(Launcher):
     """Settings of a run on hosts."""
 
-    trial: ClassVar[Mapping[str, Any]] = {"hosts": "a01:4,a02:4"}
+    test_settings: ClassVar[Mapping[str, Any]] = {"hosts": "a01:4,a02:4"}
 
     hosts: str
     """A hostfile of DeepSpeed, Megatron-LM, MPI or Grid Engine (`a01 slots=4`, `a01:4`), or names: `a01:4,a02:4`. The
@@ -95,7 +95,7 @@ class Hosts(Launcher):
         answers = checks.check_hosts(
             checks.HostRequest(
                 names, self._counts(hosts), ssh=self.ssh, folder=job.folder, shared=folder, port=self.port,
-                reads=job.reads, setup=self.setup, interface=self.interface,
+                reads=job.data_folders, setup=self.setup, interface=self.interface,
             )
         )  # fmt: skip
         log.console().print(checks.results_table(answers, first=hosts[0].address, port=self.port))

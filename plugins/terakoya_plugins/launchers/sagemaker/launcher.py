@@ -77,7 +77,7 @@ class SageMaker(SageMakerSettings):
         return 0
 
     @classmethod
-    def submitted(cls, name: str) -> SubmittedJob:
+    def find_job(cls, name: str) -> SubmittedJob:
         """The training job of this name, in the region of the environment, or with this ARN."""
         return sagemaker_job.SageMakerJob(name)
 

@@ -145,8 +145,8 @@ S3 = Annotated[str, Field(pattern=r"^s3://[^/]+")]
 class SageMakerSettings(Launcher):
     """The settings of the launcher `sagemaker`, and their checks."""
 
-    jobs_go_on: ClassVar[bool] = True
-    trial: ClassVar[Mapping[str, Any]] = {
+    detached: ClassVar[bool] = True
+    test_settings: ClassVar[Mapping[str, Any]] = {
         "role": "arn:aws:iam::123456789012:role/trainer",
         "image_uri": "123456789012.dkr.ecr.us-east-1.amazonaws.com/terakoya:1",
         "output_path": "s3://bucket/out",

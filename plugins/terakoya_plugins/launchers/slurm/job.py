@@ -65,9 +65,9 @@ class SlurmJob:
         else:
             lines = answer.stdout.splitlines() if answer.returncode == 0 else []
         if not lines:
-            return JobState("unknown", "Slurm has no such job, or has forgotten it since it ended", over=True)
+            return JobState("unknown", "Slurm has no such job, or has forgotten it since it ended", done=True)
         word, _, code = lines[-1].partition("|")
-        return JobState(word, f"exit code {code.partition(':')[0]}", over=True, failed=not word.startswith("COMPLETED"))
+        return JobState(word, f"exit code {code.partition(':')[0]}", done=True, failed=not word.startswith("COMPLETED"))
 
     def stop(self) -> str:
         """Asks its processes to save and leave, and Slurm not to queue it again; one that waits is cancelled.

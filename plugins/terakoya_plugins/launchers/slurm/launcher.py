@@ -76,8 +76,8 @@ TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+(:\d\d(:\d\d)?)?")
 class Slurm(Launcher):
     """Settings of a job."""
 
-    jobs_go_on: ClassVar[bool] = True
-    trial: ClassVar[Mapping[str, Any]] = {"time": "24:00:00"}
+    detached: ClassVar[bool] = True
+    test_settings: ClassVar[Mapping[str, Any]] = {"time": "24:00:00"}
 
     time: str
     """The most it may take at a stretch, as sbatch has it: 24:00:00, 3-00. After it the job queues itself again."""
@@ -202,7 +202,7 @@ class Slurm(Launcher):
         return 0
 
     @classmethod
-    def submitted(cls, name: str) -> SubmittedJob:
+    def find_job(cls, name: str) -> SubmittedJob:
         """The job with this number."""
         return slurm_job.SlurmJob(name)
 

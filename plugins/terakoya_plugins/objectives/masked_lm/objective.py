@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from terakoya import hookimpl
-from terakoya.components import Architecture, Batch, Objective, Term
+from terakoya.components import Architecture, Batch, LossTerm, Objective
 from terakoya.components.rows import Layout, Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
@@ -58,11 +58,11 @@ class MaskedLM(Objective):
             random_next_probability=self.random_next_probability,
         )
 
-    def terms(self) -> Mapping[str, Term]:
+    def terms(self) -> Mapping[str, LossTerm]:
         """`mlm_loss` and `masked_accuracy` over masked tokens; with pairs their next-sentence likes over rows."""
-        terms = {"mlm_loss": Term("masked", 1.0), "masked_accuracy": Term("masked")}
+        terms = {"mlm_loss": LossTerm("masked", 1.0), "masked_accuracy": LossTerm("masked")}
         if self.next_sentence:
-            terms |= {"nsp_loss": Term("rows", 1.0), "nsp_accuracy": Term("rows")}
+            terms |= {"nsp_loss": LossTerm("rows", 1.0), "nsp_accuracy": LossTerm("rows")}
         return terms
 
     def sums_by_position(self) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
 from terakoya import hookimpl
-from terakoya.components import Architecture, Batch, Objective, Term
+from terakoya.components import Architecture, Batch, LossTerm, Objective
 from terakoya.components.rows import Layout, Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
@@ -35,7 +35,7 @@ DEFAULT_SIZE = "1/4"
 class ReplacedToken(Objective):
     """Settings of replaced-token detection. The run's architecture is the discriminator's."""
 
-    trial: ClassVar[Mapping[str, Any]] = {"generator_size": "1/2"}
+    test_settings: ClassVar[Mapping[str, Any]] = {"generator_size": "1/2"}
 
     layout: Literal["packed", "stream", "lines"] = "packed"
     """How rows are cut; generator and discriminator see the same."""
@@ -87,19 +87,19 @@ class ReplacedToken(Objective):
         """Rows as `layout` says."""
         return Layout(kind=self.layout)
 
-    def terms(self) -> Mapping[str, Term]:
+    def terms(self) -> Mapping[str, LossTerm]:
         """The generator's terms over masked tokens, the discriminator's over all."""
         from terakoya_plugins.objectives.replaced_token.module import BINS
 
         return {
-            "generator_loss": Term("masked", self.generator_weight),
-            "generator_accuracy": Term("masked"),
-            "sampled_accuracy": Term("masked"),
-            "discriminator_loss": Term("tokens", self.discriminator_weight),
-            "discriminator_scores": Term("tokens", bins=2 * BINS),
+            "generator_loss": LossTerm("masked", self.generator_weight),
+            "generator_accuracy": LossTerm("masked"),
+            "sampled_accuracy": LossTerm("masked"),
+            "discriminator_loss": LossTerm("tokens", self.discriminator_weight),
+            "discriminator_scores": LossTerm("tokens", bins=2 * BINS),
         }
 
-    def derived(self, sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> Mapping[str, float]:
+    def derive_metrics(self, sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> Mapping[str, float]:
         """The discriminator's accuracy, precision, recall and AUC, and the share of replaced tokens."""
         from terakoya_plugins.objectives.replaced_token.module import measures
 
@@ -138,7 +138,7 @@ class ReplacedToken(Objective):
                     f"objective replaced_token: architecture {type(each).__name__} cannot be the {role}: it has no "
                     f"head {head!r}, only {sorted(each.heads)}"
                 )
-        if self.layout == "packed" and small.isolation == "none":
+        if self.layout == "packed" and small.document_masking == "none":
             raise UserError(
                 f"objective.generator: architecture {type(small).__name__} cannot keep documents in one row apart; "
                 'use objective.layout "stream" or "lines"'
@@ -171,7 +171,7 @@ class ReplacedToken(Objective):
         if self.generator is not None:
             return self.generator
         try:
-            return architecture.scaled(Fraction(self.generator_size or DEFAULT_SIZE))
+            return architecture.scale_width(Fraction(self.generator_size or DEFAULT_SIZE))
         except UserError as error:
             raise UserError(f"objective.generator_size: {error}") from None
 
@@ -188,17 +188,17 @@ class ReplacedToken(Objective):
         generator = small.flops_per_token(parts.generator, context=context, head_share=self.mlm_probability)
         return generator + architecture.flops_per_token(parts.discriminator, context=context)
 
-    def adopt(self, module: torch.nn.Module, models: Mapping[str, PreTrainedModel]) -> None:
+    def load_models(self, module: torch.nn.Module, models: Mapping[str, PreTrainedModel]) -> None:
         """Both models' weights; with `disentangled` the difference is what their word embeddings differ by."""
         if self.sharing != "disentangled":
-            super().adopt(module, models)
+            super().load_models(module, models)
             return
-        from terakoya.components import copy_weights as adoption
+        from terakoya.components.copy_weights import copy_weights
         from terakoya_plugins.objectives.replaced_token.module import disentangle
 
         disentangle(models["generator"], models["discriminator"], learnt=True)
         parts = {"generator": module.generator, "discriminator": module.discriminator}
-        adoption.copy_weights(module, parts, models)
+        copy_weights(module, parts, models)
 
 
 @hookimpl

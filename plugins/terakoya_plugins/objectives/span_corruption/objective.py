@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from terakoya import hookimpl
-from terakoya.components import Architecture, Batch, Objective, Term
+from terakoya.components import Architecture, Batch, LossTerm, Objective
 from terakoya.components.rows import Layout, Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class SpanCorruption(Objective):
     """Settings of span corruption."""
 
-    trial: ClassVar[Mapping[str, Any]] = {"noise_density": 0.3}
+    test_settings: ClassVar[Mapping[str, Any]] = {"noise_density": 0.3}
 
     layout: Literal["packed", "stream", "lines"] = "packed"
     noise_density: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
@@ -41,9 +41,9 @@ class SpanCorruption(Objective):
         """Rows as `layout` says."""
         return Layout(kind=self.layout)
 
-    def terms(self) -> Mapping[str, Term]:
+    def terms(self) -> Mapping[str, LossTerm]:
         """Both over the tokens that the decoder writes, sentinels and ends included."""
-        return {"span_loss": Term("targets", 1.0), "target_accuracy": Term("targets")}
+        return {"span_loss": LossTerm("targets", 1.0), "target_accuracy": LossTerm("targets")}
 
     def check(self, vocabulary: Vocabulary, *, sequence_length: int) -> None:
         """Raises UserError where a row may need more sentinels than there are."""

@@ -24,7 +24,7 @@ class Lion(Optimizer):
     weight_decay: NonNegativeFloat = 0.1
     betas: tuple[Beta, Beta] = (0.9, 0.99)
 
-    trial: ClassVar = {"learning_rate": 0.003}
+    test_settings: ClassVar = {"learning_rate": 0.003}
 
     def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
         """lion-pytorch's Lion over two groups, decayed and not.

@@ -45,7 +45,7 @@ class SentencePiece(Tokenizer):
 
     model_config = ConfigDict(strict=True)
     keeps_line_ends: ClassVar[bool] = True
-    trial: ClassVar[Mapping[str, Any]] = {"vocab_size": 120}
+    test_settings: ClassVar[Mapping[str, Any]] = {"vocab_size": 120}
 
     model_type: Literal["unigram", "bpe", "char"] = "unigram"
     vocab_size: int = Field(default=8000, ge=1)

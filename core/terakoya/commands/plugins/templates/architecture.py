@@ -19,9 +19,9 @@ class Example(EncoderArchitecture):
     config_class = "BertConfig"
     model_classes: ClassVar = {"masked": "BertForMaskedLM"}
     vocabulary_head = ("cls",)
-    # "interface": attention goes through Transformers' AttentionInterface, so documents can share a row.
-    # "mask4d": the encoder takes a mask (B, 1, T, T). "none": packed rows are refused by name.
-    isolation = "interface"
+    # "attention_interface": attention goes through Transformers' AttentionInterface, so documents can share a row.
+    # "mask_4d": the encoder takes a mask (B, 1, T, T). "none": packed rows are refused by name.
+    document_masking = "attention_interface"
 
     # Name fields as the Transformers config names them.
     hidden_size: PositiveInt = 256

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import Field
 from terakoya import hookimpl
-from terakoya.components import Architecture, Batch, Objective, Term
+from terakoya.components import Architecture, Batch, LossTerm, Objective
 from terakoya.components.rows import Layout, Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
@@ -29,9 +29,9 @@ class Example(Objective):
         """How rows are cut from the token store."""
         return Layout(kind=self.layout)
 
-    def terms(self) -> Mapping[str, Term]:
+    def terms(self) -> Mapping[str, LossTerm]:
         """What the module returns, and the count that each is divided by; a weight makes it a loss."""
-        return {"example_loss": Term("hidden", 1.0)}
+        return {"example_loss": LossTerm("hidden", 1.0)}
 
     def collate(self, rows: Rows, vocabulary: Vocabulary) -> Batch:
         """The batch of `rows` (B, T). A pure function: draw by the rows' keys, never from a generator, and a run can
