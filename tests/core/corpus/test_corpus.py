@@ -13,11 +13,13 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from real_data import real_data
 
+import terakoya
 from terakoya.corpus.corpus import Corpus, Document, Reject
 from terakoya.errors import UserError
 
-DATA = Path(__file__).resolve().parents[3] / "../shared/data"
+DEMO_CORPUS = Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt"
 
 
 def write(file: Path, content: bytes) -> Path:
@@ -240,10 +242,18 @@ def test_unusable_sources_are_refused(tmp_path: Path) -> None:
         Corpus([])
 
 
+@pytest.mark.real_data
 def test_real_text_is_read_completely() -> None:
-    file = DATA / "aozora-small.jsonl.gz"
-    if not file.exists():
-        pytest.skip(f"{file} is not here")
+    file = real_data("aozora-small.jsonl.gz")
     with gzip.open(file) as stream:
         expected = [orjson.loads(line)["text"] for line in stream]
     assert texts(read_all(Corpus([file]), block_bytes=1 << 18)) == expected
+
+
+def test_prose_is_read_completely_in_any_format(tmp_path: Path) -> None:
+    expected = DEMO_CORPUS.read_text(encoding="utf-8").strip("\n").split("\n\n")
+    assert len(expected) > 100
+    lines = b"".join(orjson.dumps({"text": text}) + b"\n" for text in expected)
+    (tmp_path / "prose.jsonl.gz").write_bytes(gzip.compress(lines))
+    for file in (DEMO_CORPUS, tmp_path / "prose.jsonl.gz"):
+        assert texts(read_all(Corpus([file]), block_bytes=1 << 13)) == expected, file

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from real_data import real_data
 
+import terakoya
 from terakoya.rows import packing
 from terakoya.rows.packing import Plan, load_or_build_plan, pack, plan_packed_rows, plan_single_rows, split_spans
 
-CORPUS = Path(__file__).parents[3] / "../shared/data/aozora-small.jsonl.gz"
+DEMO_CORPUS = Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt"
 LENGTHS = st.lists(st.integers(0, 70), max_size=60)
 
 
@@ -139,18 +141,28 @@ def test_the_plan_of_a_read_only_store_is_in_the_cache(tmp_path: Path, monkeypat
     assert not list(store.glob("plans/*"))
 
 
-@pytest.mark.skipif(not CORPUS.exists(), reason="../shared/data is not here")
-def test_real_lines_fill_rows(tmp_path: Path) -> None:
-    lengths = []
-    with gzip.open(CORPUS, "rt") as lines:
-        for line in lines:
-            lengths += [len(part) for part in json.loads(line)["text"].split("\n") if part]
-            if len(lengths) > 66_000:
-                break
+def check_full_and_quick(folder: Path, lengths: list[int]) -> None:
+    """Rows are at least 99 % full, and a million documents are planned in a minute."""
     for sequence_length in (128, 512):
         started = time.process_time()
-        plan = plan_of(tmp_path, np.array(lengths), sequence_length=sequence_length)
+        plan = plan_of(folder, np.array(lengths), sequence_length=sequence_length)
         seconds = time.process_time() - started
         filled = (plan.lengths.sum() + 2 * len(plan.lengths)) / (len(plan) * sequence_length)
         assert filled >= 0.99
         assert len(lengths) / seconds * 60 >= 1_000_000, "documents a minute"
+
+
+def test_sentences_of_prose_fill_rows(tmp_path: Path) -> None:
+    sentences = [len(each) for each in DEMO_CORPUS.read_text(encoding="utf-8").replace("\n", "。").split("。") if each]
+    check_full_and_quick(tmp_path, np.random.default_rng(1).choice(sentences, 66_000).tolist())
+
+
+@pytest.mark.real_data
+def test_real_lines_fill_rows(tmp_path: Path) -> None:
+    lengths: list[int] = []
+    with gzip.open(real_data("aozora-small.jsonl.gz"), "rt") as lines:
+        for line in lines:
+            lengths += [len(part) for part in json.loads(line)["text"].split("\n") if part]
+            if len(lengths) > 66_000:
+                break
+    check_full_and_quick(tmp_path, lengths)

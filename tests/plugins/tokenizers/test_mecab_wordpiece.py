@@ -17,16 +17,17 @@ import pytest
 import unidic_lite
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from real_data import real_data
 from transformers import AutoTokenizer
 
+import terakoya
 from terakoya.components import Encoded
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.toolkit.tokenizers.word_encoder import WordEncoder
 from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece
 
-DATA = Path(__file__).resolve().parents[3] / "../shared/data"
-TOHOKU = DATA / "tokenizers/bert-base-japanese-v3"
+DEMO_CORPUS = Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt"
 
 TEXTS = [
     "寺子屋では、子どもたちが読み書きとそろばんを習った。",
@@ -105,10 +106,16 @@ def lower(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer of 4,000 pieces learned from the bundled corpus."""
+    folder = tmp_path_factory.mktemp("prose") / "tokenizer"
+    MecabWordPiece(vocab_size=4000).train(Corpus([DEMO_CORPUS]), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
 def tohoku() -> Path:
-    if not TOHOKU.exists():
-        pytest.skip("needs ../shared/data/tokenizers/bert-base-japanese-v3")
-    return TOHOKU
+    return real_data("tokenizers/bert-base-japanese-v3")
 
 
 # ----------------------------------------------------------------------------------------------------- the folder
@@ -217,7 +224,7 @@ def test_fingerprint_depends_on_vocabulary_and_dictionary(trained: Path, lower: 
 # ------------------------------------------------------------------------------------------------------------ ids
 
 
-@pytest.mark.parametrize("which", ["trained", "lower", "tohoku"])
+@pytest.mark.parametrize("which", ["trained", "lower", "prose", pytest.param("tohoku", marks=pytest.mark.real_data)])
 def test_ids_of_hard_texts(which: str, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(which)
     tokenizer = MecabWordPiece.from_folder(folder)
@@ -232,9 +239,17 @@ def test_ids_of_hard_texts(which: str, request: pytest.FixtureRequest) -> None:
     assert everything.ids.dtype == np.uint16
 
 
+def test_ids_of_prose(prose: Path) -> None:
+    documents = DEMO_CORPUS.read_text(encoding="utf-8").split("\n\n")
+    tokenizer = MecabWordPiece.from_folder(prose)
+    assert tokenizer is not None
+    check(tokenizer.encoder(prose).encode(documents), reference(tokenizer.load(prose), documents))
+
+
+@pytest.mark.real_data
 @pytest.mark.parametrize("name", ["aozora-small.val", "blend/tech.val", "blend/wiki.val"])
 def test_ids_of_real_text(name: str, tohoku: Path) -> None:
-    file = DATA / f"{name}.jsonl.gz"
+    file = real_data(f"{name}.jsonl.gz")
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         documents = [json.loads(line)["text"][:6000] for line in lines][:30]
     tokenizer = MecabWordPiece.from_folder(tohoku)

@@ -18,6 +18,7 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from real_data import real_data
 from transformers import AutoTokenizer
 
 import terakoya
@@ -29,7 +30,6 @@ from terakoya.toolkit.tokenizers.sentencepiece_folder import load_model
 from terakoya_plugins.tokenizers.sentencepiece import SentencePiece
 from terakoya_plugins.tokenizers.sentencepiece.words import WordBounds
 
-DATA = Path(__file__).resolve().parents[3] / "../shared/data"
 TEXT = Path(terakoya.__file__).parent / "pipeline" / "demo_corpus.txt"
 LINES = [line for line in TEXT.read_text(encoding="utf-8").split("\n") if line][:120]
 
@@ -416,6 +416,39 @@ def test_a_model_is_imported(folders: Any, tmp_path: Path, capsys: pytest.Captur
         SentencePiece().import_file(TEXT, tmp_path / "x")
 
 
+def check_imported(file: Path, folder: Path) -> None:
+    """Ids of the model `file`, imported into `folder`, are those of Transformers and of SentencePiece itself."""
+    SentencePiece().import_file(file, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    model = sentencepiece.SentencePieceProcessor(model_file=str(file))
+    lines = [line for text in (*LINES, *HARD) for line in text.split("\n")]
+    rows = [tokenizer(line, add_special_tokens=False).input_ids for line in lines]
+    assert own(folder).encoder(folder).encode(lines).ids.tolist() == flat(rows)
+    wrong = [line for line, row in zip(lines, rows, strict=True) if row != model.encode(line)]
+    assert wrong == ["<s>始め</s>、<unk>と<pad>、<s"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model_type": "unigram", "vocab_size": 2500},
+        {"model_type": "bpe", "vocab_size": 2500, "byte_fallback": True, "normalization_rule_name": "identity"},
+        {
+            "model_type": "unigram", "vocab_size": 2500, "byte_fallback": True, "split_digits": True,
+            "add_dummy_prefix": False, "remove_extra_whitespaces": False, "normalization_rule_name": "identity",
+            "user_defined_symbols": ["\n", "<MASK>"],
+        },
+        {"model_type": "char", "vocab_size": 800, "hard_vocab_limit": False, "normalization_rule_name": "nfkc_cf"},
+    ],
+)  # fmt: skip
+def test_models_that_sentencepiece_trained(tmp_path: Path, options: dict[str, Any]) -> None:
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(TEXT), model_prefix=str(tmp_path / "made"), num_threads=1, minloglevel=2, **options
+    )
+    check_imported(tmp_path / "made.model", tmp_path / "folder")
+
+
+@pytest.mark.real_data
 @pytest.mark.parametrize(
     "name",
     [
@@ -425,18 +458,8 @@ def test_a_model_is_imported(folders: Any, tmp_path: Path, capsys: pytest.Captur
         "sentencepiece/test_model.model",
     ],
 )
-def test_existing_models(tmp_path: Path, name: str) -> None:
-    file = DATA / "tokenizers" / name
-    if not file.exists():
-        pytest.skip(f"needs ../shared/data/tokenizers/{name}")
-    SentencePiece().import_file(file, tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
-    model = sentencepiece.SentencePieceProcessor(model_file=str(file))
-    lines = [line for text in (*LINES, *HARD) for line in text.split("\n")]
-    rows = [tokenizer(line, add_special_tokens=False).input_ids for line in lines]
-    assert own(tmp_path).encoder(tmp_path).encode(lines).ids.tolist() == flat(rows)
-    wrong = [line for line, row in zip(lines, rows, strict=True) if row != model.encode(line)]
-    assert wrong == ["<s>始め</s>、<unk>と<pad>、<s"]
+def test_published_models(tmp_path: Path, name: str) -> None:
+    check_imported(real_data(f"tokenizers/{name}"), tmp_path)
 
 
 # ---------------------------------------------------------------------------------------------------------- errors
