@@ -1,1 +1,1 @@
-"""The parameter JSON: its keys, their checks, its schema."""
+"""The parameter JSON: its keys, their checks and its JSON Schema."""

@@ -1,4 +1,4 @@
-"""Settings of a run that exclude each other, whatever the data and the devices are: told before anything is built."""
+"""Conflicts between settings of a run that do not depend on data or devices: reported before anything is built."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def check_conflicts(parameters: ParameterFields) -> None:
-    """Raises ValueError with the first contradiction."""
+    """Raises ValueError with the first conflict."""
     for problem in find_conflicts(parameters):
         raise ValueError(problem)
 
 
 def find_conflicts(parameters: ParameterFields) -> Iterator[str]:
-    """Each contradiction in `parameters`: where, what was expected, what was got, what to do."""
+    """Yields each conflict in `parameters`: where, what was expected, what was given, what to do."""
     yield from _data_conflicts(parameters)
     yield from _precision_conflicts(parameters)
     yield from _architecture_conflicts(parameters)
@@ -37,15 +37,15 @@ def find_conflicts(parameters: ParameterFields) -> Iterator[str]:
 def _data_conflicts(parameters: ParameterFields) -> Iterator[str]:
     bound, length = parameters.architecture.max_sequence_length(), parameters.data.sequence_length
     if bound is not None and length > bound:
-        yield (f"data.sequence_length: expected at most {bound}, the longest that the architecture takes, got {length}")
+        yield f"data.sequence_length: expected at most {bound}, the maximum of the architecture, got {length}"
     if parameters.evaluation and not parameters.data.has_validation:
         yield "evaluation: there is nothing to evaluate on; name a store in data.validation, or give data.split"
     if parameters.data.stages and parameters.epochs is not None:
-        yield "epochs: with data.stages, how long an epoch is depends on the step; give max_steps"
+        yield "epochs: with data.stages the length of an epoch depends on the step; give max_steps"
     if parameters.schedule.needs_validation and not parameters.evaluation:
         yield (
-            f"schedule: {type(parameters.schedule).__name__} goes by validation losses; name a store in "
-            'data.validation and say how often to look: "evaluation": {"steps": 1000}'
+            f"schedule: {type(parameters.schedule).__name__} depends on validation losses; name a store in "
+            'data.validation and set how often to validate: "evaluation": {"steps": 1000}'
         )
 
 
@@ -53,8 +53,8 @@ def _precision_conflicts(parameters: ParameterFields) -> Iterator[str]:
     precision = parameters.precision
     if parameters.loss_scaling is not None and precision != "fp16":
         yield (
-            f'loss_scaling: is for precision "fp16", got precision "{precision}", whose numbers reach as far as '
-            "float32's; set it to null"
+            f'loss_scaling: is for precision "fp16", got precision "{precision}", which has the range of float32; '
+            "set it to null"
         )
     if parameters.attention == "flash" and precision == "fp32":
         yield 'attention: flash needs precision "bf16" or "fp16", got "fp32"; use "attention": "sdpa"'
@@ -70,21 +70,19 @@ def _architecture_conflicts(parameters: ParameterFields) -> Iterator[str]:
         yield (f'architecture {name} cannot keep documents in one row apart; use objective.layout "stream" or "lines"')
     if parameters.attention == "flash" and architecture.document_masking != "attention_interface":
         yield (
-            f"attention: flash is for models that attend through Transformers' AttentionInterface, which {name} does "
-            'not; use "attention": "sdpa"'
+            f"attention: flash is for models that use Transformers' AttentionInterface, which {name} does not; "
+            'use "attention": "sdpa"'
         )
-    asks = []
+    block_users = []
     if parameters.activation_checkpointing is not None:
-        asks.append(("activation_checkpointing", "set it to null"))
+        block_users.append(("activation_checkpointing", "set it to null"))
     if parameters.parallel.engine == "fsdp":
-        asks.append(('parallel.engine "fsdp"', 'use "engine": "ddp" or "deepspeed"'))
+        block_users.append(('parallel.engine "fsdp"', 'use "engine": "ddp" or "deepspeed"'))
     nested = [value for value in dict(parameters.objective).values() if isinstance(value, Architecture)]
     for each in [architecture, *nested]:
         if type(each).blocks is Architecture.blocks:
-            for key, remedy in asks:
-                yield (
-                    f"{key}: architecture {type(each).__name__} does not say which blocks it has (`blocks`); {remedy}"
-                )
+            for key, remedy in block_users:
+                yield f"{key}: architecture {type(each).__name__} does not define `blocks`; {remedy}"
 
 
 def _engine_conflicts(parameters: ParameterFields) -> Iterator[str]:
@@ -98,90 +96,90 @@ def _engine_conflicts(parameters: ParameterFields) -> Iterator[str]:
         )
     if parameters.parallel.engine == "fsdp" and not optimizer.elementwise:
         yield (
-            f'parallel.engine "fsdp": optimizer {type(optimizer).__name__} looks at whole parameters, of which each '
-            'process keeps some rows; use engine "ddp" or another optimizer'
+            f'parallel.engine "fsdp": optimizer {type(optimizer).__name__} needs whole parameters, but each process '
+            'has only some of their rows; use engine "ddp" or another optimizer'
         )
     if stage and not optimizer.elementwise:
         yield (
-            f"parallel.zero_stage {stage}: optimizer {type(optimizer).__name__} looks at whole parameters, which ZeRO "
-            'cuts into pieces; use zero_stage 0, engine "ddp" or another optimizer'
+            f"parallel.zero_stage {stage}: optimizer {type(optimizer).__name__} needs whole parameters, but ZeRO "
+            'splits them; use zero_stage 0, engine "ddp" or another optimizer'
         )
     if stage == 3 and parameters.activation_checkpointing == "selective":
         yield (
-            'activation_checkpointing: "selective" is for zero_stage 0 to 2: in stage 3 weights are gathered amid what '
-            'is to be repeated, each time otherwise; use "full"'
+            'activation_checkpointing: "selective" is for zero_stage 0 to 2: in stage 3 weights are gathered during '
+            'the forward that is repeated, differently each time; use "full"'
         )
 
 
 def _tensor_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
-    """What processes that share matrix products cannot do, with the nearest that they can."""
+    """Conflicts of tensor parallelism, with the nearest settings that work."""
     processes, optimizer = parameters.parallel.tp_size, parameters.optimizer
     key = f"parallel.tp_size {processes}"
     nested = [value for value in dict(parameters.objective).values() if isinstance(value, Architecture)]
     for architecture in [parameters.architecture, *nested]:
         name, partition = type(architecture).__name__, architecture.tensor_partition()
         if partition is None:
-            can = sorted(
+            supporting = sorted(
                 offer.name
                 for offer in plugins.registry().components()
                 if issubclass(offer.component, Architecture)
                 and offer.component.tensor_partition is not Architecture.tensor_partition
             )
             yield (
-                f"{key}: architecture {name} does not say how processes share its layers (`tensor_partition`); those "
-                f'that do: {", ".join(can)}. Set it to 1; "engine": "fsdp" splits the weights of any'
+                f"{key}: architecture {name} does not define how processes share its layers (`tensor_partition`); "
+                f'{", ".join(supporting)} do. Set it to 1; "engine": "fsdp" splits the weights of any architecture'
             )
             continue
         sizes = partition.sizes
         uneven = [f"{each} {size}" for each, size in sizes.items() if size % processes]
         if uneven:
             common = math.gcd(*sizes.values())
-            fitting = [str(size) for size in range(1, common + 1) if common % size == 0]
+            divisors = [str(size) for size in range(1, common + 1) if common % size == 0]
             yield (
                 f"{key}: {' and '.join(uneven)} of architecture {name} cannot be shared evenly; use "
-                f"{'one of ' if len(fitting) > 1 else ''}{', '.join(fitting)}"
+                f"{'one of ' if len(divisors) > 1 else ''}{', '.join(divisors)}"
             )
     if not optimizer.elementwise:
         yield (
-            f"{key}: optimizer {type(optimizer).__name__} looks at whole parameters, of which each process has a part; "
-            "use adamw or another that does not, or set it to 1"
+            f"{key}: optimizer {type(optimizer).__name__} needs whole parameters, but each process has a part of them; "
+            "use adamw or another elementwise optimizer, or set it to 1"
         )
     if parameters.precision == "fp8":
-        yield f'precision: "fp8" scales what each process has by itself, which {key} cuts up; use "bf16"'
+        yield f'precision: "fp8" scales the tensors of each process separately, and {key} splits them; use "bf16"'
     if parameters.lora is not None:
         yield (
-            f"lora: adapters are put over whole layers, of which each process has a part with {key}; set it to 1, with "
-            '"engine": "deepspeed", "zero_stage": 3 where the weights are too many for one device'
+            f"lora: adapters need whole layers, but with {key} each process has a part of them; set it to 1; if the "
+            'weights are too large for one device, use "engine": "deepspeed", "zero_stage": 3'
         )
 
 
 def _pipeline_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
-    """What processes that share the blocks of a model cannot do, with the nearest that they can."""
+    """Conflicts of pipeline parallelism, with the nearest settings that work."""
     architecture, objective, parallel = parameters.architecture, parameters.objective, parameters.parallel
     key, name = f"parallel.pp_size {parallel.pp_size}", type(architecture).__name__
-    otherwise = 'Set it to 1; "engine": "fsdp" splits the weights of any'
+    alternative = 'Set it to 1; "engine": "fsdp" splits the weights of any architecture'
     offers = plugins.registry().components()
     if type(architecture).keep_stage_blocks is Architecture.keep_stage_blocks:
-        can = sorted(
+        supporting = sorted(
             offer.name
             for offer in offers
             if issubclass(offer.component, Architecture)
             and offer.component.keep_stage_blocks is not Architecture.keep_stage_blocks
         )
         yield (
-            f"{key}: architecture {name} does not say how it is cut into stages (`keep_stage_blocks`); those that do: "
-            f"{', '.join(can)}. {otherwise}"
+            f"{key}: architecture {name} does not define how it is cut into stages (`keep_stage_blocks`); "
+            f"{', '.join(supporting)} do. {alternative}"
         )
     if not objective.single_forward:
-        can = sorted(offer.name for offer in offers if getattr(offer.component, "single_forward", False))
+        supporting = sorted(offer.name for offer in offers if getattr(offer.component, "single_forward", False))
         yield (
-            f"{key}: objective {type(objective).__name__} cannot be cut into stages, as it is more than one pass "
-            f"through one model; those that can: {', '.join(can)}. {otherwise}"
+            f"{key}: objective {type(objective).__name__} cannot be cut into stages, because it needs more than one "
+            f"forward through one model; {', '.join(supporting)} can. {alternative}"
         )
     if parameters.lora is not None:
-        yield f"lora: adapters are trained by processes that have all blocks, got {key}; set it to 1"
+        yield f"lora: adapters need all blocks in one process, got {key}; set it to 1"
     if parameters.precision == "fp8":
-        yield f'precision: "fp8" is for processes that have all blocks, got {key}; use "bf16"'
+        yield f'precision: "fp8" needs all blocks in one process, got {key}; use "bf16"'
     stages = parallel.pp_size * parallel.pp_stages_per_process
     blocks: int | None = getattr(architecture, "num_hidden_layers", None)
     if blocks is None:
@@ -189,44 +187,42 @@ def _pipeline_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
     if blocks < stages:
         fewer = blocks // parallel.pp_size
         nearest = f"pp_stages_per_process {fewer}" if fewer else f"pp_size {blocks}"
-        asked = f"{key} with pp_stages_per_process {parallel.pp_stages_per_process}"
+        both = f"{key} with pp_stages_per_process {parallel.pp_stages_per_process}"
         yield (
-            f"{key if parallel.pp_stages_per_process == 1 else asked}: {stages} stages need as many blocks, and "
-            f"architecture {name} has {blocks}; use {nearest}"
+            f"{key if parallel.pp_stages_per_process == 1 else both}: {stages} stages need at least {stages} blocks, "
+            f"but architecture {name} has {blocks}; use {nearest}"
         )
     first = -(-blocks // stages)
     if parameters.frozen_layers >= first:
         yield (
-            f"frozen_layers: of {blocks} blocks the first of {stages} stages has {first}, and needs one to train: with "
+            f"frozen_layers: the first of {stages} stages has {first} of {blocks} blocks and needs one to train: with "
             f"{key} expected at most {first - 1}, got {parameters.frozen_layers}"
         )
 
 
 def _sequence_parallel_conflicts(parameters: ParameterFields) -> Iterator[str]:
-    """What processes that share the positions of rows cannot do, with the nearest that they can."""
+    """Conflicts of sequence parallelism, with the nearest settings that work."""
     architecture, objective, processes = parameters.architecture, parameters.objective, parameters.parallel.sp_size
     key, name, length = f"parallel.sp_size {processes}", type(architecture).__name__, parameters.data.sequence_length
-    alone = 'set it to 1, with "activation_checkpointing": "full" if a row is too long for one process'
+    alternative = 'set it to 1, with "activation_checkpointing": "full" if a row is too long for one process'
     if architecture.document_masking != "attention_interface":
-        yield (
-            f"{key}: is for models that attend through Transformers' AttentionInterface, which {name} does not; {alone}"
-        )
+        yield f"{key}: is for models that use Transformers' AttentionInterface, which {name} does not; {alternative}"
     if not objective.sums_by_position():
-        yield f"{key}: {type(objective).__name__} with these settings needs whole rows; {alone}"
+        yield f"{key}: {type(objective).__name__} with these settings needs whole rows; {alternative}"
     if parameters.precision == "fp8":
-        yield f'precision: "fp8" scales what each process has by itself, which {key} cuts up; use "bf16"'
+        yield f'precision: "fp8" scales the tensors of each process separately, and {key} splits them; use "bf16"'
     heads: int | None = getattr(architecture, "num_attention_heads", None)
     if heads is not None and heads % processes:
-        fitting = [str(size) for size in range(2, heads + 1) if heads % size == 0 and length % size == 0]
+        divisors = [str(size) for size in range(2, heads + 1) if heads % size == 0 and length % size == 0]
         yield (
             f"{key}: the {heads} attention heads of {name} cannot be shared evenly; with rows of {length} tokens use "
-            + (f"one of {', '.join(fitting)}" if fitting else "1")
+            + (f"one of {', '.join(divisors)}" if divisors else "1")
         )
     if length % processes:
         bound = architecture.max_sequence_length()
         around = (length // processes * processes, -(-length // processes) * processes)
         nearest = [str(each) for each in around if each >= 8 and (bound is None or each <= bound)]
         yield (
-            f"data.sequence_length: {key} shares its positions evenly: expected a multiple of {processes}, got "
+            f"data.sequence_length: {key} splits positions evenly: expected a multiple of {processes}, got "
             f"{length}; the nearest: {' and '.join(nearest) or 'none'}"
         )

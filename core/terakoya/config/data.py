@@ -1,4 +1,4 @@
-"""The part `data` of a parameter JSON: which stores a run reads, in which shares and in which order."""
+"""The part `data` of the parameter JSON: the stores of a run, their shares of the rows and the order of the rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFlo
 
 
 class Settings(BaseModel):
-    """A strict, frozen part of the parameters."""
+    """A strict, frozen part of the parameter JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -19,7 +19,7 @@ StepRange = Annotated[tuple[PositiveInt, PositiveInt], Field(strict=False)]
 
 
 class TrainStore(Settings):
-    """A token store and its share of the rows. JSON may give a plain string for weight 1."""
+    """A token store and its share of the rows. In JSON a plain string is a store of weight 1."""
 
     store: StorePath
     weight: PositiveFloat = 1.0
@@ -31,25 +31,25 @@ class TrainStore(Settings):
 
 
 class DataStage(Settings):
-    """Another mixture of stores: optimizer step `from_step`, counted from 1, is the first that takes its rows."""
+    """Another mixture of stores: optimizer step `from_step`, counted from 1, is the first that uses it."""
 
     from_step: Annotated[int, Field(ge=2)]
     train: Annotated[tuple[TrainStore, ...], Field(strict=False, min_length=1)]
 
 
 class Data(Settings):
-    """What is read.
+    """The data of a run.
 
     Attributes:
         train: stores to train on, with their shares of the rows.
-        validation: stores to validate on; or
-        split: the shares of the documents of each training store for training, validation and, where a third is given,
-            for nothing, such as a test: `[998, 1, 1]`. Contiguous, in the order of the store, as Megatron's --split.
-        sequence_length: of a row, in tokens.
-        stages: other mixtures from later steps on; a store goes on where it stood.
-        order: `sequential` takes rows in the order of the store, where the layout has one.
-        skip_steps: [first, last] of optimizer steps, counted from 1, whose rows are passed over: they count as taken,
-            and change nothing.
+        validation: stores to validate on; alternatively
+        split: shares of each training store's documents for training, for validation and, as an optional third, for
+            neither, such as a test set: `[998, 1, 1]`. Contiguous, in the order of the store, as Megatron's --split.
+        sequence_length: tokens of a row.
+        stages: other mixtures of stores from later steps on; a store continues where it was.
+        order: `sequential` reads rows in the order of the store, if the layout has one.
+        skip_steps: ranges [first, last] of optimizer steps, counted from 1, that are skipped: their rows count as
+            consumed, and no weight changes.
     """
 
     train: Annotated[tuple[TrainStore, ...], Field(strict=False, min_length=1)]
@@ -64,7 +64,7 @@ class Data(Settings):
     def _agree(self) -> Self:
         if self.split is not None:
             if self.validation:
-                raise ValueError("split: cuts validation out of the training stores; give it or validation, not both")
+                raise ValueError("split: takes validation from the training stores; give split or validation, not both")
             if not self.split[0]:
                 raise ValueError(f"split: expected a first share above 0, for training, got {list(self.split)}")
         steps = [stage.from_step for stage in self.stages]
@@ -81,9 +81,9 @@ class Data(Settings):
 
     @property
     def has_validation(self) -> bool:
-        """Whether there is anything to validate on."""
+        """Whether there is data to validate on."""
         return bool(self.validation or (self.split and self.split[1]))
 
     def skips(self, step: int) -> bool:
-        """Whether optimizer step `step`, counted from 0, is passed over."""
+        """Whether optimizer step `step`, counted from 0, is skipped."""
         return any(first <= step + 1 <= last for first, last in self.skip_steps)

@@ -1,8 +1,8 @@
-"""A user's own DeepSpeed JSON (`parallel.deepspeed_config`): what of it is taken over, and what it may not contradict.
+"""A user's DeepSpeed JSON (`parallel.deepspeed_config`): the keys that are passed on to DeepSpeed, and those refused.
 
-What the parameter JSON says already (batch sizes, clipping, precision, stage) has to be the same there, or "auto", or
-not there. How DeepSpeed moves numbers around is taken over: buckets, overlap, offloading, logging. What would make
-another training of it (its own optimizers and schedules, quantised communication, curricula) is refused.
+Settings that the parameter JSON has too (batch sizes, clipping, precision, stage) must be the same, "auto" or absent.
+Settings of buckets, overlap, offloading and logging are passed on. Settings that change the results of training
+(DeepSpeed's own optimizers and schedules, quantised communication, curricula) are refused.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from terakoya.errors import UserError, nearest
 
 AUTO = "auto"
-"""What Transformers' `Trainer` fills in; here it is filled in too."""
+"""The value that is filled in from the parameters, as in Transformers' `Trainer`."""
 
 PASSED_ON = frozenset(
     {
@@ -29,9 +29,9 @@ PASSED_ON = frozenset(
         "wall_clock_breakdown",
     }
 )
-"""Keys that change no number that is trained."""
+"""Keys that do not change the results of training."""
 BATCH = frozenset({"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"})
-"""Keys whose values follow from the parameters and from how many processes there are."""
+"""Keys whose values follow from the parameters and the number of processes."""
 FIXED: Mapping[str, Any] = {
     "communication_data_type": "fp32",
     "data_types": {"grad_accum_dtype": "fp32"},
@@ -41,9 +41,9 @@ FIXED: Mapping[str, Any] = {
     "zero_allow_untested_optimizer": True,
     "zero_force_ds_cpu_optimizer": False,
 }
-"""Keys that have this value and no other: gradients are added up in fp32, by the optimizer of the parameters."""
+"""Keys that only accept this value: gradients are added up in fp32, and the optimizer is the parameters'."""
 PARAMETER_KEYS: Mapping[str, str] = {"optimizer": "optimizer", "scheduler": "schedule"}
-"""DeepSpeed's sections for what has a key of its own here."""
+"""DeepSpeed's sections for which the parameter JSON has its own key."""
 PRECISIONS = ("bf16", "fp16")
 
 CHANGES_TRAINING = frozenset(
@@ -55,53 +55,53 @@ CHANGES_TRAINING = frozenset(
         "elastic_checkpoint",
     }
 )
-"""Keys of `zero_optimization` with which other numbers would be trained, or saved."""
+"""Keys of `zero_optimization` that change the results of training, or what is saved."""
 OFFLOAD_OPTIMIZER, OFFLOAD_PARAM = "offload_optimizer", "offload_param"
 OFFLOADS = (OFFLOAD_OPTIMIZER, OFFLOAD_PARAM)
 KEY = "parallel.deepspeed_config"
 
 
 def find_problems(config: Mapping[str, Any], *, zero_stage: int, max_grad_norm: float, precision: str) -> Iterator[str]:
-    """What in `config` cannot be taken over, whatever the processes are: where, what was got, what to do."""
+    """Yields what in `config` is refused for any number of processes: where, what was given, what to do."""
     known = {*PASSED_ON, *BATCH, *FIXED, *PARAMETER_KEYS, *PRECISIONS, "zero_optimization", "gradient_clipping"}
     for key, value in config.items():
         if value == AUTO or key in PASSED_ON | BATCH:
             continue
         if key in FIXED and value != FIXED[key]:
-            yield f"{KEY}.{key}: expected {FIXED[key]!r}, which is how gradients are added up here, got {value!r}"
+            yield f"{KEY}.{key}: expected {FIXED[key]!r}, with which terakoya adds up gradients, got {value!r}"
         elif key in PARAMETER_KEYS:
-            yield f'{KEY}.{key}: say it with the key "{PARAMETER_KEYS[key]}" of the parameters, and leave it out there'
+            yield f'{KEY}.{key}: use the key "{PARAMETER_KEYS[key]}" of the parameters instead, and remove this one'
         elif key in PRECISIONS and value.get("enabled") not in (None, False, AUTO) and precision != key:
             yield f'{KEY}.{key}: is enabled, but precision is "{precision}"; set "precision": "{key}"'
         elif key == "gradient_clipping" and value != max_grad_norm:
-            yield f"{KEY}.{key}: {value!r}, but max_grad_norm is {max_grad_norm!r}; they have to be the same"
+            yield f"{KEY}.{key}: {value!r}, but max_grad_norm is {max_grad_norm!r}; they must be the same"
         elif key not in known:
-            yield f"{KEY}.{key}: is nothing that can be handed on{nearest(key, sorted(known))}; leave it out"
+            yield f"{KEY}.{key}: is not supported{nearest(key, sorted(known))}; remove it"
     yield from _zero_problems(config.get("zero_optimization", {}), zero_stage)
 
 
 def _zero_problems(section: Mapping[str, Any], zero_stage: int) -> Iterator[str]:
     where = f"{KEY}.zero_optimization"
     if section.get("stage", AUTO) not in (AUTO, zero_stage):
-        yield f"{where}.stage: {section['stage']!r}, but parallel.zero_stage is {zero_stage}; they have to be the same"
+        yield f"{where}.stage: {section['stage']!r}, but parallel.zero_stage is {zero_stage}; they must be the same"
     for key in sorted(CHANGES_TRAINING & section.keys()):
         if section[key] not in (None, False):
-            yield f"{where}.{key}: trains other numbers than the other engines do; leave it out"
+            yield f"{where}.{key}: changes the results compared with the other engines; remove it"
     for key in OFFLOADS:
         device = offload_device(section, key)
         if device == "nvme":
-            yield f'{where}.{key}.device: "nvme" is not tried here; use "cpu"'
+            yield f'{where}.{key}.device: "nvme" is not supported; use "cpu"'
         elif device != "none":
             yield from find_offload_problems(key, zero_stage, f"{where}.{key}")
 
 
 def offload_device(section: Mapping[str, Any], name: str) -> str:
-    """Where `zero_optimization` puts what `name`, one of `OFFLOADS`, says; "none" is nowhere else."""
+    """The device to which the section `zero_optimization` offloads `name`, one of `OFFLOADS`; "none" without it."""
     return str((section.get(name) or {}).get("device", "none"))
 
 
 def find_offload_problems(name: str, zero_stage: int | None, where: str) -> Iterator[str]:
-    """Why `name`, one of `OFFLOADS`, does not go with the stage, if it does not."""
+    """Yields why `name`, one of `OFFLOADS`, is not possible with the stage."""
     least = 1 if name == OFFLOAD_OPTIMIZER else 3
     if zero_stage is None or zero_stage < least:
         got = "none" if zero_stage is None else str(zero_stage)
@@ -109,16 +109,15 @@ def find_offload_problems(name: str, zero_stage: int | None, where: str) -> Iter
 
 
 def merge_configs(config: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """`ours`, the configuration that follows from the parameters, with what `config` adds to it.
+    """`ours`, the configuration that follows from the parameters, with the keys that `config` adds.
 
     Raises:
-        UserError: batch sizes that are not those of the parameters and processes.
+        UserError: batch sizes differ from those of the parameters and processes.
     """
     for key in sorted(BATCH & config.keys()):
         if config[key] not in (AUTO, ours[key]):
             raise UserError(
-                f"{KEY}.{key}: is {config[key]!r}, but by batch_size and micro_batch_size it is {ours[key]}; write "
-                '"auto"'
+                f'{KEY}.{key}: is {config[key]!r}, but batch_size and micro_batch_size give {ours[key]}; write "auto"'
             )
     result = {**ours, **{key: value for key, value in config.items() if key in PASSED_ON and value != AUTO}}
     section = {key: value for key, value in config.get("zero_optimization", {}).items() if value != AUTO}

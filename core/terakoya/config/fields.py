@@ -1,4 +1,4 @@
-"""The keys of the parameter JSON: names, types, defaults and what each means.
+"""The keys of the parameter JSON: names, types, defaults and meanings.
 
 Names are those of Transformers' configs and `TrainingArguments` wherever one exists.
 """
@@ -17,7 +17,7 @@ from terakoya.config.parallel import Parallel
 from terakoya.config.start_from import StartFrom
 
 LENGTH_KEYS = ("max_steps", "max_tokens", "epochs")
-"""The keys of which exactly one says how long a run is."""
+"""The keys of which exactly one sets the length of a run."""
 
 
 class Checkpoint(Settings):
@@ -25,10 +25,10 @@ class Checkpoint(Settings):
 
     Attributes:
         save_steps: optimizer steps between checkpoints.
-        keep: how many stay.
-        model: whether a checkpoint holds the model as a Transformers folder too: every one, the last of the run, none;
-            null leaves it to the engine.
-        async_save: whether training goes on while a checkpoint is written, from a copy of the state in host memory.
+        keep: number of checkpoints to keep.
+        model: which checkpoints also hold the model as a Transformers folder: every one, the last of the run or none;
+            with null the engine decides.
+        async_save: whether training continues while a checkpoint is written, from a copy of the state in host memory.
     """
 
     save_steps: PositiveInt = 1000
@@ -48,23 +48,25 @@ class ParameterFields(Settings):
     """The keys of the parameter JSON, with their types and defaults; `Parameters` adds the checks.
 
     Attributes:
-        batch_size: rows of one optimizer step on each node, by node rank or by its host's name; "-1" is the only node.
-        on_lost_node: what becomes of a run that comes up, or starts anew, with fewer nodes than `batch_size` is for:
-            it stops, or those who are left share the same global batch.
-        micro_batch_size: rows that one process takes at once; null is its whole share.
-        max_steps, max_tokens, epochs: the run's length; exactly one is given. It ends with the step that reaches
-            `max_tokens`, or whose rows complete the `epochs`: of one store, 1 takes each row once.
+        batch_size: rows of one optimizer step on each node, by node rank or host name; "-1" is the only node.
+        on_lost_node: what happens to a run that starts or restarts with fewer nodes than `batch_size` has: it stops, or
+            the remaining nodes share the same global batch.
+        micro_batch_size: rows that one process computes at once; null is its whole share of the batch.
+        max_steps, max_tokens, epochs: the run's length; exactly one is given. The run ends with the step that reaches
+            `max_tokens`, or whose rows complete the `epochs`; with one store, an epoch has each row once.
         max_grad_norm: the bound on the gradient's norm; 0 is none.
-        precision: what products are computed in; weights, their gradients and the optimizer stay fp32. fp8 takes the
-            linear layers' products, the rest is bf16 then.
-        loss_scaling: how fp16 scales its losses; null is torch's usual way.
-        activation_checkpointing: what of a block is computed again in the backward and not kept until then: all of it,
-            all but what is dear to compute (matrix products, attention), or nothing. Changes memory and time alone.
+        precision: the precision of matrix products; weights, their gradients and the optimizer state stay fp32. With
+            fp8 the products of linear layers are fp8 and the rest bf16.
+        loss_scaling: how fp16 scales its losses; null is torch's default.
+        activation_checkpointing: which activations of a block are not stored but computed again in the backward: all
+            ("full"), all but the results of expensive operations (matrix products, attention; "selective"), or none
+            (null). Changes only memory and time.
         max_minutes: save and stop after this time; null is never.
-        start_from: where weights come from at step 0; null draws them. A run that goes on does not look there.
-        lora: adapters that are trained in place of the weights, which stay those of `start_from`; null is none.
-        frozen_layers: how many of the lowest layers keep their weights, together with the embeddings; -1 is none, 0 the
-            embeddings alone.
+        start_from: the model folder with the weights of step 0; null initialises them randomly. A resumed run does not
+            read it.
+        lora: adapters that are trained instead of the weights, which stay those of `start_from`; null is none.
+        frozen_layers: the number of lowest layers whose weights stay as they are, together with the embeddings; -1 is
+            none, 0 the embeddings alone.
     """
 
     data: Data

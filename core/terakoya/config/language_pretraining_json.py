@@ -1,6 +1,6 @@
-"""The field's original parameter.json: named entries with hyphenated keys, read as they are.
+"""retarfi/language-pretraining's parameter.json: named entries with hyphenated keys, read as they are.
 
-An entry becomes the JSON that `Parameters.from_dict` reads. What the original fixed in its code is written out:
+An entry becomes the JSON that `Parameters.from_dict` reads. Constants of the original's code are written out:
 AdamW without bias correction, eps 1e-6, weight decay 0.01, clipping at 1.0, linear warm-up and decay, seed 42.
 """
 
@@ -51,11 +51,12 @@ class LanguagePretrainingEntry(BaseModel):
     pretrained_generator_model_name_or_path: str | None = None
     pretrained_discriminator_model_name_or_path: str | None = None
     flozen_layers: Annotated[int, Field(ge=-1)] = -1
-    """Embeddings and so many of the lowest layers keep their weights; -1: all are trained."""
+    """The number of lowest layers whose weights stay as they are, together with the embeddings; -1: all are trained.
+    """
 
 
 RENAMED = {"debertav2": "deberta_v2"}
-"""Families that the file spells differently."""
+"""Families with another name in the file."""
 ELECTRA_KEYS = ("embedding-size", "generator-size", "mask-percent")
 
 
@@ -73,11 +74,11 @@ def read_language_pretraining_json(
 
     The family is the name's first word: `bert-base-dist` is a `bert`, `debertav2-base` a `deberta_v2`.
     `whole_word_mask` is the original's `--do_whole_word_mask`, `fp16_type` its `--fp16_type`. `processes_per_node`
-    matters with `accumulation-steps` above 1: what a process takes at once is then its share of the entry's
+    matters with `accumulation-steps` above 1: the micro-batch of a process is then its share of the entry's
     `batch-size`.
 
     Raises:
-        UserError: no such entry; missing, unknown or wrong keys, all of them; what is not supported.
+        UserError: there is no such entry; keys are missing, unknown, wrong or not supported (all are listed).
     """
     entries = read_json(path)
     if model_type not in entries:
@@ -138,19 +139,20 @@ def _refuse_unsupported(raw: Mapping[str, Any], where: str, family: str, *, star
     if family == "electra":
         missing = [key for key in ELECTRA_KEYS if key not in raw and not started]
         if missing:
-            raise UserError("\n".join(f"{where}.{key}: missing; electra entries need it" for key in missing))
+            raise UserError("\n".join(f"{where}.{key}: missing; an electra entry needs it" for key in missing))
     else:
         for key in ELECTRA_KEYS[:2]:
             if key in raw:
-                raise UserError(f"{where}.{key}: belongs to electra entries and does nothing here; leave it out")
+                raise UserError(f"{where}.{key}: has an effect only in electra entries; remove it")
 
 
 def _precision(entry: LanguagePretrainingEntry, raw: Mapping[str, Any], where: str, fp16_type: int | None) -> str:
-    """`fp32`, `bf16` or, of fp16-type 1 to 3, `fp16`. The option wins over the entry; UserError for both at once."""
+    """`fp32`, `bf16` or, for fp16-type 1 to 3, `fp16`. The option overrides the entry. Raises UserError for bf16 and
+    fp16 at once."""
     chosen = entry.fp16_type if fp16_type is None else fp16_type
     key = "fp16-type" if fp16_type is None else "--fp16_type"
     if chosen and entry.bf16:
-        raise UserError(f"{where}: bf16 true and {key} {chosen} exclude each other; leave one out")
+        raise UserError(f"{where}: bf16 true and {key} {chosen} exclude each other; remove one")
     if chosen:
         return "fp16"
     return "bf16" if entry.bf16 else "fp32"
@@ -165,7 +167,7 @@ def _architecture(entry: LanguagePretrainingEntry, family: str) -> dict[str, Any
 def _objective(
     entry: LanguagePretrainingEntry, family: str, whole_word_mask: bool, start: StartFolders | None
 ) -> dict[str, Any]:
-    """Masked tokens with next-sentence pairs for bert, replaced tokens for electra, else masked tokens alone."""
+    """Masked tokens with next-sentence pairs for bert, replaced tokens for electra, masked tokens alone for others."""
     objective: dict[str, Any] = {
         "type": "replaced_token" if family == "electra" else "masked_lm",
         "mlm_probability": 0.15 if entry.mask_percent is None else entry.mask_percent / 100,

@@ -1,4 +1,5 @@
-"""Entries of the field's original parameter.json that go on from trained models: they name folders, not sizes."""
+"""Entries of retarfi/language-pretraining's parameter.json that start from trained models: they name folders instead of
+sizes."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ SIZES = {
     "attention-heads": "num_attention_heads",
     "embedding-size": "embedding_size",
 }
-"""The file's names of an architecture's sizes, and Transformers'."""
+"""The sizes of an architecture: name in the file -> name in Transformers."""
 
 
 LENGTH = "max_position_embeddings"
@@ -38,11 +39,11 @@ LENGTH = "max_position_embeddings"
 
 @dataclass(frozen=True)
 class StartFolders:
-    """What the folders of an entry say.
+    """An entry with the settings of its model folders.
 
     Attributes:
-        entry: the entry with the sizes that it leaves to the folder filled in.
-        architecture: the architecture's JSON: the folder's settings, and over them what the entry says itself.
+        entry: the entry, with sizes that it does not state filled in from the folder.
+        architecture: the architecture's JSON: the folder's settings, overridden by those of the entry.
         generator: the generator's JSON, for an entry with two models.
         start_from: the run's `start_from`.
     """
@@ -54,39 +55,40 @@ class StartFolders:
 
 
 def read_start_folders(raw: Mapping[str, Any], where: str, family: str) -> StartFolders | None:
-    """What the folders named by the entry `raw` say; None if it trains from scratch.
+    """Reads the folders that the entry `raw` names; None if it trains from scratch.
 
-    Heads that a folder lacks are drawn and those without a place are left out, as the original does; both are printed.
+    As in the original, heads that a folder does not have are randomly initialised, and heads that the model does not
+    have are ignored; both are printed.
 
     Raises:
-        UserError: keys of another family, a folder that is not there, `flozen-layers` without a folder.
+        UserError: keys of another family, a missing folder, `flozen-layers` without a folder.
     """
-    wanted = PAIR if family == "electra" else {"": ONE}
-    foreign = [key for key in ({ONE, *PAIR.values()} - set(wanted.values())) if key in raw]
-    if foreign:
+    expected = PAIR if family == "electra" else {"": ONE}
+    unexpected = [key for key in ({ONE, *PAIR.values()} - set(expected.values())) if key in raw]
+    if unexpected:
         raise UserError(
-            f"{where}: {', '.join(sorted(foreign))}: does nothing in an entry of {family}; expected "
-            + " and ".join(wanted.values())
+            f"{where}: {', '.join(sorted(unexpected))}: has no effect in an entry of {family}; expected "
+            + " and ".join(expected.values())
         )
-    given = [key for key in wanted.values() if key in raw]
+    given = [key for key in expected.values() if key in raw]
     if not given:
         if FROZEN in raw:
-            raise UserError(f"{where}.{FROZEN}: there is nothing to freeze without {' and '.join(wanted.values())}")
+            raise UserError(f"{where}.{FROZEN}: there is nothing to freeze without {' and '.join(expected.values())}")
         return None
-    missing = [key for key in wanted.values() if key not in raw]
+    missing = [key for key in expected.values() if key not in raw]
     if missing:
         raise UserError(f"{where}.{missing[0]}: missing; {given[0]} needs it")
-    folders = {name: _folder(raw[key], f"{where}.{key}") for name, key in wanted.items()}
+    folders = {name: _find_folder(raw[key], f"{where}.{key}") for name, key in expected.items()}
     kind: type[Architecture] = plugins.registry().component("architectures", family)
-    found = {name: _settings(folder, kind) for name, folder in folders.items()}
-    own = found["discriminator" if family == "electra" else ""]
+    settings = {name: _read_settings(folder, kind) for name, folder in folders.items()}
+    main = settings["discriminator" if family == "electra" else ""]
     stated = {name: raw[key] for key, name in SIZES.items() if key in raw}
-    sizes = {key: own[name] for key, name in SIZES.items() if name in own}
-    length = _longest(kind, own, where)
+    sizes = {key: main[name] for key, name in SIZES.items() if name in main}
+    length = _max_sequence_length(kind, main, where)
     return StartFolders(
         entry={**sizes, **({"sequence-length": length} if length else {}), **raw},
-        architecture={"type": family, **own, **stated},
-        generator={"type": family, **found["generator"]} if family == "electra" else None,
+        architecture={"type": family, **main, **stated},
+        generator={"type": family, **settings["generator"]} if family == "electra" else None,
         start_from={
             "folder": {name: str(folder) for name, folder in folders.items()}
             if family == "electra"
@@ -97,33 +99,33 @@ def read_start_folders(raw: Mapping[str, Any], where: str, family: str) -> Start
     )
 
 
-def _folder(value: Any, where: str) -> Path:
+def _find_folder(value: Any, where: str) -> Path:
     if not isinstance(value, str):
         raise UserError(f"{where}: expected a folder, got {shown(value)}")
     try:
         return model_folder(Path(value), where)
     except UserError as error:
         raise UserError(
-            f"{error}. A run that has begun needs no folder: go on with terakoya train RUN/parameters.json --out RUN"
+            f"{error}. To resume a run no folder is needed: terakoya train RUN/parameters.json --out RUN"
         ) from None
 
 
-def _settings(folder: Path, kind: type[Architecture]) -> dict[str, Any]:
-    """The folder's values of the settings that the architecture has.
+def _read_settings(folder: Path, kind: type[Architecture]) -> dict[str, Any]:
+    """The values in the folder's config of the settings that the architecture has.
 
-    An architecture may count positions otherwise than its config does, as RoBERTa's does: what it adds is taken off.
+    An architecture may count fewer positions than its config, as RoBERTa does; the difference is subtracted.
     """
     config = read_json(folder / "config.json")
     settings = {key: config[key] for key in kind.model_fields if key in config}
     if LENGTH in settings:
-        with contextlib.suppress(ValidationError):  # told where the whole is read
+        with contextlib.suppress(ValidationError):  # _max_sequence_length reports it
             vocabulary = Vocabulary(size=config.get("vocab_size", 1), pad=config.get("pad_token_id"))
-            made = kind.model_validate(settings).config(vocabulary)
-            settings[LENGTH] -= getattr(made, LENGTH) - settings[LENGTH]
+            rebuilt = kind.model_validate(settings).config(vocabulary)
+            settings[LENGTH] -= getattr(rebuilt, LENGTH) - settings[LENGTH]
     return settings
 
 
-def _longest(kind: type[Architecture], settings: Mapping[str, Any], where: str) -> int | None:
+def _max_sequence_length(kind: type[Architecture], settings: Mapping[str, Any], where: str) -> int | None:
     try:
         return kind.model_validate(settings).max_sequence_length()
     except ValidationError as error:

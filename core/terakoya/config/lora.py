@@ -1,4 +1,4 @@
-"""`lora`: which small matrices are trained beside a model's own, under the names that peft gives its settings."""
+"""`lora`: adapters, small matrices trained in addition to a model's own. The settings have peft's names."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from terakoya.config.start_from import StartFrom
 
 Names = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
-OF_QUANTIZED = frozenset(
+QUANTIZATION_KEYS = frozenset(
     {"bits", "bnb_4bit_quant_type", "load_in_4bit", "load_in_8bit", "loftq_config", "qlora", "quantization_config"}
 )
-"""Keys by which other programs ask for frozen weights of fewer bits."""
+"""Keys with which other programs quantize the frozen weights."""
 
 FOLDER = "adapter"
-"""What the folder with adapters in peft's own format is called."""
+"""Name of the folder with adapters in peft's own format."""
 
 CHANGEABLE = frozenset({"lora.lora_alpha", "lora.lora_dropout", "lora.use_rslora"})
-"""What a run that goes on may change with leave: all else says which tensors there are."""
+"""Keys that a resumed run may change with --allow-change; all others decide which tensors there are."""
 
 
 class LoraSettings(Settings):
-    """Adapters that are trained in place of the weights (Hu et al., 2021, arXiv:2106.09685).
+    """Adapters that are trained instead of the weights (Hu et al., 2021, arXiv:2106.09685).
 
     Attributes:
         r: the rank: an adapter of a matrix (O, I) is a product of (O, r) and (r, I).
-        lora_alpha: the adapter is multiplied with lora_alpha / r; with `use_rslora` by lora_alpha / sqrt(r).
-        lora_dropout: the share of an adapter's inputs that is left out.
+        lora_alpha: the adapter is multiplied by lora_alpha / r; with `use_rslora` by lora_alpha / sqrt(r).
+        lora_dropout: dropout probability of an adapter's inputs.
         target_modules: the ends of the names of the linear layers that get adapters; "all-linear" is all but the
-            vocabulary head; null is what peft gives models of this type.
-        modules_to_save: the ends of the names of modules that are trained whole, such as a head that is new.
+            vocabulary head; null is peft's default for models of this type.
+        modules_to_save: the ends of the names of modules that are trained whole, such as a new head.
         use_rslora: see `lora_alpha`.
-        init_lora_weights: how the first matrix is drawn, as torch draws a linear layer's or from a normal distribution;
-            the second is zero, so that training begins with the model as it is.
+        init_lora_weights: how the first matrix is initialised: as torch initialises a linear layer (true), or from a
+            normal distribution ("gaussian"); the second is zero, so that training begins with the unchanged model.
     """
 
     r: PositiveInt = 16
@@ -50,35 +50,32 @@ class LoraSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _refuse_quantized(cls, value: Any) -> Any:
-        asked = sorted(OF_QUANTIZED & value.keys()) if isinstance(value, Mapping) else []
-        if asked:
-            raise ValueError(
-                f"{asked[0]}: frozen weights stay whole here; adapters over quantized weights (QLoRA) are not supported"
-            )
+        given = sorted(QUANTIZATION_KEYS & value.keys()) if isinstance(value, Mapping) else []
+        if given:
+            raise ValueError(f"{given[0]}: adapters over quantized weights (QLoRA) are not supported; remove it")
         return value
 
 
 def check_lora(lora: LoraSettings | None, *, start_from: StartFrom | None, frozen_layers: int, precision: str) -> None:
-    """ValueError where other parameters do not go with `lora`."""
+    """Raises ValueError where other parameters conflict with `lora`."""
     if lora is None:
         return
     if start_from is None:
         raise ValueError(
-            "lora: adapters change a model that is trained already, and weights drawn anew would stay as they are; "
+            "lora: adapters adapt a trained model, and randomly initialised weights would stay as they are; "
             "name a Transformers folder in start_from, or set lora to null"
         )
     if frozen_layers >= 0:
         raise ValueError(
-            f"frozen_layers: with lora every weight of the model is frozen, got {frozen_layers}; set it to -1, and say "
-            "in lora.target_modules which layers get adapters"
+            f"frozen_layers: with lora every weight of the model is frozen, got {frozen_layers}; set it to -1, and "
+            "choose the layers that get adapters with lora.target_modules"
         )
     if precision == "fp8":
-        raise ValueError('precision: "fp8" does not go with lora, whose products are small; use "bf16"')
+        raise ValueError('precision: "fp8" cannot be used with lora, whose products are small; use "bf16"')
 
 
 def untrained_weights(lora: LoraSettings | None, names: Sequence[str]) -> list[str]:
-    """Those of the weights `names` that `lora` leaves as they are: outside of what it trains whole. Without `lora` none
-    are."""
+    """The weights among `names` that `lora` does not train: those outside `modules_to_save`. Empty without `lora`."""
     if lora is None:
         return []
     whole = lora.modules_to_save or ()

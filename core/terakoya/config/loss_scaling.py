@@ -1,4 +1,4 @@
-"""The part `loss_scaling` of a parameter JSON: how fp16's scale begins, rises and falls."""
+"""The part `loss_scaling` of the parameter JSON: the initial scale of fp16 losses, and how it grows and shrinks."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from terakoya.config.data import Settings
 
 
 class LossScaling(Settings):
-    """How the loss's scale goes, in fp16. Names and defaults are those of torch's GradScaler, which accelerate takes
-    over; `hysteresis` and `min_scale` are Megatron-LM's and DeepSpeed's (`min_loss_scale`).
+    """The scale of fp16 losses. Names and defaults are those of torch's GradScaler, which accelerate uses too;
+    `hysteresis` and `min_scale` are Megatron-LM's and DeepSpeed's (`min_loss_scale`).
 
     Attributes:
         init_scale: the first step's scale.
-        growth_factor: what it is multiplied with after `growth_interval` steps in a row without an overflow.
-        backoff_factor: what it is multiplied with where gradients overflow, once `hysteresis` steps did since it last
-            rose.
-        min_scale: what it does not fall below; a run that would need less ends.
-        fixed: a scale that stays as it is; null lets it rise and fall.
+        growth_factor: the scale is multiplied by it after `growth_interval` steps in a row without an overflow.
+        backoff_factor: the scale is multiplied by it when gradients overflow, once `hysteresis` steps have overflowed
+            since it last grew.
+        min_scale: the lower bound; a run that would need a smaller scale ends.
+        fixed: a constant scale; null for a dynamic one.
     """
 
     init_scale: PositiveFloat = 65536.0
@@ -33,10 +33,10 @@ class LossScaling(Settings):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         fields = type(self).model_fields
-        moved = [name for name in fields if name != "fixed" and getattr(self, name) != fields[name].default]
-        if self.fixed is not None and moved:
-            raise ValueError(f"fixed {self.fixed:g} leaves nothing to {', '.join(moved)}; set fixed to null, or leave "
-                             f"{'it' if len(moved) == 1 else 'them'} out")  # fmt: skip
+        changed = [name for name in fields if name != "fixed" and getattr(self, name) != fields[name].default]
+        if self.fixed is not None and changed:
+            raise ValueError(f"fixed {self.fixed:g} leaves {', '.join(changed)} without effect; set fixed to null, or "
+                             f"remove {'it' if len(changed) == 1 else 'them'}")  # fmt: skip
         if self.init_scale < self.min_scale:
             raise ValueError(f"init_scale: expected at least min_scale, {self.min_scale:g}, got {self.init_scale:g}")
         return self

@@ -14,28 +14,28 @@ from terakoya.errors import UserError
 from terakoya.json_settings import read_json
 
 SIZES = ("tp_size", "pp_size", "sp_size", "cp_size")
-"""The keys that let several processes work on the same rows."""
+"""The keys with which several processes work on the same rows."""
 
 
 class Parallel(Settings):
-    """How processes work together. They form replicas of the model; each takes rows of its own.
+    """How processes work together. They form data-parallel replicas of the model; each replica has its own rows.
 
     Attributes:
-        engine: what keeps replicas alike: torch's DistributedDataParallel, DeepSpeed's ZeRO, or torch's `fully_shard`
-            (FSDP2).
-        zero_stage: DeepSpeed's; what is split among processes.
-        offload_optimizer_device: where ZeRO keeps weights' masters and the optimizer's state, and updates them; null is
-            the device that computes.
-        offload_param_device: where ZeRO 3 keeps weights that are not needed at the moment.
-        deepspeed_config: DeepSpeed's own JSON, or a file of it, for what has no key here; `deepspeed_settings` says
-            what of it is taken over.
+        engine: how replicas are kept equal: torch's DistributedDataParallel, DeepSpeed's ZeRO, or torch's
+            `fully_shard` (FSDP2).
+        zero_stage: DeepSpeed's stage: what is split among processes.
+        offload_optimizer_device: where ZeRO keeps and updates the fp32 weights and the optimizer state; null is the
+            device that computes.
+        offload_param_device: where ZeRO 3 keeps weights that are not in use.
+        deepspeed_config: DeepSpeed's own JSON, or a file of it, for settings without a key here; see
+            `terakoya.config.deepspeed`.
         tp_size: processes that share each matrix product of a replica (tensor parallelism).
         pp_size: processes that share the blocks of a replica, one after another (pipeline parallelism).
-        pp_stages_per_process: how many runs of neighbouring blocks a process has; above 1 the pipeline is interleaved.
+        pp_stages_per_process: number of stages (adjacent blocks) of a process; above 1 the pipeline is interleaved.
         sp_size: processes that share the positions of a replica's rows; they exchange heads for positions in attention
             (Ulysses).
         cp_size: processes that pass keys and values around a ring (context parallelism).
-        timeout_seconds: how long a process waits for the others before it gives them up.
+        timeout_seconds: how long a process waits for the others before the run fails.
     """
 
     engine: Literal["ddp", "deepspeed", "fsdp"] = "ddp"
@@ -52,12 +52,12 @@ class Parallel(Settings):
 
     @property
     def replica_size(self) -> int:
-        """Processes that work on the same rows."""
+        """Number of processes that work on the same rows."""
         return self.tp_size * self.pp_size * self.sp_size * self.cp_size
 
     @property
     def offloaded(self) -> frozenset[str]:
-        """What ZeRO keeps on the host, of `OFFLOADS`, by a key here or in `deepspeed_config`."""
+        """Which of `OFFLOADS` ZeRO keeps on the host, by a key here or in `deepspeed_config`."""
         section = (self.deepspeed_config or {}).get("zero_optimization", {})
         return frozenset(
             name
@@ -71,14 +71,14 @@ class Parallel(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _name_the_other(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and "sequence_parallel" in given:
+    def _refuse_sequence_parallel(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and "sequence_parallel" in value:
             raise ValueError(
                 "sequence_parallel, Megatron-LM's sharing of norms and dropout among the processes of tp_size, is not "
-                "offered: each of them computes these whole. Leave it out. sp_size is another thing: processes that "
-                "share the positions of rows, and exchange heads for positions in attention (Ulysses)"
+                "supported: each process computes these whole. Remove it. sp_size is something else: its processes "
+                "share the positions of rows and exchange heads for positions in attention (Ulysses)"
             )
-        return given
+        return value
 
     @field_validator("deepspeed_config", mode="before")
     @classmethod
@@ -108,19 +108,19 @@ class Parallel(Settings):
             yield f'deepspeed_config needs engine "deepspeed", got "{self.engine}"'
         if self.cp_size > 1:
             yield (
-                f"cp_size {self.cp_size}: torch's ring attention takes no documents that are kept apart; "
+                f"cp_size {self.cp_size}: torch's ring attention cannot keep documents apart; "
                 f'use "sp_size": {self.cp_size}'
             )
         shared = [name for name in SIZES if getattr(self, name) > 1]
         if len(shared) > 1:
-            kept = max(shared, key=lambda name: int(getattr(self, name)))
+            largest = max(shared, key=lambda name: int(getattr(self, name)))
             yield (
-                f"{' and '.join(shared)} do not go together; keep one, for example "
-                f'"{kept}": {self.replica_size}, and set the others to 1'
+                f"{' and '.join(shared)} cannot be combined; keep one, for example "
+                f'"{largest}": {self.replica_size}, and set the others to 1'
             )
         if shared and self.engine != "ddp":
             yield (
-                f'{shared[0]} {getattr(self, shared[0])} goes with engine "ddp", got "{self.engine}"; use '
+                f'{shared[0]} {getattr(self, shared[0])} needs engine "ddp", got "{self.engine}"; use '
                 f'"engine": "ddp", or set {shared[0]} to 1'
             )
         if self.pp_stages_per_process > 1 and self.pp_size == 1:

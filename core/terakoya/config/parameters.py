@@ -1,7 +1,7 @@
-"""Parameters: the JSON that describes a run, as strict, typed, frozen objects.
+"""The parameter JSON, which describes a run, as strict, typed, frozen objects.
 
-Names are those of Transformers' configs and `TrainingArguments` wherever one exists. The parts that plugins bring are
-objects with a `type`; the core asks the registry for it.
+Names are those of Transformers' configs and `TrainingArguments` wherever one exists. The components of plugins are
+objects with a `type`, the name under which the registry knows them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COMPONENTS: Mapping[str, str] = {
     "optimizer": "optimizers",
     "schedule": "schedules",
 }
-"""The keys that hold one component, with its kind; `trackers` holds a list of them."""
+"""The keys that hold one component, with its kind; `trackers` holds a list of components."""
 
 RESUME_MAY_CHANGE = frozenset(
     {
@@ -52,12 +52,13 @@ RESUME_MAY_CHANGE = frozenset(
         "parallel",
     }
 )
-"""What may change when a run goes on: length, logging, saving, evaluation, steps to pass over, what is kept in memory,
-who computes what, and how a global batch of the same size is split among nodes. A key stands for all below it."""
+"""Keys that may change when a run is resumed: length, logging, saving, evaluation, skipped steps, activation
+checkpointing, parallelism, and the split of a global batch of the same size among nodes. A key includes all keys below
+it."""
 
 
 class Parameters(ParameterFields):
-    """Everything that describes a run: the keys of `ParameterFields`, checked against each other."""
+    """The complete description of a run: the keys of `ParameterFields`, checked for conflicts."""
 
     @field_validator("batch_size", mode="before")
     @classmethod
@@ -86,7 +87,7 @@ class Parameters(ParameterFields):
         """The parameters in the JSON file `path`, with `overrides` (`a.b=value`) on top.
 
         Raises:
-            UserError: every problem on a line of its own: file, key path, expected, got, nearest known name.
+            UserError: one line for each problem: file, key path, expected, got, nearest known name.
         """
         return cls.from_dict(read_json(path), registry, source=path.name, overrides=overrides)
 
@@ -94,7 +95,7 @@ class Parameters(ParameterFields):
     def from_dict(
         cls, raw: Mapping[str, Any], registry: Registry | None = None, *, source: str, overrides: Sequence[str] = ()
     ) -> Self:
-        """The parameters of a JSON object. UserError as `load`; `source` is what errors name."""
+        """The parameters of a JSON object. Raises UserError as `load`; errors name `source` as the file."""
         raw = with_overrides(raw, overrides)
         registry = registry or plugins.registry()
         refuse_secrets(raw, source)
@@ -122,7 +123,7 @@ class Parameters(ParameterFields):
         return parameters
 
     def dump(self, registry: Registry | None = None) -> dict[str, Any]:
-        """The complete JSON, defaults and types included; `from_dict` gives these parameters back."""
+        """The complete JSON with defaults and types; `from_dict` of it returns equal parameters."""
         registry = registry or plugins.registry()
         result = self.model_dump(mode="json")
         for key, kind in COMPONENTS.items():
@@ -135,7 +136,7 @@ class Parameters(ParameterFields):
 
 
 def _component(value: Any, kind: str, path: str, registry: Registry) -> Component | list[str]:
-    """The component that the JSON `value` describes, or what is wrong with it."""
+    """The component that the JSON `value` describes, or a list of problems."""
     if isinstance(value, Component):
         return value
     if not isinstance(value, Mapping):
@@ -156,10 +157,10 @@ def _component(value: Any, kind: str, path: str, registry: Registry) -> Componen
 
 
 def resolve_length(parameters: Parameters, *, rows: int, tokens_per_row: float, global_rows: int) -> Length:
-    """How long the run is: `max_steps`, the step with which `max_tokens` are reached, or the rows of `epochs`.
+    """The length of the run: `max_steps`, the step that reaches `max_tokens`, or the rows of `epochs`.
 
-    `rows` are those of one epoch over all training stores, `tokens_per_row` real tokens of one on average,
-    `global_rows` the rows of one step.
+    `rows` is the number of rows in one epoch over all training stores, `tokens_per_row` the average number of real
+    tokens in a row, `global_rows` the number of rows in one step.
 
     Raises:
         UserError: there is no row to train on.
@@ -180,7 +181,7 @@ def resolve_length(parameters: Parameters, *, rows: int, tokens_per_row: float, 
 
 
 def changed_keys(old: Parameters | Mapping[str, Any], new: Parameters | Mapping[str, Any]) -> list[str]:
-    """The key paths whose values differ, sorted."""
+    """The key paths whose values differ between `old` and `new`, sorted."""
     before, after = (dict(leaves(each.dump() if isinstance(each, Parameters) else each)) for each in (old, new))
     absent = object()
     return sorted(path for path in {*before, *after} if before.get(path, absent) != after.get(path, absent))

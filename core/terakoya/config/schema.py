@@ -1,4 +1,4 @@
-"""The JSON Schema of a parameter file, for editors and for reading."""
+"""The JSON Schema of a parameter file, for editors and for documentation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from terakoya.plugins import Registry
 
 
 def json_schema(registry: Registry) -> dict[str, Any]:
-    """The schema of what `Parameters.load` reads: every installed component is one choice of its key, by its `type`."""
+    """The schema of the files that `Parameters.load` reads: every installed component is one choice of its key, by its
+    `type`."""
     fields: dict[str, Any] = {}
     for key, kind in COMPONENTS.items():
         if registry.names(kind):

@@ -1,4 +1,4 @@
-"""`start_from`: which Transformers folders a run's weights come from, and how a folder is found."""
+"""`start_from`: the Transformers folders with the initial weights of a run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ Folder = Annotated[Path, Field(strict=False)]
 
 
 class StartFrom(BaseModel):
-    """Weights to begin with, in place of drawn ones. JSON may give the folder alone: a string or an object of strings.
+    """The initial weights, instead of randomly initialised ones. In JSON the folder alone is enough: a string or an
+    object of strings.
 
     Attributes:
-        folder: a Transformers folder, or one for each model of the objective by the name it is exported under; for an
-            export with sub-folders the folder above them is enough.
-        new_heads: draw what the folder lacks outside the body; else that is refused.
-        drop_heads: leave out what the folder has beyond the model, outside the body; else that is refused.
+        folder: a Transformers folder, or one for each model of the objective by the name of its export; for an export
+            with sub-folders their parent folder is enough.
+        new_heads: randomly initialise weights outside the body that the folder does not have; else they are an error.
+        drop_heads: ignore weights outside the body that the model does not have; else they are an error.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -61,11 +62,10 @@ KEYS = frozenset(StartFrom.model_fields)
 
 
 def model_folder(folder: Path, key: str) -> Path:
-    """`folder`, found to hold a model; or, where it is a name on the Hugging Face Hub whose files lie in the Hub's
-    cache on this machine, their folder.
+    """`folder`, if it holds a model; for a name on the Hugging Face Hub, its folder in the Hub's cache on this machine.
 
     Raises:
-        UserError: beginning with `key`: it is none, and what to do.
+        UserError: it is not a model folder. The message begins with `key` and says what to do.
     """
     if (folder / "config.json").is_file():
         return folder
@@ -76,8 +76,8 @@ def model_folder(folder: Path, key: str) -> Path:
             return model_folder(cached, key)
         if is_hub_name(text):
             raise UserError(
-                f"{key}: {text} is no folder here; if it is a name on the Hugging Face Hub: a run never downloads. "
-                f"Fetch it first, with the same name the parameters stay as they are: "
+                f"{key}: {text} is not a folder; if it is a name on the Hugging Face Hub: a run never downloads. "
+                f"Download it first, under the same name, so that the parameters stay valid: "
                 f"hf download {text} --local-dir {text}"
             )
         raise UserError(f"{key}: {text}: no such folder; expected a Transformers folder with a config.json")
@@ -85,7 +85,7 @@ def model_folder(folder: Path, key: str) -> Path:
         raise UserError(f"{key}: {text} is a file; expected a Transformers folder with a config.json")
     found = sorted(path.parent.name for path in folder.glob("*/config.json"))
     if (folder / "checkpoints").is_dir() or (folder / "manifest.json").is_file():
-        hint = f"it is a run or a checkpoint; make a folder of it with: terakoya export {text} --out DIR"
+        hint = f"it is a run or a checkpoint; export it first: terakoya export {text} --out DIR"
     elif found:
         hint = "it holds " + ", ".join(f"{name}/" for name in found) + "; name one of these"
     else:

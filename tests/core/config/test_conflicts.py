@@ -47,7 +47,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"loss_scaling": {}, "precision": "bf16"}, 'loss_scaling: is for precision "fp16", got precision "bf16"'),
     (
         {"loss_scaling": {"fixed": 128.0, "hysteresis": 2}, "precision": "fp16"},
-        "loss_scaling: fixed 128 leaves nothing to hysteresis",
+        "loss_scaling: fixed 128 leaves hysteresis without effect",
     ),
     (
         {"loss_scaling": {"init_scale": 0.5}, "precision": "fp16"},
@@ -57,30 +57,30 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"attention": "flash"}, 'attention: flash needs precision "bf16" or "fp16", got "fp32"'),
     (
         {"attention": "flash", "precision": "bf16", "architecture": GPTJ, "objective": {"type": "causal_lm"}},
-        "attention: flash is for models that attend through Transformers' AttentionInterface, which GPTJ does not",
+        "attention: flash is for models that use Transformers' AttentionInterface, which GPTJ does not",
     ),
     ({"precision": "fp8", "parallel": DEEPSPEED}, 'precision: "fp8" is for parallel.engine "ddp"'),
     ({"precision": "fp8", "parallel": FSDP}, 'precision: "fp8" is for parallel.engine "ddp", got "fsdp"'),
     ({"architecture": Mixing()}, "architecture Mixing cannot keep documents in one row apart"),
     (
         {"architecture": Mixing(), "objective": STREAM, "activation_checkpointing": "full"},
-        "activation_checkpointing: architecture Mixing does not say which blocks it has",
+        "activation_checkpointing: architecture Mixing does not define `blocks`",
     ),
     (
         {"architecture": Mixing(), "objective": STREAM, "parallel": FSDP},
-        'parallel.engine "fsdp": architecture Mixing does not say which blocks it has (`blocks`); use "engine": "ddp"',
+        'parallel.engine "fsdp": architecture Mixing does not define `blocks`; use "engine": "ddp"',
     ),
     *(
         (
             {"optimizer": {"type": name}, "parallel": FSDP},
-            f'parallel.engine "fsdp": optimizer {shown} looks at whole parameters',
+            f'parallel.engine "fsdp": optimizer {shown} needs whole parameters',
         )
         for name, shown in (("muon", "Muon"), ("adafactor", "Adafactor"))
     ),
     *(
         (
             {"optimizer": {"type": name}, "parallel": {"engine": "deepspeed", "zero_stage": stage}},
-            f"parallel.zero_stage {stage}: optimizer {shown} looks at whole parameters",
+            f"parallel.zero_stage {stage}: optimizer {shown} needs whole parameters",
         )
         for name, shown in (("muon", "Muon"), ("adafactor", "Adafactor"))
         for stage in (1, 2, 3)
@@ -93,7 +93,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"parallel": {"engine": "deepspeed"}}, 'engine "deepspeed" needs zero_stage'),
     ({"data": {"train": ["store"], "sequence_length": 65}}, "data.sequence_length: expected at most 64"),
     ({"evaluation": {"steps": 1}}, "evaluation: there is nothing to evaluate on"),
-    ({"schedule": {"type": "plateau"}}, "schedule: Plateau goes by validation losses"),
+    ({"schedule": {"type": "plateau"}}, "schedule: Plateau depends on validation losses"),
     (
         {"data": {"train": ["a"], "sequence_length": 32, "stages": [{"from_step": 2, "train": ["b"]}]},
          "max_steps": None, "epochs": 1},
@@ -101,9 +101,9 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"parallel": {"tp_size": 2, "sp_size": 4}},
-        'tp_size and sp_size do not go together; keep one, for example "sp_size": 8',
+        'tp_size and sp_size cannot be combined; keep one, for example "sp_size": 8',
     ),
-    ({"parallel": {**DEEPSPEED, "pp_size": 2}}, 'pp_size 2 goes with engine "ddp", got "deepspeed"'),
+    ({"parallel": {**DEEPSPEED, "pp_size": 2}}, 'pp_size 2 needs engine "ddp", got "deepspeed"'),
     ({"parallel": {"cp_size": 2}}, 'use "sp_size": 2'),
     ({"parallel": {"pp_stages_per_process": 2}}, "pp_stages_per_process 2 needs pp_size of at least 2, got 1"),
 ]  # fmt: skip

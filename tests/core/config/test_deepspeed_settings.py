@@ -63,13 +63,13 @@ def test_a_trainers_file_is_taken_over() -> None:
         ({"gradient_clipping": 0.5}, "gradient_clipping: 0.5, but max_grad_norm is 1.0"),
         ({"zero_optimization": {"stage": 3}}, "zero_optimization.stage: 3, but parallel.zero_stage is 2"),
         ({"bf16": {"enabled": True}}, 'bf16: is enabled, but precision is "fp32"; set "precision": "bf16"'),
-        ({"optimizer": {"type": "AdamW"}}, 'optimizer: say it with the key "optimizer" of the parameters'),
-        ({"scheduler": {"type": "WarmupLR"}}, 'scheduler: say it with the key "schedule"'),
+        ({"optimizer": {"type": "AdamW"}}, 'optimizer: use the key "optimizer" of the parameters'),
+        ({"scheduler": {"type": "WarmupLR"}}, 'scheduler: use the key "schedule"'),
         ({"communication_data_type": "fp16"}, "communication_data_type: expected 'fp32'"),
-        ({"gradient_cliping": 1.0}, 'is nothing that can be handed on; did you mean "gradient_clipping"'),
-        ({"zero_optimization": {"zero_quantized_weights": True}}, "zero_quantized_weights: trains other numbers"),
+        ({"gradient_cliping": 1.0}, 'is not supported; did you mean "gradient_clipping"'),
+        ({"zero_optimization": {"zero_quantized_weights": True}}, "zero_quantized_weights: changes the results"),
         ({"zero_optimization": {"offload_param": {"device": "cpu"}}}, "offload_param: needs zero_stage 3, got 2"),
-        ({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}, '"nvme" is not tried here; use "cpu"'),
+        ({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}, '"nvme" is not supported; use "cpu"'),
     ],
 )  # fmt: skip
 def test_a_contradiction_is_named(config: dict[str, Any], said: str) -> None:
@@ -82,7 +82,7 @@ def test_a_contradiction_is_named(config: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize("key", sorted(deepspeed_settings.BATCH))
 def test_batch_sizes_have_to_be_those_of_the_parameters(key: str) -> None:
     assert not problems({key: 5})
-    with pytest.raises(UserError, match=rf"{key}: is 5, but by batch_size and micro_batch_size it is {OURS[key]}"):
+    with pytest.raises(UserError, match=rf"{key}: is 5, but batch_size and micro_batch_size give {OURS[key]}"):
         deepspeed_settings.merge_configs({key: 5}, OURS)
 
 

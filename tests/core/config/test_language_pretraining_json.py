@@ -132,9 +132,12 @@ def test_missing_keys_are_named_even_beside_unknown_ones(tmp_path: Path) -> None
         ({"batch-size": {"-1": 0}}, "bert-small.batch-size.-1: expected greater than 0, got 0"),
         ({"batch-size": {"0": 80, "2": 80}}, 'batch_size: expected {"-1": ROWS} for one node'),
         ({"fp16-type": 4}, "bert-small.fp16-type: expected 0, 1, 2 or 3, got 4"),
-        ({"generator-size": "1/4"}, "bert-small.generator-size: belongs to electra entries and does nothing here"),
+        (
+            {"generator-size": "1/4"},
+            "bert-small.generator-size: has an effect only in electra entries; remove it",
+        ),
         ({"flozen-layers": 6}, "flozen-layers: there is nothing to freeze without pretrained_model_name_or_path"),
-        ({"pretrained_model_name_or_path": "x"}, "pretrained_model_name_or_path: x is no folder here"),
+        ({"pretrained_model_name_or_path": "x"}, "pretrained_model_name_or_path: x is not a folder"),
     ],
 )
 def test_what_an_entry_cannot_mean_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:

@@ -146,12 +146,12 @@ def test_a_name_on_the_hub_is_refused_with_the_way_to_get_it(here: Path) -> None
         (
             "bert-x",
             {**RUN, "pretrained_generator_model_name_or_path": "x"},
-            "bert-x: pretrained_generator_model_name_or_path: does nothing in an entry of bert; expected pretrained_",
+            "bert-x: pretrained_generator_model_name_or_path: has no effect in an entry of bert; expected pretrained_",
         ),
         (
             "electra-x",
             {**RUN, "pretrained_model_name_or_path": "x"},
-            "electra-x: pretrained_model_name_or_path: does nothing in an entry of electra; expected pretrained_",
+            "electra-x: pretrained_model_name_or_path: has no effect in an entry of electra; expected pretrained_",
         ),
         (
             "electra-x",

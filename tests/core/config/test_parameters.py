@@ -274,7 +274,7 @@ def test_a_length_in_rows_follows_what_was_taken() -> None:
 
 
 def test_a_schedule_that_goes_by_validation_needs_one(file: Path) -> None:
-    assert "schedule: Plateau goes by validation losses" in refusal(file, 'schedule={"type": "plateau"}')
+    assert "schedule: Plateau depends on validation losses" in refusal(file, 'schedule={"type": "plateau"}')
 
 
 def test_differences_are_key_paths(file: Path) -> None:

@@ -142,4 +142,4 @@ def test_when_its_time_is_over_it_saves_and_says_so(store: Path, tmp_path: Path)
 def test_zero_refuses_by_name_what_looks_at_whole_matrices(optimizer: str, store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, optimizer={"type": optimizer}, parallel={"engine": "deepspeed", "zero_stage": 2})
     said = toy.train(settings, tmp_path / "run", code=2)
-    assert f"optimizer {optimizer.capitalize()} looks at whole parameters" in said
+    assert f"optimizer {optimizer.capitalize()} needs whole parameters" in said

@@ -325,9 +325,9 @@ def test_settings_that_say_what_is_saved_never_change(store: Path, tmp_path: Pat
 
 
 REFUSALS: list[tuple[str, dict[str, Any], str]] = [
-    ("gpt2", {"start_from": None}, "lora: adapters change a model that is trained already"),
+    ("gpt2", {"start_from": None}, "lora: adapters adapt a trained model"),
     ("gpt2", {"frozen_layers": 1}, "frozen_layers: with lora every weight of the model is frozen, got 1"),
-    ("gpt2", {"lora": {"load_in_4bit": True}}, r"lora: load_in_4bit: frozen weights stay whole.*\(QLoRA\)"),
+    ("gpt2", {"lora": {"load_in_4bit": True}}, r"lora: load_in_4bit: adapters over quantized weights .*\(QLoRA\)"),
     ("gpt2", {"lora": {"rank": 4}}, "lora.rank: unknown key"),
     ("gpt2", {"lora": {"init_lora_weights": "pissa"}}, "lora.init_lora_weights: expected"),
     ("gpt2", {"lora": {"target_modules": "c_attn"}}, "lora.target_modules"),

@@ -156,12 +156,12 @@ PAIR = {"pp_size": 2}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"architecture": BERT, "objective": {"type": "masked_lm"}, "parallel": PAIR},
-        r"parallel.pp_size 2: architecture Bert does not say how it is cut into stages \(`cut`\); those that do: "
-        r'gpt2, gptj, llama, qwen3. Set it to 1; "engine": "fsdp" splits the weights of any',
+        r"parallel.pp_size 2: architecture Bert does not define how it is cut into stages \(`cut`\); "
+        r'gpt2, gptj, llama, qwen3 do. Set it to 1; "engine": "fsdp" splits the weights of any',
     ),
     (
         {"parallel": {"pp_size": 6}},
-        "parallel.pp_size 6: 6 stages need as many blocks, and .* GPT2 has 5; use pp_size 5",
+        "parallel.pp_size 6: 6 stages need at least 6 blocks, but .* GPT2 has 5; use pp_size 5",
     ),
     (
         {"parallel": {"pp_size": 2, "pp_stages_per_process": 3}},
@@ -169,12 +169,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"parallel": {"pp_stages_per_process": 2}}, "pp_stages_per_process 2 needs pp_size of at least 2, got 1"),
     ({"parallel": PAIR, "lora": {"r": 4}, "start_from": "folder"}, "lora: .* got parallel.pp_size 2; set it to 1"),
-    ({"parallel": PAIR, "precision": "fp8"}, 'precision: "fp8" is for .* got parallel.pp_size 2; use "bf16"'),
+    ({"parallel": PAIR, "precision": "fp8"}, 'precision: "fp8" needs .* got parallel.pp_size 2; use "bf16"'),
     (
         {"parallel": PAIR, "frozen_layers": 3},
-        "frozen_layers: of 5 blocks the first of 2 stages has 3, .* expected at most 2, got 3",
+        "frozen_layers: the first of 2 stages has 3 of 5 blocks .* expected at most 2, got 3",
     ),
-    ({"parallel": {"pp_size": 2, "engine": "fsdp"}}, 'pp_size 2 goes with engine "ddp", got "fsdp"'),
+    ({"parallel": {"pp_size": 2, "engine": "fsdp"}}, 'pp_size 2 needs engine "ddp", got "fsdp"'),
 ]
 
 

@@ -39,20 +39,20 @@ def read(processes: int, *, length: int = 48, **changes: Any) -> Parameters:
 @pytest.mark.parametrize(
     ("processes", "changes", "told"),
     [
-        (2, {"length": 47}, "data.sequence_length: parallel.sp_size 2 shares its positions evenly: expected a multiple "
+        (2, {"length": 47}, "data.sequence_length: parallel.sp_size 2 splits positions evenly: expected a multiple "
          "of 2, got 47; the nearest: 46 and 48"),
         (3, {"length": 64}, "expected a multiple of 3, got 64; the nearest: 63"),
         (4, {}, "parallel.sp_size 4: the 6 attention heads of Llama cannot be shared evenly; with rows of 48 tokens "
          "use one of 2, 3, 6"),
         (4, {"length": 47}, "with rows of 47 tokens use 1"),
-        (2, {"architecture": GPTJ}, "parallel.sp_size 2: is for models that attend through Transformers' "
+        (2, {"architecture": GPTJ}, "parallel.sp_size 2: is for models that use Transformers' "
          "AttentionInterface, which GPTJ does not; set it to 1"),
         (2, {"architecture": T5, "objective": {"type": "span_corruption"}}, "which T5 does not"),
         (2, {"architecture": ELECTRA, "objective": {"type": "replaced_token"}},
          "parallel.sp_size 2: ReplacedToken with these settings needs whole rows; set it to 1"),
         (2, {"architecture": BERT, "objective": PAIRS}, "MaskedLM with these settings needs whole rows"),
-        (2, {"precision": "fp8"}, 'precision: "fp8" scales what each process has by itself'),
-        (2, {"parallel": {"sp_size": 2, "engine": "fsdp"}}, 'sp_size 2 goes with engine "ddp", got "fsdp"'),
+        (2, {"precision": "fp8"}, 'precision: "fp8" scales the tensors of each process separately'),
+        (2, {"parallel": {"sp_size": 2, "engine": "fsdp"}}, 'sp_size 2 needs engine "ddp", got "fsdp"'),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_told_with_what_does(processes: int, changes: dict[str, Any], told: str) -> None:

@@ -362,7 +362,7 @@ def test_a_tied_head_of_its_own_is_refused(store: Path, tmp_path: Path) -> None:
 
 def test_folders_that_are_none(store: Path, tmp_path: Path) -> None:
     said = refusal(settings(store, "tohoku-nlp/bert-base-japanese-v3"))
-    assert "is no folder here" in said and "a run never downloads" in said
+    assert "is not a folder" in said and "a run never downloads" in said
     assert "hf download tohoku-nlp/bert-base-japanese-v3 --local-dir tohoku-nlp/bert-base-japanese-v3" in said
     assert "no such folder" in refusal(settings(store, str(tmp_path / "gone")))
     assert "is a file" in refusal(settings(store, str(store / "tokens.bin")))

@@ -39,19 +39,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"architecture": {"type": "electra"}, "objective": {"type": "replaced_token"}},
-        "parallel.tp_size 2: architecture Electra does not say how processes share its layers (`tensor_partition`); "
-        'those that do: bert, gpt2, gptj, llama, qwen3. Set it to 1; "engine": "fsdp" splits',
+        "parallel.tp_size 2: architecture Electra does not define how processes share its layers (`tensor_partition`); "
+        'bert, gpt2, gptj, llama, qwen3 do. Set it to 1; "engine": "fsdp" splits',
     ),
-    ({"architecture": {"type": "t5"}, "objective": {"type": "span_corruption"}}, "architecture T5 does not say how"),
-    ({"optimizer": {"type": "muon"}}, "parallel.tp_size 2: optimizer Muon looks at whole parameters"),
-    ({"optimizer": {"type": "adafactor"}}, "parallel.tp_size 2: optimizer Adafactor looks at whole parameters"),
-    ({"precision": "fp8"}, 'precision: "fp8" scales what each process has by itself, which parallel.tp_size 2 cuts'),
-    ({"lora": {}, "start_from": "folder"}, "lora: adapters are put over whole layers"),
+    ({"architecture": {"type": "t5"}, "objective": {"type": "span_corruption"}}, "architecture T5 does not define how"),
+    ({"optimizer": {"type": "muon"}}, "parallel.tp_size 2: optimizer Muon needs whole parameters"),
+    ({"optimizer": {"type": "adafactor"}}, "parallel.tp_size 2: optimizer Adafactor needs whole parameters"),
+    ({"precision": "fp8"}, 'precision: "fp8" scales the tensors of each process separately, and parallel.tp_size 2 sp'),
+    ({"lora": {}, "start_from": "folder"}, "lora: adapters need whole layers"),
     (
         {"parallel": {"tp_size": 2, "sequence_parallel": True}},
-        "sequence_parallel, Megatron-LM's sharing of norms and dropout among the processes of tp_size, is not offered",
+        "sequence_parallel, Megatron-LM's sharing of norms and dropout among the processes of tp_size, is not supp",
     ),
-    ({"parallel": {"tp_size": 2, "engine": "fsdp"}}, 'tp_size 2 goes with engine "ddp", got "fsdp"'),
+    ({"parallel": {"tp_size": 2, "engine": "fsdp"}}, 'tp_size 2 needs engine "ddp", got "fsdp"'),
 ]
 
 
