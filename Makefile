@@ -10,17 +10,32 @@ TORCH ?= torch==2.13.0
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 # Tests start processes of their own; one thread each keeps them from fighting over the cores.
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
+# Workers take whole files, the longest first (tests/conftest.py).
+WORKERS ?= auto
+PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test check cluster bench nightly
+.PHONY: demo test quick one check format cluster bench nightly
 
 demo: $(VENV)/.base
 	$(VENV)/bin/terakoya demo
 
 test: $(VENV)/.dev
-	$(PYTEST)
+	$(PYTEST) $(PARALLEL)
+
+# The inner loop: what takes less than half a second each.
+quick: $(VENV)/.dev
+	$(PYTEST) $(PARALLEL) -q -m "not nightly and not slow"
+
+# make one T=tests/core/rows/test_packing.py
+one: $(VENV)/.dev
+	$(PYTEST) -q $(T)
 
 check: $(VENV)/.dev
 	tools/check $(VENV)/bin
+
+format: $(VENV)/.dev
+	$(VENV)/bin/ruff check --fix-only --quiet .
+	$(VENV)/bin/ruff format .
 
 # Several hosts on one machine (network namespaces; root), two processes under every engine, a two-node Slurm where its
 # packages are: apt install slurm-wlm munge openssh-server.

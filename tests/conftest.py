@@ -1,0 +1,30 @@
+"""The order of test files when several workers share them (`make test`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+FIRST = (
+    "tools/test_cluster.py",
+    "tools/test_engine_table.py",
+    "core/launch/test_launch.py",
+    "core/training/test_invariants.py",
+    "core/training/test_deepspeed.py",
+    "core/estimation/test_estimate_engines.py",
+    "core/launch/test_torchrun_agent.py",
+    "core/contract/test_plugin_contract.py",
+    "core/training/test_tensor_parallel.py",
+    "core/training/test_electra_invariants.py",
+    "test_contract.py",
+    "plugins/test_family.py",
+)
+"""The files that take longest. Workers take whole files, so a long one that starts last would leave the others idle."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folder = Path(__file__).parent
+    assert all((folder / name).is_file() for name in FIRST)
+    rank = {folder / name: number for number, name in enumerate(FIRST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
