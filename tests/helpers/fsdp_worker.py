@@ -79,7 +79,7 @@ def watch(trainer: Trainer) -> tuple[dict[str, Tensor], list[int]]:
 
     def watched(batch: Mapping[str, Tensor], loss_fn: LossFn, *, last: bool) -> Mapping[str, Tensor]:
         sums: Mapping[str, Tensor] = micro_step(batch, loss_fn, last=last)
-        values = engine.shards.values() if last else engine.cut.values()
+        values = engine.shards.values() if last else engine.sharded.values()
         gradients = [value.grad for value in values if value.grad is not None]
         reduced.append(sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in gradients))
         return sums

@@ -57,7 +57,7 @@ def write_alike(trainer: Trainer, out: Path) -> None:
     size = context.topology.replica_size
     found = {
         name: {
-            "whole": name not in engine.cuts,
+            "whole": name not in engine.partitions,
             "values": len({each[name] for each in every}),
             "replicas": all(each[name] == every[rank % size][name] for rank, each in enumerate(every)),
         }
@@ -73,7 +73,9 @@ def poison(trainer: Trainer, out: Path) -> None:
     engine, context = trainer.engine, trainer.run.context
 
     def values() -> dict[str, torch.Tensor]:
-        return {name: value.clone() for part in (engine.parameters(), engine.optimizer_state()) for name, value in part}
+        return {
+            name: value.clone() for part in (engine.model_state(), engine.optimizer_state()) for name, value in part
+        }
 
     found = []
     for factor in (float("nan"), float("inf"), 1.0):
@@ -85,7 +87,7 @@ def poison(trainer: Trainer, out: Path) -> None:
             bad = factor if micro == 0 and context.rank == context.world_size - 1 else 1.0
             engine.micro_step(tensors, lambda sums: sums["lm_loss"] * 0.001, last=micro == 1)
             if micro == 0:
-                weight = next(each for each in engine.parted if each.grad is not None)  # type: ignore[attr-defined]
+                weight = next(each for each in engine.divided if each.grad is not None)  # type: ignore[attr-defined]
                 weight.grad.mul_(bad)
         norm = float(engine.step(0.01))
         after = values()

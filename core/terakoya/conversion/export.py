@@ -197,5 +197,5 @@ def _build(
     if parameters.lora is not None:
         if adapters is not None:
             written = lora.write_adapters(parameters.objective.exports(module), adapters, manifest["started_from"])
-        lora.merge(module)
+        lora.merge_adapters(module)
     return parameters.objective.exports(module), written

@@ -172,7 +172,7 @@ def _module(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
     from terakoya.training.model import lora
 
     module = setup.build_module_for_training(parameters, vocabulary)
-    lora.adapt(parameters, module)
+    lora.add_adapters(module, parameters.lora, seed=parameters.seed)
     module.to = lambda *_, **__: module  # type: ignore[method-assign] # it is where it should be; moving it needs data
     return module
 

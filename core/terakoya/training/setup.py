@@ -197,9 +197,9 @@ def build_trainer(
             f"frozen_layers {parameters.frozen_layers} without start_from: weights that nobody trained stay so"
         )
     count = sum(parameter.numel() for parameter in module.parameters())
-    lora.adapt(parameters, module)
+    lora.add_adapters(module, parameters.lora, seed=parameters.seed)
     trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-    sizes = parameter_summary(parameters, module)
+    sizes = parameter_summary(module, frozen_layers=parameters.frozen_layers, lora=parameters.lora)
     throughput = measure(objective, architecture, module, loader.sources, loader.weights, context)
     engine = engines.build(
         parameters, module, stores.vocabulary, context, rank_batch.micro_steps, rank_batch.micro_batch_size

@@ -19,6 +19,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.training.model.build import build_module
 from terakoya.training.model.frozen_layers import freeze
+from terakoya.training.model.module_parts import all_architectures
 from terakoya.training.setup import train_in_this_process
 from terakoya.training.stores import Stores
 
@@ -27,7 +28,12 @@ def frozen_and_trained(raw: dict[str, Any]) -> tuple[set[str], set[str]]:
     parameters = Parameters.from_dict(raw, source="test")
     vocabulary = Stores.open(parameters).vocabulary
     module = build_module(parameters, vocabulary)
-    freeze(parameters, module, vocabulary)
+    freeze(
+        module,
+        all_architectures(parameters.architecture, parameters.objective),
+        vocabulary,
+        count=parameters.frozen_layers,
+    )
     found: dict[bool, set[str]] = {True: set(), False: set()}
     for name, parameter in module.named_parameters():
         found[parameter.requires_grad].add(name)
@@ -89,7 +95,12 @@ def test_nothing_left_to_train_is_refused(store: Path, monkeypatch: pytest.Monke
     parameters = Parameters.from_dict(settings(store, None, frozen_layers=2), source="test")
     vocabulary = Stores.open(parameters).vocabulary
     with pytest.raises(UserError, match="2 leaves nothing to train"):
-        freeze(parameters, without_head(), vocabulary)
+        freeze(
+            without_head(),
+            all_architectures(parameters.architecture, parameters.objective),
+            vocabulary,
+            count=parameters.frozen_layers,
+        )
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -145,9 +145,9 @@ def test_a_block_that_shares_a_weight_is_no_group_of_its_own() -> None:
     parameters = Parameters.from_dict(settings(Path("store"), "bert", {"-1": 7}), source="test")
     module: Any = build_module(parameters, VOCABULARY)
     layers = list(module.model.bert.encoder.layer)
-    assert shardable_blocks(parameters, module, VOCABULARY) == layers
+    assert shardable_blocks(module, [parameters.architecture], VOCABULARY) == layers
     module.model.cls.predictions.transform.dense.weight = layers[1].attention.output.dense.weight
-    assert shardable_blocks(parameters, module, VOCABULARY) == layers[:1]
+    assert shardable_blocks(module, [parameters.architecture], VOCABULARY) == layers[:1]
 
 
 def test_a_scalar_weight_is_refused_by_name() -> None:
@@ -155,4 +155,4 @@ def test_a_scalar_weight_is_refused_by_name() -> None:
     module: Any = build_module(parameters, VOCABULARY)
     module.model.scale = nn.Parameter(torch.tensor(1.0))
     with pytest.raises(UserError, match=r'parallel.engine "fsdp": model.scale is a scalar'):
-        shard_module(parameters, module, VOCABULARY, mesh=None)  # type: ignore[arg-type] # not looked at yet
+        shard_module(module, [parameters.architecture], VOCABULARY, mesh=None)  # type: ignore[arg-type] # not used

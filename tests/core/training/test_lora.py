@@ -244,7 +244,7 @@ def test_two_processes_train_what_one_trains(store: Path, tmp_path: Path) -> Non
     raw = make("gpt2", store, tmp_path / "base", optimizer={"type": "adamw", "learning_rate": 0.1, "eps": 1.0})
     one = run(raw, tmp_path / "one")
     said = toy.train({**raw, "batch_size": {"0": 9, "1": 7}}, tmp_path / "two", nodes=(1, 1))
-    assert "10,304 parameters, which are frozen, and 512 beside them that are trained (LoRA of rank 4)" in said
+    assert "10,304 frozen parameters and 512 trained ones (LoRA of rank 4)" in said
     for step, values in toy.losses(tmp_path / "one").items():
         assert toy.losses(tmp_path / "two")[step] == pytest.approx(values, rel=1e-6)
     first, second = weights(tmp_path / "one", 3), weights(tmp_path / "two", 3)
@@ -336,8 +336,8 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
     ("gpt2", {"lora": {"modules_to_save": ["head"]}}, "modules_to_save: GPT2LMHeadModel has no head"),
     ("gpt2", {"lora": {"target_modules": ["ln_1"]}}, "ln_1|LayerNorm"),
     ("gpt2", {"lora": {"target_modules": ["wpe"]}}, "wpe of GPT2LMHeadModel is an embedding"),
-    ("gpt2", {"lora": {"target_modules": ["lm_head"]}}, r"lm_head in GPT2LMHeadModel is one with another's .*wte"),
-    ("bert", {"lora": {"modules_to_save": ["cls"]}}, r"a weight of cls in BertForMaskedLM is one with another's"),
+    ("gpt2", {"lora": {"target_modules": ["lm_head"]}}, r"lm_head in GPT2LMHeadModel is tied to .*wte"),
+    ("bert", {"lora": {"modules_to_save": ["cls"]}}, r"a weight of cls in BertForMaskedLM is tied to"),
 ]  # fmt: skip
 
 
@@ -353,21 +353,23 @@ def test_a_head_that_is_drawn_must_be_trained(store: Path, tmp_path: Path) -> No
     raw = make("bert", store, tmp_path / "base")
     save_bert(tmp_path / "body", BertModel)
     raw["start_from"] = {"folder": str(tmp_path / "body"), "new_heads": True, "drop_heads": True}
-    with pytest.raises(UserError, match=r"lacks cls\.predictions\.bias, .*would be drawn and, with lora, stay so"):
+    with pytest.raises(
+        UserError, match=r"has no cls\.predictions\.bias, .*would be randomly initialised and, with lora, never"
+    ):
         trainer(raw, tmp_path / "run")
 
 
 def test_types_that_peft_does_not_know_need_names(tmp_path: Path) -> None:
     module, parameters, _ = toy_module("modernbert", "masked", {"target_modules": None})
     with pytest.raises(UserError, match=r"no default for models of type modernbert; name linear layers .*: Wqkv, Wo"):
-        lora.adapt(parameters, module)
+        lora.add_adapters(module, parameters.lora, seed=parameters.seed)
 
 
 def test_without_peft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     module, parameters, _ = toy_module("gpt2", "causal", {})
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
     with pytest.raises(UserError, match=r'pip install "terakoya\[lora\]"'):
-        lora.adapt(parameters, module)
+        lora.add_adapters(module, parameters.lora, seed=parameters.seed)
 
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
@@ -406,12 +408,12 @@ def test_any_architecture_is_adapted_and_merged(name: str, head: str) -> None:
     """Every linear layer but the head of every model in the module; merged it is the same model without them."""
     module, parameters, _ = toy_module(name, head, {})
     plain = [each for each, _ in module.named_parameters()]
-    lora.adapt(parameters, module)
+    lora.add_adapters(module, parameters.lora, seed=parameters.seed)
     trained = [each for each, value in module.named_parameters() if value.requires_grad]
     assert trained and all(".lora_" in each for each in trained)
     again, _, _ = toy_module(name, head, {})
     torch.manual_seed(99)
-    lora.adapt(parameters, again)
+    lora.add_adapters(again, parameters.lora, seed=parameters.seed)
     for (one, value), (other, same) in zip(module.named_parameters(), again.named_parameters(), strict=True):
         assert one == other and torch.equal(value, same), "drawn from the seed alone"
     with torch.no_grad():
@@ -419,7 +421,7 @@ def test_any_architecture_is_adapted_and_merged(name: str, head: str) -> None:
             if value.requires_grad:
                 value.normal_(std=0.2)
     before = outputs(module)
-    lora.merge(module)
+    lora.merge_adapters(module)
     after = outputs(module)
     assert [each for each, _ in module.named_parameters()] == plain
     assert before.keys() == after.keys()

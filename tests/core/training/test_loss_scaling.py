@@ -167,7 +167,7 @@ def test_a_step_that_overflows_changes_nothing_and_halves_the_scale(store: Path,
 
 def test_the_least_scale_ends_a_run_and_says_so(store: Path, tmp_path: Path) -> None:
     settings = {"init_scale": HUGE, "min_scale": HUGE}
-    with pytest.raises(UserError, match=r'the least there may be.*lower optimizer.learning_rate, or train in "bf16"'):
+    with pytest.raises(UserError, match=r'the lowest allowed.*lower optimizer.learning_rate, or train in "bf16"'):
         run(store, tmp_path, loss_scaling=settings)
     assert not list(tmp_path.glob("checkpoints/step-*"))
 

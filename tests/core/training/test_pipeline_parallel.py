@@ -228,7 +228,7 @@ def test_what_is_saved_is_transformers(runs: Path, name: str) -> None:
 def test_it_says_that_stages_stand_idle(runs: Path) -> None:
     said = (runs / "said.txt").read_text()
     for stages in (2, 4):
-        assert said.count(f"parallel.pp_size: {stages} stages have 1 micro-batch in a step") == 1
+        assert said.count(f"parallel.pp_size: {stages} stages share 1 micro-batch in a step") == 1
 
 
 @pytest.mark.nightly

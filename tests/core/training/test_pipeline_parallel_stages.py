@@ -57,7 +57,13 @@ def built(parameters: Parameters) -> nn.Module:
 
 
 def stages_of(module: nn.Module, parameters: Parameters, count: int) -> list[Stage]:
-    return [build_stage(module, parameters, VOCABULARY, index=index, count=count, device=CPU) for index in range(count)]
+    return [
+        build_stage(
+            module, [parameters.architecture], VOCABULARY,
+            index=index, count=count, device=CPU, precision=parameters.precision,
+        )
+        for index in range(count)
+    ]  # fmt: skip
 
 
 def tensors_of(parameters: Parameters, store: TokenStore, *, count: int = 4) -> dict[str, torch.Tensor]:

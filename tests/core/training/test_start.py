@@ -208,7 +208,7 @@ def test_a_head_that_the_folder_lacks_is_named_unless_it_may_be_drawn(store: Pat
     raw = settings(store, str(tmp_path / "body"))
     said = refusal(raw).splitlines()
     assert said[0] == (
-        f"start_from: {tmp_path}/body: lacks {HEAD_OF_MASKED}; "
+        f"start_from: {tmp_path}/body: has no {HEAD_OF_MASKED}; "
         'allow it with "start_from": {"folder": ..., "new_heads": true}'
     )
     assert said[1].startswith(
@@ -217,8 +217,8 @@ def test_a_head_that_the_folder_lacks_is_named_unless_it_may_be_drawn(store: Pat
     assert said[1].endswith('"drop_heads": true}') and len(said) == 2
     allowed = {"folder": str(tmp_path / "body"), "new_heads": True, "drop_heads": True}
     module = begin({**raw, "start_from": allowed})
-    assert f"lacks {HEAD_OF_MASKED}; they are drawn" in begin.notes[0]  # type: ignore[attr-defined]
-    assert "they are left out" in begin.notes[1]  # type: ignore[attr-defined]
+    assert f"has no {HEAD_OF_MASKED}; they are randomly initialised" in begin.notes[0]  # type: ignore[attr-defined]
+    assert "they are not used" in begin.notes[1]  # type: ignore[attr-defined]
     for name, value in body.state_dict().items():
         assert name.startswith("pooler") or torch.equal(module.model.bert.state_dict()[name], value)
     parameters = Parameters.from_dict({**raw, "start_from": None}, source="test")
@@ -230,7 +230,7 @@ def test_a_head_that_the_folder_lacks_is_named_unless_it_may_be_drawn(store: Pat
 def test_next_sentence_needs_its_head(line_store: Path, tmp_path: Path) -> None:
     save_bert(tmp_path / "masked")
     save_bert(tmp_path / "both", BertForPreTraining)
-    assert f"lacks {HEAD_OF_SENTENCES}" in refusal(
+    assert f"has no {HEAD_OF_SENTENCES}" in refusal(
         settings(line_store, str(tmp_path / "masked"), objective=NEXT_SENTENCE)
     )
     begin(settings(line_store, str(tmp_path / "both"), objective=NEXT_SENTENCE))
@@ -251,7 +251,7 @@ def test_weights_of_the_body_are_never_optional(store: Path, tmp_path: Path) -> 
     allowed = {"folder": str(tmp_path / "model"), "new_heads": True, "drop_heads": True}
     where = f"start_from: {tmp_path}/model: "
     assert refusal(settings(store, allowed)).splitlines() == [
-        where + "lacks bert.encoder.layer.1.output.dense.weight",
+        where + "has no bert.encoder.layer.1.output.dense.weight",
         where + "has weights without a place in the model: bert.encoder.layer.2.output.dense.weight",
         where + "its weights do not fit its own config.json: "
         "bert.encoder.layer.0.output.dense.bias is (32,), expected (16,)",
@@ -278,7 +278,8 @@ def test_dropout_is_the_runs_own_and_said(store: Path, tmp_path: Path) -> None:
     save_bert(tmp_path / "m", hidden_dropout_prob=0.2)
     begin(settings(store, str(tmp_path / "m")))
     assert begin.notes == [  # type: ignore[attr-defined]
-        f"start_from: {tmp_path}/m: hidden_dropout_prob is 0.2 there and 0.0 in the parameters, which stands"
+        f"start_from: {tmp_path}/m: hidden_dropout_prob is 0.2 there and 0.0 in the parameters; "
+        "the parameters' value is used"
     ]
 
 
@@ -300,7 +301,7 @@ def test_another_tokenizer_of_the_same_size_is_named(store: Path, tmp_path: Path
     tokens[7], tokens[9] = tokens[9], "江戸"
     save_tokenizer(tmp_path / "m", tokens)
     assert refusal(settings(copy, str(tmp_path / "m"))) == (
-        f"start_from: {tmp_path}/m: its tokenizer is another than the stores': 2 ids mean something else "
+        f"start_from: {tmp_path}/m: its tokenizer differs from the stores': 2 ids mean something else "
         '(7 is "字9" there and "字7" here; 9 is "江戸" there and "字9" here); '
         "prepare the stores with the folder's tokenizer"
     )
@@ -328,7 +329,7 @@ def test_another_family_is_refused(store: Path, tmp_path: Path) -> None:
     save_electra(tmp_path / "e")
     said = refusal(settings(store, str(tmp_path / "e/generator")))
     assert said.endswith(
-        'is a model of type "electra", the architecture is of type "bert"; expected a folder of the same'
+        'is a model of type "electra", the architecture is of type "bert"; expected a folder with a model of this type'
     )
 
 

@@ -33,13 +33,13 @@ def place(index: int, size: int = 2) -> TensorParallelGroup:
 def test_a_fused_weight_is_cut_matrix_by_matrix() -> None:
     """Of queries, keys and values with four heads of one number each: two heads of each."""
     whole = torch.tensor([[1, 2, 3, 4, 11, 12, 13, 14, 21, 22, 23, 24]])
-    assert WeightPartition(1, 3, place(0)).own(whole).tolist() == [[1, 2, 11, 12, 21, 22]]
-    assert WeightPartition(1, 3, place(1)).own(whole).tolist() == [[3, 4, 13, 14, 23, 24]]
-    assert WeightPartition(1, 1, place(2, 3)).own(whole).tolist() == [[21, 22, 23, 24]]
+    assert WeightPartition(1, 3, place(0)).own_part(whole).tolist() == [[1, 2, 11, 12, 21, 22]]
+    assert WeightPartition(1, 3, place(1)).own_part(whole).tolist() == [[3, 4, 13, 14, 23, 24]]
+    assert WeightPartition(1, 1, place(2, 3)).own_part(whole).tolist() == [[21, 22, 23, 24]]
 
 
 def test_a_part_does_not_keep_the_whole_in_memory() -> None:
-    assert WeightPartition(0, 1, place(0)).own(torch.zeros(8, 4)).untyped_storage().nbytes() == 4 * 4 * 4
+    assert WeightPartition(0, 1, place(0)).own_part(torch.zeros(8, 4)).untyped_storage().nbytes() == 4 * 4 * 4
 
 
 class Block(nn.Module):

@@ -44,7 +44,7 @@ def restore_module(
         except UserError as error:
             raise without_base(error) from error
         check_base(started.facts, started_from)
-        lora.adapt(parameters, module)
+        lora.add_adapters(module, parameters.lora, seed=parameters.seed)
     checkpoint_state.load_module(folder, module)
     return module
 

@@ -1,1 +1,1 @@
-"""Ways to hold and step one module over several processes: DDP, FSDP, DeepSpeed, tensor, pipeline, sequence."""
+"""Engines that hold and step one module over several processes: DDP, FSDP, DeepSpeed, tensor, pipeline, sequence."""

@@ -1,4 +1,4 @@
-"""Which engine runs `parameters`, built over a module whose weights are drawn and the same on every process."""
+"""Builds the engine of a run over its module, whose weights are initialised and equal on every process."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.loss_scaling import LossScaling
 from terakoya.config.parameters import Parameters
 from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.engines import fp8 as distributed_fp8
+from terakoya.training.engines import fp8
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Engine
 from terakoya.training.engines.loss_scaling import LossScaler
+from terakoya.training.model.module_parts import all_architectures
 
 
 def build(
@@ -22,46 +23,57 @@ def build(
     micro_steps: int,
     micro_batch_size: int,
 ) -> Engine:
-    """The engine of `parameters` over `module`, with its optimizer.
+    """Returns the engine of `parameters` over `module`, with its optimizer.
 
     Raises:
-        UserError: engine, architecture and optimizer do not go together.
+        UserError: engine, architecture and optimizer are incompatible.
     """
-    parallel = parameters.parallel
+    parallel, precision, max_grad_norm = parameters.parallel, parameters.precision, parameters.max_grad_norm
+    architectures = all_architectures(parameters.architecture, parameters.objective)
     scaler = None
-    if parameters.precision == "fp16":
+    if precision == "fp16":
         scaler = LossScaler(parameters.loss_scaling or LossScaling(), context.device)
     if parallel.engine == "deepspeed":
         from terakoya.training.engines.deepspeed import DeepSpeedEngine
 
         return DeepSpeedEngine(
             context, module, parameters.optimizer,
-            parallel=parallel, precision=parameters.precision,
-            max_grad_norm=parameters.max_grad_norm, micro_steps=micro_steps, micro_batch_size=micro_batch_size,
-            scaler=scaler,
+            parallel=parallel, precision=precision, max_grad_norm=max_grad_norm, micro_steps=micro_steps,
+            micro_batch_size=micro_batch_size, scaler=scaler,
         )  # fmt: skip
-    if parallel.engine == "fsdp" and context.world_size > 1:  # one process has nothing to share
+    if parallel.engine == "fsdp" and context.world_size > 1:  # one process has nothing to shard
         from terakoya.training.engines.fsdp import FSDPEngine
 
-        return FSDPEngine(context, module, parameters, vocabulary, scaler=scaler)
+        return FSDPEngine(
+            context, module, parameters.optimizer, architectures, vocabulary,
+            precision=precision, max_grad_norm=max_grad_norm, scaler=scaler,
+        )  # fmt: skip
     if parallel.tp_size > 1:
         from terakoya.training.engines.tensor_parallel import TensorParallelEngine
 
-        return TensorParallelEngine(context, module, parameters, vocabulary, scaler=scaler, micro_steps=micro_steps)
+        return TensorParallelEngine(
+            context, module, parameters.optimizer, architectures, vocabulary,
+            precision=precision, max_grad_norm=max_grad_norm, micro_steps=micro_steps, scaler=scaler,
+        )  # fmt: skip
     if parallel.pp_size > 1:
         from terakoya.training.engines.pipeline_parallel import PipelineEngine
 
-        return PipelineEngine(context, module, parameters, vocabulary, scaler=scaler, micro_steps=micro_steps)
+        return PipelineEngine(
+            context, module, parameters.optimizer, architectures, vocabulary,
+            parallel=parallel, precision=precision, max_grad_norm=max_grad_norm, micro_steps=micro_steps, scaler=scaler,
+        )  # fmt: skip
     if parallel.sp_size > 1:
         from terakoya.training.engines.sequence_parallel import SequenceParallelEngine
 
-        return SequenceParallelEngine(context, module, parameters, vocabulary, scaler=scaler, micro_steps=micro_steps)
+        return SequenceParallelEngine(
+            context, module, parameters.optimizer,
+            precision=precision, max_grad_norm=max_grad_norm, micro_steps=micro_steps, scaler=scaler,
+        )  # fmt: skip
     module.to(context.device)
-    if parameters.precision == "fp8":
-        distributed_fp8.convert(module)
+    if precision == "fp8":
+        fp8.convert(module)
     optimizer = parameters.optimizer.build(module, fused=context.device.type in ("cpu", "cuda"))
     return DDPEngine(
         context, module, optimizer,
-        precision=parameters.precision, max_grad_norm=parameters.max_grad_norm, scaler=scaler,
-        micro_steps=micro_steps,
+        precision=precision, max_grad_norm=max_grad_norm, scaler=scaler, micro_steps=micro_steps,
     )  # fmt: skip

@@ -1,4 +1,8 @@
-"""torch DistributedDataParallel as an `Engine`: what other engines of torch's build on."""
+"""torch DistributedDataParallel as an `Engine`, and the base of the other engines that build on plain torch.
+
+DDP shards nothing: every process holds all weights, gradients and optimizer state. Processes communicate once a step,
+in the last micro-step's backward, where gradients are all-reduced in buckets. The module may be any `nn.Module`.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +25,18 @@ from terakoya.training.model.module_parts import saved_values
 
 BUFFERS_OPTION = next(
     name
-    for name in ("forward_sync_buffers", "broadcast_buffers")  # the second is the first's name before torch 2.13
+    for name in ("forward_sync_buffers", "broadcast_buffers")  # the option's names from torch 2.13 on, and before
     if name in inspect.signature(DistributedDataParallel).parameters
 )
-"""DDP's switch for sending buffers around before each forward: no model here changes its buffers in training."""
+"""DDP's option to broadcast buffers before each forward: no model here changes its buffers in training."""
 
 
 def sum_gradients(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """DDP's reduction as a plain sum over `group`: losses are already shares of a global mean.
+    """All-reduces a DDP `bucket` as a plain sum over `group`: losses are already parts of a global mean.
 
-    DDP's own divides by the number of ranks, by a product before its buckets and the gradients share memory and by a
-    quotient after: for three ranks these round differently, and a resumed run would leave the straight one's path.
+    DDP's own reduction divides by the number of ranks, as a product before its buckets and the gradients share memory
+    and as a quotient afterwards. For three ranks these round differently, so a resumed run would diverge from an
+    uninterrupted one.
     """
     work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
     assert work is not None
@@ -42,8 +47,8 @@ def sum_gradients(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.fu
 class DDPEngine:
     """torch DistributedDataParallel, or the bare module where there is one process.
 
-    What replicas of several processes need differs in `reducing` (who adds gradients up) and `clip`. Where DDP does,
-    `micro_steps` is how many micro-steps an optimizer step has.
+    Subclasses override `gradient_group` (the group in which DDP sums gradients) and `clip`. `micro_steps` is the number
+    of micro-steps in an optimizer step; it matters only where DDP is used.
     """
 
     full_module = True
@@ -69,36 +74,37 @@ class DDPEngine:
         self.trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
         autocast_forward(self.module, context.device, precision)
         self.wrapped: nn.Module = self.module
-        group = self.reducing()
+        group = self.gradient_group()
         if group is not None:
-            buffers_stay: dict[str, Any] = {BUFFERS_OPTION: False}
+            no_buffer_sync: dict[str, Any] = {BUFFERS_OPTION: False}
             self.wrapped = DistributedDataParallel(
                 self.module,
                 device_ids=[context.device.index] if context.device.type == "cuda" else None,
                 process_group=group,
                 gradient_as_bucket_view=True,
-                **buffers_stay,
+                **no_buffer_sync,
             )
             self.wrapped.register_comm_hook(None, lambda _, bucket: sum_gradients(group, bucket))
-        self.fused = bool(optimizer.defaults.get("fused"))  # all of it; an optimizer made of several may be in part
+        # whether every part is fused; an optimizer composed of several may be fused in part
+        self.fused = bool(optimizer.defaults.get("fused"))
 
     @property
     def uses_ddp(self) -> bool:
-        """Whether DDP adds gradients up, in buckets of its own."""
+        """Whether DDP sums gradients, in its own buckets."""
         return self.wrapped is not self.module
 
-    def reducing(self) -> dist.ProcessGroup | None:
-        """The processes whose gradients are added up; None where this one has nobody to add to."""
+    def gradient_group(self) -> dist.ProcessGroup | None:
+        """The processes over which DDP sums gradients; None where it has nothing to sum."""
         return self.context.data_parallel_group
 
     def clip(self) -> Tensor:
-        """Scales gradients down to `max_grad_norm`; returns their norm before, a float32 scalar on the device."""
+        """Scales gradients down to `max_grad_norm`; returns the norm before, a float32 scalar on the device."""
         return nn.utils.clip_grad_norm_(self.trainable, self.max_grad_norm or float("inf"), foreach=True)
 
     def micro_step(self, batch: Mapping[str, Tensor], loss_fn: LossFn, *, last: bool) -> Mapping[str, Tensor]:
         """See `Engine`."""
-        at_once = last or not self.uses_ddp
-        with contextlib.nullcontext() if at_once else self.wrapped.no_sync():  # type: ignore[operator]
+        sync = last or not self.uses_ddp
+        with contextlib.nullcontext() if sync else self.wrapped.no_sync():  # type: ignore[operator]
             sums = self.wrapped(batch)
             loss = loss_fn(sums)
             (loss if self.scaler is None else loss * self.scaler.scale).backward()
@@ -120,7 +126,7 @@ class DDPEngine:
             if torch.isfinite(norm):
                 self.optimizer.step()
         else:
-            # fused kernels look at `found_inf` on the device, so the host need not wait to skip a step
+            # fused kernels read `found_inf` on the device, so the host need not wait to skip a step
             self.optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
             self.optimizer.step()
         self.clear_gradients()
@@ -129,20 +135,21 @@ class DDPEngine:
         return norm
 
     def clear_gradients(self) -> None:
-        """Makes ready for a step's first micro-step.
+        """Prepares gradients for a step's first micro-step.
 
-        Gradients of micro-steps that DDP takes no part in are added up where they lie: in its buckets, if they stay
-        there as zeros, else in as much memory again. With one micro-step DDP puts them there; zeros would cost a pass.
+        Gradients of micro-steps without a reduction are summed in place: in DDP's buckets if zeroed gradients stay
+        there, else in as much memory again. With one micro-step DDP itself moves gradients into its buckets, and
+        zeroing them would cost a pass.
         """
         self.optimizer.zero_grad(set_to_none=not (self.uses_ddp and self.micro_steps > 1))
 
     def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
-        """See `Engine`. Every process has whole values, its own or gathered: they are dealt."""
-        values = self.parameters() if kind == "model" else self.optimizer_state()
+        """See `Engine`. Every process has whole values, its own or gathered, which are divided among all processes."""
+        values = self.model_state() if kind == "model" else self.optimizer_state()
         yield from assign_shards(starmap(whole_shard, values), self.context.rank, self.context.world_size)
 
-    def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and whole fp32 value of each parameter and buffer of `saved_values`, one at a time; collective."""
+    def model_state(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields name and whole fp32 value of each of `saved_values`, one at a time; collective."""
         yield from saved_values(self.module)
 
     def load_parameters(self, values: Callable[[str], Tensor]) -> None:
@@ -152,11 +159,11 @@ class DDPEngine:
                 value.copy_(values(name))
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Each parameter that this process has, with its name in the root module."""
+        """Yields each parameter that this process has, with its name in the root module."""
         yield from self.module.named_parameters()
 
     def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
-        """`parameter_name/state_name` and its whole value, one at a time; collective."""
+        """Yields `parameter_name/state_name` and its whole value, one at a time; collective."""
         for name, parameter in self.named_parameters():
             for state, value in self.optimizer.state.get(parameter, {}).items():
                 yield f"{name}/{state}", value
@@ -165,7 +172,7 @@ class DDPEngine:
         """See `Engine`."""
         fused = {each for group in self.optimizer.param_groups if group.get("fused") for each in group["params"]}
         for name, parameter in self.named_parameters():
-            # sorted: a set's order is each process's own, and all deal their parts of a checkpoint by this one
+            # sorted: a set's order differs between processes, and all must assign the shards of a checkpoint alike
             states = {key.rpartition("/")[2]: key for key in sorted(names) if key.rpartition("/")[0] == name}
             if not states or not parameter.requires_grad:
                 continue

@@ -1,10 +1,13 @@
-"""DeepSpeed's ZeRO (Rajbhandari et al., 2020, arXiv:1910.02054) as an `Engine`: what each process keeps is a share.
+"""DeepSpeed's ZeRO (Rajbhandari et al., 2020, arXiv:1910.02054) as an `Engine`.
 
-Stage 0 shares nothing, 1 the optimizer's state, 2 the gradients too, 3 the weights too. Weights, gradients and state
-are fp32 in every stage; bf16 and fp16 are autocast in the module's forward, as without DeepSpeed, so a stage changes
-where numbers lie and not what they are. DeepSpeed's own section `fp16`, which would keep weights in fp16, stays off:
-gradients have the loss's scale taken off them before DeepSpeed sees them. Checkpoints hold whole tensors under the
-module's names: one written by any engine, stage or number of processes is read by any other.
+Stage 0 shards nothing, stage 1 the optimizer's state, stage 2 also gradients, stage 3 also weights. Gradients are
+reduced in the backward (stage 0: after it); stages 1 and 2 gather updated weights after a step, stage 3 gathers weights
+for each forward and backward. The module may be any `nn.Module`; the optimizer must be elementwise from stage 1 on.
+
+Weights, gradients and state are fp32 in every stage; bf16 and fp16 are autocast in the module's forward, as without
+DeepSpeed, so a stage changes where numbers are stored and not their values. DeepSpeed's own section `fp16`, which would
+keep weights in fp16, stays off: gradients are unscaled before DeepSpeed sees them. Checkpoints hold whole tensors under
+the module's names: a checkpoint of any engine, stage or number of processes can be read by any other.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from terakoya.errors import UserError
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.deepspeed_setup import BUCKET_ELEMENTS, deepspeed_config, offload_config
 from terakoya.training.distributed.environment import launcher_variables, local_rank_variable
-from terakoya.training.engines.engine import LossFn, Values, autocast_forward
+from terakoya.training.engines.engine import SavedTensors, LossFn, autocast_forward
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
 from terakoya.training.model.module_parts import saved_values
@@ -36,10 +39,10 @@ class Fragment:
     """The part of one parameter that this process updates.
 
     Attributes:
-        flat: the tensor the optimizer knows; the fragments of many parameters lie in it, and padding.
-        at: where in `flat` the fragment starts.
-        start: which element of the parameter it starts with.
-        size: its elements; 0 where all of the parameter is updated elsewhere.
+        flat: the tensor that the optimizer updates; it holds the fragments of many parameters, and padding.
+        at: index in `flat` of the fragment's first element.
+        start: index in the flattened parameter of the fragment's first element.
+        size: number of elements; 0 where other processes update the whole parameter.
     """
 
     flat: Tensor
@@ -47,20 +50,21 @@ class Fragment:
     start: int
     size: int
 
-    def piece(self, name: str, flat: Tensor, shape: tuple[int, ...]) -> TensorShard:
-        """The fragment's values in `flat`, which is laid out like `self.flat`, as a piece of the tensor `name`."""
+    def shard(self, name: str, flat: Tensor, shape: tuple[int, ...]) -> TensorShard:
+        """The fragment's values in `flat`, which is laid out like `self.flat`, as a shard of the tensor `name`."""
         return TensorShard(name, flat.view(-1).narrow(0, self.at, self.size), shape, self.start)
 
-    def put(self, flat: Tensor, values: Tensor) -> None:
+    def set_values(self, flat: Tensor, values: Tensor) -> None:
         """Sets the fragment's `values` (size,) in `flat`, which is laid out like `self.flat`."""
         flat.view(-1).narrow(0, self.at, self.size).copy_(values)
 
 
 class DeepSpeedEngine:
-    """An `Engine` over DeepSpeed's.
+    """An `Engine` that wraps DeepSpeed's engine.
 
     Attributes:
-        full_module: whether `module` holds whole weights; not so in stage 3, outside its forward and backward.
+        full_module: whether `module` holds whole weights: True up to stage 2; stage 3 gathers them for a forward or
+            backward only.
     """
 
     def __init__(
@@ -76,14 +80,14 @@ class DeepSpeedEngine:
         micro_batch_size: int,
         scaler: LossScaler | None = None,
     ) -> None:
-        """Wraps `module`, whose weights are drawn and the same on every process, and cuts it up as the stage says.
+        """Wraps `module`, whose weights are initialised and equal on every process, and shards it as the stage says.
 
         Raises:
-            UserError: `parallel.deepspeed_config` asks for other batch sizes than these.
+            UserError: `parallel.deepspeed_config` sets other batch sizes than the parameters.
         """
         zero_stage = parallel.zero_stage
-        assert zero_stage is not None, "refused with the parameters"
-        assert not zero_stage or optimizer.elementwise, "refused with the parameters"
+        assert zero_stage is not None, "checked when the parameters are read"
+        assert not zero_stage or optimizer.elementwise, "checked when the parameters are read"
         self.context = context
         self.dropout_rank = context.rank
         self.zero_stage = zero_stage
@@ -118,7 +122,7 @@ class DeepSpeedEngine:
         self.fragments = self._find_fragments()
 
     def _find_fragments(self) -> dict[str, Fragment]:
-        """This process's fragment of each trainable parameter."""
+        """Returns this process's fragment of each trainable parameter, by name."""
         fragments = {}
         if self.zero_stage in (1, 2):
             flats = {
@@ -134,8 +138,8 @@ class DeepSpeedEngine:
                 if mapping is None:
                     fragments[name] = Fragment(flat, 0, 0, 0)
                 else:
-                    there, here = mapping.lp_fragment_address, mapping.hp_fragment_address
-                    fragments[name] = Fragment(flat, here.start, there.start, here.numel)
+                    in_parameter, in_flat = mapping.lp_fragment_address, mapping.hp_fragment_address
+                    fragments[name] = Fragment(flat, in_flat.start, in_parameter.start, in_flat.numel)
             else:
                 group, at, size = self.zero.grad_position[self.zero.get_param_id(parameter)]
                 start = min(size * self.context.rank, parameter.ds_numel)  # type: ignore[attr-defined]
@@ -146,7 +150,7 @@ class DeepSpeedEngine:
     # ------------------------------------------------------------------------------------------------- the loop
 
     def micro_step(self, batch: Mapping[str, Tensor], loss_fn: LossFn, *, last: bool) -> Mapping[str, Tensor]:
-        """See `Engine`. DeepSpeed divides by the number of ranks, which the loss is multiplied with beforehand."""
+        """See `Engine`. DeepSpeed divides gradients by the number of ranks, so the loss is multiplied by it first."""
         with local_rank_variable(self.local_rank):
             self.wrapped.set_gradient_accumulation_boundary(last)
             sums = self.wrapped(batch)
@@ -155,7 +159,7 @@ class DeepSpeedEngine:
         return {name: value.detach() for name, value in sums.items()}
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """See `Engine`. In stage 3 weights travel in it: as many calls on every rank."""
+        """See `Engine`. Stage 3 gathers weights in it, so every rank must call it equally often."""
         with torch.no_grad(), local_rank_variable(self.local_rank):
             return self.wrapped(batch)
 
@@ -185,52 +189,53 @@ class DeepSpeedEngine:
     # --------------------------------------------------------------------------------------------- checkpoints
 
     def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
-        """See `Engine`. What lies here alone is written here, without gathering; what lies everywhere is dealt."""
-        alone, alike = self._weights() if kind == "model" else self._state()
-        yield from (piece for piece in alone if piece.value.numel())
-        yield from assign_shards(alike, self.context.rank, self.context.world_size)
+        """See `Engine`. Each process writes what it alone holds, without gathering; replicated tensors are divided."""
+        sharded, replicated = self._weights() if kind == "model" else self._state()
+        yield from (shard for shard in sharded if shard.value.numel())
+        yield from assign_shards(replicated, self.context.rank, self.context.world_size)
 
     def _weights(self) -> tuple[list[TensorShard], list[TensorShard]]:
-        """Parameters and buffers: this process's part of what is spread, and what every process has whole."""
-        alone, alike = [], []
+        """Parameters and buffers: this process's shards of those that are sharded, and those that every process holds
+        whole."""
+        sharded, replicated = [], []
         for name, value in saved_values(self.module):
             fragment = self.fragments.get(name)
             if fragment is not None and self.zero_stage:
-                alone.append(fragment.piece(name, fragment.flat.detach(), _shape(value)))
-            elif hasattr(value, "ds_id"):  # not trained
-                part = value.ds_tensor.detach().view(-1)  # type: ignore[attr-defined]
-                start = min(self.context.rank * part.numel(), value.ds_numel)  # type: ignore[attr-defined]
-                alone.append(TensorShard(name, part[: value.ds_numel - start], _shape(value), start))  # type: ignore[attr-defined]
+                sharded.append(fragment.shard(name, fragment.flat.detach(), _shape(value)))
+            elif hasattr(value, "ds_id"):  # frozen, in stage 3
+                own = value.ds_tensor.detach().view(-1)  # type: ignore[attr-defined]
+                start = min(self.context.rank * own.numel(), value.ds_numel)  # type: ignore[attr-defined]
+                sharded.append(TensorShard(name, own[: value.ds_numel - start], _shape(value), start))  # type: ignore[attr-defined]
             else:
-                alike.append(whole_shard(name, value.detach()))
-        return alone, alike
+                replicated.append(whole_shard(name, value.detach()))
+        return sharded, replicated
 
     def _state(self) -> tuple[list[TensorShard], list[TensorShard]]:
-        """The same of the optimizer's state."""
-        alone, alike = [], []
+        """The optimizer's state, divided in the same way."""
+        sharded, replicated = [], []
         for name, parameter in self.trainable.items():
             fragment = self.fragments[name]
             for key, value in self.optimizer.state.get(fragment.flat, {}).items():
                 if value.shape != fragment.flat.shape:  # a step count, one tensor for many parameters
-                    alike.append(whole_shard(f"{name}/{key}", value.clone()))
+                    replicated.append(whole_shard(f"{name}/{key}", value.clone()))
                 elif self.zero_stage == 0:
-                    alike.append(whole_shard(f"{name}/{key}", value))
+                    replicated.append(whole_shard(f"{name}/{key}", value))
                 else:
-                    alone.append(fragment.piece(f"{name}/{key}", value, _shape(parameter)))
-        return alone, alike
+                    sharded.append(fragment.shard(f"{name}/{key}", value, _shape(parameter)))
+        return sharded, replicated
 
-    def load_parameters(self, values: Values) -> None:
-        """See `Engine`. Of weights that are spread rank 0 reads the whole, and each process its own part."""
+    def load_parameters(self, values: SavedTensors) -> None:
+        """See `Engine`. Of a sharded weight rank 0 reads the whole tensor, and each process its own fragment."""
         for name, value in saved_values(self.module):
             with torch.no_grad(), self._whole(value):
                 if self.context.is_main or not hasattr(value, "ds_id"):
                     value.copy_(values(name))
             fragment = self.fragments.get(name)
             if fragment is not None and self.zero_stage:
-                fragment.put(fragment.flat.data, values.part(name, fragment.start, fragment.size))
+                fragment.set_values(fragment.flat.data, values.part(name, fragment.start, fragment.size))
 
     def _whole(self, value: Tensor) -> contextlib.AbstractContextManager[Any]:
-        """While open, `value` is whole, whatever the stage; what rank 0 made of it is spread when it closes."""
+        """While open, `value` is whole in every stage; rank 0's changes are distributed when it closes."""
         if not hasattr(value, "ds_id"):
             return contextlib.nullcontext()
         import deepspeed
@@ -238,11 +243,11 @@ class DeepSpeedEngine:
         gathered: contextlib.AbstractContextManager[Any] = deepspeed.zero.GatheredParameters([value], modifier_rank=0)
         return gathered
 
-    def load_optimizer_state(self, values: Values, names: frozenset[str]) -> None:
+    def load_optimizer_state(self, values: SavedTensors, names: frozenset[str]) -> None:
         """See `Engine`.
 
         Raises:
-            UserError: parameters that lie in one flat tensor have taken different numbers of steps.
+            UserError: parameters in the same flat tensor have different step counts.
         """
         keys: defaultdict[str, list[str]] = defaultdict(list)
         for each in sorted(names):
@@ -256,20 +261,20 @@ class DeepSpeedEngine:
             for key in keys[name]:
                 if key == "step" or values.shape(f"{name}/{key}") != _shape(parameter):
                     value = values(f"{name}/{key}")
-                    # a step count lies beside the values if the optimizer's kernels are fused, else on the host
+                    # step counts are on the values' device if the optimizer's kernels are fused, else on the host
                     on_device = self.fused or id(fragment.flat) in fused or value.ndim
                     device = fragment.flat.device if on_device else "cpu"
                     if not torch.equal(state.setdefault(key, value.to(device, copy=True)).cpu(), value):
                         raise UserError(
                             f"{name}: its optimizer state {key} is {value:g} but others have {state[key]:g}; "
-                            'ZeRO keeps one for many parameters: resume with engine "ddp"'
+                            'ZeRO keeps one value for many parameters: resume with engine "ddp"'
                         )
                     continue
                 if key not in state:
                     state[key] = torch.zeros_like(fragment.flat, requires_grad=False)
-                fragment.put(state[key], values.part(f"{name}/{key}", fragment.start, fragment.size))
+                fragment.set_values(state[key], values.part(f"{name}/{key}", fragment.start, fragment.size))
 
 
 def _shape(parameter: Tensor) -> tuple[int, ...]:
-    """The shape of the whole parameter, of which stage 3 leaves nothing in its place."""
+    """The shape of the whole parameter, which stage 3 replaces by an empty tensor."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))

@@ -1,4 +1,9 @@
-"""What an engine is: the part of training that differs between DDP, DeepSpeed and others, and what both need for it."""
+"""What an engine is: the part of training that differs between DDP, DeepSpeed and others.
+
+An engine wraps the root module, decides which process holds which weights, gradients and optimizer state, and
+communicates in `micro_step`, `evaluate`, `step` and when a checkpoint is loaded or saved. It needs of the module a
+forward that returns named sums (`Objective.terms`).
+"""
 
 from __future__ import annotations
 
@@ -13,11 +18,11 @@ from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.tensor_shards import Kind, TensorShard
 
 LossFn = Callable[[Mapping[str, Tensor]], Tensor]
-"""From a module's named sums to the scalar whose gradient is wanted."""
+"""Maps a module's named sums to the scalar loss to differentiate."""
 
 
-class Values(Protocol):
-    """Tensors by name, as a checkpoint holds them; on the CPU. UserError for a name that it lacks."""
+class SavedTensors(Protocol):
+    """Tensors of a checkpoint by name, on the CPU. All methods raise UserError for a missing name."""
 
     def __call__(self, name: str) -> Tensor:
         """The whole tensor."""
@@ -30,10 +35,10 @@ class Values(Protocol):
 
 
 class Engine(Protocol):
-    """What runs forward and backward, reduces gradients and updates weights. All keep fp32 master weights.
+    """Runs forward and backward, reduces gradients and updates weights. All engines keep fp32 master weights.
 
-    Several processes may work on the same rows, as a replica of the model; the sums that their `micro_step` and
-    `evaluate` return then add up to those of the rows, over all of them: each its part, or one of them all.
+    Several processes may work on the same rows, as one replica of the model. The sums that their `micro_step` and
+    `evaluate` return then add up to the sums of the rows: each process returns its part, or one returns everything.
     """
 
     module: nn.Module
@@ -43,41 +48,43 @@ class Engine(Protocol):
     """Whether `module` holds every weight whole in this process."""
 
     dropout_rank: int
-    """Whose dropout this process draws: those with the same number draw the same."""
+    """Seeds this process's dropout: processes with the same number draw the same dropout."""
 
     scaler: LossScaler | None
-    """What scales losses in fp16; None in every other precision."""
+    """Scales losses in fp16; None in every other precision."""
 
     def micro_step(self, batch: Mapping[str, Tensor], loss_fn: LossFn, *, last: bool) -> Mapping[str, Tensor]:
-        """Runs forward, and backward of `loss_fn(sums)`, this micro-step's share of the global loss; the `last` one of
-        a step reduces gradients over ranks. Returns the module's sums, detached; an engine that runs all micro-steps
-        together returns none before the last, and with it those of all."""
+        """Runs the forward, and the backward of `loss_fn(sums)`, this micro-step's part of the global loss. The `last`
+        micro-step of a step reduces gradients over ranks. Returns the module's sums, detached; an engine that runs all
+        micro-steps together returns no sums before the last micro-step, and with it the sums of all."""
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The module's sums without gradients; the module is in evaluation mode."""
+        """Returns the module's sums without gradients; the module is in evaluation mode."""
 
     def step(self, learning_rate: float) -> Tensor:
-        """Clips, updates and clears gradients; returns their norm before clipping, a float32 scalar on the device.
-        A norm that is not finite leaves weights and moments as they were; the `scaler` hears of every norm."""
+        """Clips gradients, updates weights and clears gradients; returns the gradient norm before clipping, a float32
+        scalar on the device. A norm that is not finite leaves weights and moments unchanged; the `scaler` is updated
+        with every norm."""
 
     def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
-        """What this process writes into a checkpoint: of "model" the fp32 values of `saved_values`, of "optimizer"
-        `parameter_name/state_name` and its value. All processes together give each element once, in shares of nearly
-        the same size. On any device, and good until the next step; it may be collective: all go through all of it."""
+        """Yields what this process writes into a checkpoint: for "model" the fp32 values of `saved_values`, for
+        "optimizer" each `parameter_name/state_name` with its value. All processes together yield each element once, in
+        nearly equal amounts. Values are on any device and valid until the next step. The iteration may be collective:
+        every process must finish it."""
 
-    def load_parameters(self, values: Values) -> None:
+    def load_parameters(self, values: SavedTensors) -> None:
         """Sets each parameter and buffer from `values(name)`; collective."""
 
-    def load_optimizer_state(self, values: Values, names: frozenset[str]) -> None:
+    def load_optimizer_state(self, values: SavedTensors, names: frozenset[str]) -> None:
         """Sets the optimizer's state from `values(name)` for `names`; collective."""
 
 
 AUTOCAST_DTYPES: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
-"""What autocast computes in. Products that fp8 takes over are no business of autocast's; it has the rest in bf16."""
+"""The dtype of autocast by precision. In fp8, matrix products run in 8 bits and autocast runs the rest in bf16."""
 
 
 def autocast_forward(module: nn.Module, device: torch.device, precision: str) -> None:
-    """Makes `module` run its forward in autocast where `precision` is not fp32. Weights and gradients stay fp32."""
+    """Makes `module` run its forward in autocast unless `precision` is fp32. Weights and gradients stay fp32."""
     if precision == "fp32":
         return
     dtype = AUTOCAST_DTYPES[precision]

@@ -1,9 +1,10 @@
-"""Products of linear layers in 8-bit floating point, by accelerate's recipe for torchao (Micikevicius et al., 2022,
+"""8-bit floating-point matrix products in linear layers, by accelerate's torchao recipe (Micikevicius et al., 2022,
 arXiv:2209.05433).
 
-Weights keep their names and stay fp32; around each product both sides are scaled and cast. First and last linear layers
-of a model, and those with a side that 16 does not divide, stay bf16. So far this was run on processors alone, where
-torchao can pretend to multiply in 8 bits, and never on a device that does.
+fp8 shards nothing and communicates nothing; it combines with DDP. It needs `nn.Linear` layers whose widths are
+multiples of 16. Weights keep their names and stay fp32; both operands of each product are scaled and cast. The first
+and last linear layers of a model, and layers with another width, stay bf16. So far this has run on CPUs only, where
+torchao emulates 8-bit products, and never on a GPU that supports them.
 """
 
 from __future__ import annotations
@@ -16,30 +17,30 @@ from torch import nn
 from terakoya.errors import UserError
 from terakoya.training.model.module_parts import top_level_models
 
-CAPABILITY = (8, 9)
-"""The least compute capability whose tensor cores multiply 8-bit numbers: Ada's; Hopper's is 9.0."""
+MIN_CAPABILITY = (8, 9)
+"""The lowest compute capability whose tensor cores multiply 8-bit numbers: Ada has 8.9, Hopper 9.0."""
 
 
 def check(device: torch.device) -> None:
-    """Raises UserError where `device` cannot, or torchao is not installed."""
+    """Raises UserError where `device` has no 8-bit tensor cores, or torchao is not installed."""
     found = "cpu"
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
-        if (major, minor) >= CAPABILITY:
+        if (major, minor) >= MIN_CAPABILITY:
             _recipe()
             return
         found = f"{torch.cuda.get_device_name(device)} of {major}.{minor}"
     raise UserError(
-        f'precision: "fp8" needs a GPU of compute capability {CAPABILITY[0]}.{CAPABILITY[1]} or more (Ada, Hopper, '
-        f'Blackwell), got {found}; use "bf16"'
+        f'precision: "fp8" needs a GPU of compute capability {MIN_CAPABILITY[0]}.{MIN_CAPABILITY[1]} or more (Ada, '
+        f'Hopper, Blackwell), got {found}; use "bf16"'
     )
 
 
 def convert(module: nn.Module) -> None:
-    """Lets the linear layers of every model in `module` multiply in 8 bits, in place.
+    """Makes the linear layers of every model in `module` multiply in 8 bits, in place.
 
     Raises:
-        UserError: a model has none that could, as GPT-2, whose layers are of another kind.
+        UserError: a model has no such layers; GPT-2's, for example, are of another class.
     """
     from accelerate.utils.ao import convert_model_to_fp8_ao, has_ao_layers
 
@@ -49,12 +50,12 @@ def convert(module: nn.Module) -> None:
         if not has_ao_layers(model):
             raise UserError(
                 f'precision: "fp8" changes nothing in {type(model).__name__}: expected linear layers (torch.nn.Linear) '
-                'between its first and its last, of widths that 16 divides; use "bf16"'
+                'between the first and the last one, with widths divisible by 16; use "bf16"'
             )
 
 
 def _recipe() -> Any:
-    """accelerate's recipe for torchao: each tensor scaled by its largest number, as it comes."""
+    """accelerate's recipe for torchao, with dynamic scaling: each tensor is scaled by its current largest value."""
     try:
         from torchao.float8 import Float8LinearConfig
     except ImportError as error:

@@ -1,9 +1,9 @@
-"""Loss scaling (Micikevicius et al., 2018, arXiv:1710.03740): gradients too small for fp16 are lifted into its range.
+"""Loss scaling (Micikevicius et al., 2018, arXiv:1710.03740): shifts gradients too small for fp16 into its range.
 
-The loss is multiplied by a scale before the backward, gradients are divided by it after. A step whose gradients
-overflow is left out, and the scale falls; after steps enough without, it rises. Everything stays on the device: whether
-a step overflowed is read when a step is logged, not before the next one. Gradients are those of all processes, so that
-all leave out the same steps and have the same scale.
+The loss is multiplied by a scale before the backward, and gradients are divided by it afterwards. A step whose
+gradients overflow is skipped and the scale falls; after enough steps without an overflow it rises. Nothing is sharded
+and nothing is sent: the gradient norm is the same on all processes, so all skip the same steps and keep the same scale.
+Everything stays on the device: an overflow is read when a step is logged, not before the next step.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from terakoya.config.loss_scaling import LossScaling
 from terakoya.errors import UserError
 
 MAX_CONSECUTIVE_OVERFLOWS = 20
-"""Steps in a row that may overflow under a fixed scale before the run is ended."""
+"""Steps in a row that may overflow under a fixed scale before the run ends with an error."""
 
 
 class LossScaler:
-    """The scale, and how it came to be what it is.
+    """The current scale and the counts from which the next scale follows.
 
     Attributes:
-        scale: what the loss is multiplied by, () float32 on the device.
-        inverse: what gradients are multiplied by, () float32.
+        scale: factor of the loss, () float32 on the device.
+        inverse: factor of the gradients, () float32.
+        counts: () int64 each: `good` and `bad` steps in a row; `hysteresis`, overflows still allowed before the scale
+            falls; `skipped` steps of the run; `stuck`, overflows at the lowest scale.
     """
 
     def __init__(self, settings: LossScaling, device: torch.device) -> None:
@@ -34,8 +36,6 @@ class LossScaler:
         first = settings.init_scale if settings.fixed is None else settings.fixed
         self.scale = torch.tensor(first, dtype=torch.float32, device=device)
         self.inverse = self.scale.reciprocal()
-        # steps in a row that did not overflow, and that did; those that may still overflow before the scale falls; all
-        # that did; those that did while nothing lower was left
         self.counts = {
             name: torch.tensor(value, dtype=torch.int64, device=device)
             for name, value in (
@@ -44,17 +44,17 @@ class LossScaler:
         }  # fmt: skip
 
     def unscale(self, parameters: Sequence[Tensor]) -> None:
-        """Takes the scale off the gradients of `parameters`."""
+        """Divides the gradients of `parameters` by the scale, in place."""
         torch._foreach_mul_([each.grad for each in parameters if each.grad is not None], self.inverse)
 
     def unscale_gradient(self, gradient: Tensor) -> Tensor:
-        """One parameter's `gradient` without the scale: a hook."""
+        """Returns one parameter's `gradient` divided by the scale: a gradient hook."""
         return gradient * self.inverse
 
     def update(self, norm: Tensor) -> None:
-        """Takes note of a step whose gradients, without the scale, had the `norm`, () float32: one that is not finite
-        overflowed. The next step's scale follows: as torch's GradScaler's, with Megatron-LM's hysteresis and least
-        scale (megatron/core/optimizer/grad_scaler.py)."""
+        """Computes the next step's scale from the unscaled gradient `norm`, () float32; a norm that is not finite is an
+        overflow. The rules are those of torch's GradScaler, with Megatron-LM's hysteresis and lowest scale
+        (megatron/core/optimizer/grad_scaler.py)."""
         settings, counts = self.settings, self.counts
         bad = ~torch.isfinite(norm)
         counts["skipped"] += bad
@@ -75,35 +75,35 @@ class LossScaler:
         self.inverse = self.scale.reciprocal()
 
     def log_values(self) -> dict[str, float]:
-        """What is logged: `loss_scale`, that of the next step, and `skipped_steps` of the run so far."""
+        """Values to log: `loss_scale` of the next step, and `skipped_steps` of the run so far."""
         return {"loss_scale": float(self.scale), "skipped_steps": int(self.counts["skipped"])}
 
     def raise_if_stuck(self, step: int) -> None:
-        """Ends the run, on every rank alike, where a lower scale would be needed than may be.
+        """Ends the run, on every rank alike, where gradients overflow and the scale cannot fall further.
 
         Raises:
-            UserError: gradients overflowed at the least scale, or again and again at a fixed one.
+            UserError: gradients overflowed at the lowest scale, or many times in a row at a fixed scale.
         """
         if not int(self.counts["stuck"]):
             return
         if self.settings.fixed is not None:
-            often = f"in {MAX_CONSECUTIVE_OVERFLOWS} steps in a row at the fixed loss scale {self.settings.fixed:g}"
+            when = f"in {MAX_CONSECUTIVE_OVERFLOWS} steps in a row at the fixed loss scale {self.settings.fixed:g}"
             remedy = "set loss_scaling.fixed lower, or to null; "
         else:
-            often = f"at loss scale {float(self.scale):g}, the least there may be (loss_scaling.min_scale)"
+            when = f"at loss scale {float(self.scale):g}, the lowest allowed (loss_scaling.min_scale)"
             remedy = ""
         raise UserError(
-            f"step {step}: gradients overflowed fp16 {often}; {int(self.counts['skipped'])} steps were left out so "
+            f"step {step}: gradients overflowed fp16 {when}; {int(self.counts['skipped'])} steps were skipped so "
             f"far. Either training has diverged, or a value in the model's forward is beyond 65,504, fp16's largest: "
             f'{remedy}lower optimizer.learning_rate, or train in "bf16" or "fp32"'
         )
 
     def state(self) -> dict[str, float]:
-        """All of it, as JSON has it."""
+        """The scale and the counts, for JSON."""
         return {"scale": float(self.scale), **{name: int(value) for name, value in self.counts.items()}}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a `state`; where the scale is fixed, that of the settings stands."""
+        """Restores a `state`; a fixed scale of the settings takes precedence over the saved scale."""
         for name, value in self.counts.items():
             value.fill_(state[name])
         if self.settings.fixed is None:

@@ -1,18 +1,18 @@
-"""Stages of a pipeline: each is a run of a model's neighbouring blocks, with what stands before the first or behind the
-last.
+"""Stages of a pipeline: each stage is a range of neighbouring blocks of a model, with everything before the first block
+or after the last.
 
-A stage is a copy of the whole root module of which the architecture has taken out what lies elsewhere
-(`Architecture.keep_stage_blocks`), so that a model's own forward runs it, masks and positions included. Every stage has
-the micro-batch itself; hidden states alone travel.
+A stage is a copy of the whole root module in which the architecture keeps only this stage's parts (`Architecture.keep_stage_blocks`).
+The model's own forward runs it, masks and positions included. Every stage has the micro-batch itself; only hidden
+states are sent, by `pipeline_parallel`.
 
-Letters: B rows of a micro-batch, T positions, H hidden size; R rows of hidden states that travel, the same for all
+Letters: B rows of a micro-batch, T positions, H hidden size; R rows of hidden states that are sent, the same for all
 micro-batches of a step.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from terakoya.components import Architecture
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.toolkit.random_keys import hash_u64
 from terakoya.training.distributed.topology import split_evenly
@@ -37,10 +36,10 @@ class MicroBatch:
     """One micro-batch of a step, until the schedule has run it through all stages.
 
     Attributes:
-        tensors: the batch, arrays (B, T) and what else there is.
-        loss_fn: from its sums to the scalar whose gradient is wanted.
-        seed: what dropout was seeded with when it came.
-        sums: what the last stage made of it, detached; empty elsewhere.
+        tensors: the batch, arrays (B, T) and others.
+        loss_fn: maps its sums to the scalar loss to differentiate.
+        seed: the dropout seed at the time of its `micro_step`.
+        sums: the last stage's sums, detached; empty on other stages.
     """
 
     tensors: Mapping[str, Tensor]
@@ -50,20 +49,19 @@ class MicroBatch:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Its rows B and positions T."""
+        """Rows B and positions T."""
         rows, length = self.tensors["input_ids"].shape
         return rows, length
 
 
 class Stage(nn.Module):
-    """The blocks number `index` of `count` equal shares.
+    """Stage `index` of `count`: one of `count` nearly equal ranges of the blocks.
 
     Attributes:
-        root: the objective's module over what is left of its model.
-        step: the micro-batches of the step that is run; None is one that holds nothing, where the schedule needs more
-            than there are.
-        rows: R, the rows of hidden states that travel.
-        scale: what the loss is multiplied by, () float32; None is 1.
+        root: the objective's module over this stage's part of its model.
+        step: the micro-batches of the current step; None is an empty one, where the schedule needs more than there are.
+        rows, length: R and T of the hidden states that are sent.
+        scale: factor of the loss, () float32; None is 1.
     """
 
     def __init__(
@@ -79,11 +77,11 @@ class Stage(nn.Module):
         super().__init__()
         (model,) = top_level_models(root)
         blocks = len(architecture.blocks(model))
-        if blocks < count:  # conflicts.py has told all whose depth is a setting
+        if blocks < count:  # config/conflicts.py has checked architectures whose depth is a setting
             raise UserError(f"{KEY}: expected at most {blocks} stages, as many as {type(model).__name__} has blocks")
         architecture.keep_stage_blocks(model, range(*split_evenly(blocks, count, index)))
         self.root = root
-        self.hidden = partial(architecture.hidden, model)  # no attribute of its own: the model is the root's
+        self.hidden = partial(architecture.hidden, model)  # a partial: registers no second model
         self.index = index
         self.first, self.last = index == 0, index == count - 1
         self.device = device
@@ -95,66 +93,68 @@ class Stage(nn.Module):
         self.scale: Tensor | None = None
 
     def forward(self, *received: Tensor, micro: Tensor) -> Tensor:
-        """What a schedule calls: hidden states (R, T, H) float32 of the micro-batch number `micro` (1,), or from the
-        last stage its share of the loss, (); `received` is what the stage before returned, nothing for the first."""
-        work = self.step[int(micro)]
+        """Runs the micro-batch number `micro` (1,) for a schedule: returns hidden states (R, T, H) float32, or on the
+        last stage this micro-batch's part of the loss, (). `received` is the output of the stage before, empty on the
+        first stage."""
+        micro_batch = self.step[int(micro)]
         hidden = received[0] if received else None
-        if work is None:
-            return self._nothing(hidden)
-        self._seed(work.seed)
-        rows, _ = work.shape
-        # a slice's gradient would be a copy
-        made = self.run(work.tensors, hidden if hidden is None or rows == self.rows else hidden[:rows])
-        if isinstance(made, Tensor):
+        if micro_batch is None:
+            return self._empty_output(hidden)
+        self._seed(micro_batch.seed)
+        rows, _ = micro_batch.shape
+        # no slice of all rows: its gradient would be a copy
+        output = self.run(micro_batch.tensors, hidden if hidden is None or rows == self.rows else hidden[:rows])
+        if isinstance(output, Tensor):
             missing = self.rows - rows
-            return F.pad(made, (0, 0, 0, 0, 0, missing)) if missing else made  # padding with nothing copies
-        work.sums = {name: value.detach() for name, value in made.items()}
-        loss = work.loss_fn(made)
+            return F.pad(output, (0, 0, 0, 0, 0, missing)) if missing else output  # padding with no rows would copy
+        micro_batch.sums = {name: value.detach() for name, value in output.items()}
+        loss = micro_batch.loss_fn(output)
         return loss if self.scale is None else loss * self.scale
 
     def run(self, tensors: Mapping[str, Tensor], hidden: Tensor | None) -> Tensor | Mapping[str, Tensor]:
-        """Hidden states (B, T, H) float32 of the batch `tensors`, or from the last stage the objective's sums; `hidden`
-        (B, T, H) is what the stage before made, None for the first."""
-        given = tensors if hidden is None else {**tensors, "inputs_embeds": hidden}
+        """Returns hidden states (B, T, H) float32 of the batch `tensors`, or on the last stage the objective's sums;
+        `hidden` (B, T, H) is the output of the stage before, None for the first."""
+        inputs = tensors if hidden is None else {**tensors, "inputs_embeds": hidden}
         with torch.autocast(self.device.type, dtype=self.autocast_dtype, enabled=self.autocast_dtype is not None):
             if self.last:
-                sums: Mapping[str, Tensor] = self.root(given)
+                sums: Mapping[str, Tensor] = self.root(inputs)
                 return sums
-            return self.hidden(given).float()
+            return self.hidden(inputs).float()
 
-    def _nothing(self, hidden: Tensor | None) -> Tensor:
-        """What travels for a micro-batch that holds nothing; no weight has a part in it."""
+    def _empty_output(self, hidden: Tensor | None) -> Tensor:
+        """The output for an empty micro-batch; no weight takes part in it."""
         if hidden is None:
             shape = (self.rows, self.length, self.hidden_size)
             return torch.zeros(shape, device=self.device, requires_grad=True)
         return hidden.sum() * 0.0 if self.last else hidden.clone()
 
     def _seed(self, seed: int) -> None:
-        """Seeds dropout of a micro-batch, each stage for itself: in which order a schedule runs them is no matter."""
+        """Seeds dropout for a micro-batch and this stage, so that the order of the schedule does not matter."""
         dropout_generator(self.device).manual_seed(int(hash_u64(seed, "stage", self.index)) & 0x7FFF_FFFF_FFFF_FFFF)
 
 
 def dropout_generator(device: torch.device) -> torch.Generator:
-    """The generator that dropout on `device` draws from."""
+    """The random generator of dropout on `device`."""
     return torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
 
 
 def build_stage(
     module: nn.Module,
-    parameters: Parameters,
+    architectures: Sequence[Architecture],
     vocabulary: Vocabulary,
     *,
     index: int,
     count: int,
     device: torch.device,
+    precision: str,
 ) -> Stage:
-    """Stage `index` of `count` of the root `module`, whose weights it shares.
+    """Returns stage `index` of `count` of the root `module`, with which it shares weights.
 
     Raises:
         UserError: there are fewer blocks than stages.
     """
-    shared = {id(each): each for each in [*module.parameters(), *module.buffers()]}
+    shared = {id(value): value for value in [*module.parameters(), *module.buffers()]}
     root = copy.deepcopy(module, shared)
     (model,) = top_level_models(root)
-    architecture = architecture_of(parameters, model, vocabulary, key=KEY)
-    return Stage(root, architecture, index=index, count=count, device=device, precision=parameters.precision)
+    architecture = architecture_of(model, architectures, vocabulary, key=KEY)
+    return Stage(root, architecture, index=index, count=count, device=device, precision=precision)

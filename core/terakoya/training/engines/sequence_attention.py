@@ -1,9 +1,10 @@
-"""Attention over rows whose positions several processes share (DeepSpeed-Ulysses; Jacobs et al., 2023,
+"""Attention over rows whose positions are divided among processes (DeepSpeed-Ulysses; Jacobs et al., 2023,
 arXiv:2309.14509).
 
-All but attention looks at one position at a time, so a process that has a slice of every row needs no other one for it.
-In attention each process gives away all heads but its share of them, gets that share of the heads of all other
-positions, attends in whole rows, and gives positions back for heads.
+Everything but attention works on one position at a time, so a process with a slice of every row needs no other process
+for it. In attention each process sends all heads but its own part of them, receives its part of the heads for all other
+positions, attends over whole rows, and exchanges heads for positions again: two all-to-alls in each layer's forward and
+two in its backward. The number of heads must be divisible by the number of processes.
 
 Letters in shapes: B rows, T positions of a row, P processes that share them, t = T / P positions of a slice, N heads, D
 size of a head.
@@ -23,70 +24,70 @@ from terakoya.toolkit.architectures.attention import Attend
 
 
 class UlyssesExchange:
-    """An `attention.Exchange` among the processes of `group`, whose slices stand in the order of their ranks. Every one
-    of them calls it as often as the others, in evaluation too."""
+    """An `attention.Exchange` among the processes of `group`, whose slices are in the order of their ranks. Every
+    process must call it equally often, in evaluation too."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.processes = dist.get_world_size(group)
 
     def __call__(self, attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """What `attend` makes of whole rows at the positions of this process's slice, (B, t, N, D).
+        """Returns the result of `attend` over whole rows, at the positions of this process's slice, (B, t, N, D).
 
-        `query` (B, N, t, D); `key` and `value` may have fewer heads, each for as many neighbouring ones of `query`.
+        `query` is (B, N, t, D); `key` and `value` may have fewer heads, each for equally many neighbouring query heads.
 
         Raises:
-            UserError: the processes cannot share the heads of `query` evenly.
+            UserError: the heads of `query` cannot be divided evenly among the processes.
         """
         if query.shape[1] % self.processes:
             raise UserError(
                 f"parallel.sp_size {self.processes}: {query.shape[1]} attention heads cannot be shared evenly; give "
                 "sp_size a value that divides them"
             )
-        states = [query, self._enough(key), self._enough(value)]
+        states = [query, self._repeat_heads(key), self._repeat_heads(value)]
         device = query.device.type
-        if torch.is_autocast_enabled(device):  # attention would do the same, but then twice as much had to travel
+        if torch.is_autocast_enabled(device):  # attention would cast too, but only after twice as many bytes were sent
             states = [each.to(torch.get_autocast_dtype(device)) for each in states]
         return self._scatter(attend(*self._gather(states)))
 
-    def _enough(self, states: Tensor) -> Tensor:
-        """`states` (B, N, t, D) with each head so often in a row that processes can share them evenly: each then has
-        those that belong to its share of the query's."""
+    def _repeat_heads(self, states: Tensor) -> Tensor:
+        """`states` (B, N, t, D) with heads repeated until processes can divide them evenly: each process then has the
+        heads that belong to its query heads."""
         heads = states.shape[1]
         times = math.lcm(heads, self.processes) // heads
         return states if times == 1 else states.repeat_interleave(times, dim=1)
 
     def _gather(self, states: list[Tensor]) -> list[Tensor]:
-        """Each of `states` (B, N, t, D) with this process's share of the heads at all positions, (B, N / P, T, D)."""
-        pieces = [each.unflatten(1, (self.processes, -1)).movedim(1, 0) for each in states]  # (P, B, N / P, t, D)
-        sizes = [piece[0].numel() for piece in pieces]
-        got = _AllToAll.apply(torch.cat([piece.flatten(1) for piece in pieces], dim=1), self.group)
-        parts = zip(got.split(sizes, dim=1), pieces, strict=True)
-        return [part.view(piece.shape).movedim(0, 2).flatten(2, 3) for part, piece in parts]
+        """Exchanges positions for heads: each of `states` (B, N, t, D) becomes (B, N / P, T, D)."""
+        outgoing = [each.unflatten(1, (self.processes, -1)).movedim(1, 0) for each in states]  # (P, B, N / P, t, D)
+        sizes = [each[0].numel() for each in outgoing]
+        received = _AllToAll.apply(torch.cat([each.flatten(1) for each in outgoing], dim=1), self.group)
+        pairs = zip(received.split(sizes, dim=1), outgoing, strict=True)
+        return [part.view(sent.shape).movedim(0, 2).flatten(2, 3) for part, sent in pairs]
 
     def _scatter(self, attended: Tensor) -> Tensor:
-        """`attended` (B, T, N / P, D) with all heads at the positions of this process's slice, (B, t, N, D)."""
-        pieces = attended.unflatten(1, (self.processes, -1)).movedim(1, 0)  # (P, B, t, N / P, D)
-        got: Tensor = _AllToAll.apply(pieces.flatten(1), self.group)
-        return got.view(pieces.shape).movedim(0, 2).flatten(2, 3)
+        """Exchanges heads for positions: `attended` (B, T, N / P, D) becomes (B, t, N, D)."""
+        outgoing = attended.unflatten(1, (self.processes, -1)).movedim(1, 0)  # (P, B, t, N / P, D)
+        received: Tensor = _AllToAll.apply(outgoing.flatten(1), self.group)
+        return received.view(outgoing.shape).movedim(0, 2).flatten(2, 3)
 
 
 class _AllToAll(torch.autograd.Function):
-    """Piece i of `pieces` (P, n) goes to process i of `group`; returned are those that came, (P, n), in the order of
-    processes. What is done to gradients on their way back is the same."""
+    """Sends part i of `parts` (P, n) to process i of `group`; returns the received parts, (P, n), in the order of
+    processes. The backward does the same with gradients."""
 
     @staticmethod
-    def forward(ctx: Any, pieces: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        return _all_to_all(pieces, group)
+        return _all_to_all(parts, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return _all_to_all(gradient, ctx.group), None
 
 
-def _all_to_all(pieces: Tensor, group: dist.ProcessGroup) -> Tensor:
-    pieces = pieces.contiguous()
-    got = torch.empty_like(pieces)
-    dist.all_to_all_single(got, pieces, group=group)
-    return got
+def _all_to_all(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+    parts = parts.contiguous()
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts, group=group)
+    return received

@@ -1,9 +1,10 @@
-"""Blocks whose matrix products the processes of a replica share (Shoeybi et al., 2019, arXiv:1909.08053).
+"""Tensor-parallel blocks: the processes of a replica divide the matrix products of each block (Shoeybi et al., 2019,
+arXiv:1909.08053).
 
-Layers are cut in pairs. Of the first each process has some of the outputs (its columns): whole heads, a part of a
-feed-forward's middle. Of the second it has the matching inputs (its rows), so that what stands between needs nobody
-else; the second's outputs are added up over processes, and so is, in the backward, the gradient of what went into the
-first: one reduction a pair forward, one backward. Names of weights stay as they are.
+Layers are sharded in pairs. Of the first layer each process holds some outputs (column-parallel): whole heads, or a
+part of a feed-forward's middle. Of the second it holds the matching inputs (row-parallel), so everything in between
+needs no other process. A pair communicates twice: the second layer's outputs are all-reduced in the forward, and the
+gradient of the first layer's input in the backward. Layers must be `nn.Linear` or Conv1D; names of weights stay.
 
 Letters in shapes: B rows, T positions, H hidden size, P processes of a replica.
 """
@@ -26,16 +27,16 @@ from terakoya.toolkit.random_keys import hash_u64
 from terakoya.training.engines.tensor_shards import TensorShard
 
 LINEAR = (nn.Linear, Conv1D)
-"""The layers that can be cut: Conv1D, GPT-2's, has its weights as (inputs, outputs)."""
+"""The layers that can be sharded; Conv1D, GPT-2's, has weights (inputs, outputs)."""
 
 
 @dataclass(frozen=True)
 class TensorParallelGroup(ABC):
-    """Where this process stands among those that share its blocks.
+    """The processes that share a replica's blocks, seen from one of them.
 
     Attributes:
-        index: its place among them.
-        size: how many they are.
+        index: this process's number in the group.
+        size: number of processes.
     """
 
     index: int
@@ -43,13 +44,13 @@ class TensorParallelGroup(ABC):
 
     @abstractmethod
     def all_reduce(self, values: Tensor) -> Tensor:
-        """The sum of all processes' `values`, the same bits on each, in memory of its own: whoever keeps `values`,
-        selective activation checkpointing for one, finds them unchanged."""
+        """Returns the sum of all processes' `values`, the same bits on each. The result has its own memory: `values`
+        stays unchanged for those that keep it, such as selective activation checkpointing."""
 
 
 @dataclass(frozen=True)
 class ProcessTensorParallelGroup(TensorParallelGroup):
-    """A place among the processes of `group`."""
+    """A tensor-parallel group over a torch process `group`."""
 
     group: dist.ProcessGroup
 
@@ -62,52 +63,53 @@ class ProcessTensorParallelGroup(TensorParallelGroup):
 
 @dataclass(frozen=True)
 class WeightPartition:
-    """How one weight is cut.
+    """How one weight is divided among the processes of a group.
 
     Attributes:
-        axis: along which it is cut.
-        pieces: how many matrices lie side by side along it; each is cut by itself.
-        place: whose part this process has.
+        axis: the dimension that is divided.
+        matrices: number of matrices side by side along it; each is divided separately.
+        group: the processes, and which of them this is.
     """
 
     axis: int
-    pieces: int
-    place: TensorParallelGroup
+    matrices: int
+    group: TensorParallelGroup
 
-    def own(self, whole: Tensor) -> Tensor:
-        """This process's part of the weight `whole`, in memory of its own."""
-        parted = whole.unflatten(self.axis, (self.pieces, self.place.size, -1)).select(self.axis + 1, self.place.index)
-        return parted.flatten(self.axis, self.axis + 1).clone(memory_format=torch.contiguous_format)
+    def own_part(self, whole: Tensor) -> Tensor:
+        """Returns this process's part of the weight `whole`, in its own memory."""
+        divided = whole.unflatten(self.axis, (self.matrices, self.group.size, -1))
+        own = divided.select(self.axis + 1, self.group.index)
+        return own.flatten(self.axis, self.axis + 1).clone(memory_format=torch.contiguous_format)
 
-    def boxes(self, name: str, own: Tensor) -> Iterator[TensorShard]:
-        """Where this process's `own` part of the weight `name` lies in the whole."""
-        size = own.shape[self.axis] // self.pieces
+    def shards(self, name: str, own: Tensor) -> Iterator[TensorShard]:
+        """Yields this process's `own` part of the weight `name` as shards, one for each matrix."""
+        size = own.shape[self.axis] // self.matrices
         shape, start = list(own.shape), [0] * own.ndim
-        shape[self.axis] *= self.place.size
-        for piece in range(self.pieces):
-            start[self.axis] = (piece * self.place.size + self.place.index) * size
-            yield TensorShard(name, own.narrow(self.axis, piece * size, size), tuple(shape), tuple(start))
+        shape[self.axis] *= self.group.size
+        for matrix in range(self.matrices):
+            start[self.axis] = (matrix * self.group.size + self.group.index) * size
+            yield TensorShard(name, own.narrow(self.axis, matrix * size, size), tuple(shape), tuple(start))
 
 
-class _Enter(torch.autograd.Function):
-    """What all processes have goes into the part of one: as it is; its gradient is the sum of theirs."""
+class _CopyToRegion(torch.autograd.Function):
+    """Enters a parallel region: the identity in the forward, an all-reduce of the gradient in the backward."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, place: TensorParallelGroup) -> Tensor:
-        ctx.place = place
+    def forward(ctx: Any, hidden: Tensor, group: TensorParallelGroup) -> Tensor:
+        ctx.group = group
         return hidden.view_as(hidden)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return ctx.place.all_reduce(gradients[0]), None
+        return ctx.group.all_reduce(gradients[0]), None
 
 
-class _Leave(torch.autograd.Function):
-    """What the parts have made is added up; its gradient is each one's."""
+class _ReduceFromRegion(torch.autograd.Function):
+    """Leaves a parallel region: an all-reduce in the forward, the identity for the gradient in the backward."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, place: TensorParallelGroup) -> Tensor:
-        return place.all_reduce(part)
+    def forward(ctx: Any, partial_sum: Tensor, group: TensorParallelGroup) -> Tensor:
+        return group.all_reduce(partial_sum)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -115,15 +117,15 @@ class _Leave(torch.autograd.Function):
 
 
 class LocalDropout:
-    """Dropout inside of a part, which other processes must not draw alike: their heads are others.
+    """Dropout inside a parallel region, which must differ between processes because their heads differ.
 
-    Outside of parts all processes of a replica draw the same, from a generator that all have seeded alike. Inside it is
-    seeded for the place and the block, and afterwards stands where it stood. Seeds are functions of the one that the
-    micro-step began with, so a block that is computed again draws again what it drew.
+    Outside the regions all processes of a replica draw the same numbers, from equally seeded generators. Inside, the
+    generator is seeded for the process and the block; afterwards its outer state is restored. The seeds are functions
+    of the micro-step's seed, so a recomputed block draws the same numbers again.
     """
 
-    def __init__(self, place: TensorParallelGroup, block: int, device: torch.device) -> None:
-        self.place = place
+    def __init__(self, group: TensorParallelGroup, block: int, device: torch.device) -> None:
+        self.group = group
         self.block = block
         self.generator = (
             torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
@@ -131,109 +133,114 @@ class LocalDropout:
         self.outside: Tensor | None = None
 
     def begin(self) -> None:
-        """Draws from here on are this process's own."""
+        """Seeds the generator for this process and block."""
         self.outside = self.generator.get_state()
-        seed = hash_u64(self.generator.initial_seed(), "tensor_part", self.block, self.place.index)
+        seed = hash_u64(self.generator.initial_seed(), "tensor_part", self.block, self.group.index)
         self.generator.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
 
     def end(self) -> None:
-        """Draws are everybody's again."""
-        assert self.outside is not None, "a part ends that did not begin"
+        """Restores the generator state from before `begin`."""
+        assert self.outside is not None, "end() without begin()"
         self.generator.set_state(self.outside)
         self.outside = None
 
 
-class Entry:
-    """A hook before a module's forward: its first argument, whole, goes into this process's part."""
+class EnterRegionHook:
+    """A forward pre-hook that passes a module's first argument into a parallel region."""
 
-    def __init__(self, place: TensorParallelGroup, dropout: LocalDropout | None) -> None:
-        self.place = place
+    def __init__(self, group: TensorParallelGroup, dropout: LocalDropout | None) -> None:
+        self.group = group
         self.dropout = dropout
 
     def __call__(
         self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The module's arguments; the first is by position or named `hidden_states`."""
+        """Returns the module's arguments; the first is positional or named `hidden_states`."""
         if self.dropout is not None and module.training:
             self.dropout.begin()
         if given:
-            return (_Enter.apply(given[0], self.place), *given[1:]), named
-        return given, {**named, "hidden_states": _Enter.apply(named["hidden_states"], self.place)}
+            return (_CopyToRegion.apply(given[0], self.group), *given[1:]), named
+        return given, {**named, "hidden_states": _CopyToRegion.apply(named["hidden_states"], self.group)}
 
 
 class RowParallel(nn.Module):
-    """A linear layer of whose inputs each process has a part, with the weights of the layer it stands for."""
+    """Replaces a linear layer of which each process holds some inputs; keeps the parameters of that layer."""
 
-    def __init__(self, layer: nn.Module, place: TensorParallelGroup, dropout: LocalDropout | None) -> None:
+    def __init__(self, layer: nn.Module, group: TensorParallelGroup, dropout: LocalDropout | None) -> None:
         super().__init__()
         weight, bias = layer.weight, layer.bias
         assert isinstance(weight, nn.Parameter) and (bias is None or isinstance(bias, nn.Parameter))
         self.weight = weight
         self.bias = bias
         self.outputs_last = isinstance(layer, Conv1D)
-        self.place = place
+        self.group = group
         self.dropout = dropout
         self.train(layer.training)
 
     def forward(self, part: Tensor) -> Tensor:
-        """From `part` (B, T, inputs / P) the whole output (B, T, H), the same on every process."""
+        """Returns the whole output (B, T, H), the same on every process, from `part` (B, T, inputs / P)."""
         if self.dropout is not None and self.training:
             self.dropout.end()
-        made = F.linear(part, self.weight.T if self.outputs_last else self.weight)
-        whole: Tensor = _Leave.apply(made, self.place)
+        partial_sum = F.linear(part, self.weight.T if self.outputs_last else self.weight)
+        whole: Tensor = _ReduceFromRegion.apply(partial_sum, self.group)
         return whole if self.bias is None else whole + self.bias.to(whole.dtype)
 
 
 def partition_blocks(
-    blocks: Sequence[nn.Module], partition: TensorPartition, place: TensorParallelGroup, *, dropout: torch.device | None
+    blocks: Sequence[nn.Module],
+    partition: TensorPartition,
+    group: TensorParallelGroup,
+    *,
+    dropout: torch.device | None,
 ) -> dict[nn.Parameter, WeightPartition]:
-    """Leaves in `blocks`, whole models' own, what the process at `place` works on.
+    """Replaces the whole weights in `blocks` by this process's parts, and inserts the communication.
 
     Args:
-        dropout: the device that computes, where dropout is drawn inside of parts; else None.
+        dropout: the device of the computation if the regions apply dropout, else None.
 
     Returns:
-        how each parameter that was cut is cut. It has its name still and is a new object.
+        how each divided parameter is divided. Such a parameter keeps its name and is a new object.
     """
-    cuts: dict[nn.Parameter, WeightPartition] = {}
+    partitions: dict[nn.Parameter, WeightPartition] = {}
     for number, block in enumerate(blocks):
-        own = None if dropout is None else LocalDropout(place, number, dropout)
-        for name, pieces in partition.column_parallel.items():
-            cuts |= _cut(block.get_submodule(name), place, outputs=True, pieces=pieces)
+        local_dropout = None if dropout is None else LocalDropout(group, number, dropout)
+        for name, matrices in partition.column_parallel.items():
+            partitions |= _divide_layer(block.get_submodule(name), group, outputs=True, matrices=matrices)
         for name in partition.row_parallel:
             layer = block.get_submodule(name)
-            cuts |= _cut(layer, place, outputs=False)
-            block.set_submodule(name, RowParallel(layer, place, own))
+            partitions |= _divide_layer(layer, group, outputs=False)
+            block.set_submodule(name, RowParallel(layer, group, local_dropout))
         for name in partition.inputs:
-            block.get_submodule(name).register_forward_pre_hook(Entry(place, own), with_kwargs=True)
+            hook = EnterRegionHook(group, local_dropout)
+            block.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
         for name, attributes in partition.divided_attributes.items():
-            _divide(block.get_submodule(name), attributes, place.size)
-    return cuts
+            _divide_attributes(block.get_submodule(name), attributes, group.size)
+    return partitions
 
 
-def _cut(
-    layer: nn.Module, place: TensorParallelGroup, *, outputs: bool, pieces: int = 1
+def _divide_layer(
+    layer: nn.Module, group: TensorParallelGroup, *, outputs: bool, matrices: int = 1
 ) -> Mapping[nn.Parameter, WeightPartition]:
-    """Leaves in `layer` a part of its outputs, or else of its inputs; returns its new parameters. A bias belongs to the
-    outputs."""
-    assert isinstance(layer, LINEAR), f"{type(layer).__name__} is no linear layer"
-    along = int(isinstance(layer, Conv1D) == outputs)  # Conv1D has weights (inputs, outputs), Linear the reverse
-    cuts = {"weight": WeightPartition(along, pieces, place)}
+    """Keeps this process's part of the outputs of `layer`, or else of its inputs; returns its new parameters. The bias
+    belongs to the outputs."""
+    assert isinstance(layer, LINEAR), f"{type(layer).__name__} is not a linear layer"
+    axis = int(isinstance(layer, Conv1D) == outputs)  # Conv1D has weights (inputs, outputs), Linear the reverse
+    partitions = {"weight": WeightPartition(axis, matrices, group)}
     if outputs and layer.bias is not None:
-        cuts["bias"] = WeightPartition(0, pieces, place)
-    made = {}
-    for name, cut in cuts.items():
+        partitions["bias"] = WeightPartition(0, matrices, group)
+    new_parameters = {}
+    for name, partition in partitions.items():
         whole = getattr(layer, name)
-        part = nn.Parameter(cut.own(whole.detach()), requires_grad=whole.requires_grad)
+        part = nn.Parameter(partition.own_part(whole.detach()), requires_grad=whole.requires_grad)
         setattr(layer, name, part)
-        made[part] = cut
-    side = {True: ("out_features", "nf"), False: ("in_features", "nx")}[outputs][isinstance(layer, Conv1D)]
-    _divide(layer, (side,), place.size)
-    return made
+        new_parameters[part] = partition
+    width = {True: ("out_features", "nf"), False: ("in_features", "nx")}[outputs][isinstance(layer, Conv1D)]
+    _divide_attributes(layer, (width,), group.size)
+    return new_parameters
 
 
-def _divide(module: nn.Module, attributes: Sequence[str], size: int) -> None:
+def _divide_attributes(module: nn.Module, attributes: Sequence[str], size: int) -> None:
     for name in attributes:
         count = getattr(module, name)
-        assert count % size == 0, f"{name} {count} over {size} processes is no whole number"
+        assert count % size == 0, f"{name} {count} is not divisible by {size} processes"
         setattr(module, name, count // size)

@@ -1,16 +1,16 @@
-"""Tensor parallelism as an `Engine`: the processes of a replica share the matrix products of its blocks.
+"""Tensor parallelism as an `Engine`: the processes of a replica divide the matrix products of its blocks.
 
-What is cut is the architecture's to say (`Architecture.tensor_partition`). Embeddings, vocabulary head, norms and the
-biases of layers whose outputs are added up lie whole on every process. Each computes their gradients from the same bits
-with the same dropout, so they stay alike without being sent around, given processes of a replica that round alike: the
-same kind of device, as many threads. Several replicas add up their gradients as under DDP, each process with those at
-its place. What is added up amid a forward or backward is in the type of what is added, bf16 under autocast; gradients
-of weights are float32.
+The architecture says which layers are divided (`Architecture.tensor_partition`). Embeddings, vocabulary head, norms and
+the biases of row-parallel layers are whole on every process. Each process computes their gradients from the same bits
+with the same dropout, so they stay equal without communication, provided that the processes of a replica round alike:
+the same kind of device, as many threads. Processes communicate in every forward and backward (`tensor_layers`), in the
+dtype of the activations, bf16 under autocast. Gradients of weights are float32; several replicas all-reduce them as
+under DDP, each process with the processes at the same place of the other replicas.
 
-The layers are our own: a linear layer and its gradient are all there is to cut, a fused layer as gpt2's (queries, keys
-and values side by side) must be cut by heads, and a checkpoint wants weights under the module's names. Two functions
-with a sum in one direction are that. DTensor and DeepSpeed's AutoTP would need the same plans for what they do not know
-(gpt2, gptj, bert), and an answer for each operation that meets a part of a tensor.
+The layers are our own: only a linear layer and its gradient need to be divided, a fused layer such as gpt2's (queries,
+keys and values side by side) must be divided by heads, and a checkpoint wants weights under the module's names. Two
+autograd functions with an all-reduce in one direction do that. DTensor and DeepSpeed's AutoTP would need the same plans
+for models that they do not know (gpt2, gptj, bert), and rules for each operation on a part of a tensor.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from terakoya.components import Architecture, Optimizer
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.config.parameters import Parameters
 from terakoya.toolkit.architectures import attention
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines.ddp import DDPEngine
@@ -35,8 +35,14 @@ KEY = "parallel.tp_size"
 
 
 class TensorParallelEngine(DDPEngine):
-    """An `Engine` over replicas of `parallel.tp_size` processes. `parameters` and `optimizer_state` give what this
-    process has: of what is cut its part."""
+    """An `Engine` over replicas of `parallel.tp_size` processes. `model_state` and `optimizer_state` yield what this
+    process holds: of a divided tensor its part.
+
+    Attributes:
+        partitions: name -> how each divided parameter is divided.
+        divided, replicated: the trainable parameters that are divided, and all others.
+        in_region: the replicated ones that each process applies to its own part: their gradients must be summed.
+    """
 
     full_module = False
 
@@ -44,103 +50,106 @@ class TensorParallelEngine(DDPEngine):
         self,
         context: DistributedContext,
         module: nn.Module,
-        parameters: Parameters,
+        optimizer: Optimizer,
+        architectures: Sequence[Architecture],
         vocabulary: Vocabulary,
         *,
-        scaler: LossScaler | None = None,
+        precision: str,
+        max_grad_norm: float,
         micro_steps: int,
+        scaler: LossScaler | None = None,
     ) -> None:
-        """Cuts `module`, of which rank 0's weights count, and builds its optimizer."""
+        """Divides `module`, with the weights of rank 0, and builds its optimizer."""
         assert context.replica_group is not None, "a replica of several processes"
         members = context.topology.replica_ranks(context.replica)
-        place = ProcessTensorParallelGroup(members.index(context.rank), len(members), context.replica_group)
+        group = ProcessTensorParallelGroup(members.index(context.rank), len(members), context.replica_group)
         context.broadcast_module(module)
-        drawn = attention.dropout(module) > 0
-        found: dict[nn.Parameter, WeightPartition] = {}
-        on_parts: set[nn.Parameter] = set()
+        has_dropout = attention.dropout(module) > 0
+        partitions: dict[nn.Parameter, WeightPartition] = {}
+        in_region: set[nn.Parameter] = set()
         for model in top_level_models(module):
-            architecture = architecture_of(parameters, model, vocabulary, key=KEY)
+            architecture = architecture_of(model, architectures, vocabulary, key=KEY)
             partition, blocks = architecture.tensor_partition(), architecture.blocks(model)
-            assert partition is not None, "refused with the parameters"
-            found |= partition_blocks(blocks, partition, place, dropout=context.device if drawn else None)
+            assert partition is not None, "checked when the parameters are read"
+            partitions |= partition_blocks(blocks, partition, group, dropout=context.device if has_dropout else None)
             for block in blocks:
                 for name in partition.local:
-                    on_parts |= set(block.get_submodule(name).parameters())
-        self.place = place
-        self.cuts = {name: found[value] for name, value in module.named_parameters() if value in found}
+                    in_region |= set(block.get_submodule(name).parameters())
+        self.group = group
+        self.partitions = {name: partitions[value] for name, value in module.named_parameters() if value in partitions}
         module.to(context.device)
         super().__init__(
             context,
             module,
-            parameters.optimizer.build(module, fused=context.device.type in ("cpu", "cuda")),
-            precision=parameters.precision,
-            max_grad_norm=parameters.max_grad_norm,
+            optimizer.build(module, fused=context.device.type in ("cpu", "cuda")),
+            precision=precision,
+            max_grad_norm=max_grad_norm,
             scaler=scaler,
             micro_steps=micro_steps,
         )
         self.dropout_rank = context.replica
-        self.parted = [value for value in self.trainable if value in found]
-        self.alike = [value for value in self.trainable if value not in found]
-        self.on_parts = [value for value in self.trainable if value in on_parts]
+        self.divided = [value for value in self.trainable if value in partitions]
+        self.replicated = [value for value in self.trainable if value not in partitions]
+        self.in_region = [value for value in self.trainable if value in in_region]
 
     # ------------------------------------------------------------------------------------------------- the loop
 
     def clip(self) -> Tensor:
-        """See `DDPEngine`. Gradients of what every process applies to its own part are added up here, once a step."""
-        if self.on_parts:
-            gradients = [value.grad for value in self.on_parts if value.grad is not None]
-            total = self.place.all_reduce(torch.cat([each.flatten() for each in gradients]))
-            for gradient, added in zip(gradients, total.split([each.numel() for each in gradients]), strict=True):
-                gradient.copy_(added.view_as(gradient))
+        """See `DDPEngine`. Gradients of weights that each process applies to its own part are summed here, once a
+        step."""
+        if self.in_region:
+            gradients = [value.grad for value in self.in_region if value.grad is not None]
+            total = self.group.all_reduce(torch.cat([each.flatten() for each in gradients]))
+            for gradient, summed in zip(gradients, total.split([each.numel() for each in gradients]), strict=True):
+                gradient.copy_(summed.view_as(gradient))
         device = self.context.device
-        squares = torch.stack([_norm(part, device) for part in (self.parted, self.alike)]).double().square()
+        squares = torch.stack([_norm(part, device) for part in (self.divided, self.replicated)]).double().square()
         if not self.context.is_replica_leader:
-            squares[1] = 0.0  # counted once, and the same bits for all
-        norm = self.place.all_reduce(squares).sum().sqrt().float()
+            squares[1] = 0.0  # counted once; the norm has the same bits on all processes
+        norm = self.group.all_reduce(squares).sum().sqrt().float()
         nn.utils.clip_grads_with_norm_(self.trainable, self.max_grad_norm or float("inf"), norm, foreach=True)
         return norm
 
     def micro_step(self, batch: Mapping[str, Tensor], loss_fn: LossFn, *, last: bool) -> Mapping[str, Tensor]:
         """See `Engine`."""
-        return self._counted(super().micro_step(batch, loss_fn, last=last))
+        return self._on_first_process(super().micro_step(batch, loss_fn, last=last))
 
     def evaluate(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """See `Engine`; collective within the replica."""
-        return self._counted(super().evaluate(batch))
+        return self._on_first_process(super().evaluate(batch))
 
-    def _counted(self, sums: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """`sums`, which all processes of a replica have, on its first, and zeros on the others."""
-        return (
-            sums if self.context.is_replica_leader else {name: torch.zeros_like(value) for name, value in sums.items()}
-        )
+    def _on_first_process(self, sums: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The replica's `sums`, which all its processes have, on the first process, and zeros on the others."""
+        return sums if self.context.is_replica_leader else {name: torch.zeros_like(value) for name, value in sums.items()}
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
     def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
-        """See `Engine`. What is cut is dealt among the processes at one place of their replicas, the rest among all."""
+        """See `Engine`. Processes at the same place of their replicas share the writing of their divided tensors, all
+        processes share the writing of the others."""
         context = self.context
-        cut: list[TensorShard] = []
-        rest: list[TensorShard] = []
-        for key, value in self.parameters() if kind == "model" else self.optimizer_state():
+        divided: list[TensorShard] = []
+        replicated: list[TensorShard] = []
+        for key, value in self.model_state() if kind == "model" else self.optimizer_state():
             name = key if kind == "model" else key.rpartition("/")[0]
-            if name in self.cuts and value.ndim:  # a step count is whole
-                cut += self.cuts[name].boxes(key, value)
+            if name in self.partitions and value.ndim:  # a step count is not divided
+                divided += self.partitions[name].shards(key, value)
             else:
-                rest.append(whole_shard(key, value))
-        yield from assign_shards(cut, context.replica, context.topology.num_replicas)
-        yield from assign_shards(rest, context.rank, context.world_size)
+                replicated.append(whole_shard(key, value))
+        yield from assign_shards(divided, context.replica, context.topology.num_replicas)
+        yield from assign_shards(replicated, context.rank, context.world_size)
 
     def load_parameters(self, values: Callable[[str], Tensor]) -> None:
         """See `Engine`."""
-        super().load_parameters(lambda name: self._own(name, values(name)))
+        super().load_parameters(lambda name: self._own_part(name, values(name)))
 
     def load_optimizer_state(self, values: Callable[[str], Tensor], names: frozenset[str]) -> None:
         """See `Engine`."""
-        super().load_optimizer_state(lambda key: self._own(key.rpartition("/")[0], values(key)), names)
+        super().load_optimizer_state(lambda key: self._own_part(key.rpartition("/")[0], values(key)), names)
 
-    def _own(self, name: str, value: Tensor) -> Tensor:
-        """This process's part of `value`: of the parameter `name`, or of what an optimizer keeps of it."""
-        return self.cuts[name].own(value) if name in self.cuts and value.ndim else value
+    def _own_part(self, name: str, value: Tensor) -> Tensor:
+        """This process's part of `value`: of the parameter `name`, or of the optimizer's state of it."""
+        return self.partitions[name].own_part(value) if name in self.partitions and value.ndim else value
 
 
 def _norm(parameters: Sequence[nn.Parameter], device: torch.device) -> Tensor:

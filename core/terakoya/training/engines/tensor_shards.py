@@ -1,4 +1,7 @@
-"""The parts of a model's tensors that processes hold: where each lies in the whole, and who writes what many hold."""
+"""Shards of a model's tensors: where each shard lies in its tensor, and which process writes a shard that many hold.
+
+Nothing here communicates: every process computes the same assignment from the names and sizes of the shards.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ from torch import Tensor
 
 Kind = Literal["model", "optimizer"]
 KINDS: tuple[Kind, ...] = ("model", "optimizer")
-"""The two halves of a checkpoint's `state/`: parameters with buffers, and what the optimizer keeps of them."""
+"""The two halves of a checkpoint's `state/`: parameters with buffers, and the optimizer's state of them."""
 
 BLOCK_BYTES = 4 << 20
-"""What many processes hold is dealt to them in blocks of at most this size, or a row where that is larger."""
+"""Shards that many processes hold are assigned in blocks of at most this size, or one row where a row is larger."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +25,10 @@ class TensorShard:
     """A part of one tensor.
 
     Attributes:
-        name: the whole tensor's.
-        value: the part: (n,) where `start` is a number, else a box with as many dimensions as the whole.
-        shape: the whole tensor's.
-        start: which element of the flattened whole the part begins with, or the box's first corner.
+        name: the whole tensor's name.
+        value: the part: (n,) where `start` is a number, else a box with as many dimensions as the whole tensor.
+        shape: the whole tensor's shape.
+        start: index of the part's first element in the flattened tensor, or the first corner of the box.
     """
 
     name: str
@@ -35,42 +38,43 @@ class TensorShard:
 
     @property
     def nbytes(self) -> int:
-        """Size of the part."""
+        """Bytes of the part."""
         return self.value.numel() * self.value.element_size()
 
     @property
     def is_whole(self) -> bool:
-        """Whether the part is all of the tensor."""
+        """Whether the part is the whole tensor."""
         return self.value.numel() == math.prod(self.shape)
 
 
 def whole_shard(name: str, value: Tensor) -> TensorShard:
-    """All of a tensor as a piece."""
+    """A shard that is the whole tensor `value`."""
     return TensorShard(name, value, tuple(value.shape), (0,) * value.ndim)
 
 
-def assign_shards(pieces: Iterable[TensorShard], holder: int, holders: int) -> Iterator[TensorShard]:
-    """Of `pieces`, which `holders` processes hold alike, those that the process `holder` writes.
+def assign_shards(shards: Iterable[TensorShard], index: int, count: int) -> Iterator[TensorShard]:
+    """Yields the part of `shards`, which `count` processes hold alike, that process `index` of these writes.
 
-    Every block, a piece or some rows of it, is given to the one that has least until then: so all is written once, and
-    shares differ by a block at most. Pieces are dealt by their names, in whatever order a process has them.
+    Each block (a shard or some rows of it) goes to the process with the fewest bytes so far, so each element is written
+    once and the processes' totals differ by at most one block. Shards are sorted by name first, so that the order in
+    which a process holds them does not matter.
     """
-    given = [0] * holders
-    for piece in sorted(pieces, key=lambda piece: (piece.name, str(piece.start))):
-        for block in _blocks(piece) if holders > 1 else [piece]:
-            least = given.index(min(given))
-            given[least] += block.nbytes
-            if least == holder:  # a block of its own memory: the whole may be about to go
-                yield block if block is piece else replace(block, value=block.value.clone())
+    assigned_bytes = [0] * count
+    for shard in sorted(shards, key=lambda shard: (shard.name, str(shard.start))):
+        for block in _blocks(shard) if count > 1 else [shard]:
+            least = assigned_bytes.index(min(assigned_bytes))
+            assigned_bytes[least] += block.nbytes
+            if least == index:  # the block gets memory of its own: the whole tensor may soon be freed
+                yield block if block is shard else replace(block, value=block.value.clone())
 
 
-def _blocks(piece: TensorShard) -> Iterator[TensorShard]:
-    """`piece` cut along its first dimension."""
-    value, start = piece.value, piece.start
-    if piece.nbytes <= BLOCK_BYTES or not value.ndim:
-        yield piece
+def _blocks(shard: TensorShard) -> Iterator[TensorShard]:
+    """Cuts `shard` along its first dimension."""
+    value, start = shard.value, shard.start
+    if shard.nbytes <= BLOCK_BYTES or not value.ndim:
+        yield shard
         return
-    rows = max(1, BLOCK_BYTES * len(value) // piece.nbytes)
+    rows = max(1, BLOCK_BYTES * len(value) // shard.nbytes)
     for first in range(0, len(value), rows):
-        there = start + first if isinstance(start, int) else (start[0] + first, *start[1:])
-        yield TensorShard(piece.name, value[first : first + rows], piece.shape, there)
+        block_start = start + first if isinstance(start, int) else (start[0] + first, *start[1:])
+        yield TensorShard(shard.name, value[first : first + rows], shard.shape, block_start)

@@ -1,1 +1,1 @@
-"""The module that is trained: built, started from a folder, frozen, adapted."""
+"""The module that a run trains: how it is built, started from a folder, frozen, adapted."""

@@ -1,7 +1,7 @@
-"""LoRA (Hu et al., 2021, arXiv:2106.09685) by way of peft: adapters over weights that stay as they are.
+"""LoRA (Hu et al., 2021, arXiv:2106.09685) with peft: trained adapters over frozen weights.
 
-A checkpoint holds what is trained. The weights under the adapters are those of `start_from`, read again and compared by
-their hashes when a run goes on and when it is exported.
+A checkpoint holds only what is trained. The frozen weights come from the folder of `start_from`; they are read again
+and compared by hash when a run resumes and when it is exported.
 """
 
 from __future__ import annotations
@@ -31,31 +31,30 @@ from terakoya.training.model.module_parts import ADAPTED, named_values, top_leve
 
 KEY = "lora"
 NAME = "default"
-"""What peft calls a model's only adapter."""
+"""peft's name for a model's only adapter."""
 
 
-def adapt(parameters: Parameters, module: nn.Module) -> None:
-    """Puts adapters into every model in `module` and freezes all else there; without `lora` does nothing.
+def add_adapters(module: nn.Module, settings: LoraSettings | None, *, seed: int) -> None:
+    """Adds adapters to every model in `module` and freezes everything else there; None does nothing.
 
-    Adapters are drawn from the seed alone. Weights under an adapter change their names: from `q.weight` to
-    `q.base_layer.weight`.
+    Adapters are randomly initialised from the run's `seed` alone. Weights under an adapter change their names, from
+    `q.weight` to `q.base_layer.weight`.
 
     Raises:
-        UserError: peft is not installed, nothing has such names, or what they name can have no adapter.
+        UserError: peft is not installed, no module has the names of `settings`, or a named module cannot be adapted.
     """
-    settings = parameters.lora
     if settings is None:
         return
     peft = _peft()
-    torch.manual_seed(int(hash_u64(parameters.seed, KEY)) & 0x7FFF_FFFF_FFFF_FFFF)
+    torch.manual_seed(int(hash_u64(seed, KEY)) & 0x7FFF_FFFF_FFFF_FFFF)
     owners = _owners(module)
     for model in top_level_models(module):
         config = _config(peft, settings, model)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of shared weights, which are refused below
+                warnings.simplefilter("ignore")  # about tied weights, which `_check_names` refuses
                 peft.inject_adapter_in_model(config, model, NAME)
-        except ValueError as error:  # no such modules, or none that an adapter is made for
+        except ValueError as error:  # no module has these names, or none of them can be adapted
             raise UserError(
                 f"{KEY}: {type(model).__name__}: {error} Its linear layers: {join_names(linear_names(model), 30)}"
             ) from error
@@ -64,7 +63,7 @@ def adapt(parameters: Parameters, module: nn.Module) -> None:
 
 
 def _peft() -> ModuleType:
-    model_folder.silence_logging()  # it asks accelerate, which asks DeepSpeed
+    model_folder.silence_logging()  # importing peft imports accelerate, which imports DeepSpeed
     try:
         return importlib.import_module("peft")
     except ImportError as error:
@@ -72,10 +71,10 @@ def _peft() -> ModuleType:
 
 
 def _config(peft: ModuleType, settings: LoraSettings, model: PreTrainedModel) -> Any:
-    """peft's `LoraConfig` of `settings` for `model`.
+    """Returns peft's `LoraConfig` of `settings` for `model`.
 
     Raises:
-        UserError: no target modules are given, and peft knows none for models of this type.
+        UserError: no target modules are set, and peft has no default for models of this type.
     """
     kind = model.config.model_type
     known = importlib.import_module("peft.utils").TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
@@ -101,13 +100,13 @@ def _config(peft: ModuleType, settings: LoraSettings, model: PreTrainedModel) ->
 
 
 def linear_names(model: nn.Module) -> list[str]:
-    """The last parts of the names of the linear layers of `model`, in their order."""
+    """Last parts of the names of the linear layers of `model`, in the order of the layers."""
     linear = (name for name, each in model.named_modules() if isinstance(each, nn.Linear | Conv1D))
     return list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
 
 
 def _layers(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Name and layer of each adapter in `module`."""
+    """Yields name and layer of each adapter in `module`."""
     tuners = importlib.import_module("peft.tuners.lora")
     for name, each in module.named_modules():
         if isinstance(each, tuners.LoraLayer):
@@ -115,7 +114,7 @@ def _layers(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _copies(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Name and wrapper of each module that is trained whole."""
+    """Yields name and wrapper of each module that is trained whole."""
     utils = importlib.import_module("peft.utils")
     for name, each in module.named_modules():
         if isinstance(each, utils.ModulesToSaveWrapper):
@@ -123,7 +122,7 @@ def _copies(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _owners(module: nn.Module) -> dict[int, set[str]]:
-    """By parameter (its id) all names that it has in `module`."""
+    """Maps the id of each parameter to all names that it has in `module`."""
     owners: dict[int, set[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         owners.setdefault(id(parameter), set()).add(name)
@@ -131,13 +130,13 @@ def _owners(module: nn.Module) -> dict[int, set[str]]:
 
 
 def _check_names(settings: LoraSettings, model: PreTrainedModel, owners: Mapping[int, set[str]]) -> None:
-    """Refuses names that nothing in `model` has, embeddings, and weights that are another module's too.
+    """Refuses names that no module of `model` has, embeddings, and weights that another module shares.
 
     Args:
-        owners: all names that a parameter had before there were adapters.
+        owners: all names of each parameter before adapters were added, see `_owners`.
 
     Raises:
-        UserError: a line for each thing that is wrong.
+        UserError: one line for each problem.
     """
     kind = type(model).__name__
     layers, copies = dict(_layers(model)), dict(_copies(model))
@@ -151,8 +150,8 @@ def _check_names(settings: LoraSettings, model: PreTrainedModel, owners: Mapping
     for name, layer in layers.items():
         if isinstance(layer.get_base_layer(), nn.Embedding):
             problems.append(
-                f"{KEY}.target_modules: {name} of {kind} is an embedding, which no product goes through; to train it "
-                f"whole name it in {KEY}.modules_to_save"
+                f"{KEY}.target_modules: {name} of {kind} is an embedding, not a linear layer; to train it whole, name "
+                f"it in {KEY}.modules_to_save"
             )
     within = {
         **{name: ("target_modules", layer.get_base_layer()) for name, layer in layers.items()},
@@ -168,18 +167,18 @@ def _check_names(settings: LoraSettings, model: PreTrainedModel, owners: Mapping
         }
         if outside:
             problems.append(
-                f"{KEY}.{key}: a weight of {name} in {kind} is one with another's ({', '.join(sorted(outside))}), "
-                "which would not be trained with it; leave it out, or start from a model that does not share it"
+                f"{KEY}.{key}: a weight of {name} in {kind} is tied to {', '.join(sorted(outside))}, which would not "
+                "be trained with it; leave it out, or start from a model without this tie"
             )
     if problems:
         raise UserError("\n".join(problems))
 
 
-# ----------------------------------------------------------------------------------------------- what is written
+# ------------------------------------------------------------------------------------------------------- export
 
 
-def merge(module: nn.Module) -> None:
-    """Adds the adapters in `module` to the weights under them and takes them out: its models are plain again."""
+def merge_adapters(module: nn.Module) -> None:
+    """Adds the adapters in `module` to the weights under them and removes them: its models are plain again."""
     for name, layer in list(_layers(module)):
         layer.merge()
         module.set_submodule(name, layer.get_base_layer())
@@ -191,26 +190,26 @@ def merge(module: nn.Module) -> None:
 
 
 def merged_copy(parameters: Parameters, module: nn.Module, vocabulary: Vocabulary) -> nn.Module:
-    """A copy of `module`, whole in this process, on the CPU with its adapters merged; `module` stays as it is."""
-    twin = parameters.objective.build(parameters.architecture, vocabulary)
-    adapt(parameters, twin)
+    """Returns a copy of `module`, which must be whole in this process, on the CPU with its adapters merged."""
+    merged = parameters.objective.build(parameters.architecture, vocabulary)
+    add_adapters(merged, parameters.lora, seed=parameters.seed)
     values = dict(named_values(module))
     with torch.no_grad():
-        for name, value in named_values(twin):
+        for name, value in named_values(merged):
             value.copy_(values[name])
-    merge(twin)
-    return twin
+    merge_adapters(merged)
+    return merged
 
 
 def write_adapters(
     exported: Mapping[str, PreTrainedModel], folder: Path, started_from: Mapping[str, Any]
 ) -> dict[str, Path]:
-    """Writes the adapters of `exported`, which still have them, as peft does: each into a new folder of its own.
+    """Writes the adapters of the models in `exported` in peft's format, each into a new folder of its own.
 
     Args:
-        exported: what `objective.exports` gives, by name.
-        folder: `adapter/` is made in it, with a folder for each name; "" is `adapter/` itself.
-        started_from: where the weights under each came from: `Started.facts`.
+        exported: the result of `objective.exports`, by name; adapters are not merged yet.
+        folder: parent of the new `adapter/`, which gets a folder for each name; "" is `adapter/` itself.
+        started_from: the origin of the weights under each adapter: `LoadedWeights.facts`.
 
     Returns:
         name -> the adapter's folder.

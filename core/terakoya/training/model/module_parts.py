@@ -1,23 +1,23 @@
-"""Weights by name, as checkpoints hold them."""
+"""The parts of a root module: its weights by name, as checkpoints hold them, its models, and their architectures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from terakoya.components import Architecture
+from terakoya.components import Architecture, Objective
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 
 ADAPTED = "adapted"
-"""The attribute of a root module whose own weights lie in a folder and stay so: adapters are trained over them."""
+"""The attribute of a root module with adapters: its own weights stay as they are in their folder, only the adapters
+are trained."""
 
 
 def saved_values(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Of `named_values` what a checkpoint holds: all, or, of a module that is `ADAPTED`, what is trained."""
+    """Yields the part of `named_values` that a checkpoint holds: all, or what is trained if `module` is `ADAPTED`."""
     adapted = getattr(module, ADAPTED, False)
     for name, value in named_values(module):
         if value.requires_grad or not adapted:
@@ -25,7 +25,7 @@ def saved_values(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def named_values(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of each parameter (tied ones once) and each persistent buffer of `module`."""
+    """Yields name and tensor of each parameter (tied ones once) and each persistent buffer of `module`."""
     yield from module.named_parameters()
     persistent = module.state_dict(keep_vars=True).keys()
     for name, buffer in module.named_buffers():
@@ -34,25 +34,29 @@ def named_values(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def top_level_models(module: nn.Module) -> Iterator[PreTrainedModel]:
-    """Each of Transformers' models in `module` that is not part of another."""
-    found: list[str] = []
-    for name, each in module.named_modules():
-        inside = any(not outer or name.startswith(f"{outer}.") for outer in found)
-        if isinstance(each, PreTrainedModel) and not inside:
-            found.append(name)
-            yield each
+    """Yields each Transformers model in `module` that is not part of another."""
+    outer_names: list[str] = []
+    for name, child in module.named_modules():
+        inside = any(not outer or name.startswith(f"{outer}.") for outer in outer_names)
+        if isinstance(child, PreTrainedModel) and not inside:
+            outer_names.append(name)
+            yield child
+
+
+def all_architectures(architecture: Architecture, objective: Objective) -> list[Architecture]:
+    """The run's `architecture` and those in the settings of its `objective`."""
+    return [architecture, *(value for value in dict(objective).values() if isinstance(value, Architecture))]
 
 
 def architecture_of(
-    parameters: Parameters, model: PreTrainedModel, vocabulary: Vocabulary, *, key: str
+    model: PreTrainedModel, architectures: Sequence[Architecture], vocabulary: Vocabulary, *, key: str
 ) -> Architecture:
-    """The architecture, the run's own or one in the objective's settings, that builds models of this type.
+    """The one of `architectures` that builds models of the type of `model`.
 
     Raises:
-        UserError: there is none; `key` is the setting that asks for its layers.
+        UserError: none of them does; `key` is the setting that needs to know the layers.
     """
-    nested = [value for value in dict(parameters.objective).values() if isinstance(value, Architecture)]
-    for architecture in [parameters.architecture, *nested]:
+    for architecture in architectures:
         if isinstance(model.config, type(architecture.config(vocabulary))):
             return architecture
     raise UserError(f"{key}: no architecture of the parameters says where the layers of {type(model)} are")

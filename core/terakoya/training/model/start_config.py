@@ -1,9 +1,9 @@
-"""Whether the config of a folder that a run starts from says what the run's own says."""
+"""Compares the config.json of a folder that a run starts from with the config of the run's own model."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,20 +11,19 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from terakoya.components import Architecture
-from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 
-WITHOUT_MEANING = frozenset({"vocab_size", "use_cache"})
-"""Of a config: what is compared otherwise, and what says nothing of weights."""
+NOT_COMPARED = frozenset({"vocab_size", "use_cache"})
+"""Keys of a config that are compared elsewhere, or do not concern weights."""
 DROPOUT = "_pdrop"
-"""How GPT-2's and GPT-J's configs call dropout."""
+"""Ending of the dropout keys in GPT-2's and GPT-J's configs."""
 OF_OTHER_HEADS = ("classifier_", "summary_", "sparse_", "deterministic_")
-"""How settings begin that belong to heads for other tasks, or to ways of computing."""
+"""Beginnings of keys that concern heads for other tasks, or ways to compute."""
 
 
 @contextmanager
 def silence_transformers() -> Iterator[None]:
-    """While open, Transformers neither reports nor draws bars: what it has to say is in its loading info."""
+    """While open, Transformers neither logs nor shows progress bars: its loading info holds the same facts."""
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -34,14 +33,13 @@ def silence_transformers() -> Iterator[None]:
         transformers_logging.set_verbosity(level)
 
 
-def architecture_settings(parameters: Parameters) -> frozenset[str]:
-    """The names of the settings of every architecture in `parameters`."""
-    nested = [value for value in dict(parameters.objective).values() if isinstance(value, Architecture)]
-    return frozenset(key for each in [parameters.architecture, *nested] for key in type(each).model_fields)
+def architecture_settings(architectures: Sequence[Architecture]) -> frozenset[str]:
+    """The names of all settings of `architectures`."""
+    return frozenset(key for architecture in architectures for key in type(architecture).model_fields)
 
 
 def read_config(folder: Path, target: PreTrainedModel, where: str) -> PretrainedConfig:
-    """The folder's config, of the class that `target` has.
+    """Returns the folder's config, as the config class of `target`.
 
     Raises:
         UserError: it cannot be read, or is of another model type.
@@ -55,29 +53,34 @@ def read_config(folder: Path, target: PreTrainedModel, where: str) -> Pretrained
     if raw.get("model_type") != kind.model_type:
         raise UserError(
             f"{where}: is a model of type {json.dumps(raw.get('model_type'))}, the architecture is of type "
-            f'"{kind.model_type}"; expected a folder of the same'
+            f'"{kind.model_type}"; expected a folder with a model of this type'
         )
     config: PretrainedConfig = kind.from_dict(raw)
     return config
 
 
 def compare_settings(
-    source: PretrainedConfig, target: PretrainedConfig, architecture_settings: frozenset[str]
+    source: PretrainedConfig, target: PretrainedConfig, settable: frozenset[str]
 ) -> tuple[list[str], list[str]]:
-    """The settings of the model that differ: those that say what weights mean, and those that a run may choose."""
-    wrong, free = [], []
+    """Returns the settings that differ between two configs, one line each: those that change the meaning of weights,
+    and those that a run may choose.
+
+    Args:
+        settable: the settings of the run's architectures.
+    """
+    conflicts, allowed = [], []
     theirs, ours = source.to_dict(), target.to_dict()
     general = PretrainedConfig().to_dict().keys() - {"tie_word_embeddings"}
     for key in ours:
-        if key in general or key in WITHOUT_MEANING or key.startswith(OF_OTHER_HEADS):
+        if key in general or key in NOT_COMPARED or key.startswith(OF_OTHER_HEADS):
             continue
         if key not in theirs or theirs[key] == ours[key]:
             continue
         text = f"{key} is {json.dumps(theirs[key])} there and {json.dumps(ours[key])} in the parameters"
         if key.endswith(DROPOUT) or "dropout" in key or key.startswith("initializer") or key.endswith("_token_id"):
-            free.append(f"{text}, which stands")
-        elif key in architecture_settings:
-            wrong.append(f"{text}; set it to the folder's")
+            allowed.append(f"{text}; the parameters' value is used")
+        elif key in settable:
+            conflicts.append(f"{text}; set it to the folder's")
         else:
-            wrong.append(f"{text}; it follows from other settings, or the architecture has none for it")
-    return wrong, free
+            conflicts.append(f"{text}; it follows from other settings, or the architecture has no setting for it")
+    return conflicts, allowed

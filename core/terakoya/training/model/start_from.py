@@ -1,6 +1,7 @@
-"""The weights a run begins with: read from Transformers folders, compared name by name, put into the drawn module.
+"""The weights that a run starts from: read from Transformers folders, compared name by name, copied into the module.
 
-Transformers reads the folders, so safetensors, .bin and sharded files all do. One error names all that does not fit.
+Transformers reads the folders, so safetensors, .bin and sharded files all work. One error lists everything that does
+not match.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.config.start_from import StartFrom, model_folder
 from terakoya.errors import UserError
 from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.model.module_parts import named_values
+from terakoya.training.model.module_parts import all_architectures, named_values
 from terakoya.training.model.start_config import (
     architecture_settings,
     compare_settings,
@@ -38,100 +39,97 @@ KEY = "start_from"
 
 @dataclass
 class WeightMatch:
-    """How a folder fits the model it is for.
+    """How a folder fits the model that starts from it.
 
     Attributes:
-        drawn: names that the folder lacks and that keep their drawn values.
-        left: names of the folder that the model has no place for.
-        problems: what forbids the start, a line each.
-        notes: what is said of a start that stands.
+        initialised: names missing in the folder; these weights stay randomly initialised.
+        unused: names of the folder that the model has no weight for.
+        problems: what prevents the start, one line each.
+        notes: what to print about a start that succeeds.
     """
 
-    drawn: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
+    initialised: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class LoadedWeights:
-    """What a run began with: `facts` for its record, by model's name, and `notes` to print."""
+    """What a run started from: `facts` for its records, by the model's name, and `notes` to print."""
 
     facts: dict[str, Any]
     notes: list[str]
 
 
 def load_on_rank0_and_broadcast(
-    parameters: Parameters,
-    module: nn.Module,
-    vocabulary: Vocabulary,
-    tokenizer_folder: Path,
-    context: DistributedContext,
+    parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, tokenizer_folder: Path, context: DistributedContext
 ) -> LoadedWeights:
-    """`start` on rank 0, whose weights the engine gives to the others; the folders need not be anywhere else.
+    """Runs `load_start_weights` on rank 0, the only rank that needs the folders, and broadcasts its result. The engine
+    broadcasts the weights later.
 
     Raises:
-        UserError: on every rank, what `start` raises.
+        UserError: on every rank, the error of `load_start_weights`.
     """
-    told: LoadedWeights | str = ""
+    result: LoadedWeights | str = ""
     if context.is_main:
         try:
-            told = load_start_weights(parameters, module, vocabulary, tokenizer_folder)
+            result = load_start_weights(parameters, module, vocabulary, tokenizer_folder)
         except UserError as error:
-            told = str(error)
-    told = context.broadcast(told)
-    if isinstance(told, str):
-        raise UserError(told)
-    return told
+            result = str(error)
+    result = context.broadcast(result)
+    if isinstance(result, str):
+        raise UserError(result)
+    return result
 
 
 def load_start_weights(
     parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, tokenizer_folder: Path
 ) -> LoadedWeights:
-    """Puts the weights of `start_from` into `module`, which `objective.build` made; all of them or none.
+    """Copies the weights of `start_from` into `module`, which `objective.build` returned; all of them or none.
 
     Args:
-        tokenizer_folder: the stores' tokenizer, which the folder's own is compared with.
+        tokenizer_folder: the stores' tokenizer, to compare with the folder's own.
 
     Raises:
-        UserError: a line for each thing that does not fit: settings, vocabulary, weights missing, left over or of
-            another shape, and shared weights that differ.
+        UserError: one line for each thing that does not fit: settings, vocabulary, weights that are missing, unused or
+            of another shape, and shared weights that differ.
     """
     settings = parameters.start_from
     assert settings is not None
     targets = parameters.objective.exports(module)
     folders = find_folders(settings, targets)
-    keys = architecture_settings(parameters)
+    settable = architecture_settings(all_architectures(parameters.architecture, parameters.objective))
     sources: dict[str, PreTrainedModel] = {}
-    drawn: dict[str, list[str]] = {}
+    initialised: dict[str, list[str]] = {}
     problems, facts, notes = [], {}, []
     for name, target in targets.items():
         folder = folders[name]
         where = f"{KEY}: {folder}"
-        fit = WeightMatch()
+        match = WeightMatch()
         config = read_config(folder, target, where)
-        fit.problems += [
+        match.problems += [
             f"{where}: {each}" for each in vocabulary_problems(folder, config, vocabulary, tokenizer_folder)
         ]
-        wrong, free = compare_settings(config, target.config, keys)
-        fit.problems += [f"{where}: {each}" for each in wrong]
-        fit.notes += [f"{where}: {each}" for each in free]
+        conflicts, allowed = compare_settings(config, target.config, settable)
+        match.problems += [f"{where}: {each}" for each in conflicts]
+        match.notes += [f"{where}: {each}" for each in allowed]
         sources[name], info = _read_model(folder, type(target), config, where)
-        _compare_weights(sources[name], info, target, settings, where, fit)
-        drawn[name] = fit.drawn
-        still = lora_settings.untrained_weights(parameters.lora, fit.drawn)
-        if still:
-            fit.problems.append(
-                f"{where}: lacks {join_names(still)}, which would be drawn and, with lora, stay so; name their modules "
-                "in lora.modules_to_save, or train the whole model"
+        _compare_weights(sources[name], info, target, settings, where, match)
+        initialised[name] = match.initialised
+        untrained = lora_settings.untrained_weights(parameters.lora, match.initialised)
+        if untrained:
+            match.problems.append(
+                f"{where}: has no {join_names(untrained)}, which would be randomly initialised and, with lora, never "
+                "trained; name their modules in lora.modules_to_save, or train the whole model"
             )
-        problems += fit.problems
-        notes += fit.notes
+        problems += match.problems
+        notes += match.notes
         facts[name] = {"folder": str(folder), "files": _hashes(folder)}
     if problems:
         raise UserError("\n".join(problems))
     for name, target in targets.items():
-        _keep_initialised(sources[name], target, drawn[name])
+        _keep_initialised(sources[name], target, initialised[name])
     try:
         parameters.objective.load_models(module, sources)
     except UserError as error:
@@ -140,21 +138,21 @@ def load_start_weights(
 
 
 def find_folders(settings: StartFrom, targets: Mapping[str, PreTrainedModel]) -> dict[str, Path]:
-    """The folder of each model, by its name in `Objective.exports`.
+    """Returns the folder of each model, by its name in `Objective.exports`.
 
     Raises:
-        UserError: other names than those of the objective, or a folder that holds no model.
+        UserError: names differ from those of the objective, or a folder holds no model.
     """
     given = settings.folder
     names = ", ".join(sorted(f'"{name}"' for name in targets if name))
     if isinstance(given, Path):
-        lacking = [name for name in targets if name and not (given / name / "config.json").is_file()]
-        if lacking and (given / "config.json").is_file():
+        missing = [name for name in targets if name and not (given / name / "config.json").is_file()]
+        if missing and (given / "config.json").is_file():
             raise UserError(
                 f"{KEY}: {given}: is one model, the objective trains {names}; give a folder for each: "
                 '{"NAME": FOLDER, ...}'
             )
-        if lacking:
+        if missing:
             model_folder(given, KEY)
         return {name: model_folder(given / name, KEY) for name in targets}
     if given.keys() != targets.keys():
@@ -169,10 +167,10 @@ def find_folders(settings: StartFrom, targets: Mapping[str, PreTrainedModel]) ->
 def _read_model(
     folder: Path, kind: type[PreTrainedModel], config: PretrainedConfig, where: str
 ) -> tuple[PreTrainedModel, Mapping[str, Any]]:
-    """The folder's model in fp32, and what Transformers says of its names.
+    """Returns the folder's model in fp32, and Transformers' loading info.
 
     Raises:
-        UserError: no weights, or weights that cannot be read.
+        UserError: there are no weights, or they cannot be read.
     """
     try:
         with silence_transformers():
@@ -196,56 +194,56 @@ def _compare_weights(
     target: PreTrainedModel,
     settings: StartFrom,
     where: str,
-    fit: WeightMatch,
+    match: WeightMatch,
 ) -> None:
-    """Notes names that are missing or left over, and shapes that differ; heads as `settings` say."""
-    made_anew = {name for name, _ in source.named_buffers()} - set(source.state_dict())
+    """Fills in `match`: names that are missing or unused, and shapes that differ; `settings` may allow other heads."""
+    recomputed = {name for name, _ in source.named_buffers()} - set(source.state_dict())
     missing = sorted(info["missing_keys"])
-    surplus = sorted(set(info["unexpected_keys"]) - made_anew)
-    fit.drawn = [name for name in missing if settings.new_heads and _is_head(name, target)]
-    fit.left = [name for name in surplus if settings.drop_heads and _is_head(name, target)]
+    unused = sorted(set(info["unexpected_keys"]) - recomputed)
+    match.initialised = [name for name in missing if settings.new_heads and _is_head(name, target)]
+    match.unused = [name for name in unused if settings.drop_heads and _is_head(name, target)]
     for names, allowed, what, key in (
-        (missing, fit.drawn, "lacks", "new_heads"),
-        (surplus, fit.left, "has weights without a place in the model:", "drop_heads"),
+        (missing, match.initialised, "has no", "new_heads"),
+        (unused, match.unused, "has weights without a place in the model:", "drop_heads"),
     ):
-        wrong = [name for name in names if name not in allowed]
+        refused = [name for name in names if name not in allowed]
         if allowed:
-            ends = "; they are drawn" if key == "new_heads" else "; they are left out"
-            fit.notes.append(f"{where}: {what} {join_names(allowed)}{ends}")
-        if wrong:
+            effect = "; they are randomly initialised" if key == "new_heads" else "; they are not used"
+            match.notes.append(f"{where}: {what} {join_names(allowed)}{effect}")
+        if refused:
             hint = ""
-            if all(_is_head(name, target) for name in wrong):
+            if all(_is_head(name, target) for name in refused):
                 hint = f'; allow it with "{KEY}": {{"folder": ..., "{key}": true}}'
-            fit.problems.append(f"{where}: {what} {join_names(wrong)}{hint}")
-    wrong = [
-        f"{name} is {tuple(stored)}, expected {tuple(made)}" for name, stored, made in sorted(info["mismatched_keys"])
+            match.problems.append(f"{where}: {what} {join_names(refused)}{hint}")
+    mismatched = [
+        f"{name} is {tuple(stored)}, expected {tuple(built)}" for name, stored, built in sorted(info["mismatched_keys"])
     ]
-    if wrong:
-        fit.problems.append(f"{where}: its weights do not fit its own config.json: {join_names(wrong)}")
-    fit.problems += [f"{where}: {text}" for text in info.get("error_msgs", ())]
+    if mismatched:
+        match.problems.append(f"{where}: its weights do not fit its own config.json: {join_names(mismatched)}")
+    match.problems += [f"{where}: {text}" for text in info.get("error_msgs", ())]
     ours = {name: value.shape for name, value in named_values(target)}
     theirs = {name: value.shape for name, value in named_values(source)}
-    wrong = [
+    reshaped = [
         f"{name} is {tuple(theirs[name])}, expected {tuple(ours[name])}"
         for name in sorted(ours.keys() & theirs.keys())
         if ours[name] != theirs[name]
     ]
-    if wrong:
-        fit.problems.append(f"{where}: weights of another shape: {join_names(wrong, 3)}")
+    if reshaped:
+        match.problems.append(f"{where}: weights of another shape: {join_names(reshaped, 3)}")
 
 
 def _is_head(name: str, target: PreTrainedModel) -> bool:
-    """Whether the weight `name` lies outside the body: in a head, or in the pooler that feeds one."""
+    """Whether the weight `name` is outside the body: in a head, or in the pooler that feeds one."""
     first, *_ = parts = name.split(".")
     prefix = target.base_model_prefix
-    whole = not prefix or not hasattr(target, prefix)
-    # a folder of the body alone bears its names without the prefix
-    body = whole or first == prefix or first in dict(target.base_model.named_children())
+    all_body = not prefix or not hasattr(target, prefix)
+    # a folder of the body alone has names without the prefix
+    body = all_body or first == prefix or first in dict(target.base_model.named_children())
     return not body or "pooler" in parts
 
 
 def _keep_initialised(source: PreTrainedModel, target: PreTrainedModel, names: list[str]) -> None:
-    """Gives `source` what was drawn for `target` of the weights `names`, which the folder lacks."""
+    """Copies the randomly initialised weights `names`, which the folder does not have, from `target` to `source`."""
     ours, theirs = target.state_dict(), source.state_dict()
     for name in names:
         theirs[name].copy_(ours[name])
@@ -254,8 +252,8 @@ def _keep_initialised(source: PreTrainedModel, target: PreTrainedModel, names: l
 def _hashes(folder: Path) -> dict[str, str]:
     """The SHA-256 of the folder's config and weights, by file."""
     weights = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
-    found = {}
+    hashes = {}
     for path in [folder / "config.json", *weights]:
         with path.open("rb") as file:
-            found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+            hashes[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes

@@ -1,4 +1,4 @@
-"""Whether a folder that a run starts from counts words as the token stores do."""
+"""Compares the vocabulary of a folder that a run starts from with the vocabulary of the token stores."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 FILES = ("tokenizer.json", "vocab.txt", "spiece.model", "vocab.json", "tokenizer_config.json")
-"""Files of which one at least lies beside a model that has its tokenizer with it."""
+"""Tokenizer files; a folder with a tokenizer has at least one of them."""
 SHOWN = 3
+"""Number of differing ids in an error message."""
 
 
 def vocabulary_problems(
     folder: Path, config: PretrainedConfig, vocabulary: Vocabulary, tokenizer_folder: Path
 ) -> list[str]:
-    """What is different between the vocabulary of `folder` and the stores', a line each; none if nothing is.
+    """Returns the differences between the vocabulary of `folder` and the stores', one line each.
 
-    Compares sizes and, where a tokenizer lies in `folder`, every token's id with the tokenizer in `tokenizer_folder`.
+    Compares sizes and, if `folder` holds a tokenizer, every token's id with the tokenizer in `tokenizer_folder`.
     """
     problems = []
     if config.vocab_size != vocabulary.size:
@@ -30,13 +31,13 @@ def vocabulary_problems(
             f"its vocabulary has {config.vocab_size:,} entries, the stores' {vocabulary.size:,}; prepare the stores "
             "with the folder's tokenizer"
         )
-    there = [name for name in FILES if (folder / name).is_file()]
-    if not there or _same_files(folder, tokenizer_folder):
+    files = [name for name in FILES if (folder / name).is_file()]
+    if not files or _same_files(folder, tokenizer_folder):
         return problems
     try:
         theirs, ours = _token_ids(folder, config), _token_ids(tokenizer_folder)
     except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
-        problems.append(f"its tokenizer ({there[0]}) cannot be compared with the stores': {error}")
+        problems.append(f"its tokenizer ({files[0]}) cannot be compared with the stores': {error}")
         return problems
     if theirs != ours:
         problems.append(_difference(theirs, ours))
@@ -44,7 +45,7 @@ def vocabulary_problems(
 
 
 def _same_files(folder: Path, other: Path) -> bool:
-    """Whether one of the files that hold a whole vocabulary is the same, byte for byte, in both."""
+    """Whether a file that holds a whole vocabulary is the same, byte for byte, in both folders."""
     for name in FILES[:3]:
         one, two = folder / name, other / name
         if one.is_file() and two.is_file() and one.read_bytes() == two.read_bytes():
@@ -53,7 +54,7 @@ def _same_files(folder: Path, other: Path) -> bool:
 
 
 def _token_ids(folder: Path, config: PretrainedConfig | None = None) -> dict[str, int]:
-    """Every token's id. `config` is that of the model in `folder`, of whose own code nothing is run."""
+    """Returns every token's id. `config` is that of the model in `folder`; code in the folder is not run."""
     from transformers import AutoTokenizer
 
     loaded = AutoTokenizer.from_pretrained(folder, config=config, local_files_only=True, trust_remote_code=False)
@@ -62,18 +63,20 @@ def _token_ids(folder: Path, config: PretrainedConfig | None = None) -> dict[str
 
 
 def _difference(theirs: Mapping[str, int], ours: Mapping[str, int]) -> str:
-    """A sentence with counts and the lowest ids that differ."""
-    mine = {index: token for token, index in ours.items()}
-    other = {index: token for token, index in theirs.items()}
-    wrong = [index for index in sorted(mine.keys() | other.keys()) if mine.get(index) != other.get(index)]
+    """A sentence with the number of ids that differ and the lowest of them."""
+    our_tokens = {index: token for token, index in ours.items()}
+    their_tokens = {index: token for token, index in theirs.items()}
+    indices = sorted(our_tokens.keys() | their_tokens.keys())
+    different = [index for index in indices if our_tokens.get(index) != their_tokens.get(index)]
 
-    def named(tokens: Mapping[int, str], index: int) -> str:
+    def quote(tokens: Mapping[int, str], index: int) -> str:
         return json.dumps(tokens[index], ensure_ascii=False) if index in tokens else "nothing"
 
     examples = "; ".join(
-        f"{index} is {named(other, index)} there and {named(mine, index)} here" for index in wrong[:SHOWN]
+        f"{index} is {quote(their_tokens, index)} there and {quote(our_tokens, index)} here"
+        for index in different[:SHOWN]
     )
     return (
-        f"its tokenizer is another than the stores': {len(wrong):,} ids mean something else ({examples}); prepare the "
+        f"its tokenizer differs from the stores': {len(different):,} ids mean something else ({examples}); prepare the "
         "stores with the folder's tokenizer"
     )
