@@ -436,7 +436,7 @@ def outputs(module: torch.nn.Module) -> dict[str, Tensor]:
     found = {}
     ids = torch.randint(6, small.VOCABULARY.size, (2, 16), generator=torch.Generator().manual_seed(0))
     module.eval()
-    for number, model in enumerate(lora.models(module)):
+    for number, model in enumerate(lora.top_level_models(module)):
         extra = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
         with torch.no_grad():
             found[f"{number} {type(model).__name__}"] = model(

@@ -104,7 +104,7 @@ def test_a_run_that_needs_less_than_the_least_scale_is_ended() -> None:
     assert float(scaler.scale) == 1.0
     scaler.update(torch.tensor(math.inf))
     with pytest.raises(
-        UserError, match=r"step 7: gradients overflowed fp16 at loss scale 1, the least .* 3 steps were"
+        UserError, match=r"step 7: gradients overflowed fp16 at loss scale 1, the lowest .* 3 steps were"
     ):
         scaler.raise_if_stuck(7)
 
