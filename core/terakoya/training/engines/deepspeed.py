@@ -28,7 +28,7 @@ from terakoya.errors import UserError
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.deepspeed_setup import BUCKET_ELEMENTS, deepspeed_config, offload_config
 from terakoya.training.distributed.environment import launcher_variables, local_rank_variable
-from terakoya.training.engines.engine import SavedTensors, LossFn, autocast_forward
+from terakoya.training.engines.engine import LossFn, SavedTensors, autocast_forward
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
 from terakoya.training.model.module_parts import saved_values

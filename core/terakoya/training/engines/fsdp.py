@@ -29,7 +29,7 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines.ddp import DDPEngine
-from terakoya.training.engines.engine import SavedTensors, LossFn
+from terakoya.training.engines.engine import LossFn, SavedTensors
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
 from terakoya.training.model.module_parts import architecture_of, saved_values, top_level_models

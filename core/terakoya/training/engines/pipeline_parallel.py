@@ -89,7 +89,7 @@ class PipelineEngine(DDPEngine):
             UserError: there are fewer blocks than stages.
         """
         assert context.replica_group is not None, "a replica of several processes"
-        self.within = context.replica_group
+        self.replica_group = context.replica_group
         self.members = context.topology.replica_ranks(context.replica)
         self.place = self.members.index(context.rank)
         self.stage_count = len(self.members) * parallel.pp_stages_per_process
@@ -194,7 +194,7 @@ class PipelineEngine(DDPEngine):
             self.context.device,
             input_args=() if stage.first else (hidden,),
             output_args=(torch.empty((), device="meta", requires_grad=True) if stage.last else hidden,),
-            group=self.within,
+            group=self.replica_group,
             shape=(rows, length, stage.hidden_size),
         )
 
@@ -217,7 +217,7 @@ class PipelineEngine(DDPEngine):
         if gradients:
             local += nn.utils.get_total_norm(gradients, foreach=True).double().square()
         squares = [torch.empty_like(local) for _ in self.members]
-        dist.all_gather(squares, local, group=self.within)
+        dist.all_gather(squares, local, group=self.replica_group)
         norm = torch.stack(squares).sum().sqrt().float()
         nn.utils.clip_grads_with_norm_(self.trainable, self.max_grad_norm or float("inf"), norm, foreach=True)
         return norm
@@ -231,10 +231,10 @@ class PipelineEngine(DDPEngine):
                 hidden = None
                 if not stage.first:
                     hidden = torch.empty(rows, length, stage.hidden_size, device=self.context.device)
-                    dist.recv(hidden, src=self._rank_of(stage.index - 1), group=self.within)
+                    dist.recv(hidden, src=self._rank_of(stage.index - 1), group=self.replica_group)
                 output = stage.run(batch, hidden)
                 if isinstance(output, Tensor):
-                    dist.send(output.contiguous(), dst=self._rank_of(stage.index + 1), group=self.within)
+                    dist.send(output.contiguous(), dst=self._rank_of(stage.index + 1), group=self.replica_group)
                 else:
                     sums = output
         return self._on_all(sums)
@@ -249,7 +249,7 @@ class PipelineEngine(DDPEngine):
         mode = self.module.training
         if mode not in self.shapes:
             shapes: list[Any] = [None if sums is None else {name: tuple(value.shape) for name, value in sums.items()}]
-            dist.broadcast_object_list(shapes, src=self.members[-1], group=self.within)
+            dist.broadcast_object_list(shapes, src=self.members[-1], group=self.replica_group)
             self.shapes[mode] = shapes[0]
         if sums is not None:
             return sums

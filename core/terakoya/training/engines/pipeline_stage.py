@@ -1,9 +1,9 @@
 """Stages of a pipeline: each stage is a range of neighbouring blocks of a model, with everything before the first block
 or after the last.
 
-A stage is a copy of the whole root module in which the architecture keeps only this stage's parts (`Architecture.keep_stage_blocks`).
-The model's own forward runs it, masks and positions included. Every stage has the micro-batch itself; only hidden
-states are sent, by `pipeline_parallel`.
+A stage is a copy of the whole root module in which the architecture keeps only this stage's parts
+(`Architecture.keep_stage_blocks`). The model's own forward runs it, masks and positions included. Every stage has the
+micro-batch itself; only hidden states are sent, by `pipeline_parallel`.
 
 Letters: B rows of a micro-batch, T positions, H hidden size; R rows of hidden states that are sent, the same for all
 micro-batches of a step.

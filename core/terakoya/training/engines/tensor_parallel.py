@@ -120,7 +120,9 @@ class TensorParallelEngine(DDPEngine):
 
     def _on_first_process(self, sums: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The replica's `sums`, which all its processes have, on the first process, and zeros on the others."""
-        return sums if self.context.is_replica_leader else {name: torch.zeros_like(value) for name, value in sums.items()}
+        return (
+            sums if self.context.is_replica_leader else {name: torch.zeros_like(value) for name, value in sums.items()}
+        )
 
     # --------------------------------------------------------------------------------------------- checkpoints
 

@@ -63,7 +63,11 @@ class LoadedWeights:
 
 
 def load_on_rank0_and_broadcast(
-    parameters: Parameters, module: nn.Module, vocabulary: Vocabulary, tokenizer_folder: Path, context: DistributedContext
+    parameters: Parameters,
+    module: nn.Module,
+    vocabulary: Vocabulary,
+    tokenizer_folder: Path,
+    context: DistributedContext,
 ) -> LoadedWeights:
     """Runs `load_start_weights` on rank 0, the only rank that needs the folders, and broadcasts its result. The engine
     broadcasts the weights later.
