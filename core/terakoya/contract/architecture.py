@@ -240,7 +240,7 @@ def check_tensor_partition(case: ArchitectureCase) -> None:
 
 
 def check_pipeline_stages(case: ArchitectureCase) -> None:
-    """Pipeline stages, which it is cut into by cut, compute one after another the same as the whole model."""
+    """Pipeline stages made by keep_stage_blocks compute one after another the same as the whole model."""
     models = [case.build(case.head) for _ in range(1 + stages.COUNT)]
     stages.check_stages(case.architecture, models, case.row(5, case.length() - 12, padding=7))
 

@@ -54,7 +54,7 @@ class ThreadGroup(TensorParallelGroup):
 
 @dataclass(frozen=True)
 class Computed:
-    """Hidden states (B, T, H); by parameter name, the gradient of a weighted sum of them and the parameter's cut."""
+    """Hidden states (B, T, H); by parameter name, the gradient of a weighted sum of them and how it is divided."""
 
     hidden: Tensor
     gradients: Mapping[str, Tensor]
@@ -96,7 +96,7 @@ def check_partition(architecture: Architecture, models: Sequence[nn.Module], bat
     errors = [error for future in futures if (error := future.exception()) is not None]
     for error in sorted(errors, key=lambda each: isinstance(each, threading.BrokenBarrierError)):
         raise error
-    _compare(expected, [future.result() for future in futures], _weights_on_parts(architecture, models[0], partition))
+    _compare(expected, [future.result() for future in futures], _local_weights(architecture, models[0], partition))
 
 
 def _check_names(architecture: Architecture, model: nn.Module, partition: TensorPartition) -> None:
@@ -117,7 +117,7 @@ def _check_names(architecture: Architecture, model: nn.Module, partition: Tensor
                 raise CheckFailed(f"{name} is a {type(modules[name]).__name__}; only linear layers can be cut")
 
 
-def _weights_on_parts(architecture: Architecture, model: nn.Module, partition: TensorPartition) -> frozenset[str]:
+def _local_weights(architecture: Architecture, model: nn.Module, partition: TensorPartition) -> frozenset[str]:
     """The names of the weights that each process holds whole and applies to its own part of the activations."""
     applied = {
         value
@@ -144,7 +144,7 @@ def _compute(
     )
 
 
-def _compare(expected: Computed, results: Sequence[Computed], on_parts: frozenset[str]) -> None:
+def _compare(expected: Computed, results: Sequence[Computed], local_weights: frozenset[str]) -> None:
     """Raises CheckFailed where the `results` of several processes differ from `expected`, the result of one."""
     whole = torch.cat([each.flatten() for each in expected.gradients.values()]).norm()
     for computed in results:
@@ -152,18 +152,18 @@ def _compare(expected: Computed, results: Sequence[Computed], on_parts: frozense
         if error > TOLERANCE:
             raise CheckFailed(
                 f"hidden states of {SIZE} processes that share the blocks are off by {error:.1g}: are all layers "
-                "between an entry and its rows in columns, fused layers with their number of matrices, and all modules "
-                "that hold a number of heads in counts?"
+                "between an input and its row_parallel layer in column_parallel, fused layers with their number of "
+                "matrices, and all modules that hold a number of heads in divided_attributes?"
             )
         for name, gradient in computed.gradients.items():
             reference = expected.gradients[name]
             if name in computed.cuts:
                 reference = computed.cuts[name].own_part(reference)
-            if name in on_parts:
+            if name in local_weights:
                 gradient = torch.stack([each.gradients[name] for each in results]).sum(0)
             if (gradient - reference).norm() > TOLERANCE * (reference.norm() + 0.01 * whole):
                 raise CheckFailed(
                     f"the gradient of {name} is not that of one process: are the modules whose input goes into the "
-                    "shared layers in entries, and those that each process applies to its own part, such as a norm of "
-                    "heads, in on_parts?"
+                    "shared layers in inputs, and those that each process applies to its own part, such as a norm of "
+                    "heads, in local?"
                 )

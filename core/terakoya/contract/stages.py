@@ -29,7 +29,7 @@ def check_stages(architecture: Architecture, models: Sequence[PreTrainedModel], 
         CheckSkipped: the architecture cannot be cut, or its toy size has too few blocks.
     """
     if type(architecture).keep_stage_blocks is Architecture.keep_stage_blocks:
-        raise CheckSkipped("cut is not implemented: parallel.pp_size is refused")
+        raise CheckSkipped("keep_stage_blocks is not implemented: parallel.pp_size is refused")
     whole, *stages = models
     blocks = len(architecture.blocks(whole))
     if blocks < COUNT:

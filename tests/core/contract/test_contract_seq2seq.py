@@ -110,8 +110,8 @@ def test_an_encoder_decoder_passes_every_check(tmp_path: Path) -> None:
     assert [str(result) for result in results if result.status != "passed"] == [
         "architecture mt5: Processes that share its blocks by tensor_partition compute the same as one process: "
         "tensor_partition is None: parallel.tp_size is refused",
-        "architecture mt5: Pipeline stages, which it is cut into by cut, compute one after another the same as the "
-        "whole model: cut is not implemented: parallel.pp_size is refused",
+        "architecture mt5: Pipeline stages made by keep_stage_blocks compute one after another the same as the whole "
+        "model: keep_stage_blocks is not implemented: parallel.pp_size is refused",
         "architecture mt5: A row of max_sequence_length works: it has no maximum",
     ]
     assert sum("seq2seq" in result.requirement for result in results) == 2

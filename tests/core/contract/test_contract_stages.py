@@ -1,4 +1,4 @@
-"""The check of `cut`: stages, one after another, compute the same as the whole model, or the check fails."""
+"""The check of `keep_stage_blocks`: stages, one after another, compute the same as the whole model, or it fails."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ CUT = ("gpt2", "gptj", "llama", "qwen3")
 
 
 def gpt2(*, left: str) -> architecture.ArchitectureCase:
-    """gpt2 with a `keep_stage_blocks` that leaves the attribute `left` of the body in every stage; "all"
-    leaves everything."""
+    """gpt2 with a `keep_stage_blocks` that leaves the attribute `left` of the body in every stage; "all" leaves
+    everything."""
 
     class Changed(registry().component("architectures", "gpt2")):  # type: ignore[misc]
-        """gpt2 with another cut."""
+        """gpt2 with another `keep_stage_blocks`."""
 
         def keep_stage_blocks(self, model: Any, stage: range) -> None:
             """Cuts `model`, then puts the attribute back."""
@@ -46,12 +46,12 @@ def test_bundled_architectures_pass(name: str) -> None:
         ("all", "had to keep 1 of the blocks, but blocks returns 2"),
     ],
 )
-def test_a_wrong_cut_fails(left: str, message: str) -> None:
+def test_a_wrong_keep_stage_blocks_fails(left: str, message: str) -> None:
     with pytest.raises(CheckFailed, match=message):
         architecture.check_pipeline_stages(gpt2(left=left))
 
 
-def test_an_architecture_without_cut_is_skipped() -> None:
+def test_an_architecture_without_keep_stage_blocks_is_skipped() -> None:
     with pytest.raises(CheckSkipped, match=r"parallel\.pp_size is refused"):
         architecture.check_pipeline_stages(
             architecture.ArchitectureCase("architectures", "bert", registry().component("architectures", "bert"))
