@@ -1,4 +1,4 @@
-"""The blocks of a preparation as a list on disk, so that processes which never talk agree on every part's number."""
+"""The blocks of a job as a list on disk, so that processes without communication agree on the number of every part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from terakoya.preparation.job import PrepareJob
 from terakoya.store.parts import PartFacts, read_part
 
 BLOCKS = "blocks.json"
-"""The list's name in the folder of parts. It stands for the same input as the parts do."""
+"""File name of the list in the folder of parts. The list and the parts belong to the same input."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class BlockList:
     """Every block of a job, in order, without the text.
 
     Attributes:
-        extent: where the first begins and the last ends, see `ShardBlocks`.
-        has_bytes: for each block whether its bytes travel with it: then its file must be cut once more to get them.
+        extent: where the first block begins and the last one ends, see `ShardBlocks`.
+        has_bytes: for each block whether it carries its bytes: to get them, its file must be cut into blocks again.
     """
 
     blocks: tuple[Block, ...]
@@ -34,23 +34,23 @@ class BlockList:
     extent: str
 
     def read_part(self, parts: Path, number: int) -> PartFacts | None:
-        """The facts of block `number`'s part, None if it is not there."""
+        """Returns the facts of the part of block `number`, None if there is no such part."""
         facts = read_part(parts, number)
         return facts if facts is not None and facts.source == source_name(self.blocks[number]) else None
 
     def missing_parts(self, parts: Path) -> tuple[int, ...]:
-        """The numbers of the blocks that have no part yet."""
+        """Returns the numbers of the blocks that have no part yet."""
         return tuple(number for number in range(len(self.blocks)) if self.read_part(parts, number) is None)
 
     def rank_share(self, numbers: Sequence[int], rank: int, world_size: int) -> Sequence[int]:
-        """Those of `numbers` that process `rank` of `world_size` encodes: neighbours, so that a compressed file is read
-        by few of them, with about as much text for each."""
+        """Returns those of `numbers` that process `rank` of `world_size` encodes: adjacent blocks, so that few
+        processes read the same compressed file, with about the same amount of text for each process."""
         ends = [0, *accumulate(_weight(self.blocks[number]) for number in numbers)]
         low, high = (bisect_left(ends, ends[-1] * each / world_size) for each in (rank, rank + 1))
         return numbers[low:high]
 
     def with_bytes(self, corpus: Corpus, numbers: Sequence[int], *, block_bytes: int) -> Iterator[tuple[int, Block]]:
-        """The blocks `numbers`, in order, with their bytes where those travel with them."""
+        """Yields number and block for each of `numbers`, in order, with the block's bytes if it carries them."""
         for run in self._runs(numbers):
             if not self.has_bytes[run[0]]:
                 yield from ((number, self.blocks[number]) for number in run)
@@ -64,7 +64,7 @@ class BlockList:
                         break
 
     def _runs(self, numbers: Sequence[int]) -> Iterator[list[int]]:
-        """`numbers` cut where one file ends and the next begins, which may be the same once more."""
+        """Yields `numbers` split where another file begins, which may be the same file again."""
         run: list[int] = []
         for number in numbers:
             block, before = self.blocks[number], self.blocks[run[-1]] if run else None
@@ -77,12 +77,13 @@ class BlockList:
 
 
 def _weight(block: Block) -> int:
-    """About how much text it is: bytes, but of parquet, where a block is counted in rows, what it takes on disk."""
+    """Returns roughly how much text the block holds, in bytes; for parquet, whose blocks count rows, its bytes on
+    disk."""
     return max(1, block.disk_bytes, block.stop - block.start)
 
 
 def list_blocks(job: PrepareJob) -> BlockList:
-    """The list that lies with the parts, made if there is none: every file is then read once, in one pass."""
+    """Returns the list that is stored with the parts. If there is none, reads every file once and writes the list."""
     file, sources = job.task.parts / BLOCKS, job.task.corpus.sources
     if file.exists():
         return read_block_list(job)
@@ -98,7 +99,7 @@ def list_blocks(job: PrepareJob) -> BlockList:
 
 
 def read_block_list(job: PrepareJob) -> BlockList:
-    """The list that lies with the parts."""
+    """Reads the list that is stored with the parts."""
     sources = job.task.corpus.sources
     raw = orjson.loads((job.task.parts / BLOCKS).read_bytes())
     blocks = tuple(

@@ -1,8 +1,8 @@
-"""Chat templates: how a conversation becomes the one text that a model reads.
+"""Chat templates turn a conversation into the text that a model reads.
 
-A template is one of Hugging Face's (https://huggingface.co/docs/transformers/chat_templating), in Jinja; what it puts
-between `{% generation %}` and `{% endgeneration %}` is what a model is to write. Whatever template a store is made with
-goes with it into checkpoints and exports, so that whoever uses the model writes as it was trained.
+A template is one of Hugging Face's (https://huggingface.co/docs/transformers/chat_templating), in Jinja; the text
+between `{% generation %}` and `{% endgeneration %}` is what a model learns to write. The template of a store is copied
+into checkpoints and exports, so that users of the model write prompts in the form of its training data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 OWN = "chat"
-"""The name that stands for the tokenizer's own template."""
+"""Name of the tokenizer's own template."""
 BUILT_IN = ("alpaca", "alpaca_en")
 _FOLDER = Path(__file__).parent / "chat_templates"
 _MARKED = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
@@ -35,41 +35,42 @@ Span = tuple[int, int]
 
 
 class TemplateError(Exception):
-    """The template does not take a conversation."""
+    """The template cannot render a conversation."""
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template's `text`, and what it was asked for by: `chat`, one of `BUILT_IN`, or a file."""
+    """The `text` of a template, and the `name` that selected it: `chat`, one of `BUILT_IN`, or a file name."""
 
     name: str
     text: str
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the text."""
+        """Hash of the text."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def create_renderer(self, tokenizer: PreTrainedTokenizerBase) -> Renderer:
-        """What renders with it as `tokenizer.apply_chat_template` does. Raises UserError if it cannot be used."""
+        """Returns a renderer that renders as `tokenizer.apply_chat_template` does. Raises UserError if the template
+        cannot be used."""
         return Renderer(self, tokenizer)
 
 
 def find_template(wanted: str | None, tokenizer: PreTrainedTokenizerBase, folder: Path) -> ChatTemplate:
-    """The template `wanted` for `tokenizer`, which lies in `folder`; None: the tokenizer's own if it has one, else
-    `alpaca`. Warns of one that a model learns less from than it could.
+    """Returns the template `wanted` for the `tokenizer` in `folder`; None means the tokenizer's own template if it has
+    one, else `alpaca`. Warns if a model cannot learn all that it could from the template.
 
     Raises:
-        UserError: the tokenizer has none of its own, there is no such file, it is broken or leaves out what is said, or
-            the tokenizer has no token that could end an answer.
+        UserError: the tokenizer has no template of its own, the file does not exist, the template is invalid or omits
+            messages, or the tokenizer has no token that could end an answer.
     """
     template = _find(wanted, tokenizer, folder)
     renderer = template.create_renderer(tokenizer)
     if not renderer.ends_answers:
-        logger.warning("template %s puts nothing behind an answer: the model will not learn to stop", template.name)
+        logger.warning("template %s writes nothing after an answer: the model will not learn to stop", template.name)
     if not renderer.has_prompt:
         logger.warning(
-            "template %s has no add_generation_prompt: what it puts before an answer is learnt as a part of it",
+            "template %s has no add_generation_prompt: the model learns the text before an answer as a part of it",
             template.name,
         )
     return template
@@ -99,7 +100,8 @@ def _find(wanted: str | None, tokenizer: PreTrainedTokenizerBase, folder: Path) 
 
 
 def _built_in(name: str, tokenizer: PreTrainedTokenizerBase, folder: Path) -> ChatTemplate:
-    """A text begins with the tokenizer's beginning-of-sequence token if it puts one there by itself."""
+    """Returns the built-in template `name`. It begins with the tokenizer's beginning-of-sequence token if the tokenizer
+    adds this token to texts."""
     if tokenizer.eos_token is None and tokenizer.sep_token is None:
         raise UserError(
             f"{folder}: --template {name}: expected a tokenizer with an end-of-sequence token (or [SEP]) to end "
@@ -112,25 +114,30 @@ def _built_in(name: str, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Ch
 
 
 class Renderer:
-    """Renders conversations with a template and the special tokens of a tokenizer."""
+    """Renders conversations with a template and the special tokens of a tokenizer.
+
+    Attributes:
+        has_prompt: whether the template has an `add_generation_prompt`.
+        ends_answers: whether the template writes something after an answer.
+    """
 
     def __init__(self, template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Raises UserError for a template that is broken or leaves out what is said."""
+        """Raises UserError for a template that is invalid or omits messages."""
         self._template = template
         self._marked = bool(_MARKED.search(template.text))
         self._tokens: dict[str, Any] = dict(tokenizer.special_tokens_map)
-        user, answer, about = (_NAME.format(name) for name in ("user", "answer", "input"))
+        user, answer, source = (_NAME.format(name) for name in ("user", "answer", "input"))
         question: Message = {"role": "user", "content": user}
         try:
             text, spans = self.render([question, {"role": "assistant", "content": answer}])
-            with_input, _ = self.render([{**question, "input": about}])
+            with_input, _ = self.render([{**question, "input": source}])
             prompt = self.prompt([question])
         except TemplateError as error:
             raise UserError(f"--template {template.name}: cannot be used: {error}") from error
-        self._takes_input = about in with_input
+        self._takes_input = source in with_input
         if user not in text or answer not in text:
             raise UserError(
-                f"--template {template.name}: expected a template that writes every message, got this of a question "
+                f"--template {template.name}: expected a template that writes every message, got this for a question "
                 f"and its answer: {text!r}"
             )
         self.has_prompt = prompt != self.render([question])[0]
@@ -142,20 +149,20 @@ class Renderer:
             )
 
     def render(self, turns: Sequence[Message]) -> tuple[str, list[Span] | None]:
-        """The text of `turns`, and where the template marks answers in it; None where it has no marks.
+        """Returns the text of `turns`, and the spans that the template marks as answers, None if it has no marks.
 
         Raises:
-            TemplateError: in the template's own words.
+            TemplateError: with the message of the template.
         """
         texts, spans = self._run(turns, add_generation_prompt=False, return_assistant_tokens_mask=self._marked)
         return texts[0], [(int(start), int(stop)) for start, stop in spans[0]] if self._marked else None
 
     def prompt(self, turns: Sequence[Message]) -> str:
-        """The text that asks a model for the answer to `turns`. Raises TemplateError."""
+        """Returns the text that asks a model for the answer to `turns`. Raises TemplateError."""
         return str(self._run(turns, add_generation_prompt=True)[0][0])
 
     def join_inputs(self, turns: Sequence[Message]) -> list[Message]:
-        """`turns`, each `input` joined to its `content` where the template does not look at it."""
+        """Returns `turns` with each `input` joined to its `content`, if the template does not use `input`."""
         if self._takes_input:
             return list(turns)
         return [

@@ -1,11 +1,11 @@
-"""Conversations to ids, with a mark on every token that belongs to an answer.
+"""Encodes conversations to ids, and marks every token that belongs to an answer.
 
-A conversation is rendered by its chat template and made into ids whole, as Transformers does when the model is used.
-Where an answer begins and ends is known in characters; the ids of the text up to such a border are compared with those
-of the whole, and the border lies where the two part. That works for any tokenizer; a token on both sides of a border
-belongs to the answer.
+The chat template renders a whole conversation, and the tokenizer encodes it at once, as Transformers does when the
+model is used. The begin and the end of an answer are known in characters. The ids of the text up to such a border are
+compared with the ids of the whole text: the border is at the first difference. This works for any tokenizer; a token
+that crosses a border belongs to the answer.
 
-Letters: T tokens of all conversations, n tokens of one.
+Letters: T tokens of all conversations, n tokens of one conversation.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 UNLIKE_PROMPT = "conversations that begin with other ids than their prompts"
-"""The note that counts conversations in which training sees other ids before an answer than the model is given when it
-is used, because the template writes, or the tokenizer cuts, a prompt differently where an answer follows."""
+"""Name of the count of conversations in which the ids before an answer are not those of the prompt that the model gets
+in use, because the template writes, or the tokenizer splits, a prompt differently when an answer follows."""
 
 _TEXTS = 512
-"""Texts that are made into ids at once."""
+"""Texts that are encoded at once."""
 
 
 @dataclass(frozen=True)
 class EncodedConversations(Encoded):
-    """Conversations as ids; of those that are left out no token is here.
+    """Conversations as ids, without the rejected ones.
 
     Attributes:
-        answers: (T,) bool, True where a token belongs to an answer, its end included.
-        rejected: why conversations were left out, by their number in the batch.
-        notes: what else was counted.
+        answers: (T,) bool, True for tokens of answers, including the end of an answer.
+        rejected: reasons for rejected conversations, by their number in the batch.
+        notes: other counts, by name.
     """
 
     answers: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
@@ -53,7 +53,7 @@ class EncodedConversations(Encoded):
 
 @dataclass(frozen=True)
 class _Rendered:
-    """A conversation as text, where its answers lie in it, and what stands before each when the model is asked."""
+    """A conversation as text, the spans of its answers, and the prompt of each answer."""
 
     text: str
     spans: Sequence[Span]
@@ -61,22 +61,22 @@ class _Rendered:
 
 
 class ConversationEncoder:
-    """Encodes what `terakoya.corpus.conversations.read_messages` reads; belongs to one process."""
+    """Encodes the conversations that `terakoya.corpus.conversations.read_messages` reads; belongs to one process."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: ChatTemplate, vocabulary: Vocabulary) -> None:
-        """`vocabulary` is that of `tokenizer`, which from here on is the encoder's own.
+        """`vocabulary` is that of `tokenizer`, which the encoder changes for its own use.
 
         Raises UserError for a template that cannot be used.
         """
         self._renderer = template.create_renderer(tokenizer)
         self._tokenizer: Any = tokenizer
-        self._tokenizer.model_max_length = 1 << 60  # nothing is cut here, so nothing is too long
+        self._tokenizer.model_max_length = 1 << 60  # nothing is truncated here, so no length needs a warning
         self._dtype = vocabulary.dtype()
         literal = sorted({str(token) for token in special_tokens(tokenizer)}, key=len, reverse=True)
         self._literal = re.compile("|".join(map(re.escape, literal)) or "(?!)")
 
     def encode(self, documents: Sequence[str]) -> EncodedConversations:
-        """The ids of `documents`, each one line of `line_lengths`."""
+        """Encodes `documents`; each conversation is one line of `line_lengths`."""
         literals: Counter[str] = Counter()
         notes: Counter[str] = Counter()
         rejected: dict[int, Reason] = {}
@@ -118,7 +118,7 @@ class ConversationEncoder:
         )
 
     def _render(self, turns: Sequence[Message]) -> _Rendered:
-        """The text of a conversation. Raises TemplateError."""
+        """Renders a conversation. Raises TemplateError."""
         turns = self._renderer.join_inputs(turns)
         text, marked = self._renderer.render(turns)
         answers = [number for number, turn in enumerate(turns) if turn["role"] == "assistant"]
@@ -135,7 +135,7 @@ class ConversationEncoder:
         return _Rendered(text, spans, prompts)
 
     def _with_end(self, text: str, span: Span) -> Span:
-        """A marked answer together with the special token right behind it, unless it ends with one."""
+        """Returns `span` of a marked answer, extended by the special token that follows it, unless it ends with one."""
         start, stop = span
         if any(found.end() == stop for found in self._literal.finditer(text, start, stop)):
             return span
@@ -143,8 +143,8 @@ class ConversationEncoder:
         return (start, end.end()) if end else span
 
     def _until_end(self, text: str, span: Span, content: str) -> Span:
-        """What was rendered for an answer, up to the first special token behind its `content`, that included; where
-        there is none, without white space at its end."""
+        """Returns the span of a rendered answer up to and including the first special token after its `content`;
+        without such a token, up to the white space at its end."""
         start, stop = span
         found = text.find(content.strip(), start, stop)
         after = start if found < 0 else found + len(content.strip())
@@ -154,7 +154,7 @@ class ConversationEncoder:
         return start, max(after, start + len(text[start:stop].rstrip()))
 
     def _ids(self, rendered: Sequence[_Rendered | None]) -> list[dict[str, np.ndarray]]:
-        """For each conversation the ids of its text, of its prompts, and of its text up to each border."""
+        """Returns for each conversation the ids of its text, of its prompts, and of its text up to each border."""
         wanted = [{} if one is None else dict.fromkeys(_texts_to_encode(one)) for one in rendered]
         texts = [text for each in wanted for text in each]
         rows: list[np.ndarray] = []
@@ -166,7 +166,7 @@ class ConversationEncoder:
 
 
 def _common_length(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """Returns the length of the common prefix of both texts."""
     if other.startswith(one):
         return len(one)
     return next(number for number, (a, b) in enumerate(zip(one, f"{other}\0", strict=False)) if a != b)
@@ -178,7 +178,7 @@ def _texts_to_encode(one: _Rendered) -> list[str]:
 
 
 def _answer_mask(one: _Rendered, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-    """(n,) bool: which tokens of the conversation belong to answers."""
+    """Returns (n,) bool: which tokens of the conversation belong to answers."""
     whole = rows[one.text]
     marks = np.zeros(len(whole), bool)
     for start, stop in one.spans:
@@ -189,8 +189,8 @@ def _answer_mask(one: _Rendered, rows: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _count_common(whole: np.ndarray, before: np.ndarray) -> tuple[int, int]:
-    """How many tokens `whole` has in common with the beginning `before` of its text; and 1 if the next one crosses the
-    border, else 0."""
+    """Returns how many tokens `whole` shares with `before`, the ids of the beginning of its text; and 1 if the next
+    token crosses the border, else 0."""
     shared = min(len(whole), len(before))
     differs = np.flatnonzero(whole[:shared] != before[:shared])
     common = int(differs[0]) if len(differs) else shared

@@ -1,8 +1,9 @@
-"""The blocks of a preparation under datatrove's executors: processes here, a Slurm array, a Ray cluster.
+"""Prepares a store with datatrove's executors: processes on this machine, a Slurm array, or a Ray cluster.
 
-A task encodes its share of the blocks that have no part yet, with the code and into the parts of
-`terakoya.preparation.local`, so either goes on with what the other left. The parts on disk are the truth: datatrove's
-own record of completed tasks is never asked. One more task joins them. See https://github.com/huggingface/datatrove.
+A task encodes its share of the blocks that have no part yet, with the code and the parts of
+`terakoya.preparation.local`, so that either engine continues the work of the other. Only the parts on disk decide what
+is missing; datatrove's own record of completed tasks is not used. One more task joins the parts. See
+https://github.com/huggingface/datatrove.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ logger = logging.getLogger("terakoya")
 
 @dataclass(frozen=True)
 class Submitted:
-    """What Slurm was asked to do: the numbers of the jobs that encode (None if every part is there) and join."""
+    """The numbers of the submitted Slurm jobs: `encode` (None if every part exists) and `join`."""
 
     encode: str | None
     join: str
@@ -85,7 +86,7 @@ def prepare_with_datatrove(
 
 
 def _user_settings(settings: ExecutorSettings, *without: str) -> dict[str, Any]:
-    """What the user set; the rest is left to datatrove's own defaults."""
+    """Returns the settings that the user gave; for the others, datatrove's own defaults apply."""
     return {name: getattr(settings, name) for name in settings.model_fields_set if name not in without}
 
 
@@ -104,8 +105,8 @@ def _run_local(step: EncodeBlocks, settings: ExecutorSettings, logs: Path, proce
 
 class _Local(LocalPipelineExecutor):
     def run(self) -> None:
-        """Runs all tasks in processes that end when this one does. UserError if one dies: datatrove's own pool would
-        wait for it for ever."""
+        """Runs all tasks in processes that end with this one. Raises UserError if one dies: datatrove's own pool would
+        wait for it forever."""
         self.save_executor_as_json()
         pickled = dill.dumps(self)
         if self.workers == 1:
@@ -114,7 +115,7 @@ class _Local(LocalPipelineExecutor):
             remedy = "Finished parts are kept: run the same command again and it finishes what is left"
             with workers(self.workers, _start_worker, (pickled,), task="prepare", remedy=remedy) as submit:
                 running = [submit(_run_in_worker, rank) for rank in range(self.tasks)]
-                stats = [each.result() for each in running]
+                stats = [future.result() for future in running]
         with self.logging_dir.open("stats.json", "wt") as file:
             sum(stats, start=PipelineStats()).save_to_disk(file)
 
@@ -132,7 +133,7 @@ def _run_in_worker(rank: int) -> PipelineStats:
 
 
 def _run_task(pickled: bytes, rank: int) -> PipelineStats:
-    # unpickled for each task, so that each has statistics of its own; only the first one talks on the console
+    # unpickled for each task, so that each has its own statistics; only the first one logs to the console
     return dill.loads(pickled)._run_for_rank(rank, local_rank=rank)
 
 
@@ -141,8 +142,8 @@ def _run_ray(step: EncodeBlocks, settings: ExecutorSettings, logs: Path, process
         import ray
     except ImportError as error:
         raise UserError('--executor ray: needs ray: pip install "terakoya[ray]"') from error
-    began = not ray.is_initialized()
-    if began:
+    starts_ray = not ray.is_initialized()
+    if starts_ray:
         ray.init(include_dashboard=False, log_to_driver=False)
     try:
         RayPipelineExecutor(
@@ -154,13 +155,13 @@ def _run_ray(step: EncodeBlocks, settings: ExecutorSettings, logs: Path, process
             **_user_settings(settings, "tasks", "workers", "logging_dir"),
         ).run()
     finally:
-        if began:
+        if starts_ray:
             ray.shutdown()
 
 
 class _Slurm(SlurmPipelineExecutor):
     def launch_merge_stats(self) -> None:
-        """Nothing: that job would wait for ever where an array's task has failed."""
+        """Submits nothing: the job that merges statistics would wait forever if a task of the array fails."""
 
 
 def _submit(encode: EncodeBlocks, join: JoinParts, settings: SlurmSettings, logs: Path) -> Submitted:
@@ -187,7 +188,7 @@ def _submit(encode: EncodeBlocks, join: JoinParts, settings: SlurmSettings, logs
         logging_dir=str(logs / "join"),
         skip_completed=False,
         depends=array,
-        run_on_dependency_fail=True,  # it then says which parts are missing, instead of waiting for ever
+        run_on_dependency_fail=True,  # it then reports which parts are missing, instead of waiting forever
         **common,
     )
     try:
@@ -195,7 +196,7 @@ def _submit(encode: EncodeBlocks, join: JoinParts, settings: SlurmSettings, logs
     except FileNotFoundError as error:
         raise UserError(f"--executor slurm: {error.filename}: not found; run this where jobs are submitted") from error
     except subprocess.CalledProcessError as error:
-        raise UserError(f"--executor slurm: sbatch refused ({error}); its own message is above") from error
+        raise UserError(f"--executor slurm: sbatch refused the job ({error}); its own message is above") from error
     finally:
         jobs = [str(each.job_id) for each in (array, joining) if each is not None and each.job_id is not None]
         if jobs:

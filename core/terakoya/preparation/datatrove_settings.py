@@ -1,4 +1,4 @@
-"""Settings of datatrove's executors: their own arguments, but for those that a preparation decides itself."""
+"""Settings of datatrove's executors: their own arguments, except those that terakoya sets itself."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Workers = Literal[-1] | PositiveInt
 
 
 class ExecutorSettings(BaseModel):
-    """What every executor takes.
+    """Settings of every executor.
 
     Attributes:
-        tasks: into how many the blocks are shared; never more than there are blocks to encode.
-        workers: how many tasks run at once; -1 is all of them.
-        logging_dir: where datatrove leaves logs and statistics; by default `OUT.datatrove` beside the store.
-        randomize_start_duration: each task waits up to so many seconds before it begins.
+        tasks: number of tasks that share the blocks; never more than there are blocks to encode.
+        workers: number of tasks that run at the same time; -1 is all of them.
+        logging_dir: folder for datatrove's logs and statistics; by default `OUT.datatrove` next to the store.
+        randomize_start_duration: each task waits up to this number of seconds before it begins.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
@@ -41,11 +41,11 @@ class ExecutorSettings(BaseModel):
 
 
 class LocalSettings(ExecutorSettings):
-    """`LocalPipelineExecutor`: processes of this machine."""
+    """`LocalPipelineExecutor`: processes on this machine."""
 
 
 class SlurmSettings(ExecutorSettings):
-    """`SlurmPipelineExecutor`: an array of jobs, and one that joins their parts."""
+    """`SlurmPipelineExecutor`: an array of jobs, and one job that joins their parts."""
 
     tasks: PositiveInt
     time: str
@@ -70,10 +70,10 @@ class SlurmSettings(ExecutorSettings):
 
 
 class RaySettings(ExecutorSettings):
-    """`RayPipelineExecutor`: actors of the Ray cluster that `RAY_ADDRESS` names, else of one on this machine.
+    """`RayPipelineExecutor`: actors of the Ray cluster at `RAY_ADDRESS`, or of a new one on this machine.
 
     Attributes:
-        time: seconds after which a task is given up.
+        time: seconds after which a task is cancelled.
     """
 
     cpus_per_task: PositiveInt = 1
@@ -96,17 +96,18 @@ _OPTIONS_OF_SBATCH = (
     "nodelist",
     "reservation",
 )
-"""What people ask for that reaches sbatch through `sbatch_args`."""
+"""Common options of sbatch, which are settings of `sbatch_args`."""
 
 
 def executor_settings(executor: Executor, values: Mapping[str, Any]) -> ExecutorSettings:
-    """`values` as settings of `executor`. UserError names every unknown key with its nearest, and every wrong value."""
+    """Returns `values` as settings of `executor`. Raises UserError for unknown keys, with the nearest, and wrong
+    values."""
     model = _MODELS[executor]
     unknown = [name for name in values if name not in model.model_fields]
     if executor == "slurm":
         for name in unknown:
             if name.replace("-", "_") in _OPTIONS_OF_SBATCH:
-                raise UserError(f"--set {name}: sbatch's own option: give it as --set sbatch_args.{name}=VALUE")
+                raise UserError(f"--set {name}: this is an option of sbatch: give it as --set sbatch_args.{name}=VALUE")
     try:
         return model.model_validate(values)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The two steps of a preparation under datatrove: encode a share of the blocks into parts, join the parts."""
+"""The two steps of a job under datatrove: encode a share of the blocks into parts, and join the parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from terakoya.store.token_store import StoreFacts
 
 
 class _Step(PipelineStep):
-    """A step that works where the command was started, with its plugins."""
+    """A step that runs in the folder in which the command was started, with its plugins."""
 
     type = "terakoya"
 
@@ -37,7 +37,7 @@ class _Step(PipelineStep):
         }
 
     def _restore_environment(self) -> None:
-        os.chdir(self.folder)  # paths in rejects.jsonl are as the user gave them
+        os.chdir(self.folder)  # rejects.jsonl shows paths as the user gave them
         os.environ.update(self.plugins)
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         if self.plugins:
@@ -45,7 +45,7 @@ class _Step(PipelineStep):
 
 
 class EncodeBlocks(_Step):
-    """Task `rank` of `world_size` makes the parts of its share of the blocks `numbers` that are not there yet."""
+    """Task `rank` of `world_size` writes the missing parts of its share of the blocks `numbers`."""
 
     name = "encode blocks"
 
@@ -54,7 +54,7 @@ class EncodeBlocks(_Step):
         self.numbers = numbers
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
-        """Takes no documents and hands none on. UserError if the parts are another preparation's by now."""
+        """Encodes without datatrove documents. Raises UserError if the parts now belong to another job."""
         self._restore_environment()
         _exit_with_parent()
         job = self.job
@@ -62,11 +62,11 @@ class EncodeBlocks(_Step):
             return
         _check_inputs(job)
         blocks = read_block_list(job)
-        mine = blocks.rank_share(self.numbers, rank, world_size)
+        own = blocks.rank_share(self.numbers, rank, world_size)
         parts, corpus = job.task.parts, job.task.corpus
-        left = [number for number in mine if blocks.read_part(parts, number) is None]
-        self.stat_update("parts that were there", value=len(mine) - len(left), unit="task")
-        for number, block in blocks.with_bytes(corpus, left, block_bytes=job.block_bytes):
+        missing = [number for number in own if blocks.read_part(parts, number) is None]
+        self.stat_update("parts that were there", value=len(own) - len(missing), unit="task")
+        for number, block in blocks.with_bytes(corpus, missing, block_bytes=job.block_bytes):
             _check_inputs(job)
             facts = _encoder(job.task).encode(number, block)
             self.stat_update("documents", value=facts.documents, unit="part")
@@ -75,12 +75,12 @@ class EncodeBlocks(_Step):
 
 
 class JoinParts(_Step):
-    """Makes the store when all parts are there; one task."""
+    """One task that makes the store when all parts exist."""
 
     name = "join parts"
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
-        """Takes no documents and hands none on. UserError if a part is missing, and as `PrepareJob.finish`."""
+        """Joins without datatrove documents. Raises UserError if a part is missing, and as `PrepareJob.finish`."""
         log.configure()
         self._restore_environment()
         with self.job.lock_folder():
@@ -90,7 +90,7 @@ class JoinParts(_Step):
 
 
 def join_parts(job: PrepareJob, encoder: BlockEncoder, *, logs: Path | None = None) -> StoreFacts:
-    """Makes the store of parts that are all there. UserError if one is not, and as `PrepareJob.finish`."""
+    """Makes the store from the parts. Raises UserError if a part is missing, and as `PrepareJob.finish`."""
     blocks, totals = read_block_list(job), Totals()
     missing: list[int] = []
     for number in range(len(blocks.blocks)):
@@ -102,7 +102,7 @@ def join_parts(job: PrepareJob, encoder: BlockEncoder, *, logs: Path | None = No
     if missing:
         raise UserError(
             f"{job.out}: {len(missing):,} of {len(blocks.blocks):,} parts are missing, number {missing[0]} the "
-            f"first: a task did not come to its end; {f'see {logs}' if logs else 'see its log'}, and run the same "
+            f"first: a task did not finish; {f'see {logs}' if logs else 'see its log'}, and run the same "
             "command again: finished parts are kept"
         )
     return job.finish(totals, encoder, extent=blocks.extent)
@@ -114,25 +114,25 @@ def _encoder(task: EncodingTask) -> BlockEncoder:
 
 
 def _check_inputs(job: PrepareJob) -> None:
-    """UserError unless the folder of parts is still this preparation's."""
+    """Raises UserError unless the folder of parts still belongs to `job`."""
     record = job.task.parts / "inputs.json"
     if not record.exists() or orjson.loads(record.read_bytes())["inputs"] != job.inputs:
-        raise UserError(f"{job.out}: was started over with other input; this task belongs to the one before")
+        raise UserError(f"{job.out}: was started again with other input; this task belongs to the earlier start")
 
 
 _watch: threading.Thread | None = None
 
 
 def _exit_with_parent() -> None:
-    """Ends this process, if it is one of a Ray actor's pool, as soon as the one that started it dies."""
+    """Makes this process, if it belongs to the pool of a Ray actor, end as soon as its parent process dies."""
     global _watch
     parent = multiprocess.parent_process()
     if parent is None or (_watch is not None and _watch.is_alive()):
         return
 
-    def leave() -> None:
+    def exit_after_parent() -> None:
         parent.join()
         os._exit(1)
 
-    _watch = threading.Thread(target=leave, daemon=True)
+    _watch = threading.Thread(target=exit_after_parent, daemon=True)
     _watch.start()

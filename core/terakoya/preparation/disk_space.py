@@ -1,4 +1,4 @@
-"""How many tokens a corpus will give and how much disk its store needs, told from a few pieces of the text."""
+"""Estimates, from samples of the text, how many tokens a store will have and how much disk space it needs."""
 
 from __future__ import annotations
 
@@ -18,54 +18,54 @@ from terakoya.store.token_store import PARTS, Unit
 logger = logging.getLogger("terakoya")
 
 _FILES, _BLOCK_BYTES = 8, 4 << 20
-"""Files that are looked into, and how much of each is read, from its start."""
+"""Number of files that are sampled, and how many bytes are read from the start of each."""
 _SAMPLES, _SAMPLE_CHARACTERS = 128, 256
-"""Pieces that are encoded, of all files together, and the length of one."""
+"""Number of samples that are encoded, for all files together, and the length of one sample."""
 _FIXED_BYTES = 1_000_000
-"""What a store needs beside its tokens: the tokenizer, `store.json`, headers."""
+"""Bytes of a store other than its tokens: the tokenizer, `store.json`, headers."""
 
 
 @dataclass(frozen=True)
 class StoreEstimate:
-    """About how many tokens a store will have, and its bytes."""
+    """Estimated tokens and bytes of a store."""
 
     tokens: int
     store_bytes: int
 
 
 def check_disk_space(out: Path, corpus: Corpus, encoder: BlockEncoder, disk_bytes: int, *, unit: Unit) -> None:
-    """Says how much disk the store `out` of `disk_bytes` of `corpus` will need, and warns if there is less.
+    """Logs how much disk space the store `out` of `disk_bytes` of `corpus` needs, and warns if less is free.
 
-    An estimate may be wrong, and a run that fills the disk keeps what it has done: UserError only where not even half
-    of what was estimated is free, and none where nothing could be estimated.
+    An estimate may be wrong, and `prepare` keeps finished parts when the disk is full. So this raises UserError only if
+    less than half of the estimate is free, and not at all if nothing could be estimated.
     """
-    need = estimate_store(corpus, encoder, disk_bytes, unit=unit)
+    estimated = estimate_store(corpus, encoder, disk_bytes, unit=unit)
     free = shutil.disk_usage(out).free
-    if need is None:
+    if estimated is None:
         logger.info(
-            "disk needed: not known, there is no text where the corpus was looked into; free at %s: %s",
+            "disk needed: unknown, the samples of the corpus hold no text; free at %s: %s",
             out,
             _format_megabytes(free),
         )
         return
     logger.info(
         "about %s tokens; disk needed: %s for the store and as much again while it is made; free at %s: %s",
-        f"{need.tokens:,}",
-        _format_megabytes(need.store_bytes),
+        f"{estimated.tokens:,}",
+        _format_megabytes(estimated.store_bytes),
         out,
         _format_megabytes(free),
     )
-    there = sum(f.stat().st_size for f in (out / PARTS).glob("*")) if (out / PARTS).exists() else 0
-    if 2 * need.store_bytes - there <= free:
+    written = sum(f.stat().st_size for f in (out / PARTS).glob("*")) if (out / PARTS).exists() else 0
+    if 2 * estimated.store_bytes - written <= free:
         return
-    wanted = _format_megabytes(2 * need.store_bytes - there)
-    if need.store_bytes - there > free:
+    wanted = _format_megabytes(2 * estimated.store_bytes - written)
+    if estimated.store_bytes - written > free:
         raise UserError(
             f"{out}: expected about {wanted} of free disk, got {_format_megabytes(free)}; make room or choose an "
             "--out on a larger disk"
         )
     logger.warning(
-        "%s: about %s of free disk may be needed, there are %s; should the disk fill up, finished parts are kept",
+        "%s: about %s of free disk may be needed, %s are free; if the disk fills up, finished parts are kept",
         out,
         wanted,
         _format_megabytes(free),
@@ -73,11 +73,11 @@ def check_disk_space(out: Path, corpus: Corpus, encoder: BlockEncoder, disk_byte
 
 
 def estimate_store(corpus: Corpus, encoder: BlockEncoder, disk_bytes: int, *, unit: Unit) -> StoreEstimate | None:
-    """What `disk_bytes` of `corpus` will come to; None where the places that are read hold no text.
+    """Estimates the store of `disk_bytes` of `corpus`; None if the parts that are read hold no text.
 
-    Read are the beginnings of some files, all of whose documents are counted. Of each beginning the same number of
-    short pieces is encoded, spread evenly over its characters: one very long document, or long runs of one character,
-    count for as much as they take up of the text, no more and no less.
+    Reads the beginnings of some files and counts all their documents. From each beginning it encodes the same number of
+    short samples, evenly spaced over its characters: so a very long document, or a long run of one character, counts
+    in proportion to its length.
     """
     files = corpus.sources[:: -(-len(corpus.sources) // _FILES)]
     disk = sequences = documents = 0
@@ -92,9 +92,9 @@ def estimate_store(corpus: Corpus, encoder: BlockEncoder, disk_bytes: int, *, un
         documents += len(texts)
         sequences += len(texts) if unit == "document" else sum(map(_lines, texts))
         text = "\n".join(texts)
-        pieces = _samples(text, _SAMPLES // len(files))
+        samples = _samples(text, _SAMPLES // len(files))
         if text:
-            tokens += len(text) * len(encoder.sample(pieces).ids) / sum(map(len, pieces))
+            tokens += len(text) * len(encoder.sample(samples).ids) / sum(map(len, samples))
     if not documents:
         return None
     if encoder.eos is not None:
@@ -106,7 +106,7 @@ def estimate_store(corpus: Corpus, encoder: BlockEncoder, disk_bytes: int, *, un
 
 
 def _samples(text: str, count: int) -> Sequence[str]:
-    """`count` pieces spread evenly over `text`, which is one piece itself if it is not longer than they are."""
+    """Returns `count` evenly spaced samples of `text`, or the whole `text` if it is not longer than the samples."""
     if len(text) <= count * _SAMPLE_CHARACTERS:
         return [text]
     starts = np.linspace(0, len(text) - _SAMPLE_CHARACTERS, count).astype(np.int64).tolist()
@@ -114,7 +114,7 @@ def _samples(text: str, count: int) -> Sequence[str]:
 
 
 def _lines(text: str) -> int:
-    """About how many lines of `text` are not empty."""
+    """Returns roughly how many lines of `text` are not empty."""
     return text.count("\n") - text.count("\n\n") + 1
 
 

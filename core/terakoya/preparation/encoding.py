@@ -1,4 +1,4 @@
-"""One task of `prepare`: a block of the corpus becomes a part, in whichever process has time for it."""
+"""Encodes a block of the corpus into a part: one task of `prepare`, in any process."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ BATCH_DOCUMENTS = 4096
 
 
 def source_name(block: Block) -> str:
-    """What a part says it was made from."""
+    """Returns the name of `block` that its part records."""
     return f"{block.file.name}:{block.start}-{block.stop}"
 
 
 @dataclass(frozen=True)
 class EncodingTask:
-    """What every process needs to know to encode blocks.
+    """What a process needs to encode blocks.
 
     Attributes:
         tokenizer: the component, pickled, so that a process can load plugins before it is unpickled.
-        parts: the folder that parts are written to.
-        template: of conversations; None for plain text.
+        parts: folder of the parts.
+        template: template of conversations; None for plain text.
     """
 
     corpus: Corpus
@@ -47,12 +47,12 @@ class EncodingTask:
 
 
 class BlockEncoder:
-    """Encodes blocks into parts with one tokenizer; belongs to one process."""
+    """Encodes blocks into parts; belongs to one process."""
 
     def __init__(self, task: EncodingTask) -> None:
         tokenizer: Tokenizer = pickle.loads(task.tokenizer)
         self._task = task
-        self._quarantines_specials = tokenizer.special_tokens_in_text == "reject"
+        self._rejects_specials = tokenizer.special_tokens_in_text == "reject"
         self.encoder = tokenizer.encoder(task.tokenizer_folder)
         encode: Any = self.encoder.encode
         whole = tokenizer.keeps_line_ends and task.unit == "document"
@@ -70,7 +70,7 @@ class BlockEncoder:
         self.eos = vocabulary.eos if task.append_eos else None
 
     def encode(self, number: int, block: Block) -> PartFacts:
-        """Writes part `number` from `block`. Raises UserError for ids that the vocabulary does not have."""
+        """Writes part `number` from `block`. Raises UserError for ids outside the vocabulary."""
         builder = PartBuilder(self.encoder.vocabulary, self._task.unit, self.eos)
         batch: list[Document] = []
         characters = 0
@@ -96,7 +96,7 @@ class BlockEncoder:
         except Exception as error:
             error.add_note(f"while encoding {_place(batch)}")
             raise
-        if not (encoded.literals and self._quarantines_specials):
+        if not (encoded.literals and self._rejects_specials):
             conversations = encoded if isinstance(encoded, EncodedConversations) else None
             try:
                 kept = builder.add(encoded, answers=None if conversations is None else conversations.answers)
@@ -112,12 +112,12 @@ class BlockEncoder:
                     builder.reject(_reject(document, reason))
         elif len(batch) == 1:
             builder.reject(_reject(batch[0], "special token in text"))
-        else:  # one of them has a special token: halve until it is alone
+        else:  # one of the documents has a special token: halve the batch until it is alone
             self._add(builder, batch[: len(batch) // 2])
             self._add(builder, batch[len(batch) // 2 :])
 
     def sample(self, texts: Sequence[str]) -> Encoded:
-        """The ids of a few texts, for estimates; of conversations as they lie in the files, without their template."""
+        """Encodes a few texts, for estimates; conversations as they are in the files, without their template."""
         return self._encode_text(texts)
 
 
@@ -134,7 +134,7 @@ _encoder: BlockEncoder | None = None
 
 
 def start_worker(task: EncodingTask) -> None:
-    """Makes this process one that `encode_block` works in."""
+    """Prepares this process for `encode_block`."""
     global _encoder
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if os.environ.get("TERAKOYA_PLUGINS"):
@@ -145,6 +145,6 @@ def start_worker(task: EncodingTask) -> None:
 
 
 def encode_block(number: int, block: Block) -> PartFacts:
-    """`BlockEncoder.encode` in a worker."""
+    """Does `BlockEncoder.encode` in a worker process."""
     assert _encoder is not None, "start_worker was not called"
     return _encoder.encode(number, block)

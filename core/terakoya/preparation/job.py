@@ -1,4 +1,4 @@
-"""What every way of preparing a store shares: its settings, how it begins, and how parts become the store."""
+"""A job that prepares a store, the same for both engines: its inputs, how it begins, and how parts become the store."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class PrepareJob:
         return self.options.out
 
     def blocks(self) -> ShardBlocks:
-        """The blocks to encode, in the order of their parts' numbers."""
+        """Returns the blocks to encode, in the order of their parts' numbers."""
         return ShardBlocks(self.task.corpus, self.shard or Shard(), block_bytes=self.block_bytes)
 
     @contextmanager
@@ -170,7 +170,7 @@ def _check_conversations(tokenizer: Tokenizer, *, unit: Unit, append_eos: bool) 
         raise UserError("--append-eos: the template ends each answer; leave the option out with --conversations")
     if tokenizer.special_tokens_in_text == "split":
         raise UserError(
-            "--special-tokens-in-text split: a template's own special tokens stand in the same text; expected parse or "
+            "--special-tokens-in-text split: a template's own special tokens are in the same text; expected parse or "
             "reject with --conversations"
         )
 
@@ -180,7 +180,8 @@ def _sizes_and_times(corpus: Corpus) -> tuple[tuple[int, int | str], ...]:
 
 
 def _block_bytes(corpus: Corpus) -> int:
-    """Bytes of a block: small enough to share a small corpus evenly, large enough for few parts of a large one."""
+    """Returns the bytes of a block: few enough to split a small corpus evenly, enough for few parts of a large
+    corpus."""
     wanted = min(corpus.block_bytes, max(_MIN_BLOCK, corpus.total_bytes // 64))
     return max(wanted, min(_MAX_BLOCK, corpus.total_bytes // _MAX_PARTS))
 
@@ -204,21 +205,22 @@ def _explain_interruptions(out: Path) -> Iterator[None]:
 
 
 def allowed_rejects(max_rejects: int | float, documents: int) -> float:
-    """How many of `documents` may be rejected."""
+    """Returns how many of `documents` may be rejected."""
     return max_rejects * documents if isinstance(max_rejects, float) else max_rejects
 
 
 def describe_rejects(totals: Totals) -> str:
-    """The rejects in words."""
+    """Describes the rejects, with counts by reason."""
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in totals.rejected.most_common())
     return f"{totals.rejected.total():,} of {totals.documents + totals.rejected.total():,} documents ({reasons})"
 
 
 def _check_rejects(out: Path, totals: Totals, max_rejects: int | float, shard: Shard | None) -> None:
-    """Says what was rejected and which special tokens were met. UserError for too many rejects or no document."""
+    """Logs rejects and special tokens in the text. Raises UserError for too many rejects, or if there is no
+    document."""
     if totals.literals:
         logger.info(
-            "special tokens that stood in the text: %s",
+            "special tokens in the text: %s",
             ", ".join(f"{token} {count:,} times" for token, count in totals.literals.most_common()),
         )
     if not totals.rejected:
@@ -234,7 +236,7 @@ def _check_rejects(out: Path, totals: Totals, max_rejects: int | float, shard: S
             first = next(reject for reject in map(orjson.loads, stream) if reject["reason"] == most)
         expected = "at least one document that is not rejected"
         remedies = [REMEDIES[most]] if most in REMEDIES else []
-        remedies.append("mend the corpus")
+        remedies.append("correct the corpus")
         if totals.tokens:
             expected = f"at most {int(allowed):,} rejected documents (--max-rejects {max_rejects})"
             remedies.append("allow more; what is encoded is kept")

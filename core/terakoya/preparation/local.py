@@ -1,8 +1,8 @@
-"""Raw text to token store: in parallel, resumable, with the same bytes for any number of processes.
+"""Encodes raw text into a token store: in parallel, resumable, with the same bytes for any number of processes.
 
-The corpus is cut into blocks that depend on its files alone; each becomes a part on disk; when all are there they are
-joined. What was finished before a kill is recognised by hashes of corpus, tokenizer and options. What other ways to
-share the blocks have in common with this one is in `job.py`.
+The corpus is cut into blocks that depend only on its files; each block becomes a part on disk; all parts are then
+joined. Hashes of corpus, tokenizer and options identify the parts that an interrupted call has finished. `job.py` holds
+what this engine shares with `datatrove.py`.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _encode_all(
     max_rejects: int | float,
     progress: Progress | None,
 ) -> Totals:
-    """Makes every part that is not there yet. Returns the sums over all parts."""
-    totals, kept, done, warned = Totals(), 0, 0, False
+    """Writes every missing part. Returns the sums over all parts."""
+    totals, existing, done, warned = Totals(), 0, 0, False
     with _workers(task, encoder, processes) as submit:
         waiting: dict[Future[PartFacts], int] = {}
 
@@ -81,14 +81,14 @@ def _encode_all(
             facts = read_part(task.parts, number)
             if facts is not None and facts.source == source_name(block):
                 totals.add(facts)
-                kept += 1
+                existing += 1
                 done += block.disk_bytes
                 continue
             waiting[submit(number, block)] = block.disk_bytes
             collect(at_most=2 * processes - 1)
         collect(at_most=0)
-    if kept:
-        logger.info("%d of %d parts were there already", kept, totals.parts)
+    if existing:
+        logger.info("%d of %d parts were there already", existing, totals.parts)
     if progress is not None:
         progress(blocks.disk_bytes, blocks.disk_bytes)
     return totals
@@ -98,7 +98,8 @@ def _encode_all(
 def _workers(
     task: EncodingTask, encoder: BlockEncoder, processes: int
 ) -> Iterator[Callable[[int, Block], Future[PartFacts]]]:
-    """What encodes blocks: this process if `processes` is 1, else as many new ones, none of which outlives this one."""
+    """Yields a function that encodes a block: in this process if `processes` is 1, else in one of `processes` new ones,
+    which end with this one."""
 
     def encode_here(number: int, block: Block) -> Future[PartFacts]:
         future: Future[PartFacts] = Future()

@@ -1,4 +1,5 @@
-"""What an earlier `prepare` left in a folder: a finished store, unfinished parts, or something else."""
+"""Handles what the output folder holds from an earlier `prepare`: a finished store, unfinished parts, or other
+files."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ _OWN = ("store.json", PARTS, *_FILES, "tokenizer", "plans")
 
 
 def read_finished(out: Path, inputs: Mapping[str, str], options: Mapping[str, object]) -> StoreFacts | None:
-    """The facts of the finished store in `out`, None if there is none yet.
+    """Returns the facts of the finished store in `out`, None if there is none yet.
 
-    Raises UserError if it was made from other input or is damaged, or if `out` holds other things.
+    Raises UserError if the store was made from other input or is damaged, or if `out` holds other files.
     """
     if (out / "store.json").exists():
         facts = read_facts(out)
@@ -41,12 +42,12 @@ def read_finished(out: Path, inputs: Mapping[str, str], options: Mapping[str, ob
 
 
 def record_inputs(out: Path, inputs: Mapping[str, str], options: Mapping[str, object]) -> None:
-    """Notes what the parts are made from. UserError if there are parts of something else."""
+    """Records what the parts are made from. Raises UserError if `out` holds parts of other input."""
     record = out / PARTS / "inputs.json"
     if record.exists():
-        then = orjson.loads(record.read_bytes())
-        _check_inputs(out, "holds an unfinished store", then["inputs"], then["options"], inputs, options)
-        logger.info("%s: continuing what was interrupted", out)
+        recorded = orjson.loads(record.read_bytes())
+        _check_inputs(out, "holds an unfinished store", recorded["inputs"], recorded["options"], inputs, options)
+        logger.info("%s: continuing an interrupted preparation", out)
         return
     (out / PARTS).mkdir(exist_ok=True)
     with committed(record) as stream:
@@ -56,33 +57,31 @@ def record_inputs(out: Path, inputs: Mapping[str, str], options: Mapping[str, ob
 def _check_inputs(
     out: Path,
     what: str,
-    inputs_then: Mapping[str, str],
-    options_then: Mapping[str, object],
+    old_inputs: Mapping[str, str],
+    old_options: Mapping[str, object],
     inputs: Mapping[str, str],
     options: Mapping[str, object],
 ) -> None:
-    if inputs_then == dict(inputs):
+    if old_inputs == dict(inputs):
         return
-    changed = [key for key in {**inputs_then, **inputs} if inputs_then.get(key) != inputs.get(key)]
-    if _tokenizer_type(options_then) != _tokenizer_type(
-        options
-    ):  # then nothing of the one tokenizer is there in the other
+    changed = [key for key in {**old_inputs, **inputs} if old_inputs.get(key) != inputs.get(key)]
+    if _tokenizer_type(old_options) != _tokenizer_type(options):  # two types of tokenizer have no inputs in common
         changed = list(dict.fromkeys("tokenizer" if key.startswith("tokenizer ") else key for key in changed))
-    details = list(describe_changes(options_then, options))
+    details = list(describe_changes(old_options, options))
     raise UserError(
         f"{out}: {what} made from other input; changed: {', '.join(changed)}"
         + (f" ({'; '.join(details)})" if details else "")
-        + ". Choose another --out, or throw it away with --force"
+        + ". Choose another --out, or replace it with --force"
     )
 
 
-def describe_changes(then: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:
-    """What differs between the options of two stores, a line each: of settings of one kind only those that differ, of
-    different kinds the kinds."""
-    for name in {**then, **now}:
-        consequence = name.startswith("clean: ") and then.get("clean") != now.get("clean")
+def describe_changes(old: Mapping[str, object], new: Mapping[str, object]) -> Iterator[str]:
+    """Yields a line for each difference between the options of two stores: for settings of the same type the values
+    that differ, for different types the types."""
+    for name in {**old, **new}:
+        consequence = name.startswith("clean: ") and old.get("clean") != new.get("clean")
         if name != SHARD_BLOCKS and not consequence:
-            yield from _describe_change(name, _parse_settings(then.get(name)), _parse_settings(now.get(name)))
+            yield from _describe_change(name, _parse_settings(old.get(name)), _parse_settings(new.get(name)))
 
 
 def _tokenizer_type(options: Mapping[str, object]) -> str:
@@ -90,50 +89,50 @@ def _tokenizer_type(options: Mapping[str, object]) -> str:
 
 
 def _parse_settings(value: object) -> object:
-    """An option as recorded; settings, which are recorded as `KIND {JSON}` or JSON alone, as a JSON object again."""
-    kind, brace, rest = value.partition("{") if isinstance(value, str) else ("", "", "")
+    """Returns a recorded option; settings, which are recorded as `TYPE {JSON}` or as JSON, as a JSON object."""
+    type_name, brace, rest = value.partition("{") if isinstance(value, str) else ("", "", "")
     try:
         settings = orjson.loads(brace + rest) if brace else None
     except orjson.JSONDecodeError:
         return value
-    return value if settings is None else {"type": kind.strip(), **settings} if kind else settings
+    return value if settings is None else {"type": type_name.strip(), **settings} if type_name else settings
 
 
-def _describe_change(name: str, then: object, now: object) -> Iterator[str]:
-    if then == now:
+def _describe_change(name: str, old: object, new: object) -> Iterator[str]:
+    if old == new:
         return
-    if isinstance(then, Mapping) and isinstance(now, Mapping) and then.get("type") == now.get("type"):
-        for key in {**then, **now}:
-            yield from _describe_change(f"{name}.{key}", then.get(key), now.get(key))
-    elif isinstance(then, list) and isinstance(now, list) and _types(then) == _types(now) != []:
-        for number, (each_then, each_now) in enumerate(zip(then, now, strict=True)):
-            yield from _describe_change(f"{name}.{number}", each_then, each_now)
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and old.get("type") == new.get("type"):
+        for key in {**old, **new}:
+            yield from _describe_change(f"{name}.{key}", old.get(key), new.get(key))
+    elif isinstance(old, list) and isinstance(new, list) and _types(old) == _types(new) != []:
+        for number, (old_value, new_value) in enumerate(zip(old, new, strict=True)):
+            yield from _describe_change(f"{name}.{number}", old_value, new_value)
     else:
-        yield f"{name}: {_shorten(then)} then, {_shorten(now)} now"
+        yield f"{name}: was {_shorten(old)}, is now {_shorten(new)}"
 
 
 def _types(values: list[object]) -> list[str]:
-    """The kinds of a list of settings, none if it is a list of something else."""
-    kinds = [each["type"] for each in values if isinstance(each, Mapping) and "type" in each]
-    return kinds if len(kinds) == len(values) else []
+    """Returns the types of a list of settings, an empty list if it is a list of other values."""
+    types = [value["type"] for value in values if isinstance(value, Mapping) and "type" in value]
+    return types if len(types) == len(values) else []
 
 
 def _shorten(value: object) -> str:
     if isinstance(value, Mapping):
         return str(value["type"]) if "type" in value else _shorten(value.get("steps", "other settings"))
-    if isinstance(value, list) and (kinds := _types(value)):
-        return " + ".join(kinds)
+    if isinstance(value, list) and (types := _types(value)):
+        return " + ".join(types)
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def remove_other_store(out: Path, inputs: Mapping[str, str]) -> None:
-    """Removes what `out` holds of a store, except unfinished work of this very input."""
+    """Removes the store or the parts in `out`, except unfinished parts with these `inputs`."""
     record = out / PARTS / "inputs.json"
     finished = (out / "store.json").exists()
     if not finished and record.exists() and orjson.loads(record.read_bytes())["inputs"] == inputs:
         return
-    for name in _OWN:  # store.json first: from then on there is no store
+    for name in _OWN:  # store.json first: without it there is no store
         path = out / name
         if path.is_dir():
             shutil.rmtree(path)

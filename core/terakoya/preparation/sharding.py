@@ -1,4 +1,4 @@
-"""Which blocks of a corpus are the 3rd of 16 shares, so that several machines prepare them without talking."""
+"""Selects the blocks of one shard of a corpus, so that several machines prepare shards without communication."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from terakoya.errors import UserError
 
 @dataclass(frozen=True)
 class Shard:
-    """Share `number` (from 1) of `count`: the blocks that begin in its share of the corpus' bytes on disk."""
+    """Shard `number` (from 1) of `count`: the blocks that begin in its range of the corpus' bytes on disk."""
 
     number: int = 1
     count: int = 1
@@ -25,7 +25,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """`3/16`. UserError for anything else."""
+        """Parses text such as `3/16`. Raises UserError for anything else."""
         number, slash, count = text.partition("/")
         if not (slash and number.isdecimal() and count.isdecimal() and int(count)):
             raise UserError(f'--shard: expected a number and a count such as 3/16, got "{text}"')
@@ -33,10 +33,10 @@ class Shard:
 
 
 class ShardBlocks:
-    """The blocks of one shard, in order; files that lie in other shards are not opened.
+    """The blocks of one shard, in order; files of other shards are not opened.
 
-    After they were iterated, `extent` says where they begin and end. How far reading a compressed file has come on
-    disk may differ between versions of libraries, so `check_adjacent` compares the extents of neighbours.
+    After an iteration, `extent` says where the blocks begin and end. The position on disk while a compressed file is
+    read may differ between versions of libraries, so `check_adjacent` compares the extents of adjacent shards.
     """
 
     def __init__(self, corpus: Corpus, shard: Shard, *, block_bytes: int) -> None:
@@ -47,20 +47,20 @@ class ShardBlocks:
 
     @property
     def disk_bytes(self) -> int:
-        """About how many bytes on disk they are."""
+        """Approximate bytes of the blocks on disk."""
         return self._high - self._low
 
     def __iter__(self) -> Iterator[Block]:
         begin = end = ""
-        place = 0
+        next_file = 0
         for file in self._corpus.sources:
-            at, place = place, place + file.stat().st_size
-            if place <= self._low or at >= self._high:
+            at, next_file = next_file, next_file + file.stat().st_size
+            if next_file <= self._low or at >= self._high:
                 continue
             name = ""
             for block in replace(self._corpus, sources=(file,)).blocks(block_bytes=self._block_bytes):
-                # reading ahead, a compressed file may be at its end long before its last block
-                start = min(at, place - 1)
+                # a reader of a compressed file reads ahead and may reach the end of the file long before its last block
+                start = min(at, next_file - 1)
                 if start >= self._high:
                     break
                 if start >= self._low:

@@ -1,4 +1,4 @@
-"""Slurm jobs that still work at a store: noted with its parts, so that nobody starts over under their hands."""
+"""Records the Slurm jobs that make a store next to its parts, so that no other process interferes while they run."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from terakoya.atomic_files import committed
 from terakoya.errors import UserError
 
 JOBS = "jobs.json"
-"""The note's name in the folder of parts."""
+"""File name of the record in the folder of parts."""
 
 
 def record_jobs(parts: Path, jobs: Sequence[str]) -> None:
-    """Notes that `jobs` were submitted for these parts."""
+    """Records that `jobs` were submitted for these parts."""
     with committed(parts / JOBS) as stream:
         stream.write(orjson.dumps({"jobs": list(jobs)}))
 
 
 def check_no_jobs(parts: Path) -> None:
-    """UserError while a job that was submitted for these parts waits or runs, and where Slurm cannot be asked."""
-    note = parts / JOBS
-    if not note.exists():
+    """Raises UserError while a job that was submitted for these parts waits or runs, and if Slurm does not answer."""
+    record = parts / JOBS
+    if not record.exists():
         return
-    jobs = orjson.loads(note.read_bytes())["jobs"]
+    jobs = orjson.loads(record.read_bytes())["jobs"]
     names = " and ".join(jobs)
     try:
-        # %F is an array's own number, whichever of its tasks a line is about
+        # %F is the number of the array, for every task of it
         answer = subprocess.run(["squeue", "--noheader", "--format=%F"], capture_output=True, text=True, check=False)
     except FileNotFoundError:
         problem = "there is no squeue on this machine"
@@ -37,7 +37,7 @@ def check_no_jobs(parts: Path) -> None:
         queued = set(answer.stdout.split())
         if answer.returncode == 0:
             if not queued & set(jobs):
-                note.unlink()
+                record.unlink()
                 return
             raise UserError(
                 f"{parts.parent}: jobs {names} were submitted for it and are not done yet; wait for them, or cancel "
@@ -45,6 +45,6 @@ def check_no_jobs(parts: Path) -> None:
             )
         problem = f"squeue answers {answer.stderr.strip() or answer.returncode}"
     raise UserError(
-        f"{parts.parent}: expected to hear from Slurm whether jobs {names}, submitted for it, are done, but {problem}; "
-        f"run this where Slurm is, or remove {note} if they are gone"
+        f"{parts.parent}: expected an answer from Slurm whether jobs {names}, submitted for it, are done, but "
+        f"{problem}; run this where Slurm is installed, or remove {record} if the jobs have ended"
     )

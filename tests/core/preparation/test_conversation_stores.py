@@ -83,7 +83,7 @@ def test_bytes_do_not_depend_on_processes_and_a_second_call_finds_the_store(
     with caplog.at_level(logging.INFO, "terakoya"):
         make(tmp_path / "a.jsonl", tokenizer, tmp_path / "two")
     assert "is finished already" in caplog.text
-    with pytest.raises(UserError, match=r"tokenizer chat template.*template: 'alpaca' then, 'alpaca_en' now"):
+    with pytest.raises(UserError, match=r"tokenizer chat template.*template: was 'alpaca', is now 'alpaca_en'"):
         make(tmp_path / "a.jsonl", tokenizer, tmp_path / "two", template="alpaca_en")
 
 

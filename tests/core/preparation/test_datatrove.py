@@ -281,7 +281,7 @@ def test_a_task_of_other_input_leaves_the_parts_alone(folder: Path, slurm: FakeS
     job = new_job("out")
     Path("out/.parts/inputs.json").write_text(json.dumps({"inputs": {"corpus": "another"}, "options": {}}))
     for step in (EncodeBlocks(job, (0, 1, 2)), JoinParts(job)):
-        with pytest.raises(UserError, match="started over with other input; this task belongs to the one before"):
+        with pytest.raises(UserError, match="started again with other input; this task belongs to the earlier start"):
             step.run()
     assert not list(Path("out/.parts").glob("0*"))
 

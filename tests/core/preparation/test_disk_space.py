@@ -93,7 +93,7 @@ def test_no_text_where_it_is_looked_for(tmp_path: Path, caplog: pytest.LogCaptur
     (tmp_path / "a.jsonl").write_text("{\n" * 100)
     corpus = Corpus([tmp_path / "a.jsonl"])
     check_disk_space(tmp_path, corpus, run_encoder(), corpus.total_bytes, unit="document")
-    assert "disk needed: not known" in caplog.text
+    assert "disk needed: unknown" in caplog.text
 
 
 def test_only_half_of_what_seems_needed_stops_a_run(

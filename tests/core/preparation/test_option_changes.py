@@ -24,38 +24,38 @@ def clean(*steps: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("then", "now", "said"),
+    ("old", "new", "lines"),
     [
         ({"unit": "line", "append_eos": True}, {"unit": "line", "append_eos": True}, []),
-        ({"unit": "document", "field": "a"}, {"unit": "line", "field": "a"}, ["unit: 'document' then, 'line' now"]),
+        ({"unit": "document", "field": "a"}, {"unit": "line", "field": "a"}, ["unit: was 'document', is now 'line'"]),
         (
             {"tokenizer": tokenizer()},
             {"tokenizer": tokenizer("MecabCharacter")},
-            ["tokenizer: MecabWordPiece then, MecabCharacter now"],
+            ["tokenizer: was MecabWordPiece, is now MecabCharacter"],
         ),
         (
             {"tokenizer": tokenizer(split=["a"])},
             {"tokenizer": tokenizer(vocab_size=100, split=["b"])},
-            ["tokenizer.vocab_size: 32768 then, 100 now", "tokenizer.split: ['a'] then, ['b'] now"],
+            ["tokenizer.vocab_size: was 32768, is now 100", "tokenizer.split: was ['a'], is now ['b']"],
         ),
         (
             {"clean": clean({"type": "nfkc"}, {"type": "length", "min_characters": 3}), "clean: dropped": 3},
             {"clean": clean({"type": "nfkc"}, {"type": "length", "min_characters": 4}), "clean: dropped": 5},
-            ["clean.steps.1.min_characters: 3 then, 4 now"],
+            ["clean.steps.1.min_characters: was 3, is now 4"],
         ),
         (
             {"clean": clean({"type": "nfkc"}, {"type": "length"})},
             {"clean": clean({"type": "length"})},
-            ["clean.steps: nfkc + length then, length now"],
+            ["clean.steps: was nfkc + length, is now length"],
         ),
-        ({"clean": clean({"type": "nfkc"}), "clean: dropped": 3}, {}, ["clean: nfkc then, nothing now"]),
-        ({"clean: dropped": 3}, {"clean: dropped": 5}, ["clean: dropped: 3 then, 5 now"]),
-        ({"shard": "1/2", SHARD_BLOCKS: "0-3 of 9"}, {"shard": "2/2"}, ["shard: '1/2' then, '2/2' now"]),
-        ({"field": "{no JSON"}, {"field": "b" * 500}, [f"field: '{{no JSON' then, '{'b' * 56}... now"]),
+        ({"clean": clean({"type": "nfkc"}), "clean: dropped": 3}, {}, ["clean: was nfkc, is now nothing"]),
+        ({"clean: dropped": 3}, {"clean: dropped": 5}, ["clean: dropped: was 3, is now 5"]),
+        ({"shard": "1/2", SHARD_BLOCKS: "0-3 of 9"}, {"shard": "2/2"}, ["shard: was '1/2', is now '2/2'"]),
+        ({"field": "{no JSON"}, {"field": "b" * 500}, [f"field: was '{{no JSON', is now '{'b' * 56}..."]),
     ],
 )
-def test_only_what_differs_is_said(then: dict[str, object], now: dict[str, object], said: list[str]) -> None:
-    assert list(describe_changes(then, now)) == said
+def test_only_what_differs_is_said(old: dict[str, object], new: dict[str, object], lines: list[str]) -> None:
+    assert list(describe_changes(old, new)) == lines
 
 
 def test_a_store_of_another_kind_of_tokenizer_is_told_in_one_short_line(
@@ -68,11 +68,11 @@ def test_a_store_of_another_kind_of_tokenizer_is_told_in_one_short_line(
     call("prepare", text, "--tokenizer", tmp_path / "mecab_wordpiece", "--out", tmp_path / "store")
     capsys.readouterr()
     code = call("prepare", text, "--tokenizer", tmp_path / "mecab_character", "--out", tmp_path / "store")
-    said = "changed: tokenizer, options (tokenizer: MecabWordPiece then, MecabCharacter now). Choose another --out"
-    assert code == 2 and said in capsys.readouterr().err
+    message = "changed: tokenizer, options (tokenizer: was MecabWordPiece, is now MecabCharacter). Choose another --out"
+    assert code == 2 and message in capsys.readouterr().err
 
 
 def call(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as leave:
+    with pytest.raises(SystemExit) as exit_info:
         main([*map(str, arguments), "--processes", "1"])
-    return int(leave.value.code or 0)
+    return int(exit_info.value.code or 0)

@@ -255,7 +255,7 @@ def test_a_finished_store_is_left_alone_and_another_input_is_refused(
     caplog.set_level(logging.INFO, logger="terakoya")
     assert prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0) == facts
     assert "nothing to do" in caplog.text and (out / "tokens.bin").stat().st_mtime_ns == written
-    with pytest.raises(UserError, match=r"changed: options .unit: 'document' then, 'line' now"):
+    with pytest.raises(UserError, match=r"changed: options .unit: was 'document', is now 'line'"):
         prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, unit="line", max_rejects=1.0)
     (tokenizer_folder / "size.txt").write_text("999")
     with pytest.raises(UserError, match="changed: tokenizer vocabulary"):
@@ -443,7 +443,7 @@ def test_progress_ends_at_the_whole(corpus: Corpus, tokenizer_folder: Path, tmp_
         (
             "a.jsonl",
             b'{"body": "one"}\n{"body": "two"}',
-            r'got 2 of.*line 1: {"body": "one"}\n.*with --field, or mend the corpus$',
+            r'got 2 of.*line 1: {"body": "one"}\n.*with --field, or correct the corpus$',
         ),
     ],
 )

@@ -87,7 +87,7 @@ def test_gaps_and_another_order_are_refused(corpus: Corpus, tmp_path: Path) -> N
 def test_a_shard_is_not_taken_for_another(corpus: Corpus, tmp_path: Path) -> None:
     make(corpus, tmp_path, "s", "1/3")
     make(corpus, tmp_path, "s", "1/3")
-    with pytest.raises(UserError, match=r"changed: shard \(shard: '1/3' then, '2/3' now\)"):
+    with pytest.raises(UserError, match=r"changed: shard \(shard: was '1/3', is now '2/3'\)"):
         make(corpus, tmp_path, "s", "2/3")
     with pytest.raises(UserError, match="changed: shard"):
         make(corpus, tmp_path, "s")
