@@ -24,7 +24,7 @@ FSDP = {"engine": "fsdp"}
 
 
 class Mixing(Architecture):
-    """Says nothing of its blocks and cannot keep documents apart."""
+    """An architecture that neither defines its blocks nor keeps documents apart."""
 
 
 def read(**changes: Any) -> Parameters:
@@ -33,16 +33,16 @@ def read(**changes: Any) -> Parameters:
         "data": {"train": ["store"], "sequence_length": 32}, "architecture": BERT, "objective": {"type": "masked_lm"},
         "optimizer": {"type": "adamw"}, "schedule": {"type": "linear"}, "batch_size": {"-1": 8}, "max_steps": 2,
     }  # fmt: skip
-    of_ones_own = {key: value for key, value in changes.items() if isinstance(value, Architecture)}
-    written = {key: value for key, value in changes.items() if key not in of_ones_own}
-    if not of_ones_own:
+    own_architectures = {key: value for key, value in changes.items() if isinstance(value, Architecture)}
+    written = {key: value for key, value in changes.items() if key not in own_architectures}
+    if not own_architectures:
         return Parameters.from_dict({**base, **written}, source="test")
     read = Parameters.from_dict({**base, **written, "activation_checkpointing": None}, source="test")
     return Parameters.model_validate({**dict(read), **changes, "objective": read.objective})
 
 
 STREAM = {"type": "masked_lm", "layout": "stream"}
-CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
+CONFLICTS: list[tuple[dict[str, Any], str]] = [
     ({"loss_scaling": {}}, 'loss_scaling: is for precision "fp16", got precision "fp32"'),
     ({"loss_scaling": {}, "precision": "bf16"}, 'loss_scaling: is for precision "fp16", got precision "bf16"'),
     (
@@ -109,11 +109,11 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("changes", "said"), CONTRADICTIONS, ids=lambda value: value if isinstance(value, str) else "")
-def test_it_is_refused_in_these_words(changes: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(("changes", "expected"), CONFLICTS, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_conflict_is_refused_with_this_message(changes: dict[str, Any], expected: str) -> None:
     with pytest.raises((UserError, ValidationError)) as caught:
         read(**changes)
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -133,5 +133,5 @@ def test_it_is_refused_in_these_words(changes: dict[str, Any], said: str) -> Non
         {"optimizer": {"type": "lion"}, "parallel": FSDP},
     ],
 )
-def test_what_goes_together_is_read(changes: dict[str, Any]) -> None:
+def test_settings_without_conflict_are_read(changes: dict[str, Any]) -> None:
     read(**changes)

@@ -1,4 +1,4 @@
-"""A user's own DeepSpeed JSON: what agrees is taken over, what contradicts is named."""
+"""A user's DeepSpeed JSON: settings that agree with the parameters are passed on, conflicts are reported."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def problems(config: dict[str, Any], **changes: Any) -> list[str]:
     )
 
 
-def test_a_trainers_file_is_taken_over() -> None:
-    theirs = {
+def test_a_file_for_transformers_trainer_is_passed_on() -> None:
+    config = {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": "auto",
@@ -45,20 +45,20 @@ def test_a_trainers_file_is_taken_over() -> None:
         "wall_clock_breakdown": True,
         "steps_per_print": "auto",
     }  # fmt: skip
-    assert not problems(theirs)
-    made = deepspeed_settings.merge_configs(theirs, OURS)
-    assert made["zero_optimization"] == {
+    assert not problems(config)
+    merged = deepspeed_settings.merge_configs(config, OURS)
+    assert merged["zero_optimization"] == {
         "stage": 2, "stage3_param_persistence_threshold": 5, "overlap_comm": True, "reduce_bucket_size": 1000,
     }  # fmt: skip
-    assert made["wall_clock_breakdown"] is True
+    assert merged["wall_clock_breakdown"] is True
     changed = {"zero_optimization", "wall_clock_breakdown"}
-    assert {key: made[key] for key in made if key not in changed} == {
+    assert {key: merged[key] for key in merged if key not in changed} == {
         key: OURS[key] for key in OURS if key not in changed
     }
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "expected"),
     [
         ({"gradient_clipping": 0.5}, "gradient_clipping: 0.5, but max_grad_norm is 1.0"),
         ({"zero_optimization": {"stage": 3}}, "zero_optimization.stage: 3, but parallel.zero_stage is 2"),
@@ -72,21 +72,21 @@ def test_a_trainers_file_is_taken_over() -> None:
         ({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}, '"nvme" is not supported; use "cpu"'),
     ],
 )  # fmt: skip
-def test_a_contradiction_is_named(config: dict[str, Any], said: str) -> None:
+def test_a_conflict_is_reported(config: dict[str, Any], expected: str) -> None:
     found = problems(config)
     assert len(found) == 1
-    assert said in found[0]
+    assert expected in found[0]
     assert found[0].startswith("parallel.deepspeed_config.")
 
 
 @pytest.mark.parametrize("key", sorted(deepspeed_settings.BATCH))
-def test_batch_sizes_have_to_be_those_of_the_parameters(key: str) -> None:
+def test_batch_sizes_must_equal_those_of_the_parameters(key: str) -> None:
     assert not problems({key: 5})
     with pytest.raises(UserError, match=rf"{key}: is 5, but batch_size and micro_batch_size give {OURS[key]}"):
         deepspeed_settings.merge_configs({key: 5}, OURS)
 
 
-def test_precision_that_is_the_parameters_own_is_no_contradiction() -> None:
+def test_the_precision_of_the_parameters_is_no_conflict() -> None:
     assert not problems({"bf16": {"enabled": True}}, precision="bf16")
 
 
@@ -101,7 +101,7 @@ def test_a_file_is_read_with_the_parameters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         ({"engine": "ddp", "deepspeed_config": {}}, 'deepspeed_config needs engine "deepspeed", got "ddp"'),
         ({"engine": "ddp", "offload_optimizer_device": "cpu"}, "offload_optimizer_device: needs zero_stage 1, 2 or 3"),
@@ -111,6 +111,6 @@ def test_a_file_is_read_with_the_parameters(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_offloading_needs_a_stage(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_offloading_needs_a_stage(given: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
         Parallel.model_validate(given)

@@ -1,4 +1,4 @@
-"""The field's original parameter.json trains as it is; what it cannot mean is refused."""
+"""retarfi/language-pretraining's parameter.json trains as it is; invalid entries are refused."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ ELECTRA = {"embedding-size": 128, "generator-size": "1/4", "mask-percent": 15}
 def read(
     tmp_path: Path, changes: dict[str, Any] | None = None, *, model_type: str = "bert-small", **options: Any
 ) -> dict[str, Any]:
-    """Reads an entry made of `ENTRY` and `changes`; a change to None takes the key away."""
+    """Reads an entry made of `ENTRY` and `changes`; a change to None removes the key."""
     entry = {key: value for key, value in {**ENTRY, **(changes or {})}.items() if value is not None}
     file = tmp_path / "parameter.json"
-    file.write_text(json.dumps({model_type: entry, "other": {"broken": "never looked at"}}))
+    file.write_text(json.dumps({model_type: entry, "other": {"broken": "never read"}}))
     return read_language_pretraining_json(file, model_type, [Path("work/store")], **options)
 
 
@@ -59,7 +59,7 @@ def refusal(tmp_path: Path, changes: dict[str, Any] | None = None, **options: An
         ("bert-base-dist", 12, 768, 512, 1e-4, {"0": 80, "1": 80, "2": 48, "3": 48}, 1_000_000, 50_000),
     ],
 )
-def test_the_shipped_entries_mean_what_they_say(
+def test_the_bundled_entries_become_these_parameters(
     name: str, layers: int, hidden: int, length: int, rate: float, batch: dict[str, int], steps: int, save: int
 ) -> None:
     raw = read_language_pretraining_json(SHIPPED, name, [Path("a"), Path("b")], [Path("v")])
@@ -73,7 +73,7 @@ def test_the_shipped_entries_mean_what_they_say(
     assert parameters.evaluation.steps == save
 
 
-def test_what_the_original_fixed_in_its_code_is_written_out(tmp_path: Path) -> None:
+def test_constants_of_the_originals_code_are_written_out(tmp_path: Path) -> None:
     parameters = load(tmp_path)
     optimizer = parameters.optimizer
     assert (optimizer.eps, optimizer.bias_correction, optimizer.weight_decay) == (1e-6, False, 0.01)
@@ -93,7 +93,7 @@ def test_what_the_original_fixed_in_its_code_is_written_out(tmp_path: Path) -> N
 def test_batch_size_times_accumulation_is_the_batch(tmp_path: Path) -> None:
     parameters = load(tmp_path, {"batch-size": {"0": 100, "1": 100, "2": 56}, "accumulation-steps": 4})
     assert parameters.batch_size == {"0": 400, "1": 400, "2": 224}
-    assert parameters.micro_batch_size == 100, "what a process of one takes at once is the entry's own batch-size"
+    assert parameters.micro_batch_size == 100, "one process on a node takes the entry's batch-size at once"
     four = load(tmp_path, {"batch-size": {"-1": 100}, "accumulation-steps": 2}, processes_per_node=3)
     assert (four.batch_size, four.micro_batch_size) == ({"-1": 200}, 34)
     assert load(tmp_path).micro_batch_size is None
@@ -107,14 +107,14 @@ def test_precision(tmp_path: Path) -> None:
     assert load(tmp_path, {"fp16-type": 0}).precision == "fp32"
     assert load(tmp_path, {"bf16": True}).precision == "bf16"
     assert load(tmp_path, {"bf16": True, "fp16-type": 0}).precision == "bf16"
-    assert load(tmp_path, {"fp16-type": 2}, fp16_type=0).precision == "fp32", "the option wins"
+    assert load(tmp_path, {"fp16-type": 2}, fp16_type=0).precision == "fp32", "the option overrides the entry"
     assert all(load(tmp_path, {"fp16-type": kind}).precision == "fp16" for kind in (1, 2, 3))
     assert load(tmp_path, fp16_type=3).precision == "fp16"
     assert "exclude each other" in refusal(tmp_path, {"bf16": True}, fp16_type=2)
     assert "exclude each other" in refusal(tmp_path, {"bf16": True, "fp16-type": 1})
 
 
-def test_missing_keys_are_named_even_beside_unknown_ones(tmp_path: Path) -> None:
+def test_missing_keys_are_named_together_with_unknown_keys(tmp_path: Path) -> None:
     message = refusal(tmp_path, {"hidden-size": None, "train-steps": None, "hiden-size": 3})
     assert message.splitlines() == [
         "parameter.json: bert-small.hidden-size: missing",
@@ -124,7 +124,7 @@ def test_missing_keys_are_named_even_beside_unknown_ones(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
         ({"hidden-size": "256"}, 'bert-small.hidden-size: expected an integer, got "256"'),
         ({"hidden_size": 256}, 'bert-small.hidden_size: unknown key; did you mean "hidden-size"'),
@@ -140,8 +140,8 @@ def test_missing_keys_are_named_even_beside_unknown_ones(tmp_path: Path) -> None
         ({"pretrained_model_name_or_path": "x"}, "pretrained_model_name_or_path: x is not a folder"),
     ],
 )
-def test_what_an_entry_cannot_mean_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
-    assert said in refusal(tmp_path, changes)
+def test_an_invalid_entry_is_refused(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
+    assert expected in refusal(tmp_path, changes)
 
 
 def test_an_unknown_model_type_lists_the_nearest_entry() -> None:
@@ -150,7 +150,7 @@ def test_an_unknown_model_type_lists_the_nearest_entry() -> None:
 
 
 @pytest.mark.parametrize("family", ["albert", "debertav3"])
-def test_a_family_without_a_plugin_is_refused_by_name_and_never_taken_for_bert(tmp_path: Path, family: str) -> None:
+def test_a_family_without_a_plugin_is_refused_by_name_and_not_treated_as_bert(tmp_path: Path, family: str) -> None:
     message = refusal(tmp_path, model_type=f"{family}-base")
     assert f"architecture.type: architecture {family}: not installed" in message
 
@@ -178,8 +178,10 @@ ELECTRAS = {
 
 def test_every_electra_entry_is_in_the_table() -> None:
     entries = json.loads(SHIPPED.read_text())
-    drawn = {name for name in entries if not name.endswith("-additional")}  # the others' sizes are their folders'
-    assert set(ELECTRAS) == {name for name in drawn if name.startswith("electra")}
+    from_scratch = {
+        name for name in entries if not name.endswith("-additional")
+    }  # the others' sizes are their folders'
+    assert set(ELECTRAS) == {name for name in from_scratch if name.startswith("electra")}
 
 
 @pytest.mark.parametrize("name", sorted(ELECTRAS))
@@ -203,7 +205,7 @@ def test_an_electra_entry_builds_at_full_size(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(ELECTRAS))
 def test_an_electra_entry_trains_at_toy_size(name: str, tmp_path: Path) -> None:
-    """The entry itself, every width divided by 16 and with two layers; exported and loaded."""
+    """The entry with every width divided by 16 and two layers trains, is exported and loaded."""
     import toy
     import transformers
 
@@ -220,10 +222,10 @@ def test_an_electra_entry_trains_at_toy_size(name: str, tmp_path: Path) -> None:
     store = toy.make_store(tmp_path / "store", documents=20, seed=1)
     raw = {**read_language_pretraining_json(file, name, [store]), "trackers": []}
     train_in_this_process(Parameters.from_dict(raw, source=file.name), tmp_path / "run")
-    done = export(tmp_path / "run", tmp_path / "model")
-    assert done.models == {"generator": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining"}
-    for folder, model in done.models.items():
-        loaded = getattr(transformers, model).from_pretrained(done.out / folder, local_files_only=True)
+    exported = export(tmp_path / "run", tmp_path / "model")
+    assert exported.models == {"generator": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining"}
+    for folder, model in exported.models.items():
+        loaded = getattr(transformers, model).from_pretrained(exported.out / folder, local_files_only=True)
         assert loaded.config.max_position_embeddings == 32
 
 

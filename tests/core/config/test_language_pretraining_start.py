@@ -1,4 +1,4 @@
-"""Entries of the original's parameter.json that go on from trained models work as they are."""
+"""Entries of retarfi/language-pretraining's parameter.json that start from trained models work as they are."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ SIZES = {"num_hidden_layers": 2, "max_position_embeddings": 48, "vocab_size": 20
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with models under the names that a hub would give them."""
+def work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with models under the names of a hub."""
     monkeypatch.chdir(tmp_path)
     bert = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "hidden_dropout_prob": 0.2}
     save(BertForMaskedLM(BertConfig(**SIZES, **bert, layer_norm_eps=1e-6)), "bert-small-japanese")
@@ -73,7 +73,7 @@ def refusal(model_type: str, entry: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-def test_sizes_and_length_are_the_folders(here: Path) -> None:
+def test_sizes_and_length_are_the_folders(work_folder: Path) -> None:
     raw = read("bert-small-additional", BERT)
     parameters: Any = Parameters.from_dict(raw, source="parameter.json")
     architecture = parameters.architecture
@@ -81,7 +81,7 @@ def test_sizes_and_length_are_the_folders(here: Path) -> None:
     assert (architecture.layer_norm_eps, architecture.hidden_dropout_prob) == (1e-6, 0.2)
     assert parameters.data.sequence_length == architecture.max_position_embeddings == 48
     assert parameters.frozen_layers == 1
-    assert str(parameters.start_from.folder) == "someone/bert-small-japanese", "as it stands"
+    assert str(parameters.start_from.folder) == "someone/bert-small-japanese", "as written in the entry"
     assert (
         parameters.objective.next_sentence and parameters.max_steps == 2 and parameters.checkpoint.save_steps == 100000
     )
@@ -89,7 +89,7 @@ def test_sizes_and_length_are_the_folders(here: Path) -> None:
     assert (shorter.data.sequence_length, shorter.architecture.max_position_embeddings) == (32, 48)
 
 
-def test_electras_generator_is_its_own_folders(here: Path) -> None:
+def test_electras_generator_is_its_own_folders(work_folder: Path) -> None:
     parameters: Any = Parameters.from_dict(read("electra-small-additional", ELECTRA), source="parameter.json")
     assert (parameters.architecture.hidden_size, parameters.architecture.embedding_size) == (16, 12)
     generator = parameters.objective.generator
@@ -98,37 +98,37 @@ def test_electras_generator_is_its_own_folders(here: Path) -> None:
     assert parameters.frozen_layers == -1
     folders = {name: str(folder) for name, folder in parameters.start_from.folder.items()}
     assert folders == {"generator": "someone/electra-generator", "discriminator": "someone/electra-discriminator"}
-    said: Any = Parameters.from_dict(read("electra-x", {**ELECTRA, "mask-percent": 25}), source="parameter.json")
-    assert said.objective.mlm_probability == 0.25
+    stated: Any = Parameters.from_dict(read("electra-x", {**ELECTRA, "mask-percent": 25}), source="parameter.json")
+    assert stated.objective.mlm_probability == 0.25
 
 
 @pytest.mark.parametrize(("name", "entry"), [("bert-small-additional", BERT), ("electra-small-additional", ELECTRA)])
-def test_an_entry_trains_resumes_and_exports(name: str, entry: dict[str, Any], here: Path) -> None:
-    store = toy.make_store(here / "s", documents=20, seed=1, unit="line" if "bert" in name[:4] else "document")
+def test_an_entry_trains_resumes_and_exports(name: str, entry: dict[str, Any], work_folder: Path) -> None:
+    store = toy.make_store(work_folder / "s", documents=20, seed=1, unit="line" if "bert" in name[:4] else "document")
     raw = read(name, entry, store)
-    train_in_this_process(Parameters.from_dict(raw, source="parameter.json"), here / "run")
-    train_in_this_process(Parameters.from_dict({**raw, "max_steps": 3}, source="parameter.json"), here / "run")
-    for folder in export(here / "run", here / "model").models:
-        AutoModel.from_pretrained(here / "model" / folder, local_files_only=True)
+    train_in_this_process(Parameters.from_dict(raw, source="parameter.json"), work_folder / "run")
+    train_in_this_process(Parameters.from_dict({**raw, "max_steps": 3}, source="parameter.json"), work_folder / "run")
+    for folder in export(work_folder / "run", work_folder / "model").models:
+        AutoModel.from_pretrained(work_folder / "model" / folder, local_files_only=True)
     if name.startswith("bert"):
         before = load_file("someone/bert-small-japanese/model.safetensors")
-        after = load_file(here / "model/model.safetensors")
+        after = load_file(work_folder / "model/model.safetensors")
         frozen = "bert.encoder.layer.0.output.dense.weight", "bert.embeddings.word_embeddings.weight"
         assert all(torch.equal(before[key], after[key]) for key in frozen)
         assert not torch.equal(*(each["bert.encoder.layer.1.output.dense.weight"] for each in (before, after)))
 
 
-def test_positions_are_counted_as_the_architecture_counts_them(here: Path) -> None:
-    """RoBERTa's config has padding id + 1 places more than a row may be long."""
+def test_positions_are_counted_as_the_architecture_counts_them(work_folder: Path) -> None:
+    """RoBERTa's config has padding id + 1 more positions than the longest row."""
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "type_vocab_size": 1}
     save(RobertaForMaskedLM(RobertaConfig(**{**SIZES, "max_position_embeddings": 49, **shape})), "roberta")
-    store = toy.make_store(here / "s", documents=20, seed=1)
+    store = toy.make_store(work_folder / "s", documents=20, seed=1)
     raw = read("roberta-x", {**BERT, "pretrained_model_name_or_path": "someone/roberta"}, store)
     assert raw["data"]["sequence_length"] == raw["architecture"]["max_position_embeddings"] == 48
-    train_in_this_process(Parameters.from_dict(raw, source="parameter.json"), here / "run")
+    train_in_this_process(Parameters.from_dict(raw, source="parameter.json"), work_folder / "run")
 
 
-def test_a_name_on_the_hub_is_refused_with_the_way_to_get_it(here: Path) -> None:
+def test_a_name_on_the_hub_is_refused_with_the_download_command(work_folder: Path) -> None:
     said = refusal("bert-x", {**BERT, "pretrained_model_name_or_path": "izumi-lab/bert-small-japanese"})
     assert said.startswith("parameter.json: bert-x.pretrained_model_name_or_path: izumi-lab/bert-small-japanese is no")
     assert "hf download izumi-lab/bert-small-japanese --local-dir izumi-lab/bert-small-japanese" in said
@@ -161,12 +161,12 @@ def test_a_name_on_the_hub_is_refused_with_the_way_to_get_it(here: Path) -> None
         ("nobert-x", BERT, "nobert: not installed"),
     ],
 )
-def test_what_an_entry_cannot_mean_is_refused(model_type: str, entry: dict[str, Any], said: str, here: Path) -> None:
+def test_an_invalid_entry_is_refused(model_type: str, entry: dict[str, Any], said: str, work_folder: Path) -> None:
     assert said in refusal(model_type, entry)
 
 
-def test_sizes_that_the_entry_states_are_compared_with_the_folders(here: Path) -> None:
-    store = toy.make_store(here / "s", documents=20, seed=1, unit="line")
+def test_sizes_that_the_entry_states_are_compared_with_the_folders(work_folder: Path) -> None:
+    store = toy.make_store(work_folder / "s", documents=20, seed=1, unit="line")
     raw = read("bert-x", {**BERT, "number-of-layers": 3}, store)
     with pytest.raises(UserError, match="num_hidden_layers is 2 there and 3 in the parameters"):
-        train_in_this_process(Parameters.from_dict(raw, source="parameter.json"), here / "run")
+        train_in_this_process(Parameters.from_dict(raw, source="parameter.json"), work_folder / "run")

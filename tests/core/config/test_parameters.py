@@ -1,4 +1,4 @@
-"""Parameter JSON: what is read, what is refused and in which words, what goes on with a resumed run."""
+"""The parameter JSON: reading, refusals and their messages, keys that may change on resuming."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def test_the_dump_is_complete_and_gives_the_same_parameters_back(file: Path) -> 
 
 
 @pytest.mark.parametrize("preset", sorted(path.name for path in PRESETS.glob("*_*.json")))
-def test_a_preset_loads_and_its_rows_fit_its_positions(preset: str) -> None:
+def test_a_preset_loads_and_has_enough_positions_for_its_rows(preset: str) -> None:
     parameters = Parameters.load(PRESETS / preset)
     assert str(parameters.data.train[0].store) == "work/store"
     longest = parameters.architecture.max_sequence_length()
     assert longest is None or longest >= parameters.data.sequence_length
 
 
-def test_the_presets_are_there() -> None:
+def test_the_presets_exist() -> None:
     assert {
         "bert_small.json",
         "bert_base.json",
@@ -91,11 +91,11 @@ def test_the_presets_are_there() -> None:
     } <= {path.name for path in PRESETS.iterdir()}
 
 
-# -------------------------------------------------------------------------------------------------- what is refused
+# -------------------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "expected"),
     [
         ('architecture.hidden_size="768"', 'architecture.hidden_size: expected an integer, got "768"'),
         ("architecture.hidden_size=768.0", "architecture.hidden_size: expected an integer, got 768.0"),
@@ -132,14 +132,16 @@ def test_the_presets_are_there() -> None:
         ("batch_size=64", 'batch_size: expected the rows of each node, got 64; write {"-1": 64}'),
     ],
 )
-def test_a_wrong_value_is_refused_with_place_expectation_and_nearest_name(file: Path, override: str, said: str) -> None:
+def test_a_wrong_value_is_refused_with_key_expectation_and_nearest_name(
+    file: Path, override: str, expected: str
+) -> None:
     message = refusal(file, override)
-    assert message.startswith(f"base.json: {said}")
+    assert message.startswith(f"base.json: {expected}")
     assert len([line for line in message.splitlines() if line.startswith("base.json: ")]) == 1, "one problem, one line"
 
 
 @pytest.mark.parametrize(
-    ("table", "mended"),
+    ("table", "corrected"),
     [
         ('{"0": 100, "2": 56}', '{"0": 100, "1": 56}'),
         ('{"-1": 100, "0": 56}', '{"0": 100, "1": 56}'),
@@ -148,20 +150,20 @@ def test_a_wrong_value_is_refused_with_place_expectation_and_nearest_name(file: 
         ("{}", '{"-1": 256}'),
     ],
 )
-def test_a_batch_table_that_fits_no_world_is_answered_with_one_that_does(file: Path, table: str, mended: str) -> None:
+def test_a_wrong_batch_table_is_refused_with_a_corrected_one(file: Path, table: str, corrected: str) -> None:
     message = refusal(file, f"batch_size={table}")
-    assert message.startswith("base.json: batch_size: expected") and message.endswith(f"for example {mended}")
-    Parameters.load(file, [f"batch_size={mended}"])
+    assert message.startswith("base.json: batch_size: expected") and message.endswith(f"for example {corrected}")
+    Parameters.load(file, [f"batch_size={corrected}"])
 
 
 def test_evaluation_needs_a_store(file: Path) -> None:
     assert "evaluation: there is nothing to evaluate on" in refusal(file, "data.validation=[]", "evaluation.steps=3")
 
 
-def test_every_problem_is_told_at_once(file: Path) -> None:
+def test_all_problems_are_reported_at_once(file: Path) -> None:
     message = refusal(file, "architecture.hidden_size=a", "schedule.type=x", "seed=b", "optimizer.eps=-1", "dat=1")
-    places = [line.split(": ")[1] for line in message.splitlines() if line.startswith("base.json")]
-    assert sorted(places) == ["architecture.hidden_size", "dat", "optimizer.eps", "schedule.type", "seed"]
+    keys = [line.split(": ")[1] for line in message.splitlines() if line.startswith("base.json")]
+    assert sorted(keys) == ["architecture.hidden_size", "dat", "optimizer.eps", "schedule.type", "seed"]
 
 
 def test_a_missing_key_is_named(file: Path) -> None:
@@ -171,7 +173,7 @@ def test_a_missing_key_is_named(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ('{"seed": 1, "data": {}, "seed": 2}', 'the key "seed" is given twice, as 1 and as 2'),
         ('{"seed": NaN}', "expected a number, got NaN"),
@@ -180,10 +182,10 @@ def test_a_missing_key_is_named(file: Path) -> None:
         ("\udcff", "cannot be read"),
     ],
 )
-def test_a_file_that_is_no_clean_json_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_is_not_valid_json_is_refused(tmp_path: Path, text: str, expected: str) -> None:
     file = tmp_path / "p.json"
     file.write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=expected):
         read_json(file)
 
 
@@ -208,22 +210,22 @@ def test_a_secret_is_refused_and_never_printed(file: Path, override: str) -> Non
     assert f"{key}: looks like a secret" in message and value not in message
 
 
-def test_keys_about_tokens_of_text_are_no_secrets(file: Path) -> None:
+def test_keys_about_tokens_of_text_are_not_secrets(file: Path) -> None:
     assert Parameters.load(file, ["max_steps=null", "max_tokens=1000"]).max_tokens == 1000
 
 
 # -------------------------------------------------------------------------------------------------- overrides, origins
 
 
-def test_overrides_are_json_where_they_parse_and_strings_else(file: Path) -> None:
+def test_overrides_are_json_if_they_parse_and_strings_otherwise(file: Path) -> None:
     raw = with_overrides(read_json(file), ["a.b=1e-4", "c=[1, 2]", "d=hello world", "data.train.0=x=y", 'e="3"'])
     assert raw["a"] == {"b": 1e-4} and raw["c"] == [1, 2] and raw["d"] == "hello world" and raw["e"] == "3"
     assert raw["data"]["train"][0] == "x=y"
-    assert read_json(file) == BASE, "the file's own object is left alone"
+    assert read_json(file) == BASE, "the file's own object does not change"
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "expected"),
     [
         ("seed", "expected KEY.KEY=VALUE"),
         ("a..b=1", "expected KEY.KEY=VALUE"),
@@ -231,8 +233,8 @@ def test_overrides_are_json_where_they_parse_and_strings_else(file: Path) -> Non
         ("max_steps.x=1", "max_steps is 100, which has no keys"),
     ],
 )
-def test_an_override_that_leads_nowhere_is_refused(file: Path, override: str, said: str) -> None:
-    assert said in refusal(file, override)
+def test_an_override_of_a_path_that_does_not_exist_is_refused(file: Path, override: str, expected: str) -> None:
+    assert expected in refusal(file, override)
 
 
 def test_each_value_knows_its_origin(file: Path) -> None:
@@ -265,19 +267,19 @@ def test_the_length_comes_from_steps_tokens_or_epochs(file: Path) -> None:
         length("max_steps=null", "epochs=1", rows=0, tokens_per_row=0.0)
 
 
-def test_a_length_in_rows_follows_what_was_taken() -> None:
-    """A run of 1000 rows in steps of 16 ended with a step of 8; of 2000 rows it goes on with the 1001st."""
+def test_a_length_in_rows_counts_consumed_rows() -> None:
+    """A run of 1000 rows in steps of 16 ended with a step of 8; extended to 2000 rows it continues with the 1001st."""
     longer = Length(steps=125, tokens=0, rows=2000)
     assert longer.after_resuming(step=63, consumed_rows=1000, global_rows=16).steps == 126
     assert longer.after_resuming(step=50, consumed_rows=800, global_rows=16).steps == 125
     assert Length(steps=9, tokens=0).after_resuming(step=5, consumed_rows=80, global_rows=16).steps == 9
 
 
-def test_a_schedule_that_goes_by_validation_needs_one(file: Path) -> None:
+def test_a_schedule_that_depends_on_validation_needs_an_evaluation(file: Path) -> None:
     assert "schedule: Plateau depends on validation losses" in refusal(file, 'schedule={"type": "plateau"}')
 
 
-def test_differences_are_key_paths(file: Path) -> None:
+def test_changed_keys_are_key_paths(file: Path) -> None:
     old = Parameters.load(file)
     new = Parameters.load(file, ["max_steps=200", "optimizer.learning_rate=0.5", 'data.train=["work/a"]'])
     assert changed_keys(old, old) == []

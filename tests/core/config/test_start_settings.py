@@ -1,4 +1,4 @@
-"""`start_from` in the parameter JSON: a folder, or one for each model, and what may differ."""
+"""`start_from` in the parameter JSON: a folder, or one for each model, and which heads may differ."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read(value: Any) -> Any:
         ({"folder": PAIR, "drop_heads": True}, {"generator": Path("a/g"), "discriminator": Path("a/d")}, False),
     ],
 )
-def test_every_way_to_write_it(value: Any, folder: Any, new_heads: bool) -> None:
+def test_every_form_is_read(value: Any, folder: Any, new_heads: bool) -> None:
     given = read(value)
     assert (given.folder, given.new_heads) == (folder, new_heads)
     parameters = Parameters.from_dict({**BASE, "start_from": value}, source="t")
@@ -46,13 +46,13 @@ def test_every_way_to_write_it(value: Any, folder: Any, new_heads: bool) -> None
     assert Parameters.from_dict(dumped, source="t") == parameters
 
 
-def test_without_it_nothing_is_read_and_nothing_frozen() -> None:
+def test_the_default_is_no_folder_and_no_frozen_layers() -> None:
     parameters = Parameters.from_dict(BASE, source="t")
     assert parameters.start_from is None and parameters.frozen_layers == -1
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected"),
     [
         (3, "start_from.folder: expected a folder, or {\"NAME\": FOLDER, ...} for several models, got 3"),
         ({}, "start_from.folder: expected a folder"),
@@ -63,13 +63,13 @@ def test_without_it_nothing_is_read_and_nothing_frozen() -> None:
         ({"folder": "m", "new_heads": "yes"}, 'start_from.new_heads: expected true or false, got "yes"'),
     ],
 )  # fmt: skip
-def test_what_it_cannot_be(value: Any, said: str) -> None:
+def test_an_invalid_value_is_refused(value: Any, expected: str) -> None:
     with pytest.raises(UserError) as caught:
         read(value)
-    assert str(caught.value).startswith(f"t: {said}")
+    assert str(caught.value).startswith(f"t: {expected}")
 
 
-def test_the_schema_names_every_way_to_write_it() -> None:
+def test_the_schema_has_every_form() -> None:
     schema = json_schema(registry())
     text, settings, folders = schema["$defs"]["StartFrom"]["anyOf"]
     assert text == {"type": "string"}
