@@ -153,7 +153,7 @@ def test_a_preempted_job_ends_with_the_undisturbed_weights(
         check=True, capture_output=True,
     )  # fmt: skip
     state = job.wait()
-    assert (state.status, state.detail) == ("COMPLETED", "queued again once"), job.printed()
+    assert (state.status, state.detail) == ("COMPLETED", "requeued once"), job.printed()
     assert "Exited with exit code 75" in job.printed()
     assert [record["step"] for record in records(job.run, "stopped")] == job.resumed_at()
     assert 40 <= job.resumed_at()[0] < STEPS
@@ -201,7 +201,7 @@ def test_a_job_preempted_before_its_first_step_is_queued_again(
         check=True, capture_output=True,
     )  # fmt: skip
     state = job.wait()
-    assert (state.status, state.detail) == ("COMPLETED", "queued again once"), job.printed()
+    assert (state.status, state.detail) == ("COMPLETED", "requeued once"), job.printed()
     assert weights(job.run) == weights(undisturbed)
 
 
@@ -222,8 +222,8 @@ def test_a_job_that_lost_a_process_goes_on_from_its_last_checkpoint(
     job.wait_for_step(60)
     os.kill(process_of(job, 1), signal.SIGKILL)
     state = job.wait()
-    assert (state.status, state.detail) == ("COMPLETED", "queued again once"), job.printed()
-    assert "queued again (1 of 1), to go on from the last checkpoint" in job.printed()
+    assert (state.status, state.detail) == ("COMPLETED", "requeued once"), job.printed()
+    assert "requeued (1 of 1), resumes from the last checkpoint" in job.printed()
     assert job.resumed_at()[0] >= 50 and job.resumed_at()[0] % 50 == 0
     assert weights(job.run) == weights(undisturbed)
 
@@ -241,7 +241,7 @@ def test_a_job_that_lost_a_node_waits_for_it_and_goes_on(
     controller = (cluster / "slurmctld.pid").read_text().strip()
     subprocess.run(["nsenter", f"--target={controller}", "--mount", "slurmd", "-N", "n2"], check=True)
     state = job.wait()
-    assert (state.status, state.detail) == ("COMPLETED", "queued again once"), job.printed()
+    assert (state.status, state.detail) == ("COMPLETED", "requeued once"), job.printed()
     assert job.resumed_at()[0] >= 50
     assert weights(job.run) == weights(undisturbed)
 
@@ -259,9 +259,9 @@ def test_a_cancelled_job_saves_and_stays_cancelled(cluster: Path, store: Path, t
 def test_a_job_asked_to_stop_saves_and_is_not_queued_again(cluster: Path, store: Path, tmp_path: Path) -> None:
     job = submitted(store, tmp_path / "run", {})
     job.wait_for_step(40)
-    assert "asked to save and leave" in job.job.stop()
+    assert "sent a stop request" in job.job.stop()
     state = job.wait()
-    assert state.detail.endswith("asked to stop, and saved") and not state.failed, state
+    assert state.detail.endswith("stopped on request, checkpoint saved") and not state.failed, state
     assert records(job.run, "stopped")
     time.sleep(3)
     assert job.job.state().done

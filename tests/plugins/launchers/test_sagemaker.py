@@ -1,4 +1,4 @@
-"""SageMaker's requests: from settings, old and new; refused where they would fail; what an instance runs, run here."""
+"""SageMaker's requests from settings, old and new, and their validation; the script of an instance, run here."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from terakoya.errors import UserError
 from terakoya.launch.plan import PlannedLaunch, plan_launch
 from terakoya_plugins.launchers.sagemaker.request import METRICS
 
-pytest.importorskip("botocore", reason="requests are checked by its model of SageMaker")
+pytest.importorskip("botocore", reason="its model of SageMaker validates the requests")
 
 ROLE = "arn:aws:iam::123456789012:role/service-role/AmazonSageMaker-ExecutionRole-1"
-PLACE = {
+REQUIRED = {
     "role": ROLE,
     "image_uri": "123456789012.dkr.ecr.ap-northeast-1.amazonaws.com/terakoya:1",
     "output_path": "s3://models/out",
 }
 SHARED = {"file_system_id": "fs-0123456789abcdef0", "directory_path": "/abcdefgh/stores"}
 NETWORK = {"subnets": ["subnet-1a"], "security_group_ids": ["sg-1"]}
-OLDER = {
+SAMPLE = {
     "aws_config": {"role": ROLE},
     "fsx_config": {
         "subnets": ["subnet-1a", "subnet-1b"],
@@ -43,24 +43,24 @@ OLDER = {
 
 
 def planned(folder: Path, settings: Mapping[str, Any], store: str = "train/wiki", **changes: Any) -> PlannedLaunch:
-    """The plan for a toy run whose store is `store` there."""
+    """The plan of a toy run whose store is `store` on the instances."""
     file = folder / "run.json"
     file.write_text(json.dumps(toy.parameters(Path(store), **changes)))
-    given = {key: value for key, value in PLACE.items() if key != "role" or "aws_config" not in settings}
+    given = {key: value for key, value in REQUIRED.items() if key != "role" or "aws_config" not in settings}
     return plan_launch("sagemaker", file, folder / "run", settings={**given, **settings})
 
 
 def request(plan: PlannedLaunch) -> dict[str, Any]:
-    made: dict[str, Any] = json.loads((plan.folder / "request.json").read_text())
-    return made
+    content: dict[str, Any] = json.loads((plan.folder / "request.json").read_text())
+    return content
 
 
-def test_an_older_config_sample_is_read_as_it_is(tmp_path: Path) -> None:
-    plan = planned(tmp_path, OLDER, batch_size={"0": 10, "1": 6})
-    made = request(plan)
-    assert made["RoleArn"] == ROLE
-    assert made["VpcConfig"] == {"SecurityGroupIds": ["sg-1"], "Subnets": ["subnet-1a", "subnet-1b"]}
-    sources = {each["ChannelName"]: each["DataSource"] for each in made["InputDataConfig"]}
+def test_a_config_sample_is_converted(tmp_path: Path) -> None:
+    plan = planned(tmp_path, SAMPLE, batch_size={"0": 10, "1": 6})
+    content = request(plan)
+    assert content["RoleArn"] == ROLE
+    assert content["VpcConfig"] == {"SecurityGroupIds": ["sg-1"], "Subnets": ["subnet-1a", "subnet-1b"]}
+    sources = {channel["ChannelName"]: channel["DataSource"] for channel in content["InputDataConfig"]}
     assert sources["train"]["FileSystemDataSource"] == {
         "FileSystemId": "fs-0123456789abcdef0",
         "FileSystemAccessMode": "rw",
@@ -68,18 +68,21 @@ def test_an_older_config_sample_is_read_as_it_is(tmp_path: Path) -> None:
         "DirectoryPath": "/abcdefgh/ns1/train",
     }
     assert sources["validation"]["FileSystemDataSource"]["DirectoryPath"] == "/abcdefgh/ns1/validation"
-    assert made["ResourceConfig"] == {
+    assert content["ResourceConfig"] == {
         "InstanceType": "ml.p4d.24xlarge", "InstanceCount": 2, "VolumeSizeInGB": 100,
     }  # fmt: skip
-    assert made["StoppingCondition"] == {"MaxRuntimeInSeconds": 86_400}
+    assert content["StoppingCondition"] == {"MaxRuntimeInSeconds": 86_400}
     assert "--out /opt/ml/input/data/train/runs/run" in plan.plan.files["entry.sh"]
 
 
-def test_the_settings_of_the_page_are_taken(tmp_path: Path) -> None:
+def test_the_settings_in_the_documentation_are_accepted(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "plugins/terakoya_plugins/launchers/sagemaker/SAGEMAKER.md").read_text()
     (text,) = re.findall(r"<!-- settings -->\n```json\n(.*?)```", page, re.S)
-    made = request(planned(tmp_path, json.loads(text), batch_size={"0": 128, "1": 128}))
-    assert made["ResourceConfig"]["InstanceCount"] == 2 and made["StoppingCondition"]["MaxRuntimeInSeconds"] == 432_000
+    content = request(planned(tmp_path, json.loads(text), batch_size={"0": 128, "1": 128}))
+    assert (
+        content["ResourceConfig"]["InstanceCount"] == 2
+        and content["StoppingCondition"]["MaxRuntimeInSeconds"] == 432_000
+    )
 
 
 def test_every_setting_has_its_place_in_the_request(tmp_path: Path) -> None:
@@ -91,31 +94,33 @@ def test_every_setting_has_its_place_in_the_request(tmp_path: Path) -> None:
         "tags": {"project": "寺子屋"}, "code_location": "s3://models/code", "setup": ["ulimit -n 65536"],
     }  # fmt: skip
     plan = planned(tmp_path, settings)
-    made = request(plan)
-    assert made["ResourceConfig"]["InstanceType"] == "ml.g5.xlarge"
-    assert made["EnableManagedSpotTraining"] is True
-    assert made["StoppingCondition"] == {"MaxRuntimeInSeconds": 3600, "MaxWaitTimeInSeconds": 7200}
-    assert made["CheckpointConfig"] == {"S3Uri": "s3://models/checkpoints/run", "LocalPath": "/opt/ml/checkpoints"}
-    assert made["RetryStrategy"] == {"MaximumRetryAttempts": 2}
-    assert made["Environment"] == {"NCCL_DEBUG": "INFO"}
-    assert made["HyperParameters"] == {"max_steps": "20"}
-    assert made["Tags"] == [{"Key": "project", "Value": "寺子屋"}]
-    assert "VpcConfig" not in made
-    channels = {each["ChannelName"]: each["DataSource"]["S3DataSource"]["S3Uri"] for each in made["InputDataConfig"]}
-    assert channels == {"train": "s3://stores/wiki", "job": f"s3://models/code/{made['TrainingJobName']}/job"}
-    metrics = {each["Name"]: each["Regex"] for each in made["AlgorithmSpecification"]["MetricDefinitions"]}
+    content = request(plan)
+    assert content["ResourceConfig"]["InstanceType"] == "ml.g5.xlarge"
+    assert content["EnableManagedSpotTraining"] is True
+    assert content["StoppingCondition"] == {"MaxRuntimeInSeconds": 3600, "MaxWaitTimeInSeconds": 7200}
+    assert content["CheckpointConfig"] == {"S3Uri": "s3://models/checkpoints/run", "LocalPath": "/opt/ml/checkpoints"}
+    assert content["RetryStrategy"] == {"MaximumRetryAttempts": 2}
+    assert content["Environment"] == {"NCCL_DEBUG": "INFO"}
+    assert content["HyperParameters"] == {"max_steps": "20"}
+    assert content["Tags"] == [{"Key": "project", "Value": "寺子屋"}]
+    assert "VpcConfig" not in content
+    channels = {
+        channel["ChannelName"]: channel["DataSource"]["S3DataSource"]["S3Uri"] for channel in content["InputDataConfig"]
+    }
+    assert channels == {"train": "s3://stores/wiki", "job": f"s3://models/code/{content['TrainingJobName']}/job"}
+    metrics = {metric["Name"]: metric["Regex"] for metric in content["AlgorithmSpecification"]["MetricDefinitions"]}
     assert metrics == {**METRICS, "resumed": "resumed from .* at step ([0-9]+)"}
     script = plan.plan.files["entry.sh"]
     assert "--set max_steps=20" in script and "ulimit -n 65536\n" in script
-    assert re.fullmatch(r"run-\d{8}-\d{6}", made["TrainingJobName"])
+    assert re.fullmatch(r"run-\d{8}-\d{6}", content["TrainingJobName"])
     assert plan.plan.commands[-1].startswith("aws sagemaker create-training-job --cli-input-json file://")
 
 
 @pytest.mark.parametrize(
-    ("settings", "nodes", "said"),
+    ("settings", "nodes", "message"),
     [
-        ({**OLDER, "aws_config": {"role": ROLE, "rool": "x"}}, 1, r"aws_config\.rool: unknown key; known: role"),
-        ({**OLDER, "aws_config": {"role": "arn:aws:iam::<aws_account_id>:role/x"}}, 1, "role: <aws_account_id>"),
+        ({**SAMPLE, "aws_config": {"role": ROLE, "rool": "x"}}, 1, r"aws_config\.rool: unknown key; known: role"),
+        ({**SAMPLE, "aws_config": {"role": "arn:aws:iam::<aws_account_id>:role/x"}}, 1, "role: <aws_account_id>"),
         ({"channels": {"train": "s3://stores"}}, 1, "the run would be lost with its instance"),
         (
             {"channels": {"train": "s3://stores"}, "checkpoint_s3_uri": "s3://models/c"},
@@ -123,41 +128,41 @@ def test_every_setting_has_its_place_in_the_request(tmp_path: Path) -> None:
             "2 instances write one run together: give a channel with file_system_id",
         ),
         ({"channels": {"train": SHARED}}, 1, "subnets: a file system is reached through subnets"),
-        ({**OLDER, "instance_count": 3}, 2, "instance_count is 3, but batch_size has an entry for each of 2 instances"),
-        ({**OLDER, "run_folder": "elsewhere/run"}, 1, "to begin with a channel .* there are: train, validation"),
-        ({**OLDER, "max_run": 3600, "max_wait": 7200}, 1, "max_wait: is for use_spot_instances"),
-        ({**OLDER, "environment": {"HF_TOKEN": "hf_x"}}, 1, "environment.HF_TOKEN: looks like a secret"),
-        ({**OLDER, "channels": {"job": "s3://stores"}}, 1, 'none "job"'),
-        ({**OLDER, "aws_config": {"role": "arn:aws:iam::12:role/x-and-some-more"}}, 1, r"\.RoleArn: expected arn"),
-        ({**OLDER, "metric_definitions": {"x": "y" * 501}}, 1, r"MetricDefinitions\.7\.Regex: expected at most 500"),
-        ({**OLDER, "max_retry_attempts": 31}, 1, r"MaximumRetryAttempts: expected at most 30, got 31"),
+        ({**SAMPLE, "instance_count": 3}, 2, "instance_count is 3, but batch_size has an entry for each of 2 instances"),
+        ({**SAMPLE, "run_folder": "elsewhere/run"}, 1, "to start with a channel .* available: train, validation"),
+        ({**SAMPLE, "max_run": 3600, "max_wait": 7200}, 1, "max_wait: needs use_spot_instances"),
+        ({**SAMPLE, "environment": {"HF_TOKEN": "hf_x"}}, 1, "environment.HF_TOKEN: looks like a secret"),
+        ({**SAMPLE, "channels": {"job": "s3://stores"}}, 1, 'none "job"'),
+        ({**SAMPLE, "aws_config": {"role": "arn:aws:iam::12:role/x-and-some-more"}}, 1, r"\.RoleArn: expected arn"),
+        ({**SAMPLE, "metric_definitions": {"x": "y" * 501}}, 1, r"MetricDefinitions\.7\.Regex: expected at most 500"),
+        ({**SAMPLE, "max_retry_attempts": 31}, 1, r"MaximumRetryAttempts: expected at most 30, got 31"),
     ],
 )  # fmt: skip
-def test_what_would_fail_hours_later_is_refused(
-    settings: dict[str, Any], nodes: int, said: str, tmp_path: Path
+def test_settings_that_would_fail_hours_later_are_refused(
+    settings: dict[str, Any], nodes: int, message: str, tmp_path: Path
 ) -> None:
-    given = {key: value for key, value in PLACE.items() if key != "role" or "aws_config" not in settings}
+    given = {key: value for key, value in REQUIRED.items() if key != "role" or "aws_config" not in settings}
     file = tmp_path / "run.json"
     table = {"-1": 16} if nodes == 1 else {"0": 10, "1": 6}
     file.write_text(json.dumps(toy.parameters(Path("train/wiki"), batch_size=table)))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         plan_launch("sagemaker", file, tmp_path / "run", settings={**given, **settings})
     assert not (tmp_path / "run.launch").exists()
 
 
-def test_a_store_that_no_channel_brings_is_named(tmp_path: Path) -> None:
+def test_a_store_that_is_in_no_channel_is_named(tmp_path: Path) -> None:
     settings = {"channels": {"train": SHARED}, **NETWORK}
     with pytest.raises(UserError, match=r"data\.train\.0: work/wiki: .*--set data\.train\.0=train/wiki"):
         planned(tmp_path, settings, store="work/wiki")
     planned(tmp_path, settings, store="/opt/ml/input/data/train/wiki")
 
 
-def test_a_plugin_that_is_a_file_goes_along(tmp_path: Path) -> None:
+def test_a_plugin_file_is_shipped(tmp_path: Path) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text("MARK = 1\n")
     file = tmp_path / "run.json"
     file.write_text(json.dumps(toy.parameters(Path("train/wiki"))))
-    settings = {**PLACE, "channels": {"train": SHARED}, **NETWORK}
+    settings = {**REQUIRED, "channels": {"train": SHARED}, **NETWORK}
     plan = plan_launch("sagemaker", file, tmp_path / "run", settings=settings, global_options=["--plugin", str(plugin)])
     assert plan.plan.files["mine.py"] == "MARK = 1\n"
     script = plan.plan.files["entry.sh"]
@@ -177,7 +182,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Instance:
-    """A pretended instance: its /opt/ml is a folder here, its file systems are links."""
+    """A simulated instance: its /opt/ml is a local folder, its file systems are links."""
 
     def __init__(
         self, root: Path, plan: PlannedLaunch, hosts: list[str], current: str, links: Mapping[str, Path]
@@ -191,7 +196,7 @@ class Instance:
             (root / "input/data/job" / name).write_text(text.replace("/opt/ml", str(root)))
 
     def start(self, port: int, **variables: str) -> subprocess.Popen[str]:
-        """Starts what the request's entry point starts."""
+        """Starts the request's entry point."""
         script = self.root / "input/data/job/entry.sh"
         script.write_text(script.read_text().replace("--master-port 29500", f"--master-port {port}"))
         programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -201,7 +206,7 @@ class Instance:
         )
 
     def resource_config(self) -> None:
-        """Writes down where it stands, as SageMaker does."""
+        """Writes resourceconfig.json, as SageMaker does."""
         (self.root / "input/config").mkdir(exist_ok=True)
         facts = {"hosts": self.hosts, "current_host": self.current, "network_interface_name": "lo"}
         (self.root / "input/config/resourceconfig.json").write_text(json.dumps(facts))
@@ -216,7 +221,7 @@ def free_port() -> int:
         return port
 
 
-def test_two_instances_train_together_and_their_numbers_are_found(store: Path, tmp_path: Path) -> None:
+def test_two_instances_train_together_and_their_metrics_are_found(store: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     (shared / "wiki").symlink_to(store)
@@ -246,13 +251,13 @@ def test_two_instances_train_together_and_their_numbers_are_found(store: Path, t
     assert len(written["train:loss"]) == 12 and len(written["validation:loss"]) >= 2
     for metric, regex in METRICS.items():
         assert [float(number) for number in re.findall(regex, printed[0])] == written[metric], metric
-        assert not re.search(regex, printed[1]), metric  # numbers are read once
+        assert not re.search(regex, printed[1]), metric  # each metric is read once
     assert (tmp_path / "localhost/model/model/config.json").is_file()
     assert not any((tmp_path / "127.0.0.1/model").iterdir())
 
 
 @pytest.mark.nightly  # three starts of torchrun and Transformers
-def test_an_instance_asked_to_stop_saves_and_the_next_job_goes_on(store: Path, tmp_path: Path) -> None:
+def test_an_instance_saves_on_a_stop_request_and_the_next_job_resumes(store: Path, tmp_path: Path) -> None:
     plan = planned(
         tmp_path,
         {"channels": {"train": "s3://stores/x"}, "checkpoint_s3_uri": "s3://models/c"},
@@ -269,7 +274,7 @@ def test_an_instance_asked_to_stop_saves_and_the_next_job_goes_on(store: Path, t
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     printed = process.communicate(timeout=250)[0]
-    assert process.returncode == 0 and "asked to stop: saved in" in printed, printed
+    assert process.returncode == 0 and "stopped on request, checkpoint saved in" in printed, printed
     (stopped,) = toy.records(run, "stopped")
     assert 0 < stopped < 4000
     assert not any((tmp_path / "ml/model").iterdir())
@@ -282,17 +287,17 @@ def test_an_instance_asked_to_stop_saves_and_the_next_job_goes_on(store: Path, t
     printed = process.communicate(timeout=250)[0]
     assert process.returncode == 0, printed
     assert f"at step {stopped:,}" in printed
-    steps = [int(each) for each in re.findall(METRICS["train:step"], printed)]
-    assert steps[0] == stopped + 1 and steps[-1] == stopped + 5  # none of the first job's
+    steps = [int(number) for number in re.findall(METRICS["train:step"], printed)]
+    assert steps[0] == stopped + 1 and steps[-1] == stopped + 5  # no step of the first job
     assert (tmp_path / "other/model/model/config.json").is_file()
 
 
-def test_a_failure_is_told_where_sagemaker_looks_for_it(tmp_path: Path) -> None:
+def test_a_failure_is_written_to_sagemakers_failure_file(tmp_path: Path) -> None:
     plan = planned(tmp_path, {"channels": {"train": SHARED}, **NETWORK})
     instance = Instance(tmp_path / "ml", plan, ["algo-1", "algo-2"], "algo-1", {})
     instance.resource_config()
     process = instance.start(free_port())
     printed = process.communicate(timeout=250)[0]
     assert process.returncode == 2, printed
-    told = (tmp_path / "ml/output/failure").read_text()
-    assert told == "batch_size is for 1 instance, SageMaker started 2\n"
+    failure = (tmp_path / "ml/output/failure").read_text()
+    assert failure == "batch_size is for 1 instance, SageMaker started 2\n"

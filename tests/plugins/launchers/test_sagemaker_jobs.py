@@ -1,4 +1,4 @@
-"""SageMaker's jobs against moto's server and, where that has no answer, against botocore's own model."""
+"""SageMaker jobs against moto's server and, for calls that moto does not support, against botocore's model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from terakoya_plugins.launchers.sagemaker.job import LOGS, SageMakerJob
 boto3 = pytest.importorskip("boto3")
 moto_server = pytest.importorskip("moto.server")
 
-SECRET = "a-secret-that-nobody-should-write-down"
+SECRET = "a-secret-that-must-not-be-written"
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def aws(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An account there, which boto3 finds in its variables; with a bucket."""
+    """An account on the server, which boto3 finds in its variables, with a bucket."""
     for name in ("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ENDPOINT_URL", server)
@@ -63,38 +63,38 @@ def planned(folder: Path, **settings: Any) -> PlannedLaunch:
     })  # fmt: skip
 
 
-def test_a_job_is_created_as_it_was_planned(aws: None, tmp_path: Path) -> None:
+def test_a_job_is_created_as_planned(aws: None, tmp_path: Path) -> None:
     plan = planned(tmp_path, tags={"project": "terakoya"})
     assert plan.submit() == 0
     request = json.loads((plan.folder / "request.json").read_text())
     name = request["TrainingJobName"]
-    made = boto3.client("sagemaker").describe_training_job(TrainingJobName=name)
-    for echo in (made, request):  # moto answers with metrics of its own
+    created = boto3.client("sagemaker").describe_training_job(TrainingJobName=name)
+    for echo in (created, request):  # moto answers with its own metrics
         echo["AlgorithmSpecification"].pop("MetricDefinitions")
     for key in request.keys() - {"Tags"}:  # list_tags has them
-        assert made[key] == request[key], key
-    tags = boto3.client("sagemaker").list_tags(ResourceArn=made["TrainingJobArn"])["Tags"]
+        assert created[key] == request[key], key
+    tags = boto3.client("sagemaker").list_tags(ResourceArn=created["TrainingJobArn"])["Tags"]
     assert tags == [{"Key": "project", "Value": "terakoya"}]
     prefix = f"out/{name}/job"
     storage = boto3.client("s3")
-    there = {each["Key"] for each in storage.list_objects_v2(Bucket="models", Prefix=prefix)["Contents"]}
-    assert there == {f"{prefix}/entry.sh", f"{prefix}/parameters.json"}
+    keys = {entry["Key"] for entry in storage.list_objects_v2(Bucket="models", Prefix=prefix)["Contents"]}
+    assert keys == {f"{prefix}/entry.sh", f"{prefix}/parameters.json"}
     script = storage.get_object(Bucket="models", Key=f"{prefix}/entry.sh")["Body"].read().decode()
     assert script == plan.plan.files["entry.sh"]
-    job, note = find_job("sagemaker", str(tmp_path / "run"))
-    assert note.job == f"arn:aws:sagemaker:us-east-1:123456789012:training-job/{name}"
-    assert [state.status for state in poll_states(job, every=0)] == ["Completed"]  # moto's jobs are over at once
+    job, record = find_job("sagemaker", str(tmp_path / "run"))
+    assert record.job == f"arn:aws:sagemaker:us-east-1:123456789012:training-job/{name}"
+    assert [state.status for state in poll_states(job, every=0)] == ["Completed"]  # moto's jobs end at once
     for file in plan.folder.iterdir():
         assert SECRET not in file.read_text() and "somebody" not in file.read_text()
 
 
-def test_what_is_asked_on_the_command_line(aws: None, tmp_path: Path) -> None:
+def test_the_verbs_of_the_command_line(aws: None, tmp_path: Path) -> None:
     plan = planned(tmp_path)
     plan.submit()
     name = json.loads((plan.folder / "request.json").read_text())["TrainingJobName"]
     run = CliRunner()
-    shown = run.invoke(app, ["launch", "sagemaker", "status", name])
-    assert shown.exit_code == 0 and f"job {name}: Completed" in shown.output
+    result = run.invoke(app, ["launch", "sagemaker", "status", name])
+    assert result.exit_code == 0 and f"job {name}: Completed" in result.output
     with pytest.raises(UserError, match=r"launch sagemaker status: ValidationException: .*no-such-job"):
         run.invoke(app, ["launch", "sagemaker", "status", "no-such-job"], catch_exceptions=False)
     with pytest.raises(UserError, match="fetch: expected --out FOLDER"):
@@ -105,10 +105,10 @@ def test_what_is_asked_on_the_command_line(aws: None, tmp_path: Path) -> None:
         run.invoke(app, ["launch", "slurm", "status", str(tmp_path / "run")], catch_exceptions=False)
 
 
-def test_logs_are_read_on_where_they_were_left(aws: None) -> None:
+def test_logs_continue_where_the_last_call_ended(aws: None) -> None:
     logs = boto3.client("logs")
     job = SageMakerJob("run-1")
-    assert list(job.output()) == []  # there is no group yet
+    assert list(job.output()) == []  # the group does not exist yet
     logs.create_log_group(logGroupName=LOGS)
     assert list(job.output()) == []
 
@@ -144,17 +144,17 @@ def test_a_model_is_fetched_and_unpacked(aws: None, tmp_path: Path) -> None:
     plan.submit()
     job, _ = find_job("sagemaker", str(tmp_path / "run"))
     name = json.loads((plan.folder / "request.json").read_text())["TrainingJobName"]
-    place = boto3.client("sagemaker").describe_training_job(TrainingJobName=name)["ModelArtifacts"]["S3ModelArtifacts"]
-    key = place.removeprefix("s3://models/")
+    uri = boto3.client("sagemaker").describe_training_job(TrainingJobName=name)["ModelArtifacts"]["S3ModelArtifacts"]
+    key = uri.removeprefix("s3://models/")
     with pytest.raises(UserError, match="launch sagemaker fetch: 404"):
         job.fetch(tmp_path / "model")
     storage = boto3.client("s3")
     storage.put_object(Bucket="models", Key=key, Body=packed({"model/config.json": b"{}", "model/weights": b"1234"}))
-    assert job.fetch(tmp_path / "model") == f"{tmp_path}/model: 2 files, 6 bytes, from {place}"
+    assert job.fetch(tmp_path / "model") == f"{tmp_path}/model: 2 files, 6 bytes, from {uri}"
     assert (tmp_path / "model/model/config.json").read_text() == "{}"
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="already exists"):
         job.fetch(tmp_path / "model")
-    for content in (packed({"../escaped": b"x"}), b"no archive"):
+    for content in (packed({"../escaped": b"x"}), b"not an archive"):
         storage.put_object(Bucket="models", Key=key, Body=content)
         with pytest.raises(UserError, match="expected a packed model"):
             job.fetch(tmp_path / "other")
@@ -162,11 +162,11 @@ def test_a_model_is_fetched_and_unpacked(aws: None, tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
-# --------------------------------------------------------------------------------- what moto has no answer to
+# --------------------------------------------------------------------------------- calls that moto does not support
 
 
 class Stubbed:
-    """Clients that answer what a test says, each answer and question checked by botocore's model of the service."""
+    """Clients with prepared answers; botocore's model of the service validates every request and answer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from botocore.stub import Stubber
@@ -177,22 +177,22 @@ class Stubbed:
         self.stub = Stubber(self.client)
         self.stub.activate()
         self.regions: list[str | None] = []
-        monkeypatch.setattr(sagemaker_job, "_client", self._made)
+        monkeypatch.setattr(sagemaker_job, "_client", self._client_for)
 
-    def _made(self, service: str, region: str | None) -> Any:
+    def _client_for(self, service: str, region: str | None) -> Any:
         assert service == "sagemaker"
         self.regions.append(region)
         return self.client
 
     def describes(self, **facts: Any) -> None:
-        """The next answer to DescribeTrainingJob."""
+        """Sets the next answer to DescribeTrainingJob."""
         arn = "arn:aws:sagemaker:eu-west-1:123456789012:training-job/run-1"
-        whole = {
+        defaults = {
             "TrainingJobName": "run-1", "TrainingJobArn": arn, "ModelArtifacts": {"S3ModelArtifacts": "s3://m/x.tar.gz"},
             "AlgorithmSpecification": {"TrainingInputMode": "File"}, "CreationTime": datetime.now(UTC),
             "ResourceConfig": {"VolumeSizeInGB": 1}, "StoppingCondition": {},
         }  # fmt: skip
-        self.stub.add_response("describe_training_job", {**whole, **facts}, {"TrainingJobName": "run-1"})
+        self.stub.add_response("describe_training_job", {**defaults, **facts}, {"TrainingJobName": "run-1"})
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_a_job_is_followed_to_its_end(stubbed: Stubbed) -> None:
     stubbed.describes(TrainingJobStatus="InProgress", SecondaryStatus="Downloading", SecondaryStatusTransitions=changes)
     stubbed.stub.add_client_error("describe_training_job", "ThrottlingException", "Rate exceeded")
     stubbed.describes(
-        TrainingJobStatus="Failed", SecondaryStatus="Failed", FailureReason="node 0 ended with 1; its log says why",
+        TrainingJobStatus="Failed", SecondaryStatus="Failed", FailureReason="node 0 exited with 1; its log says why",
         BillableTimeInSeconds=360, FinalMetricDataList=[{"MetricName": "train:loss", "Value": 2.5, "Timestamp": now}],
     )  # fmt: skip
     job = SageMakerJob("arn:aws:sagemaker:eu-west-1:123456789012:training-job/run-1")
@@ -217,14 +217,14 @@ def test_a_job_is_followed_to_its_end(stubbed: Stubbed) -> None:
     assert (first.status, first.detail) == ("InProgress", "Downloading; Downloading input data")
     assert second.status == "no answer" and "Rate exceeded" in second.detail and not second.done
     assert (last.status, last.done, last.failed) == ("Failed", True, True)
-    assert last.detail == "node 0 ended with 1; its log says why; 360 s to be paid"
+    assert last.detail == "node 0 exited with 1; its log says why; 360 s billed"
     assert last.values == {"train:loss": 2.5}
     assert set(stubbed.regions) == {"eu-west-1"}
 
 
-def test_a_job_is_asked_to_stop(stubbed: Stubbed) -> None:
+def test_a_stop_request(stubbed: Stubbed) -> None:
     stubbed.stub.add_response("stop_training_job", {}, {"TrainingJobName": "run-1"})
-    assert SageMakerJob("run-1").stop() == "job run-1 is asked to stop: it saves and leaves within two minutes"
+    assert SageMakerJob("run-1").stop() == "sent a stop request to job run-1: it saves and exits within two minutes"
     stubbed.stub.assert_no_pending_responses()
     reason = "The request was rejected because the training job is in status Stopped"
     stubbed.stub.add_client_error("stop_training_job", "ValidationException", reason)
@@ -232,13 +232,13 @@ def test_a_job_is_asked_to_stop(stubbed: Stubbed) -> None:
         SageMakerJob("run-1").stop()
 
 
-def test_a_model_that_is_not_there_yet(stubbed: Stubbed, tmp_path: Path) -> None:
+def test_a_job_without_a_model_yet(stubbed: Stubbed, tmp_path: Path) -> None:
     stubbed.describes(TrainingJobStatus="InProgress", SecondaryStatus="Training")
-    with pytest.raises(UserError, match="job run-1 is InProgress: nothing is there yet"):
+    with pytest.raises(UserError, match="job run-1 is InProgress: it has no model yet"):
         SageMakerJob("run-1").fetch(tmp_path / "model")
 
 
-def test_nobody_may_ask_without_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_region_and_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     nowhere = str(tmp_path / "nowhere")
@@ -248,7 +248,7 @@ def test_nobody_may_ask_without_credentials(monkeypatch: pytest.MonkeyPatch, tmp
     with pytest.raises(UserError, match="expected a region: set AWS_DEFAULT_REGION"):
         SageMakerJob("run-1").state()
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    with pytest.raises(UserError, match="nobody may ask: set AWS_PROFILE"):
+    with pytest.raises(UserError, match="no AWS credentials: set AWS_PROFILE"):
         SageMakerJob("run-1").state()
     with pytest.raises(UserError, match="expected a job's name, its ARN or a run's folder, got a/b"):
         SageMakerJob("a/b")

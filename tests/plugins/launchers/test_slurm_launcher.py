@@ -1,4 +1,4 @@
-"""Slurm's batch script and what is asked of Slurm, without one: its programs are stood in for."""
+"""Slurm's batch script and the calls of Slurm's programs, tested with stand-ins for them."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ def planned(folder: Path, settings: dict[str, Any], **changes: Any) -> PlannedLa
 
 
 class Programs:
-    """Stand-ins for Slurm's programs, first on the PATH: shell scripts; what they are asked is written down."""
+    """Stand-ins for Slurm's programs, first on the PATH: shell scripts that record their calls."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.asked_file = folder / "programs", folder / "asked"
+        self.folder, self.calls_file = folder / "programs", folder / "calls"
         self.folder.mkdir()
         self.environment = {"PATH": f"{self.folder}:{os.environ['PATH']}"}
 
     def set(self, **texts: str) -> None:
         for name, text in texts.items():
             program = self.folder / name
-            program.write_text(f'#!/bin/bash\necho "{name} $*" >> {self.asked_file}\n{text}\n')
+            program.write_text(f'#!/bin/bash\necho "{name} $*" >> {self.calls_file}\n{text}\n')
             program.chmod(0o755)
 
-    def asked(self) -> list[str]:
-        return self.asked_file.read_text().splitlines() if self.asked_file.exists() else []
+    def calls(self) -> list[str]:
+        return self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
 
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
-    made = Programs(tmp_path)
-    monkeypatch.setenv("PATH", made.environment["PATH"])
-    return made
+    programs = Programs(tmp_path)
+    monkeypatch.setenv("PATH", programs.environment["PATH"])
+    return programs
 
 
 # --------------------------------------------------------------------------------------------------- the script
 
 
-def test_a_batch_script_says_what_was_asked_for(tmp_path: Path) -> None:
+def test_a_batch_script_has_all_settings(tmp_path: Path) -> None:
     settings = {
         "time": "3-00:00:00", "processes": 4, "gpus": 4, "account": "lab", "partition": "gpu", "qos": "long",
         "gres": "gpu:a100:4", "memory": "64G", "after": "120,121", "interface": "ib0", "offline": True,
@@ -76,7 +76,7 @@ def test_a_batch_script_says_what_was_asked_for(tmp_path: Path) -> None:
     assert plan.plan.commands == [f"sbatch {plan.folder}/job.sbatch"]
 
 
-def test_a_container_is_apptainers_or_pyxis(tmp_path: Path) -> None:
+def test_a_container_runs_under_apptainer_or_pyxis(tmp_path: Path) -> None:
     image = {"container": "terakoya image.sif", "mounts": ["/data/stores"], "gpus": 1}
     script = planned(tmp_path, image).plan.files["job.sbatch"]
     here = Path.cwd()
@@ -93,7 +93,7 @@ def test_a_container_is_apptainers_or_pyxis(tmp_path: Path) -> None:
 
 
 def controller(state: str = "RUNNING", preempted: str = "None") -> str:
-    """What `scontrol` answers inside a job."""
+    """A stand-in for `scontrol` inside a job."""
     job = f"JobId=7 JobName=run JobState={state} Reason=None PreemptTime={preempted} Power="
     return f'case "$2" in hostnames) echo n1; echo n2 ;; job) echo "{job}" ;; esac'
 
@@ -105,24 +105,24 @@ def run_script(plan: PlannedLaunch, programs: Programs, **variables: str) -> sub
     )
 
 
-@pytest.mark.parametrize(("code", "queued"), [(0, 0), (75, 1), (2, 0), (130, 0), (143, 0), (1, 1)])
-def test_which_ends_queue_a_job_again(code: int, queued: int, programs: Programs, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("code", "requeued"), [(0, 0), (75, 1), (2, 0), (130, 0), (143, 0), (1, 1)])
+def test_which_exit_codes_requeue_a_job(code: int, requeued: int, programs: Programs, tmp_path: Path) -> None:
     plan = planned(tmp_path, {})
     programs.set(srun=f"exit {code}", scontrol=controller())
     assert run_script(plan, programs).returncode == code
-    assert programs.asked().count("scontrol requeue 7") == queued
+    assert programs.calls().count("scontrol requeue 7") == requeued
 
 
-def test_crashes_are_counted_and_other_restarts_are_not(programs: Programs, tmp_path: Path) -> None:
+def test_only_crashes_are_counted(programs: Programs, tmp_path: Path) -> None:
     plan = planned(tmp_path, {"max_restarts": 2})
     programs.set(scontrol=controller())
     for code in (75, 1, 75, 137, 75, 1):
         programs.set(srun=f"exit {code}")
         assert run_script(plan, programs, SLURM_RESTART_COUNT="9").returncode == code
-    assert programs.asked().count("scontrol requeue 7") == 5  # the third crash was one too many
+    assert programs.calls().count("scontrol requeue 7") == 5  # the third crash exceeds max_restarts
 
 
-def test_a_word_from_slurm_before_there_is_anything_to_save_queues_again(programs: Programs, tmp_path: Path) -> None:
+def test_a_time_limit_before_there_is_anything_to_save_counts_as_a_crash(programs: Programs, tmp_path: Path) -> None:
     plan = planned(tmp_path, {"max_restarts": 1})
     mine = tmp_path / "srun.pid"
     programs.set(
@@ -131,15 +131,15 @@ def test_a_word_from_slurm_before_there_is_anything_to_save_queues_again(program
         scontrol=controller(),
     )
     done = run_script(plan, programs)
-    assert done.returncode == 143 and "queued again (1 of 1)" in done.stderr
-    assert programs.asked()[-3:] == [
+    assert done.returncode == 143 and "requeued (1 of 1)" in done.stderr
+    assert programs.calls()[-3:] == [
         "scancel --signal=TERM 7", "scontrol show job --oneliner 7", "scontrol requeue 7"
     ]  # fmt: skip
-    assert run_script(plan, programs).returncode == 143  # time is too short to begin: it does not do so for ever
-    assert programs.asked()[-1] == "scontrol show job --oneliner 7"
+    assert run_script(plan, programs).returncode == 143  # a start slower than its time limit does not requeue for ever
+    assert programs.calls()[-1] == "scontrol show job --oneliner 7"
     programs.set(srun="exit 143", scontrol=controller(preempted="2026-11-22T01:56:00"))
     assert run_script(plan, programs).returncode == 143
-    assert programs.asked()[-1] == "scontrol requeue 7"
+    assert programs.calls()[-1] == "scontrol requeue 7"
 
 
 @pytest.mark.parametrize("code", [75, 143, 1])
@@ -147,10 +147,10 @@ def test_a_cancelled_job_is_left_alone(code: int, programs: Programs, tmp_path: 
     plan = planned(tmp_path, {})
     programs.set(srun=f"exit {code}", scontrol=controller(state="COMPLETING"))
     assert run_script(plan, programs).returncode == code
-    assert "scontrol requeue 7" not in programs.asked()
+    assert "scontrol requeue 7" not in programs.calls()
 
 
-def test_the_first_node_is_called_and_cores_are_handed_on(programs: Programs, tmp_path: Path) -> None:
+def test_the_first_node_is_the_master_and_cores_are_passed_on(programs: Programs, tmp_path: Path) -> None:
     plan = planned(tmp_path, {"cpus_per_process": 8})
     programs.set(srun=f"env > {tmp_path}/seen", scontrol=controller())
     run_script(plan, programs, SLURM_CPUS_PER_TASK="8")
@@ -161,17 +161,17 @@ def test_the_first_node_is_called_and_cores_are_handed_on(programs: Programs, tm
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
-        ({"time": "a day"}, r"launch slurm: time: .*expected a time as sbatch has it"),
+        ({"time": "a day"}, r"launch slurm: time: .*expected a time in the format of sbatch"),
         ({"acount": "lab"}, 'acount: unknown key; did you mean "account"'),
-        ({"after": "the last"}, r"after: .*expected numbers of jobs, such as 120 or 120,121"),
-        ({"mounts": ["/data"]}, "mounts: are for a container"),
+        ({"after": "the last"}, r"after: .*expected job numbers, such as 120 or 120,121"),
+        ({"mounts": ["/data"]}, "mounts: needs container"),
         ({"container": "a.sif", "inside": "numactl"}, "give one of the two"),
     ],
 )
-def test_settings_that_are_none(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=said):
+def test_wrong_settings_are_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
         planned(tmp_path, settings)
 
 
@@ -192,49 +192,52 @@ def scontrol(
 
 
 @pytest.mark.parametrize(
-    ("said", "state"),
+    ("answer", "state"),
     [
         (scontrol(state="PENDING", reason="Priority", nodes="(null)"), JobState("PENDING", "waits: Priority")),
-        (scontrol(state="RUNNING", restarts=2), JobState("RUNNING", "on n[1-2]; queued again 2 times")),
+        (scontrol(state="RUNNING", restarts=2), JobState("RUNNING", "on n[1-2]; requeued 2 times")),
         (scontrol(state="COMPLETING", code=75), JobState("COMPLETING", "on n[1-2]")),
-        (scontrol(state="COMPLETED", restarts=1), JobState("COMPLETED", "queued again once", done=True)),
+        (scontrol(state="COMPLETED", restarts=1), JobState("COMPLETED", "requeued once", done=True)),
         (scontrol(state="FAILED", code=2), JobState("FAILED", "on n[1-2]; exit code 2", done=True, failed=True)),
-        (scontrol(state="FAILED", code=75), JobState("FAILED", "on n[1-2]; asked to stop, and saved", done=True)),
+        (
+            scontrol(state="FAILED", code=75),
+            JobState("FAILED", "on n[1-2]; stopped on request, checkpoint saved", done=True),
+        ),
         (scontrol(state="CANCELLED", nodes=""), JobState("CANCELLED", "", done=True, failed=True)),
         (scontrol(state="NODE_FAIL"), JobState("NODE_FAIL", "on n[1-2]", done=True, failed=True)),
     ],
 )
-def test_what_slurm_says_of_a_job(said: str, state: JobState, programs: Programs) -> None:
-    programs.set(scontrol=said)
+def test_the_state_of_a_job(answer: str, state: JobState, programs: Programs) -> None:
+    programs.set(scontrol=answer)
     assert SlurmJob("12").state() == state
 
 
 def test_a_job_that_slurm_has_forgotten(programs: Programs) -> None:
     programs.set(scontrol="echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", sacct="exit 1")
     assert SlurmJob("12").state() == JobState(
-        "unknown", "Slurm has no such job, or has forgotten it since it ended", done=True
+        "unknown", "Slurm has no such job, or has forgotten it since its end", done=True
     )
     programs.set(sacct="echo 'COMPLETED|0:0'")
     assert SlurmJob("12").state() == JobState("COMPLETED", "exit code 0", done=True)
     programs.set(sacct="echo 'CANCELLED by 0|0:15'")
     assert SlurmJob("12").state().failed
-    with pytest.raises(UserError, match="job 12 is over"):
+    with pytest.raises(UserError, match="job 12 has ended"):
         SlurmJob("12").stop()
     programs.set(scontrol="echo 'Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(UserError, match="launch slurm: scontrol: Unable to contact"):
         SlurmJob("12").state()
 
 
-def test_stopping_keeps_slurm_from_queueing_it_again(programs: Programs) -> None:
+def test_stop_keeps_slurm_from_requeueing_the_job(programs: Programs) -> None:
     programs.set(scontrol=scontrol(state="RUNNING"), scancel="")
-    assert "is not queued again" in SlurmJob("12").stop()
-    assert programs.asked()[-2:] == ["scontrol update JobId=12 Requeue=0", "scancel --signal=TERM 12"]
+    assert "is not requeued" in SlurmJob("12").stop()
+    assert programs.calls()[-2:] == ["scontrol update JobId=12 Requeue=0", "scancel --signal=TERM 12"]
     programs.set(scontrol=scontrol(state="PENDING"))
     assert "cancelled" in SlurmJob("12").stop()
-    assert programs.asked()[-1] == "scancel 12"
+    assert programs.calls()[-1] == "scancel 12"
 
 
-def test_output_is_read_on_where_it_was_left(programs: Programs, tmp_path: Path) -> None:
+def test_output_continues_where_the_last_call_ended(programs: Programs, tmp_path: Path) -> None:
     out = tmp_path / "12.out"
     programs.set(scontrol=scontrol(state="RUNNING", out=out))
     job = SlurmJob("12")
@@ -269,7 +272,7 @@ def test_submit_and_watch_follow_a_job_to_its_end(programs: Programs, tmp_path: 
     assert done.exit_code == 1 and "job 12: FAILED" in done.output
 
 
-def test_verbs_that_have_nothing_to_ask(programs: Programs, tmp_path: Path) -> None:
+def test_verbs_without_a_job_are_refused(programs: Programs, tmp_path: Path) -> None:
     run = CliRunner()
     with pytest.raises(UserError, match="launch local: its runs belong to the terminal"):
         run.invoke(app, ["launch", "local", "stop", "12"], catch_exceptions=False)
@@ -278,5 +281,5 @@ def test_verbs_that_have_nothing_to_ask(programs: Programs, tmp_path: Path) -> N
     planned(tmp_path, {})
     with pytest.raises(UserError, match=r"nothing was submitted from .*run\.launch"):
         run.invoke(app, ["launch", "slurm", "status", str(tmp_path / "run")], catch_exceptions=False)
-    with pytest.raises(UserError, match="fetch: the run's folder is on a file system you see"):
+    with pytest.raises(UserError, match="fetch: the run's folder is on a shared file system"):
         run.invoke(app, ["launch", "slurm", "fetch", "12", "--out", "x"], catch_exceptions=False)

@@ -1,6 +1,6 @@
-"""Launcher for Amazon SageMaker: a training job's request, and the script that its instances run.
+"""Launcher for Amazon SageMaker: the request of a training job, and the script that its instances run.
 
-Who may ask comes from where boto3 looks (variables, a profile, a role), never from settings, and is written nowhere.
+Credentials come from boto3's sources (variables, a profile, a role), never from settings, and are written nowhere.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from terakoya_plugins.launchers.sagemaker.settings import CODE, DATA, ROOT, Sage
 
 
 class SageMaker(SageMakerSettings):
-    """Settings of a training job, by the names of SageMaker's Python SDK; a `config_sample.json` with `aws_config` and
-    `fsx_config` is read as it is, `--settings FILE`, together with the others."""
+    """Settings of a training job, with the names of SageMaker's Python SDK. `--settings FILE` also reads an older
+    `config_sample.json` with `aws_config` and `fsx_config`."""
 
     def plan(self, job: Job, folder: Path) -> LaunchPlan:
-        """The request, `request.json`, and what goes into S3: the script, the parameters, plugins that are files.
+        """Returns a plan with `request.json` and the files for S3: the script, the parameters, plugins that are files.
 
         Raises:
-            UserError: paths that no channel has, instances that do not fit `batch_size`, no place that keeps the run, a
-                request that botocore's model of SageMaker refuses.
+            UserError: a path is in no channel, the instances do not match `batch_size`, no storage would keep the run,
+                or botocore's model of SageMaker rejects the request.
         """
         nodes = len(job.batch_size)
         if self.instance_count not in (None, nodes):
@@ -41,22 +41,22 @@ class SageMaker(SageMakerSettings):
                 f"{nodes} instance{'s' if nodes > 1 else ''}: --set batch_size, or leave instance_count out"
             )
         run = self._run(job, nodes)
-        before, parameters, sets = _parts(job)
+        global_options, parameters, sets = _parts(job)
         self._check_paths(parameters, sets)
         files = {"parameters.json": parameters.read_text(encoding="utf-8")}
-        before = [_shipped(word, files) for word in before]
+        global_options = [_ship_plugin(word, files) for word in global_options]
         sets += [f"{key}={value}" for key, value in self.hyperparameters]
-        train = [*before, "train", f"{DATA}/{CODE}/parameters.json", "--out", run]
-        command = words(*train, *(word for each in sets for word in ("--set", each)))
+        train = [*global_options, "train", f"{DATA}/{CODE}/parameters.json", "--out", run]
+        command = words(*train, *(word for value in sets for word in ("--set", value)))
         name = f"{job.name[:47].rstrip('-')}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
         code = f"{(self.code_location or self.output_path).rstrip('/')}/{name}/{CODE}"
         files["entry.sh"] = sagemaker_script.script(
-            name=job.name, instances=nodes, run=run, command=command, before=before, export=self.export,
+            name=job.name, instances=nodes, run=run, command=command, global_options=global_options, export=self.export,
             setup=self.setup, processes=self.processes,
         )  # fmt: skip
         request = sagemaker_request.request(self, name=name, run_name=job.name, instances=nodes, code=code)
         notes = [
-            f"rows a step on each instance: {', '.join(map(str, job.batch_size.values()))}; the run is {run} there",
+            f"rows a step on each instance: {', '.join(map(str, job.batch_size.values()))}; run folder: {run}",
             *sagemaker_request.problems(request),
         ]
         uploads = [words("aws", "s3", "cp", str(folder / file), f"{code}/{file}") for file in files]
@@ -65,10 +65,10 @@ class SageMaker(SageMakerSettings):
         return LaunchPlan(files, [*uploads, create + (f" --region {self.region}" if self.region else "")], notes)
 
     def submit(self, job: Job, plan: LaunchPlan, folder: Path) -> int:
-        """Puts the plan's files into S3, creates the job through boto3 and leaves a note of its ARN; 0.
+        """Uploads the plan's files to S3, creates the job through boto3 and records its ARN; returns 0.
 
         Raises:
-            UserError: no boto3, nobody may ask, or SageMaker refuses.
+            UserError: boto3 or credentials are missing, or SageMaker rejects the request.
         """
         request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
         files = {name: (folder / name).read_bytes() for name in plan.files if name != "request.json"}
@@ -78,21 +78,21 @@ class SageMaker(SageMakerSettings):
 
     @classmethod
     def find_job(cls, name: str) -> SubmittedJob:
-        """The training job of this name, in the region of the environment, or with this ARN."""
+        """Returns the training job with this name, in the region of the environment, or with this ARN."""
         return sagemaker_job.SageMakerJob(name)
 
     def _run(self, job: Job, instances: int) -> str:
-        """The run's folder on the instances.
+        """Returns the run's folder on the instances.
 
         Raises:
-            UserError: there is no place that keeps it, or not for so many instances.
+            UserError: no storage would keep the run, or not with several instances.
         """
-        shared = [channel.name for channel in self.channels if channel.keeps]
+        shared = [channel.name for channel in self.channels if channel.is_writable_file_system]
         if self.run_folder is not None:
             if self.run_folder.split("/")[0] not in shared:
                 raise UserError(
-                    f"launch sagemaker: run_folder: {self.run_folder}: expected to begin with a channel that is a file "
-                    f"system and can be written to; there are: {', '.join(shared) or 'none'}"
+                    f"launch sagemaker: run_folder: {self.run_folder}: expected to start with a channel that is a "
+                    f"writable file system; available: {', '.join(shared) or 'none'}"
                 )
             return f"{DATA}/{self.run_folder.rstrip('/')}"
         if shared:
@@ -110,49 +110,55 @@ class SageMaker(SageMakerSettings):
         return f"{ROOT}/checkpoints/run"
 
     def _check_paths(self, parameters: Path, sets: list[str]) -> None:
-        """UserError for a store or a start that no channel brings."""
+        """Raises UserError for a store or a `start_from` folder that is in no channel."""
         loaded = Parameters.load(parameters, [*sets, *(f"{key}={value}" for key, value in self.hyperparameters)])
         data = loaded.data
         stores = {f"data.validation.{index}": store for index, store in enumerate(data.validation)}
         mixtures = {"data.train": data.train}
         mixtures |= {f"data.stages.{number}.train": stage.train for number, stage in enumerate(data.stages)}
-        for key, mixture in mixtures.items():  # where a weight was given there is an object, else perhaps a text
-            for index, each in enumerate(mixture):
-                stores[f"{key}.{index}" + (".store" if each.weight != 1 else "")] = each.store
+        for key, mixture in mixtures.items():  # an entry with a weight is an object, others may be a string
+            for index, entry in enumerate(mixture):
+                stores[f"{key}.{index}" + (".store" if entry.weight != 1 else "")] = entry.store
         if loaded.start_from is not None:
             folder = loaded.start_from.folder
-            named = {"start_from": folder} if isinstance(folder, Path) else folder
-            stores |= {key: each for key, each in named.items() if each.exists() or not is_hub_name(str(each))}
+            folders = {"start_from": folder} if isinstance(folder, Path) else folder
+            stores |= {key: path for key, path in folders.items() if path.exists() or not is_hub_name(str(path))}
         names = [channel.name for channel in self.channels]
         for key, store in stores.items():
-            inside = re.sub(f"^{DATA}/", "", str(store))
-            if inside.split("/")[0] not in names:
+            path = re.sub(f"^{DATA}/", "", str(store))
+            if path.split("/")[0] not in names:
                 first = names[0] if names else "train"
                 raise UserError(
-                    f"launch sagemaker: {key}: {store}: expected a path that begins with a channel's name "
+                    f"launch sagemaker: {key}: {store}: expected a path that starts with a channel's name "
                     f"({', '.join(names) or 'there are no channels'}), as instances see it: --set {key}={first}/"
                     f"{Path(store).name}"
                 )
 
 
 def _parts(job: Job) -> tuple[list[str], Path, list[str]]:
-    """The options before `train`, the parameters' file, and what is set over them."""
-    waiting = list(job.arguments)
-    at = next(index for index in range(0, len(waiting), 2) if not waiting[index].startswith("--"))
-    assert waiting[at] == "train", waiting
-    rest = waiting[at + 2 :]
-    return waiting[:at], Path(waiting[at + 1]), [rest[i + 1] for i in range(0, len(rest), 2) if rest[i] == "--set"]
+    """Returns the options before `train`, the parameter file, and the `--set` values."""
+    arguments = list(job.arguments)
+    verb = next(index for index in range(0, len(arguments), 2) if not arguments[index].startswith("--"))
+    assert arguments[verb] == "train", arguments
+    rest = arguments[verb + 2 :]
+    return (
+        arguments[:verb],
+        Path(arguments[verb + 1]),
+        [rest[i + 1] for i in range(0, len(rest), 2) if rest[i] == "--set"],
+    )
 
 
-def _shipped(word: str, files: dict[str, str]) -> str:
-    """`word`, or where it is found there if it is a plugin's file, which then goes along in `files`.
+def _ship_plugin(word: str, files: dict[str, str]) -> str:
+    """Returns `word` or, if it is a plugin's file, its path on the instances; adds the file to `files`.
 
     Raises:
-        UserError: a plugin that is a folder.
+        UserError: the plugin is a folder.
     """
     file = Path(word)
     if file.is_dir():
-        raise UserError(f"launch sagemaker: --plugin {word}: is a folder; install it in the image, as a package")
+        raise UserError(
+            f"launch sagemaker: --plugin {word}: expected a file, got a folder; install it in the image, as a package"
+        )
     if not file.is_file():
         return word
     files[file.name] = file.read_text(encoding="utf-8")
@@ -161,5 +167,5 @@ def _shipped(word: str, files: dict[str, str]) -> str:
 
 @hookimpl
 def register_launchers() -> dict[str, type[Launcher]]:
-    """Offers `sagemaker`."""
+    """Registers `sagemaker`."""
     return {"sagemaker": SageMaker}

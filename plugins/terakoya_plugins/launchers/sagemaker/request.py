@@ -1,4 +1,4 @@
-"""The request for a training job, and what botocore's own model of SageMaker says of it."""
+"""The request for a training job, and its validation by botocore's model of SageMaker."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ METRICS: Mapping[str, str] = {
     "train:tokens_per_second": rf'"kind": "step".* "tokens_per_second": {NUMBER}',
     "validation:loss": rf'"kind": "validation".* "loss": {NUMBER}',
 }
-"""The numbers that SageMaker reads in the log, out of the run's `metrics.jsonl`, which node 0 prints there."""
+"""The metrics that SageMaker reads in the log, to which node 0 prints the run's `metrics.jsonl`."""
 
 
 def request(settings: SageMakerSettings, *, name: str, run_name: str, instances: int, code: str) -> dict[str, Any]:
-    """What `CreateTrainingJob` takes. `code` is the prefix of S3 where the script lies."""
+    """Returns the arguments of `CreateTrainingJob`. `code` is the S3 prefix of the script."""
     channels = [channel.request() for channel in settings.channels]
     source = {"S3DataType": "S3Prefix", "S3Uri": code, "S3DataDistributionType": "FullyReplicated"}
     channels.append({"ChannelName": CODE, "DataSource": {"S3DataSource": source}, "InputMode": "File"})
     metrics = {**METRICS, **dict(settings.metric_definitions)}
-    made: dict[str, Any] = {
+    result: dict[str, Any] = {
         "TrainingJobName": name,
         "RoleArn": settings.role,
         "AlgorithmSpecification": {
@@ -51,28 +51,28 @@ def request(settings: SageMakerSettings, *, name: str, run_name: str, instances:
         "EnableManagedSpotTraining": settings.use_spot_instances,
     }
     if settings.use_spot_instances:
-        made["StoppingCondition"]["MaxWaitTimeInSeconds"] = settings.max_wait or 2 * settings.max_run
+        result["StoppingCondition"]["MaxWaitTimeInSeconds"] = settings.max_wait or 2 * settings.max_run
     if settings.subnets:
-        made["VpcConfig"] = {"SecurityGroupIds": list(settings.security_group_ids), "Subnets": list(settings.subnets)}
-    if settings.checkpoint_s3_uri is not None:  # the same for every job of this run, which goes on there
-        place = f"{settings.checkpoint_s3_uri.rstrip('/')}/{run_name}"
-        made["CheckpointConfig"] = {"S3Uri": place, "LocalPath": f"{ROOT}/checkpoints"}
+        result["VpcConfig"] = {"SecurityGroupIds": list(settings.security_group_ids), "Subnets": list(settings.subnets)}
+    if settings.checkpoint_s3_uri is not None:  # the same for every job of this run, so that the next job resumes
+        uri = f"{settings.checkpoint_s3_uri.rstrip('/')}/{run_name}"
+        result["CheckpointConfig"] = {"S3Uri": uri, "LocalPath": f"{ROOT}/checkpoints"}
     if settings.max_retry_attempts:
-        made["RetryStrategy"] = {"MaximumRetryAttempts": settings.max_retry_attempts}
+        result["RetryStrategy"] = {"MaximumRetryAttempts": settings.max_retry_attempts}
     if settings.environment:
-        made["Environment"] = dict(settings.environment)
+        result["Environment"] = dict(settings.environment)
     if settings.hyperparameters:
-        made["HyperParameters"] = dict(settings.hyperparameters)
+        result["HyperParameters"] = dict(settings.hyperparameters)
     if settings.tags:
-        made["Tags"] = [{"Key": key, "Value": value} for key, value in settings.tags]
-    return made
+        result["Tags"] = [{"Key": key, "Value": value} for key, value in settings.tags]
+    return result
 
 
 def problems(request: Mapping[str, Any]) -> list[str]:
-    """Notes on the check of `request` by botocore's model of SageMaker: none where it was made.
+    """Validates `request` with botocore's model of SageMaker; returns a note if botocore is not installed.
 
     Raises:
-        UserError: what the model refuses, each by its place in the request.
+        UserError: the model rejects the request; one line a problem, with the path in the request.
     """
     try:
         from botocore.loaders import Loader
@@ -83,17 +83,17 @@ def problems(request: Mapping[str, Any]) -> list[str]:
     model = ServiceModel(Loader().load_service_model("sagemaker", "service-2"), "sagemaker")
     shape = model.operation_model("CreateTrainingJob").input_shape
     report = ParamValidator().validate(request, shape)
-    wrong = [report.generate_report()] if report.has_errors() else list(_beyond(request, shape, "request"))
-    if wrong:
-        raise UserError("launch sagemaker: " + "\n".join(wrong))
+    errors = [report.generate_report()] if report.has_errors() else list(_find_violations(request, shape, "request"))
+    if errors:
+        raise UserError("launch sagemaker: " + "\n".join(errors))
     return []
 
 
-def _beyond(value: Any, shape: Any, where: str) -> Iterator[str]:
-    """What the service would refuse by the same model, and botocore lets pass: words, patterns, greatest sizes."""
+def _find_violations(value: Any, shape: Any, where: str) -> Iterator[str]:
+    """Yields violations of the model that botocore does not check: enumerations, patterns, largest sizes."""
     if shape.type_name == "structure":
         for key, inner in value.items():
-            yield from _beyond(inner, shape.members[key], f"{where}.{key}")
+            yield from _find_violations(inner, shape.members[key], f"{where}.{key}")
         return
     rules = shape.metadata
     size = value if isinstance(value, int) else len(value)
@@ -101,14 +101,14 @@ def _beyond(value: Any, shape: Any, where: str) -> Iterator[str]:
         yield f"{where}: expected at most {rules['max']}, got {size}"
     if shape.type_name == "list":
         for index, inner in enumerate(value):
-            yield from _beyond(inner, shape.member, f"{where}.{index}")
+            yield from _find_violations(inner, shape.member, f"{where}.{index}")
     elif shape.type_name == "map":
         for key, inner in value.items():
-            yield from _beyond(key, shape.key, f"{where}.{key}")
-            yield from _beyond(inner, shape.value, f"{where}.{key}")
+            yield from _find_violations(key, shape.key, f"{where}.{key}")
+            yield from _find_violations(inner, shape.value, f"{where}.{key}")
     elif shape.type_name == "string":
         if shape.enum and value not in shape.enum:
             yield f"{where}: expected one of {', '.join(shape.enum)}, got {value}"
         pattern = rules.get("pattern", ".*")
-        if r"\p{" not in pattern and not re.fullmatch(pattern, value, re.DOTALL):  # Python has no such classes
+        if r"\p{" not in pattern and not re.fullmatch(pattern, value, re.DOTALL):  # Python's re has no such classes
             yield f"{where}: expected {pattern}, got {value}"

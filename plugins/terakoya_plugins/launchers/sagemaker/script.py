@@ -1,4 +1,4 @@
-"""What each instance of a training job runs: its place among the others, torchrun, and the model at the end."""
+"""The script that each instance of a training job runs: find its rank, start torchrun, export the model."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from terakoya.toolkit.launchers.scripts import words
 from terakoya_plugins.launchers.sagemaker.settings import ROOT
 
 SCRIPT = Template(r"""#!/bin/bash
-# $name: what each of $instances instance$s runs.
+# $name: each of $instances instance$s runs this script.
 set -euo pipefail
 export PYTHONUNBUFFERED=1
 
-# Where this instance stands: SM_HOSTS and others where a container sets them, else SageMaker's own file.
+# The rank of this instance: from SM_HOSTS etc. if the container sets them, else from SageMaker's file.
 facts=$$(python - << 'END'
 import json, os, pathlib
 file = pathlib.Path("$root/input/config/resourceconfig.json")
@@ -34,7 +34,7 @@ processes=$processes
 echo "node $$rank of $$nodes, $$processes process(es); node 0 is $$master"
 [ -z "$$interface" ] || export NCCL_SOCKET_IFNAME="$$interface" GLOO_SOCKET_IFNAME="$$interface"
 export OMP_NUM_THREADS="$${OMP_NUM_THREADS:-$$(( $$(nproc) > processes ? $$(nproc) / processes : 1 ))}"
-export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=$saving_seconds  # SageMaker kills what is left two minutes after it asked
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=$saving_seconds  # SageMaker kills what still runs two minutes after its SIGTERM
 for _ in $$(seq 300); do getent hosts "$$master" > /dev/null && break; sleep 1; done
 
 cd $root/input/data
@@ -43,7 +43,7 @@ $setup
 set -u
 written() { cat $run/metrics.jsonl 2> /dev/null || true; }
 before=$$(written | wc -l)
-metrics() {  # every logged number once more, as SageMaker's regular expressions look for it
+metrics() {  # prints every metric for SageMaker's regular expressions
   until [ -e $run/metrics.jsonl ]; do sleep 1; done
   exec tail -n +$$(( before + 1 )) -f $run/metrics.jsonl
 }
@@ -55,43 +55,43 @@ python -m terakoya.launch.torchrun_agent --nnodes "$$nodes" --node-rank "$$rank"
   --master-addr "$$master" --master-port $port -m terakoya $command --node-rank "$$rank" & child=$$!
 trap 'asked=yes; kill -TERM $$child 2> /dev/null || true' TERM
 wait $$child || true
-while kill -0 $$child 2> /dev/null; do wait $$child || true; done  # a signal ends a wait early
+while kill -0 $$child 2> /dev/null; do wait $$child || true; done  # a signal interrupts wait
 code=0
 wait $$child || code=$$?
 if [ "$$rank" -eq 0 ]; then
-  sleep 2  # the last numbers
+  sleep 2  # for the last metrics
   kill $$teller 2> /dev/null || true
 fi
 
 case $$asked,$$code in
   *,0) ;;
   yes,75)
-    echo "asked to stop: saved in $run; submit again to go on"
+    echo "stopped on request, checkpoint saved in $run; submit again to resume"
     exit 0 ;;
   yes,143)
-    echo "asked to stop before there was anything to save; submit again"
+    echo "stopped on request before there was anything to save; submit again"
     exit 0 ;;
   *,75)
-    failure "stopped as the parameters ask for, and saved; submit again to go on"
+    failure "stopped by a limit of the parameters, checkpoint saved; submit again to resume"
     exit 75 ;;
   *)
-    failure "node $$rank ended with $$code; its log says why"
+    failure "node $$rank exited with $$code; its log says why"
     exit $$code ;;
 esac
 $export
 """)
 
-EXPORT = Template(r"""if [ "$$rank" -eq 0 ]; then  # what is in this folder is packed and put into S3
+EXPORT = Template(r"""if [ "$$rank" -eq 0 ]; then  # SageMaker packs this folder and uploads it to S3
   python -m terakoya ${before}export $run --out $root/model/model
 fi""")
 
 GPUS = (
     '${SM_NUM_GPUS:-$({ nvidia-smi --list-gpus 2> /dev/null || true; } | wc -l)}\n[ "$processes" -gt 0 ] || processes=1'
 )
-"""One process a GPU, and one where there is none."""
+"""One process a GPU, one without a GPU."""
 
 SAVING_SECONDS = 110
-"""How long processes may take to save: SageMaker kills them 120 seconds after its SIGTERM."""
+"""Time for processes to save: SageMaker kills them 120 seconds after its SIGTERM."""
 PORT = 29500
 
 
@@ -101,19 +101,19 @@ def script(
     instances: int,
     run: str,
     command: str,
-    before: Sequence[str],
+    global_options: Sequence[str],
     export: bool,
     setup: Sequence[str],
     processes: int | None,
 ) -> str:
-    """The script for `instances` instances.
+    """Returns the script for `instances` instances.
 
     Args:
-        name: the job's, for people.
-        run: the run's folder there.
-        command: what stands behind `terakoya` to train, quoted.
-        before: what of it stands before the verb, for the export.
-        processes: of each instance; one a GPU where None.
+        name: the job's name, for a comment.
+        run: the run's folder on the instances.
+        command: the quoted arguments of `terakoya` to train.
+        global_options: the options of `terakoya` before the verb, for the export.
+        processes: processes on each instance; None means one a GPU.
     """
     return SCRIPT.substitute(
         name=name,
@@ -126,7 +126,9 @@ def script(
         processes=GPUS if processes is None else str(processes),
         saving_seconds=SAVING_SECONDS,
         port=PORT,
-        export=EXPORT.substitute(before="".join(f"{words(word)} " for word in before), run=words(run), root=ROOT)
+        export=EXPORT.substitute(
+            before="".join(f"{words(word)} " for word in global_options), run=words(run), root=ROOT
+        )
         if export
         else "",
     )

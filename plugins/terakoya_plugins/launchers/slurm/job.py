@@ -1,4 +1,4 @@
-"""A job that Slurm has: what `scontrol` says of it, and how it is asked to save and leave."""
+"""A submitted Slurm job: its state from `scontrol`, stop requests, and its output."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 from terakoya.components import JobState
 from terakoya.errors import Stopped, UserError
 
-ENDS = frozenset(
+END_STATES = frozenset(
     {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED"}
 )
-"""Slurm's words for jobs that are over: https://slurm.schedmd.com/squeue.html, "Job State Codes"."""
+"""Slurm's states of jobs that have ended: https://slurm.schedmd.com/squeue.html, "Job State Codes"."""
 UNKNOWN = "Invalid job id"
-"""What `scontrol` says of jobs that it never had, or has forgotten: minutes after their end, as MinJobAge has it."""
+"""The error of `scontrol` for jobs that never existed, or that it has forgotten: MinJobAge, minutes after their end."""
 
 
 class SlurmJob:
-    """The job with this number."""
+    """The Slurm job with this number."""
 
     def __init__(self, number: str) -> None:
         if not re.fullmatch(r"\d+", number):
@@ -28,29 +28,30 @@ class SlurmJob:
         self._read = 0
 
     def state(self) -> JobState:
-        """As `scontrol` has it; of a job that it has forgotten, as `sacct` has it.
+        """Returns the state from `scontrol`, or from `sacct` if `scontrol` has forgotten the job.
 
         Raises:
-            UserError: Slurm cannot be asked.
+            UserError: Slurm does not answer.
         """
         facts = self._facts()
         if facts is None:
-            return self._remembered()
-        word, code = facts["JobState"], int(facts.get("ExitCode", "0:0").partition(":")[0])
-        told = []
-        if word == "PENDING" and facts.get("Reason", "None") != "None":
-            told.append(f"waits: {facts['Reason']}")
-        if word not in ("PENDING", "COMPLETED") and facts.get("NodeList", "") not in ("", "(null)"):
-            told.append(f"on {facts['NodeList']}")
+            return self._accounting_state()
+        status, code = facts["JobState"], int(facts.get("ExitCode", "0:0").partition(":")[0])
+        details = []
+        if status == "PENDING" and facts.get("Reason", "None") != "None":
+            details.append(f"waits: {facts['Reason']}")
+        if status not in ("PENDING", "COMPLETED") and facts.get("NodeList", "") not in ("", "(null)"):
+            details.append(f"on {facts['NodeList']}")
         if facts.get("Restarts", "0") != "0":
-            told.append(f"queued again {facts['Restarts']} times" if facts["Restarts"] != "1" else "queued again once")
-        if word in ENDS and code:
-            told.append("asked to stop, and saved" if code == Stopped.exit_code else f"exit code {code}")
-        over = word in ENDS
-        return JobState(word, "; ".join(told), over, over and word != "COMPLETED" and code != Stopped.exit_code)
+            details.append(f"requeued {facts['Restarts']} times" if facts["Restarts"] != "1" else "requeued once")
+        if status in END_STATES and code:
+            saved = code == Stopped.exit_code
+            details.append("stopped on request, checkpoint saved" if saved else f"exit code {code}")
+        done = status in END_STATES
+        return JobState(status, "; ".join(details), done, done and status != "COMPLETED" and code != Stopped.exit_code)
 
-    def _remembered(self) -> JobState:
-        asked = [
+    def _accounting_state(self) -> JobState:
+        command = [
             "sacct",
             "--noheader",
             "--parsable2",
@@ -59,62 +60,64 @@ class SlurmJob:
             f"--jobs={self.number}",
         ]
         try:
-            answer = subprocess.run(asked, capture_output=True, text=True, check=False)
+            answer = subprocess.run(command, capture_output=True, text=True, check=False)
         except FileNotFoundError:
             lines = []
         else:
             lines = answer.stdout.splitlines() if answer.returncode == 0 else []
         if not lines:
-            return JobState("unknown", "Slurm has no such job, or has forgotten it since it ended", done=True)
-        word, _, code = lines[-1].partition("|")
-        return JobState(word, f"exit code {code.partition(':')[0]}", done=True, failed=not word.startswith("COMPLETED"))
+            return JobState("unknown", "Slurm has no such job, or has forgotten it since its end", done=True)
+        status, _, code = lines[-1].partition("|")
+        return JobState(
+            status, f"exit code {code.partition(':')[0]}", done=True, failed=not status.startswith("COMPLETED")
+        )
 
     def stop(self) -> str:
-        """Asks its processes to save and leave, and Slurm not to queue it again; one that waits is cancelled.
+        """Sends its processes a stop request and keeps Slurm from requeueing it; cancels a job that is still waiting.
 
         Raises:
-            UserError: Slurm cannot be asked, or has no such job.
+            UserError: Slurm does not answer, or has no such job, or the job has ended.
         """
         facts = self._facts()
-        if facts is None or facts["JobState"] in ENDS:
-            raise UserError(f"launch slurm stop: job {self.number} is over")
+        if facts is None or facts["JobState"] in END_STATES:
+            raise UserError(f"launch slurm stop: job {self.number} has ended")
         if facts["JobState"] == "PENDING":
-            _ask("scancel", self.number)
-            return f"job {self.number} was waiting; it is cancelled"
-        _ask("scontrol", "update", f"JobId={self.number}", "Requeue=0")
-        _ask("scancel", "--signal=TERM", self.number)  # its steps; the script waits for them
-        return f"job {self.number} is asked to save and leave, and is not queued again"
+            _run("scancel", self.number)
+            return f"job {self.number} was waiting and is now cancelled"
+        _run("scontrol", "update", f"JobId={self.number}", "Requeue=0")
+        _run("scancel", "--signal=TERM", self.number)  # goes to its steps; the script waits for them
+        return f"sent a stop request to job {self.number}: it saves and exits, and is not requeued"
 
     def output(self) -> Iterator[str]:
-        """What was added to its output file.
+        """Yields the lines added to its output file since the last call.
 
         Raises:
-            UserError: Slurm cannot be asked, or the file is not seen here.
+            UserError: Slurm does not answer, or the file is not visible on this machine.
         """
         facts = self._facts()
         if facts is None:
             raise UserError(f"launch slurm logs: Slurm has forgotten job {self.number}; see PLAN/{self.number}.out")
         file = Path(facts["StdOut"])
         if not file.exists():
-            if facts["JobState"] in ENDS:
+            if facts["JobState"] in END_STATES:
                 raise UserError(f"launch slurm logs: {file}: no such file on this machine")
-            return  # it has not begun
+            return  # the job has not started
         with file.open("rb") as stream:
             stream.seek(self._read)
             new = stream.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self._read += len(whole)
-        yield from whole.decode(errors="replace").splitlines()
+        lines = new[: new.rfind(b"\n") + 1]
+        self._read += len(lines)
+        yield from lines.decode(errors="replace").splitlines()
 
     def fetch(self, out: Path) -> str:
-        """UserError: nothing is to be fetched."""
+        """Raises UserError: the run's folder is on a shared file system."""
         raise UserError(
-            "launch slurm fetch: the run's folder is on a file system you see: terakoya export RUN --out DIR"
+            "launch slurm fetch: the run's folder is on a shared file system: terakoya export RUN --out DIR"
         )
 
     def _facts(self) -> dict[str, str] | None:
-        """What `scontrol` says of the job, by name; None of one that it does not have."""
-        answer = _ask("scontrol", "show", "job", "--oneliner", self.number, unless=UNKNOWN)
+        """Returns the fields of `scontrol show job` by name, or None if it does not know the job."""
+        answer = _run("scontrol", "show", "job", "--oneliner", self.number, unless=UNKNOWN)
         return None if answer is None else dict(re.findall(r"(?:^|\s)(\w[\w:/]*)=(\S*)", answer))
 
 
@@ -122,23 +125,25 @@ def submit(script: Path) -> str:
     """Submits `script` and returns the job's number.
 
     Raises:
-        UserError: there is no Slurm, or it refuses.
+        UserError: Slurm is not installed, or rejects the script.
     """
-    answer = _ask("sbatch", "--parsable", str(script))
+    answer = _run("sbatch", "--parsable", str(script))
     assert answer is not None
-    return answer.strip().partition(";")[0]  # behind the ; is the cluster
+    return answer.strip().partition(";")[0]  # the cluster's name follows the ;
 
 
-def _ask(*command: str, unless: str | None = None) -> str | None:
-    """What a program of Slurm answers; None where it fails with the words `unless`.
+def _run(*command: str, unless: str | None = None) -> str | None:
+    """Runs a program of Slurm and returns its output, or None if its error contains `unless`.
 
     Raises:
-        UserError: it is not there, or fails with others.
+        UserError: the program is not installed, or fails with another error.
     """
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise UserError(f"launch slurm: there is no {command[0]} here; run this where jobs are submitted") from None
+        raise UserError(
+            f"launch slurm: {command[0]} is not installed; run this command where jobs are submitted"
+        ) from None
     if answer.returncode:
         if unless is not None and unless in answer.stderr:
             return None
