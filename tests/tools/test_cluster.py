@@ -1,7 +1,6 @@
-"""Three hosts on this machine, made by tools/cluster: what `terakoya launch hosts` starts there, and what becomes of it
-when a process is killed, a cable is cut, a host is lost.
+"""`terakoya launch hosts` on three hosts of tools/cluster, with killed processes, disconnected cables and lost hosts.
 
-Needs root and the right to make namespaces, and is skipped elsewhere. tools/cluster/README.md has what was seen.
+Needs root and permission to create namespaces, and is skipped otherwise. tools/cluster/README.md has the observations.
 """
 
 import contextlib
@@ -29,37 +28,50 @@ HOSTS = ("a01", "a02", "a03")
 TABLE = {"a01": 7, "a02": 5, "a03": 4}
 STEPS = 60
 SILENCE = 10
-"""Seconds after which processes give up others that are silent: `parallel.timeout_seconds`."""
+"""`parallel.timeout_seconds`: seconds after which processes give up silent ones."""
 NOTICE = 5.0
-"""Seconds more until the last of them has said so, on a busy machine."""
+"""Further seconds until the last of them has printed its error, on a busy machine."""
 SLOW = """\
 import time
 from terakoya import hookimpl
 
 @hookimpl
 def step_finished(run, report):
-    time.sleep(0.1 if run.world_size == 3 else 2)  # for a host that is lost to come back in time
+    time.sleep(0.1 if run.world_size == 3 else 2)  # so that a lost host comes back in time
 """
 
 
-def lacking() -> str | None:
-    """Why there can be no hosts here; None if there can."""
+def missing_requirement() -> str | None:
+    """Returns why this machine cannot run the hosts, or None if it can."""
     if os.geteuid() != 0:
         return "needs root"
     for program in ("ip", "unshare", "nsenter", "setpriv"):
         if shutil.which(program) is None:
             return f"{program} is not installed"
-    trial = ["unshare", "--mount", "--net", "--uts", "--pid", "--fork", "ip", "link", "add", "switch", "type", "bridge"]
-    done = subprocess.run(trial, capture_output=True, text=True)
-    return None if done.returncode == 0 else f"this kernel makes no namespaces with a bridge: {done.stderr.strip()}"
+    command = [
+        "unshare",
+        "--mount",
+        "--net",
+        "--uts",
+        "--pid",
+        "--fork",
+        "ip",
+        "link",
+        "add",
+        "switch",
+        "type",
+        "bridge",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return None if done.returncode == 0 else f"this kernel creates no namespaces with a bridge: {done.stderr.strip()}"
 
 
-REASON = lacking()
+REASON = missing_requirement()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no hosts on this machine: {REASON}")
 
 
 class Cluster:
-    """Hosts that are up."""
+    """Running hosts."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,13 +82,13 @@ class Cluster:
         return subprocess.run([self.ssh, host, command], capture_output=True, text=True, timeout=120)
 
     def link(self, host: str, state: str) -> None:
-        """Takes the cable of `host` `down`, or `up` again."""
+        """Sets the cable of `host` to `down` or `up`."""
         subprocess.run([self.folder / "link", host, state], check=True)
 
 
 @contextlib.contextmanager
 def hosts_up(folder: Path) -> Iterator[Cluster]:
-    """The hosts; all that still runs on them ends with the block."""
+    """Runs the hosts; all their processes end with the block."""
     process = subprocess.Popen(
         [CLUSTER, folder, str(len(HOSTS)), "cat"],
         stdin=subprocess.PIPE,
@@ -94,15 +106,15 @@ def hosts_up(folder: Path) -> Iterator[Cluster]:
     finally:
         process.stdin.close()  # cat ends, and all hosts with it
         code = process.wait(timeout=30)
-        said = process.stdout.read().decode()
+        output = process.stdout.read().decode()
         process.stdout.close()
-    assert code == 0, said
+    assert code == 0, output
 
 
 @pytest.fixture
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with hosts_up(tmp_path_factory.mktemp("cluster") / "hosts") as up:
-        yield up
+    with hosts_up(tmp_path_factory.mktemp("cluster") / "hosts") as hosts:
+        yield hosts
 
 
 @pytest.fixture(scope="module")
@@ -111,17 +123,17 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings_of(store: Path, **changes: Any) -> dict[str, Any]:
-    """A toy run over the hosts, without dropout: that is drawn by rank, and another world has other ranks."""
-    plain = toy.parameters(store)
+    """A toy run on the hosts, without dropout, whose random numbers depend on the rank."""
+    parameters = toy.parameters(store)
     return {
-        **plain, "architecture": toy.without_dropout(plain["architecture"]), "batch_size": TABLE,
+        **parameters, "architecture": toy.without_dropout(parameters["architecture"]), "batch_size": TABLE,
         "micro_batch_size": None, "max_steps": STEPS, "parallel": {"engine": "ddp", "timeout_seconds": SILENCE},
         **changes,
     }  # fmt: skip
 
 
-class Launched:
-    """`terakoya launch hosts` as it runs: what it prints, with the second at which each line came."""
+class HostsLaunch:
+    """A running `terakoya launch hosts`: its output, with the time of each line."""
 
     def __init__(
         self,
@@ -137,13 +149,13 @@ class Launched:
         self.out = out
         file = out.parent / f"{out.name}.json"
         file.write_text(json.dumps(settings))
-        before = ["--plugin", str(plugin)] if plugin is not None else []
+        global_options = ["--plugin", str(plugin)] if plugin is not None else []
         login = ["export OMP_NUM_THREADS=1", f"export PYTHONPATH={os.environ.get('PYTHONPATH', '')}"]
         launcher = {"hosts": ",".join(hosts), "ssh": ssh or cluster.ssh, "setup": login}
         launcher_file = out.parent / f"{out.name}.hosts.json"
         launcher_file.write_text(json.dumps(launcher))
         command = [
-            sys.executable, "-m", "terakoya", *before, "launch", "hosts", str(file), "--out", str(out),
+            sys.executable, "-m", "terakoya", *global_options, "launch", "hosts", str(file), "--out", str(out),
             "--settings", str(launcher_file), *arguments,
         ]  # fmt: skip
         self.process = subprocess.Popen(
@@ -174,10 +186,10 @@ class Launched:
         assert self.process.returncode == code, self.text()
         return self.text()
 
-    def until(self, happened: Callable[[], bool], *, seconds: float = 90.0) -> None:
-        """Waits until something has happened."""
+    def until(self, condition: Callable[[], bool], *, seconds: float = 90.0) -> None:
+        """Waits until `condition` is true."""
         deadline = time.monotonic() + seconds
-        while not happened():
+        while not condition():
             assert self.process.poll() is None and time.monotonic() < deadline, self.text()
             time.sleep(0.02)
 
@@ -185,42 +197,42 @@ class Launched:
         self.until(lambda: (self.out / "metrics.jsonl").exists() and max(toy.records(self.out), default=0) >= step)
 
     def until_noticed(self, hosts: Sequence[str], since: float, *, seconds: float) -> None:
-        """Waits until processes of all `hosts` have said that others are gone, at most so long after `since`."""
-        said: dict[str, tuple[float, str]] = {}
+        """Waits up to `seconds` until processes of all `hosts` have printed an error about lost ones, after `since`."""
+        errors: dict[str, tuple[float, str]] = {}
 
         def noticed() -> bool:
             for moment, line in list(self.lines):
                 host = line[1:4]
                 if moment > since and host in hosts and "RuntimeError: [" in line:
-                    said.setdefault(host, (moment - since, line.rpartition("] ")[2]))
-            return len(said) == len(hosts)
+                    errors.setdefault(host, (moment - since, line.rpartition("] ")[2]))
+            return len(errors) == len(hosts)
 
         self.until(noticed, seconds=seconds)
-        for host, (after, words) in sorted(said.items()):
+        for host, (after, words) in sorted(errors.items()):
             logger.info("%s noticed after %.2f s: %s", host, after, words)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on the three hosts that nothing happened to."""
+    """An undisturbed run on the three hosts."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with hosts_up(folder / "hosts") as cluster:
-        Launched(cluster, settings_of(store), folder / "run", "--submit").finish()
+        HostsLaunch(cluster, settings_of(store), folder / "run", "--submit").finish()
     return folder / "run"
 
 
 @pytest.fixture
 def slow(tmp_path: Path) -> Path:
-    """A plugin that makes steps long enough for something to happen between them."""
+    """A plugin that makes steps long enough to disturb the run between them."""
     file = tmp_path / "slow.py"
     file.write_text(SLOW)
     return file
 
 
-def test_hosts_are_shown_before_anything_starts(cluster: Cluster, store: Path, tmp_path: Path) -> None:
-    said = Launched(cluster, settings_of(store), tmp_path / "run", "--check").finish()
+def test_check_prints_the_hosts_and_starts_nothing(cluster: Cluster, store: Path, tmp_path: Path) -> None:
+    output = HostsLaunch(cluster, settings_of(store), tmp_path / "run", "--check").finish()
     for number, host in enumerate(HOSTS, 1):
-        row = next(line for line in said.splitlines() if line.strip(" │┃").startswith(f"{host} "))
+        row = next(line for line in output.splitlines() if line.strip(" │┃").startswith(f"{host} "))
         assert f"eth0 10.77.0.{number}" in row and "seen" in row and ("free" if number == 1 else "reached") in row
     assert not (tmp_path / "run").exists()
 
@@ -246,18 +258,18 @@ def test_every_engine_trains_over_hosts_as_one_process(
     if engine["engine"] == "deepspeed":
         pytest.importorskip("deepspeed")
     settings = settings_of(store, parallel={**engine, "timeout_seconds": 120}, max_steps=10)
-    Launched(cluster, settings, tmp_path / "run", "--submit").finish()
+    HostsLaunch(cluster, settings, tmp_path / "run", "--submit").finish()
     toy.train({**settings, "batch_size": {"-1": 16}, "parallel": {"engine": "ddp"}}, tmp_path / "alone")
     ours = toy.losses(tmp_path / "run")
     for step, (loss, norm) in toy.losses(tmp_path / "alone").items():
         assert ours[step] == pytest.approx((loss, norm), rel=1e-6 if step == 1 else 1e-5), step
 
 
-def test_a_killed_process_and_a_cut_cable_change_no_loss(
+def test_a_killed_process_and_a_disconnected_cable_change_no_loss(
     cluster: Cluster, store: Path, undisturbed: Path, slow: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    run = Launched(cluster, settings_of(store), out, "--max-restarts", "3", "--submit", plugin=slow)
+    run = HostsLaunch(cluster, settings_of(store), out, "--max-restarts", "3", "--submit", plugin=slow)
     run.until_step(8)
     killed = time.monotonic()
     done = cluster.on("a03", f"kill -9 $(pgrep -P $(cat {out}.launch/node-2.pid))")
@@ -277,34 +289,34 @@ def test_a_killed_process_and_a_cut_cable_change_no_loss(
 
 
 @pytest.mark.nightly
-def test_without_restarts_a_cut_cable_ends_the_run_and_the_same_command_goes_on(
+def test_without_restarts_a_disconnected_cable_ends_the_run_and_the_same_command_resumes(
     cluster: Cluster, store: Path, undisturbed: Path, slow: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    run = Launched(cluster, settings_of(store), out, "--submit", plugin=slow)
+    run = HostsLaunch(cluster, settings_of(store), out, "--submit", plugin=slow)
     run.until_step(8)
     cluster.link("a03", "down")
     run.until_noticed(HOSTS, time.monotonic(), seconds=SILENCE + NOTICE)
     cluster.link("a03", "up")
     run.finish(code=1)
-    Launched(cluster, settings_of(store), out, "--submit", plugin=slow).finish()
+    HostsLaunch(cluster, settings_of(store), out, "--submit", plugin=slow).finish()
     assert toy.losses(out) == toy.losses(undisturbed)
 
 
 @pytest.mark.nightly
-def test_a_lost_host_is_made_up_for_and_may_come_back(
+def test_the_batch_of_a_lost_host_is_redistributed_and_the_host_may_come_back(
     cluster: Cluster, store: Path, undisturbed: Path, slow: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     settings = settings_of(store, on_lost_node="redistribute", max_steps=STEPS)
-    run = Launched(cluster, settings, out, "--submit", plugin=slow)
+    run = HostsLaunch(cluster, settings, out, "--submit", plugin=slow)
     run.until_step(8)
     cluster.on("a03", f"kill -9 $(cat {out}.launch/node-2.pid) $(pgrep -P $(cat {out}.launch/node-2.pid))")
     run.until(lambda: worlds(out)[-1] == ["0", "1"], seconds=180)
     assert any("a03 ended with exit code" in line for _, line in run.lines)
     assert any('they share the global batch of 16: {"a01": 9, "a02": 7}' in line for _, line in run.lines)
-    there = max(toy.records(out, "resume"))
-    run.until_step(there + 2)
+    resumed = max(toy.records(out, "resume"))
+    run.until_step(resumed + 2)
 
     back = subprocess.Popen([cluster.ssh, "a03", f"bash {out}.launch/node-2.sh"], stdout=subprocess.DEVNULL)
     run.until(lambda: worlds(out)[-1] == ["0", "1", "2"], seconds=180)
@@ -315,7 +327,7 @@ def test_a_lost_host_is_made_up_for_and_may_come_back(
 
 
 def worlds(out: Path) -> list[list[str]]:
-    """The node ranks of each start of a run."""
+    """Returns the node ranks of each start of a run."""
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [list(line["world"]["nodes"]) for line in lines if line["kind"] == "start"]
 
@@ -325,7 +337,7 @@ def worlds(out: Path) -> list[list[str]]:
 
 @pytest.fixture
 def ssh_config(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """sshd on every host, and a configuration of ssh that reaches them with a key of its own."""
+    """Starts sshd on every host; returns a configuration of ssh that reaches them with its own key."""
     server = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
     if server is None or shutil.which("ssh") is None:
         pytest.skip("openssh-server is not installed")
@@ -341,7 +353,7 @@ def ssh_config(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Pa
         f"Host a*\n  User root\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n  BatchMode yes\n"
         f"  StrictHostKeyChecking accept-new\n  UserKnownHostsFile {folder}/known_hosts\n  LogLevel ERROR\n"
     )
-    for host in HOSTS:  # /run/sshd must be there, but not for others on this machine
+    for host in HOSTS:  # /run/sshd must exist, but only inside the hosts
         started = cluster.on(
             host, f"mount -t tmpfs tmpfs /run && mkdir -m 755 /run/sshd && {server} -f {folder}/sshd_config"
         )
@@ -351,35 +363,35 @@ def ssh_config(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 def test_hosts_are_reached_by_ssh(cluster: Cluster, store: Path, ssh_config: Path, tmp_path: Path) -> None:
     ssh = f"ssh -F {ssh_config}"
-    said = Launched(cluster, settings_of(store), tmp_path / "run", "--check", ssh=ssh, at="desk").finish()
-    assert len(re.findall(r"eth0 10\.77\.0\.[123]", said)) == 3
+    output = HostsLaunch(cluster, settings_of(store), tmp_path / "run", "--check", ssh=ssh, at="desk").finish()
+    assert len(re.findall(r"eth0 10\.77\.0\.[123]", output)) == 3
 
-    refused = Launched(
+    refused = HostsLaunch(
         cluster, settings_of(store), tmp_path / "run", "--check", ssh=ssh, at="desk", hosts=("a01", "a02", "a9")
     ).finish(code=2)  # fmt: skip
     assert "a9" in refused
 
 
 @pytest.mark.nightly
-def test_a_run_over_ssh_is_stopped_goes_on_and_loses_a_process(
+def test_a_run_over_ssh_is_stopped_resumes_and_loses_a_process(
     cluster: Cluster, store: Path, undisturbed: Path, ssh_config: Path, slow: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
 
-    def launched() -> Launched:
+    def launch() -> HostsLaunch:
         ssh = f"ssh -F {ssh_config}"
         arguments = ("--max-restarts", "1", "--submit")
-        return Launched(cluster, settings_of(store), out, *arguments, ssh=ssh, at="desk", plugin=slow)
+        return HostsLaunch(cluster, settings_of(store), out, *arguments, ssh=ssh, at="desk", plugin=slow)
 
-    first = launched()
+    first = launch()
     first.until_step(8)
     first.process.send_signal(signal.SIGINT)
     assert "sending a stop request to all hosts" in first.finish(code=75)
     for host in HOSTS:
-        assert cluster.on(host, "pgrep -f terakoya").returncode == 1, f"something is left on {host}"
+        assert cluster.on(host, "pgrep -f terakoya").returncode == 1, f"processes still run on {host}"
     stopped = max(toy.records(out, "stopped"))
 
-    second = launched()
+    second = launch()
     second.until_step(stopped + 8)
     assert cluster.on("a03", f"kill -9 $(pgrep -P $(cat {out}.launch/node-2.pid))").returncode == 0
     second.finish()

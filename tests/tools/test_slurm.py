@@ -1,4 +1,4 @@
-"""A real Slurm of two nodes on this machine: what `launch slurm` submits survives what clusters do to jobs."""
+"""Jobs of `launch slurm` on a real Slurm of two nodes on this machine, with preemption, time limits and losses."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ TABLE = {"0": 10, "1": 6}
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A running cluster's folder; commands of this process reach it."""
+    """Runs a cluster that the commands of this process reach; yields its folder."""
     folder = tmp_path_factory.mktemp("slurm")
     ready = folder / "ready"
-    before = dict(os.environ)
+    environment = dict(os.environ)
     os.environ |= {
         "OMP_NUM_THREADS": "1",
         "SLURM_CONF": str(folder / "slurm.conf"),
@@ -59,7 +59,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         process.stdin.close()  # `cat` ends, and the cluster with it
         process.wait(timeout=60)
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(environment)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Job:
-    """A run that was submitted."""
+    """A submitted run."""
 
     planned: PlannedLaunch
     job: SubmittedJob
@@ -78,7 +78,7 @@ class Job:
     run: Path
 
     def printed(self) -> str:
-        """All that the job has printed."""
+        """Returns the job's output so far."""
         file = self.planned.folder / f"{self.number}.out"
         return file.read_text() if file.exists() else ""
 
@@ -87,17 +87,17 @@ class Job:
         wait_for(lambda: steps(self.run) >= step, self.printed)
 
     def wait(self) -> JobState:
-        """The state it ended in."""
+        """Waits for the end; returns the final state."""
         return list(poll_states(self.job, every=0.5))[-1]
 
     def resumed_at(self) -> list[int]:
-        """The steps it went on from."""
+        """Returns the steps from which the run resumed."""
         return [record["step"] for record in records(self.run, "resume")]
 
 
-def wait_for(true: Callable[[], bool], printed: Callable[[], str], *, seconds: float = 300) -> None:
+def wait_for(condition: Callable[[], bool], printed: Callable[[], str], *, seconds: float = 300) -> None:
     until = time.monotonic() + seconds
-    while not true():
+    while not condition():
         assert time.monotonic() < until, printed()
         time.sleep(0.2)
 
@@ -113,11 +113,11 @@ def steps(run: Path) -> int:
 
 
 def weights(run: Path) -> bytes:
-    """The file of the last checkpoint's model."""
+    """Returns the bytes of the last checkpoint's model."""
     return (run / f"checkpoints/step-{STEPS:08}/model/model.safetensors").read_bytes()
 
 
-def submitted(
+def submit(
     store: Path, out: Path, settings: dict[str, Any], *, global_options: Sequence[str] = (), **changes: Any
 ) -> Job:
     values = {"batch_size": TABLE, "max_steps": STEPS, "checkpoint": {"save_steps": 1000}, **changes}
@@ -135,8 +135,8 @@ def submitted(
 
 @pytest.fixture(scope="module")
 def undisturbed(cluster: Path, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that nothing happened to: two processes, one on each node, ranks from srun."""
-    job = submitted(store, tmp_path_factory.mktemp("undisturbed") / "run", {})
+    """An undisturbed run: two processes, one on each node, ranks from srun."""
+    job = submit(store, tmp_path_factory.mktemp("undisturbed") / "run", {})
     assert job.wait() == JobState("COMPLETED", "", done=True)
     assert "2 processes on 2 nodes" in job.printed()
     assert job.resumed_at() == []
@@ -146,7 +146,7 @@ def undisturbed(cluster: Path, store: Path, tmp_path_factory: pytest.TempPathFac
 def test_a_preempted_job_ends_with_the_undisturbed_weights(
     cluster: Path, store: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
-    job = submitted(store, tmp_path / "run", {})
+    job = submit(store, tmp_path / "run", {})
     job.wait_for_step(40)
     subprocess.run(
         ["sbatch", "--partition=high", "--nodes=2", "--exclusive", "--wrap=sleep 3", f"--output={tmp_path}/high"],
@@ -162,16 +162,16 @@ def test_a_preempted_job_ends_with_the_undisturbed_weights(
 
 
 def process_of(job: Job, rank: int) -> int:
-    """The process that trains as `rank`; 0 where there is none yet."""
+    """Returns the process that trains as `rank`; 0 if there is none yet."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
                 variables = (folder / "environ").read_bytes().split(b"\0")
                 words = (folder / "cmdline").read_bytes().split(b"\0")
-            except (OSError, PermissionError):  # it has just ended
+            except (OSError, PermissionError):  # the process has just exited
                 continue
-            mine = {f"SLURM_JOB_ID={job.number}".encode(), f"SLURM_PROCID={rank}".encode()}
-            if mine <= set(variables) and b"train" in words and b"terakoya" in words:
+            expected = {f"SLURM_JOB_ID={job.number}".encode(), f"SLURM_PROCID={rank}".encode()}
+            if expected <= set(variables) and b"train" in words and b"terakoya" in words:
                 return int(folder.name)
     return 0
 
@@ -182,7 +182,7 @@ def parent(process: int) -> int:
 
 
 def slow(folder: Path, *, seconds: float) -> list[str]:
-    """A plugin that makes each step of a job's first start that much longer, as options of the command line."""
+    """Returns options with a plugin that makes each step of a job's first start `seconds` longer."""
     file = folder / "slow.py"
     file.write_text(
         "import os, time\nfrom terakoya import hookimpl\n\n@hookimpl\ndef step_finished(run, report):\n"
@@ -191,10 +191,10 @@ def slow(folder: Path, *, seconds: float) -> list[str]:
     return ["--plugin", str(file)]
 
 
-def test_a_job_preempted_before_its_first_step_is_queued_again(
+def test_a_job_preempted_before_its_first_step_is_requeued(
     cluster: Path, store: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
-    job = submitted(store, tmp_path / "run", {})
+    job = submit(store, tmp_path / "run", {})
     wait_for(lambda: process_of(job, 1) > 0, job.printed)
     subprocess.run(
         ["sbatch", "--partition=high", "--nodes=2", "--exclusive", "--wrap=sleep 3", f"--output={tmp_path}/high"],
@@ -205,9 +205,11 @@ def test_a_job_preempted_before_its_first_step_is_queued_again(
     assert weights(job.run) == weights(undisturbed)
 
 
-def test_a_job_out_of_time_saves_and_goes_on(cluster: Path, store: Path, undisturbed: Path, tmp_path: Path) -> None:
+def test_a_job_at_its_time_limit_saves_and_resumes(
+    cluster: Path, store: Path, undisturbed: Path, tmp_path: Path
+) -> None:
     settings = {"time": "2", "signal_seconds": 10}  # Slurm sends it up to 30 seconds earlier
-    job = submitted(store, tmp_path / "run", settings, global_options=slow(tmp_path, seconds=0.45))
+    job = submit(store, tmp_path / "run", settings, global_options=slow(tmp_path, seconds=0.45))
     state = job.wait()
     assert state.status == "COMPLETED", job.printed()
     assert job.resumed_at() and job.resumed_at() == [record["step"] for record in records(job.run, "stopped")]
@@ -215,10 +217,10 @@ def test_a_job_out_of_time_saves_and_goes_on(cluster: Path, store: Path, undistu
     assert weights(job.run) == weights(undisturbed)
 
 
-def test_a_job_that_lost_a_process_goes_on_from_its_last_checkpoint(
+def test_a_job_that_lost_a_process_resumes_from_its_last_checkpoint(
     cluster: Path, store: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
-    job = submitted(store, tmp_path / "run", {"max_restarts": 1}, checkpoint={"save_steps": 50})
+    job = submit(store, tmp_path / "run", {"max_restarts": 1}, checkpoint={"save_steps": 50})
     job.wait_for_step(60)
     os.kill(process_of(job, 1), signal.SIGKILL)
     state = job.wait()
@@ -228,14 +230,14 @@ def test_a_job_that_lost_a_process_goes_on_from_its_last_checkpoint(
     assert weights(job.run) == weights(undisturbed)
 
 
-def test_a_job_that_lost_a_node_waits_for_it_and_goes_on(
+def test_a_job_that_lost_a_node_waits_for_it_and_resumes(
     cluster: Path, store: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
-    job = submitted(store, tmp_path / "run", {}, checkpoint={"save_steps": 50})
+    job = submit(store, tmp_path / "run", {}, checkpoint={"save_steps": 50})
     job.wait_for_step(60)
     lost = process_of(job, 1)
     daemon = int((cluster / "slurmd-n2.pid").read_text())
-    for process in (daemon, parent(lost), lost):  # as when its power fails
+    for process in (daemon, parent(lost), lost):  # as in a power failure
         os.kill(process, signal.SIGKILL)
     wait_for(lambda: job.job.state().status == "PENDING", job.printed)
     controller = (cluster / "slurmctld.pid").read_text().strip()
@@ -247,7 +249,7 @@ def test_a_job_that_lost_a_node_waits_for_it_and_goes_on(
 
 
 def test_a_cancelled_job_saves_and_stays_cancelled(cluster: Path, store: Path, tmp_path: Path) -> None:
-    job = submitted(store, tmp_path / "run", {})
+    job = submit(store, tmp_path / "run", {})
     job.wait_for_step(40)
     subprocess.run(["scancel", job.number], check=True)
     assert job.wait().status == "CANCELLED"
@@ -256,8 +258,8 @@ def test_a_cancelled_job_saves_and_stays_cancelled(cluster: Path, store: Path, t
     assert job.job.state().status == "CANCELLED", job.printed()
 
 
-def test_a_job_asked_to_stop_saves_and_is_not_queued_again(cluster: Path, store: Path, tmp_path: Path) -> None:
-    job = submitted(store, tmp_path / "run", {})
+def test_a_job_saves_on_a_stop_request_and_is_not_requeued(cluster: Path, store: Path, tmp_path: Path) -> None:
+    job = submit(store, tmp_path / "run", {})
     job.wait_for_step(40)
     assert "sent a stop request" in job.job.stop()
     state = job.wait()
@@ -275,10 +277,10 @@ SENTENCES = [
 ]
 
 
-def test_data_is_prepared_by_an_array_and_training_waits_for_it(cluster: Path, tmp_path: Path) -> None:
+def test_data_is_prepared_by_jobs_and_training_waits_for_them(cluster: Path, tmp_path: Path) -> None:
     pytest.importorskip("datatrove", reason="datatrove is not installed")
     texts = ["".join(SENTENCES[(index * k) % 3] for k in range(1, 4 + index % 5)) for index in range(120)]
-    corpus = [tmp_path / f"corpus{number}.jsonl" for number in range(6)]  # what one job reads is at least a file
+    corpus = [tmp_path / f"corpus{number}.jsonl" for number in range(6)]  # one job reads at least one file
     for number, file in enumerate(corpus):
         lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts[number::6]]
         file.write_text("\n".join(lines))
@@ -296,14 +298,14 @@ def test_data_is_prepared_by_an_array_and_training_waits_for_it(cluster: Path, t
         "--engine", "datatrove", "--executor", "slurm",
         "--set", "tasks=2", "--set", "partition=low", "--set", "time=10", "--set", "mem_per_cpu_gb=1",
     )  # fmt: skip
-    joins = printed.split(" then joins")[0].rpartition("job ")[2]
+    join_job = printed.split(" then joins")[0].rpartition("job ")[2]
     file = tmp_path / "run.json"
     file.write_text(json.dumps(toy.parameters(Path("store"), max_steps=12)))
-    shown = terakoya(
-        "launch", "slurm", file, "--out", "run", "--time", "10", "--partition", "low", "--after", joins,
+    output = terakoya(
+        "launch", "slurm", file, "--out", "run", "--time", "10", "--partition", "low", "--after", join_job,
         "--submit", "--watch", "--every", "0.5",
     )  # fmt: skip
-    assert "PENDING  waits: Dependency" in shown and "COMPLETED" in shown, shown
-    assert "finished" in shown and "12/12 (100.0%)" in shown, shown
+    assert "PENDING  waits: Dependency" in output and "COMPLETED" in output, output
+    assert "finished" in output and "12/12 (100.0%)" in output, output
     terakoya("prepare", *corpus, "--tokenizer", "tokenizer", "--out", "plain")
     assert (tmp_path / "store/tokens.bin").read_bytes() == (tmp_path / "plain/tokens.bin").read_bytes()

@@ -1,23 +1,23 @@
 #!/bin/bash
-# Hosts with names, addresses and processes of their own on this one machine, for as long as a command runs: to try what is
-# started on several, and what becomes of it when one is lost.
+# Runs hosts with their own names, addresses and processes on this machine for as long as a command runs: to try programs
+# on several hosts, and the loss of one.
 #
 #   tools/cluster/cluster.sh FOLDER COUNT COMMAND...
 #
-# Needs root, iproute2 and util-linux. The hosts a01, a02, ... are namespaces of the kernel that share files, cores and memory with
-# everything else here; a bridge joins them with the desk, where COMMAND runs. Nobody else sees them or their names. They
-# end with COMMAND, and all that runs on them. FOLDER, which is made, holds
+# Needs root, iproute2 and util-linux. The hosts a01, a02, ... are kernel namespaces that share files, cores and memory with
+# this machine; a bridge connects them with the desk, where COMMAND runs. Other processes do not see them or their names.
+# All processes on the hosts end with COMMAND. The script creates FOLDER with
 #
-#   enter HOST COMMAND      runs it there as ssh would: the setting `ssh` of `terakoya launch hosts`; from anywhere, the desk too
-#   link HOST down|up       pulls the host's cable out of the switch, so that what it sends is lost in silence; plugs it in again
-#   hosts                   their names, a line each
+#   enter HOST COMMAND      runs COMMAND there as ssh would: the setting `ssh` of `terakoya launch hosts`; works from anywhere
+#   link HOST down|up       disconnects the host's cable from the switch, so that packets are lost silently; connects it again
+#   hosts                   the hosts' names, one a line
 set -euo pipefail
 test $# -ge 3 || { sed -n '5p' "$0"; exit 2; }
 for program in ip unshare nsenter setpriv; do
   command -v $program > /dev/null || { echo "$program is not installed: apt-get install iproute2 util-linux" >&2; exit 3; }
 done
 test "$(id -u)" = 0 || { echo "needs root" >&2; exit 3; }
-if [ -z "${TERAKOYA_CLUSTER_INSIDE:-}" ]; then  # the desk: a network and mounts that nobody else sees
+if [ -z "${TERAKOYA_CLUSTER_INSIDE:-}" ]; then  # the desk: a private network and private mounts
   export TERAKOYA_CLUSTER_INSIDE=1
   exec unshare --mount --net bash "$0" "$@"
 fi
@@ -35,7 +35,7 @@ address() { echo "10.77.0.$((10#${1#a}))"; }
   for name in $names; do echo "$(address "$name") $name"; done
 } > "$folder/etc-hosts"
 mount --bind "$folder/etc-hosts" /etc/hosts
-if [ -e /etc/nsswitch.conf ]; then  # there is no name server to ask
+if [ -e /etc/nsswitch.conf ]; then  # there is no name server
   { grep -v '^hosts:' /etc/nsswitch.conf || true; echo "hosts: files"; } > "$folder/etc-nsswitch.conf"
   mount --bind "$folder/etc-nsswitch.conf" /etc/nsswitch.conf
 fi
@@ -52,7 +52,7 @@ for name in $names; do
   setpriv --pdeathsig KILL unshare --mount --net --uts --pid --fork --kill-child --mount-proc sleep infinity &
   anchor=$!
   anchors+=("$anchor")
-  disown $anchor  # the shell is not to tell when it is killed
+  disown $anchor  # the shell must not report its death
   echo "$anchor" > "$folder/$name.pid"
   until nsenter --target $anchor --mount --pid=/proc/$anchor/ns/pid_for_children test -d /proc/1 2> /dev/null \
     && [ "$(readlink /proc/$anchor/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do sleep 0.02; done
@@ -64,7 +64,7 @@ done
 
 cat > "$folder/enter" << END
 #!/bin/bash
-# enter HOST COMMAND: runs it there with the variables of a fresh login.
+# enter HOST COMMAND: runs COMMAND on HOST with the variables of a fresh login.
 pid=\$(cat "$folder/\${1##*@}.pid") || exit 255
 host=(--uts --pid=/proc/\$pid/ns/pid_for_children)
 if [ "\$1" = desk ]; then host=(); fi

@@ -1,18 +1,18 @@
 #!/bin/bash
-# A Slurm cluster of two nodes, n1 and n2, on this one machine, for as long as a command runs: to try what is submitted.
+# Runs a Slurm cluster of two nodes, n1 and n2, on this machine for as long as a command runs, to try submitted jobs.
 #
 #   tools/slurm/cluster.sh FOLDER COMMAND...
 #
-# Needs root and Debian's slurm-wlm and munge (apt-get install slurm-wlm munge). Its files lie in FOLDER, which is made;
-# names of the nodes are known to what runs inside alone. Partitions: low, whose jobs are queued again when one of high
-# wants in.
+# Needs root and Debian's slurm-wlm and munge (apt-get install slurm-wlm munge). Creates FOLDER for its files; only
+# processes inside can resolve the nodes' names. Partitions: low and high; jobs of low are requeued when a job of high
+# needs their nodes.
 set -euo pipefail
 test $# -ge 2 || { sed -n '4p' "$0"; exit 2; }
 for program in slurmctld slurmd sbatch munged unshare; do
   command -v $program > /dev/null || { echo "$program is not installed: apt-get install slurm-wlm munge" >&2; exit 3; }
 done
 test "$(id -u)" = 0 || { echo "needs root" >&2; exit 3; }
-if [ -z "${TERAKOYA_SLURM_INSIDE:-}" ]; then  # mounts made below are seen by nobody else
+if [ -z "${TERAKOYA_SLURM_INSIDE:-}" ]; then  # the mounts below are private
   export TERAKOYA_SLURM_INSIDE=1
   exec unshare --mount bash "$0" "$@"
 fi
@@ -24,7 +24,7 @@ host=$(hostname -s)
 mount --bind "$folder/hosts" /etc/hosts
 free() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 cores=$(nproc)
-munge=$(mktemp -d /tmp/terakoya-munge.XXXXXX)  # munge must reach it, and a socket's path is short
+munge=$(mktemp -d /tmp/terakoya-munge.XXXXXX)  # munge must reach it, and a socket's path must be short
 cat > "$folder/slurm.conf" << END
 ClusterName=terakoya
 SlurmctldHost=$host(127.0.0.1)
@@ -60,7 +60,7 @@ PartitionName=high Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=2 PreemptM
 END
 export SLURM_CONF="$folder/slurm.conf"
 
-# munge proves who asks: with a key and a socket of its own, as the user munge
+# munge authenticates requests; it runs as the user munge with its own key and socket
 dd if=/dev/urandom of="$munge/key" bs=128 count=1 status=none
 chown -R munge: "$munge"
 chmod 0755 "$munge"

@@ -14,8 +14,8 @@ import toy
 from terakoya.launch.local import run_processes
 
 
-def started(store: Path, out: Path, **changes: object) -> subprocess.Popen[str]:
-    """A run of two processes, in the middle of its steps."""
+def start(store: Path, out: Path, **changes: object) -> subprocess.Popen[str]:
+    """Starts a run of two processes and waits for its first steps."""
     settings = toy.parameters(store, max_steps=100_000, checkpoint={"save_steps": 100_000}, **changes)
     file = out.parent / "run.json"
     file.write_text(json.dumps(settings))
@@ -31,25 +31,25 @@ def started(store: Path, out: Path, **changes: object) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_the_parent_saves_and_leaves(number: signal.Signals, store: Path, tmp_path: Path) -> None:
-    process = started(store, tmp_path / "run")
+def test_on_a_signal_to_the_parent_the_run_saves_and_exits(number: signal.Signals, store: Path, tmp_path: Path) -> None:
+    process = start(store, tmp_path / "run")
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 75, said
-    assert "starting 2 processes on this machine" in said
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 75, error
+    assert "starting 2 processes on this machine" in error
     (checkpoint,) = (tmp_path / "run/checkpoints").iterdir()
     step = int(checkpoint.name.removeprefix("step-"))
     assert toy.records(tmp_path / "run", "stopped")[step]["reason"] == number.name
 
 
 def test_the_failure_of_one_ends_all(store: Path, tmp_path: Path) -> None:
-    process = started(store, tmp_path / "run")
-    holder = (tmp_path / "run/run.lock").read_text()  # rank 0, which the other then waits for
+    process = start(store, tmp_path / "run")
+    holder = (tmp_path / "run/run.lock").read_text()  # names rank 0, for which the other then waits
     os.kill(int(holder.split()[1]), signal.SIGKILL)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode not in (0, 75), said
+    _, error = process.communicate(timeout=60)
+    assert process.returncode not in (0, 75), error
 
 
-def test_exit_codes_are_passed_on() -> None:
+def test_exit_codes_are_returned() -> None:
     assert run_processes(["--version"], 2) == 0
     assert run_processes(["no-such-verb"], 2) == 2

@@ -1,4 +1,4 @@
-"""A process that was killed from outside says nothing itself: what is said for it."""
+"""The message about a process that a signal killed, and whether the kernel was out of memory."""
 
 from __future__ import annotations
 
@@ -23,31 +23,33 @@ def test_kills_are_counted_in_the_container_and_on_the_machine(groups: dict[str,
     for name, text in {**groups, "proc/vmstat": "pgfault 7\noom_kill 5\nnuma_hit 1\n"}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    found = count_oom_kills(processes=tmp_path / "proc", groups=tmp_path / "groups")
-    assert found == {CONTAINER: 2, MACHINE: 5}
+    kills = count_oom_kills(processes=tmp_path / "proc", groups=tmp_path / "groups")
+    assert kills == {CONTAINER: 2, MACHINE: 5}
     assert count_oom_kills(processes=tmp_path / "none", groups=tmp_path / "none") == {}
 
 
-def test_memory_is_blamed_only_where_the_kernel_counted_a_kill() -> None:
+def test_memory_is_blamed_only_if_the_kernel_counted_a_kill() -> None:
     before = {CONTAINER: 0, MACHINE: 4}
     assert explain_exit(0, 0, before, before) is None and explain_exit(0, 75, before, before) is None
-    here = explain_exit(1, -9, before, {CONTAINER: 1, MACHINE: 5})
-    assert here is not None and here.startswith("process 1 was ended by signal 9 (SIGKILL): this container is out of ")
-    assert "terakoya estimate" in here
-    there = explain_exit(1, -9, before, {CONTAINER: 0, MACHINE: 5})
-    assert there is not None and "this machine is out of memory" in there
-    nobody = explain_exit(1, -9, before, before)
-    assert nobody is not None and "not by the kernel" in nobody and "estimate" not in nobody
+    container = explain_exit(1, -9, before, {CONTAINER: 1, MACHINE: 5})
+    assert container is not None and container.startswith(
+        "process 1 was ended by signal 9 (SIGKILL): this container is out of "
+    )
+    assert "terakoya estimate" in container
+    machine = explain_exit(1, -9, before, {CONTAINER: 0, MACHINE: 5})
+    assert machine is not None and "this machine is out of memory" in machine
+    other = explain_exit(1, -9, before, before)
+    assert other is not None and "not by the kernel" in other and "estimate" not in other
     unknown = explain_exit(1, -9, {}, {})
     assert unknown is not None and "most often the kernel, out of memory" in unknown
     fault = explain_exit(0, -11, before, {CONTAINER: 1, MACHINE: 5})
     assert fault == "process 0 was ended by signal 11 (SIGSEGV)"
 
 
-def test_the_starter_says_it(
+def test_run_processes_prints_the_message(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    program = tmp_path / "terakoya"  # in the place of the program: one that ends itself as the kernel would
+    program = tmp_path / "terakoya"  # a stand-in for the program, which kills itself as the kernel would
     program.write_text("#!/bin/bash\nif [ $RANK = 1 ]; then kill -9 $$; fi\nexec sleep 20\n")
     program.chmod(0o755)
     counted = iter([{MACHINE: 4}, {MACHINE: 5}])
@@ -56,6 +58,6 @@ def test_the_starter_says_it(
     monkeypatch.setattr(local, "GRACE_SECONDS", 0.2)
     started = time.monotonic()
     assert local.run_processes([], 2) == -signal.SIGKILL
-    assert time.monotonic() - started < 15.0, "a failure is noticed though the processes before it run on"
-    said = capfd.readouterr().err
-    assert "process 1 was ended by signal 9 (SIGKILL): this machine is out of memory" in said
+    assert time.monotonic() - started < 15.0, "a failure is noticed although the ranks before it still run"
+    error = capfd.readouterr().err
+    assert "process 1 was ended by signal 9 (SIGKILL): this machine is out of memory" in error

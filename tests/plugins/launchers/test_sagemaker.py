@@ -128,7 +128,7 @@ def test_every_setting_has_its_place_in_the_request(tmp_path: Path) -> None:
             "2 instances write one run together: give a channel with file_system_id",
         ),
         ({"channels": {"train": SHARED}}, 1, "subnets: a file system is reached through subnets"),
-        ({**SAMPLE, "instance_count": 3}, 2, "instance_count is 3, but batch_size has an entry for each of 2 instances"),
+        ({**SAMPLE, "instance_count": 3}, 2, "instance_count is 3, but batch_size has an entry for each of 2"),
         ({**SAMPLE, "run_folder": "elsewhere/run"}, 1, "to start with a channel .* available: train, validation"),
         ({**SAMPLE, "max_run": 3600, "max_wait": 7200}, 1, "max_wait: needs use_spot_instances"),
         ({**SAMPLE, "environment": {"HF_TOKEN": "hf_x"}}, 1, "environment.HF_TOKEN: looks like a secret"),
