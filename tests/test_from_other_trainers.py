@@ -1,4 +1,4 @@
-"""The page for those who come from other trainers: it answers every key, and what it names exists."""
+"""The page for users of other trainers: it answers every key, and all commands and keys that it names exist."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from terakoya.config.parameters import COMPONENTS, Parameters
 from terakoya_plugins.formats.megatron.script_flags import FLAGS
 
 PAGE = ROOT / "parameters" / "FROM_OTHER_TRAINERS.md"
-WORDS = {"nothing", "the same", "**no place**"}
-"""What may stand in the middle column beside commands and keys; each with its reason in the right one."""
+WORDS = {"nothing", "the same", "**not supported**"}
+"""The words that the middle column may have besides commands and keys; each needs a reason in the right column."""
 
 ASKED = {
     "A GPT by Megatron-DeepSpeed, from YAML files": """
@@ -76,7 +76,7 @@ def rows() -> list[tuple[str, str, str, str]]:
         if line.startswith("## "):
             heading = line[3:]
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        if heading and len(cells) == 3 and cells[0] not in ("Then", "---") and not cells[0].startswith("**"):
+        if heading and len(cells) == 3 and cells[0] not in ("There", "---") and not cells[0].startswith("**"):
             found.append((heading, cells[0], cells[1], cells[2]))
     return found
 

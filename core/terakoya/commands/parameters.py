@@ -1,4 +1,4 @@
-"""`terakoya parameters`: a file's complete parameters with their origins, the JSON Schema, other programs' scripts."""
+"""`terakoya parameters`: complete parameters with their origins, the JSON Schema, conversion of launch scripts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from terakoya.commands import parameters_import
 
-app = typer.Typer(help="Look at parameter files, make them.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Show and create parameter files.", no_args_is_help=True, rich_markup_mode=None)
 app.command("import")(parameters_import.command)
 
 
@@ -24,7 +24,7 @@ def show(
 ) -> None:
     """Show every value and its origin.
 
-    The origin is default, file or command line.
+    The origin is `default`, `file` or `command line`.
     """
     from rich.table import Table
 
@@ -49,7 +49,7 @@ def show(
 def schema() -> None:
     """Print the JSON Schema of parameter files.
 
-    Every installed component is one choice of its key, told by its `type`.
+    Every installed component is one choice of its key, by its `type`.
     """
     from terakoya.config.schema import json_schema
     from terakoya.plugins import registry

@@ -1,4 +1,4 @@
-"""`terakoya parameters import`: the script that started a run of another program becomes a parameter JSON."""
+"""`terakoya parameters import`: converts the launch script of another program to a parameter JSON."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 def command(
-    format: Annotated[str, typer.Argument(metavar="FORMAT", help="Whose script it is: megatron.")],
-    file: Annotated[Path, typer.Argument(help="The script that started the run.")],
+    format: Annotated[str, typer.Argument(metavar="FORMAT", help="The program of the script: megatron.")],
+    file: Annotated[Path, typer.Argument(help="The launch script.")],
     out: Annotated[
-        Path | None, typer.Option(help="Write the JSON there. Default: print it.", show_default=False)
+        Path | None, typer.Option(help="The JSON file to write. Default: print it.", show_default=False)
     ] = None,
     define: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="What a variable of the script holds; may be repeated."),
+        typer.Option(metavar="NAME=VALUE", help="The value of a variable of the script; may be repeated."),
     ] = None,
 ) -> None:
-    """Make a parameter JSON of the script that started a run of another program.
+    """Convert the launch script of another program to a parameter JSON.
 
-    What every option became is told; so is what has no place. Nothing of the script is run.
+    Lists how every option is converted, and the options that are not supported. Runs nothing of the script.
     """
     from terakoya.plugins import registry
     from terakoya.plugins.create import create_component
@@ -39,21 +39,21 @@ def command(
             raise UserError(f"--define {each}: expected NAME=VALUE, for example num_layers=24")
     settings = {"define": define} if define else {}
     if define and "define" not in component.model_fields:
-        raise UserError(f"--define: the format {format} reads no scripts with variables")
+        raise UserError(f"--define: scripts of the format {format} have no variables")
     importer: Importer = create_component("importers", format, settings, where=f"importer {format}")
-    found = importer.parameters(file)
-    text = json.dumps(found.parameters, indent=2, ensure_ascii=False) + "\n"
+    converted = importer.parameters(file)
+    text = json.dumps(converted.parameters, indent=2, ensure_ascii=False) + "\n"
     if out is None:
         typer.echo(text, nl=False)
     elif out.exists():
-        raise UserError(f"{out}: is there already; choose a new file or remove it")
+        raise UserError(f"{out}: exists already; choose a new file or remove it")
     else:
         out.write_text(text, encoding="utf-8")
-    _report(found, file, out)
+    _print_report(converted, file, out)
 
 
-def _report(found: ConvertedConfig, file: Path, out: Path | None) -> None:
-    """Says on the error console what became of every option, and what the JSON still lacks."""
+def _print_report(converted: ConvertedConfig, file: Path, out: Path | None) -> None:
+    """Prints on standard error how every option was converted, and which keys are still missing."""
     from rich.table import Table
     from rich.text import Text
 
@@ -62,9 +62,9 @@ def _report(found: ConvertedConfig, file: Path, out: Path | None) -> None:
 
     console = error_console()
     parts: tuple[tuple[str, Mapping[str, str], str], ...] = (
-        ("became", found.mapped, ""),
-        ("dropped: nothing is lost", found.ignored, "dim"),
-        ("NO PLACE", found.unsupported, "yellow"),
+        ("mapped", converted.mapped, ""),
+        ("ignored, without any loss", converted.ignored, "dim"),
+        ("NOT SUPPORTED", converted.unsupported, "yellow"),
     )
     for title, options, style in parts:
         if options:
@@ -73,12 +73,13 @@ def _report(found: ConvertedConfig, file: Path, out: Path | None) -> None:
                 table.add_row(Text(f"--{name}", style), Text(text, style))
             console.print(table)
             console.print()
-    for note in found.notes:
+    for note in converted.notes:
         console.print(f"note: {note}", markup=False, soft_wrap=True)
     try:
-        Parameters.from_dict(found.parameters, source=str(out or "the JSON"))
+        Parameters.from_dict(converted.parameters, source=str(out or "the JSON"))
     except UserError as error:
-        console.print("still to be said before it can run:", style="yellow")
+        console.print("to complete before it can run:", style="yellow")
         console.print(str(error), markup=False, soft_wrap=True)
-    counts = f"{len(found.mapped)} options became keys, {len(found.ignored)} are dropped, {len(found.unsupported)}"
-    console.print(f"{file}: {counts} have no place{f'; written to {out}' if out else ''}", soft_wrap=True)
+    counts = f"{len(converted.mapped)} options are mapped, {len(converted.ignored)} ignored, "
+    counts += f"{len(converted.unsupported)} not supported"
+    console.print(f"{file}: {counts}{f'; written to {out}' if out else ''}", soft_wrap=True)

@@ -132,11 +132,11 @@ def test_a_script_becomes_parameters(tmp_path: Path, capsys: pytest.CaptureFixtu
     out = tmp_path / "run.json"
     code, _, report = call(capsys, "parameters", "import", "megatron", script, "--out", out)
     assert code == 0 and "num_hidden_layers" not in out.read_text()
-    assert "$(cat layers)" in report and "--expert-model-parallel-size" in report and "2 have no place" in report
+    assert "$(cat layers)" in report and "--expert-model-parallel-size" in report and "2 not supported" in report
     again = ["parameters", "import", "megatron", script, "--define", "L=3"]
     code, output, report = call(capsys, *again)
     assert code == 0 and json.loads(output)["architecture"]["num_hidden_layers"] == 3
-    assert "1 have no place" in report and "still to be said" not in report
+    assert "1 not supported" in report and "to complete before" not in report
     assert call(capsys, *again, "--out", out)[0] == 2  # the file exists
     code, _, error = call(capsys, "parameters", "import", "deepspeed", script)
     assert code == 2 and "reads checkpoints, no scripts" in error
