@@ -52,7 +52,7 @@ def weigh(job: dict[str, Any], context: DistributedContext) -> dict[str, Any]:
     before = storages(all_tensors())
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:  # it must see what it sees go
         trainer = setup.build_trainer(
-            parameters, Path(job["out"]), Stores.open(parameters), context, run_log, registry()
+            parameters, Path(job["out"]), Stores.open(parameters.data), context, run_log, registry()
         )
         collecting(trainer)
         noting(trainer, noted)

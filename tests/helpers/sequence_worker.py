@@ -29,7 +29,7 @@ def first_step(settings: Mapping[str, Any], folder: Path, name: str, context: Di
     """Validates, then takes the first step. Writes of each process NAME.RANK.safetensors, the gradients after they were
     reduced, and NAME.RANK.json: what is reported of the step, and of the validation; both are global."""
     parameters = Parameters.from_dict(settings, source=name)
-    stores = Stores.open(parameters)
+    stores = Stores.open(parameters.data)
     run_log = RunLog(folder, [], {}, active=False)
     trainer = setup.build_trainer(parameters, folder, stores, context, run_log, registry())
     engine, objective = trainer.engine, parameters.objective

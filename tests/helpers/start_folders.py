@@ -92,7 +92,7 @@ def electra(store: Path, start_from: Any, *, sharing: str = "tied") -> dict[str,
 def begin(raw: Mapping[str, Any]) -> Any:
     """The root module after its start."""
     parameters = Parameters.from_dict(raw, source="test")
-    stores = Stores.open(parameters)
+    stores = Stores.open(parameters.data)
     module = build_module(parameters, stores.vocabulary)
     begin.notes = load_start_weights(parameters, module, stores.vocabulary, stores.train[0].tokenizer_folder).notes  # type: ignore[attr-defined]
     return module
@@ -110,4 +110,4 @@ def trainer(raw: Mapping[str, Any], out: Path) -> Trainer:
     out.mkdir()
     run_log = RunLog(out, (), {}, active=False)
     context = connect(LaunchInfo.from_environment())
-    return build_trainer(parameters, out, Stores.open(parameters), context, run_log, registry())
+    return build_trainer(parameters, out, Stores.open(parameters.data), context, run_log, registry())

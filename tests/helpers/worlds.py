@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,9 +78,8 @@ def trainer(job: Job, context: DistributedContext) -> Trainer:
     context.barrier()
     run_log = RunLog(out, [], parameters.dump(), active=context.is_main)
     folder = newest_checkpoint(out, context, run_log)
-    stores = Stores.open(parameters)
+    stores = Stores.open(parameters.data)
     built = setup.build_trainer(parameters, out, stores, context, run_log, registry(), fresh=folder is None)
-    built.run.facts["start"] = time.perf_counter()
     if folder is not None:
         resume(built, folder, frozenset())
     return built

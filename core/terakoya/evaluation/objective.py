@@ -101,7 +101,7 @@ class RunObjective:
             for name, count in zip(counts, total_counts([batch], list(counts)), strict=True):
                 counts[name] += count
         meter.add_counts(counts)
-        return {**meter.take(meter.stacked()), **counts, "rows": number_of_rows}
+        return {**meter.take_means(meter.local_sums()), **counts, "rows": number_of_rows}
 
     def _index(self, store: TokenStore, number: int) -> int:
         """Index of the store in the run, which is part of the random key of each row."""

@@ -1,1 +1,1 @@
-"""From rows to checkpoints: the loop, the losses, the processes."""
+"""Training: the loop, its losses, its processes, its checkpoints. Start with `trainer.py`, then `setup.py`."""

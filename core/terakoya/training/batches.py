@@ -1,4 +1,4 @@
-"""The micro-batches of one rank: which rows, collated on the host ahead of time, moved to the device."""
+"""The micro-batches of one rank: which rows they hold, collated on the host ahead of time, then moved to the device."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from terakoya.training.distributed.topology import RankBatch
 
 @dataclass(frozen=True)
 class StepBatches:
-    """What one rank runs in one optimizer step.
+    """The micro-batches that one rank runs in one optimizer step.
 
     Attributes:
-        real: its micro-batches, at most `rank_batch.micro_steps` of them.
-        dummy: one row that counts nothing, run in the micro-steps that other ranks have and this one has not; None
-            where there are none.
+        real: the rank's micro-batches, at most `rank_batch.micro_steps` of them.
+        dummy: one row that counts nothing, for the micro-steps in which only other ranks have rows; None where there
+            are no such micro-steps.
     """
 
     real: list[Batch]
@@ -29,7 +29,7 @@ class StepBatches:
 
 
 class BatchMaker:
-    """From a step's number to this rank's `StepBatches`: a pure function, called ahead in a thread."""
+    """Makes this rank's `StepBatches` from the number of a step: a pure function, which a thread calls ahead."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class BatchMaker:
         *,
         end: int | None = None,
     ) -> None:
-        """`end` is the row that the run ends before, where it ends by rows: the last step may hold fewer."""
+        """`end` is the run's number of rows, where it is limited by rows: the last step may then hold fewer rows."""
         self.loader = loader
         self.objective = objective
         self.vocabulary = vocabulary
@@ -48,35 +48,36 @@ class BatchMaker:
         self.end = end
         self.first_step = self.first_row = 0
 
-    def begin(self, step: int, row: int) -> None:
-        """Counts from here: step `step` starts with row `row`. Not `step` times the global batch where a run that ended
-        by rows goes on."""
+    def start_at(self, step: int, row: int) -> None:
+        """Makes step `step` begin with row `row`.
+
+        That is not `step` times the global batch in a resumed run whose last step held fewer rows.
+        """
         self.first_step, self.first_row = step, row
 
     def rows(self, step: int) -> tuple[int, int]:
-        """The rows [start, stop) of the order that optimizer step `step` takes, on all ranks together."""
+        """Returns the rows [start, stop) of the order that optimizer step `step` takes, on all ranks together."""
         start = self.first_row + (step - self.first_step) * self.rank_batch.global_rows
         stop = start + self.rank_batch.global_rows
         return start, stop if self.end is None else max(start, min(stop, self.end))
 
     def __call__(self, step: int) -> StepBatches:
-        """The micro-batches of optimizer step `step`, counted from 0."""
-        rank_batch = self.rank_batch
+        """Returns the micro-batches of optimizer step `step`, counted from 0."""
         first, last = self.rows(step)
         real = [
             self.objective.collate(self.loader.load(first + start, min(first + stop, last)), self.vocabulary)
-            for start, stop in rank_batch.micro_batches()
+            for start, stop in self.rank_batch.micro_batches()
             if first + start < last
         ]
-        return StepBatches(real, self.dummy() if len(real) < rank_batch.micro_steps else None)
+        return StepBatches(real, self.dummy() if len(real) < self.rank_batch.micro_steps else None)
 
     def dummy(self) -> Batch:
-        """One row with nothing to learn."""
+        """Returns a batch of one row with nothing to learn."""
         return self.objective.collate(self.loader.blank_row(), self.vocabulary)
 
 
 def to_device(batch: Batch, device: torch.device, *, flash: bool) -> dict[str, Tensor]:
-    """The tensors of `batch` on `device`, copied without waiting; with `flash` also `cu_seqlens`."""
+    """Returns the tensors of `batch` on `device`, copied without waiting; with `flash` also `cu_seqlens`."""
     arrays = dict(batch.arrays)
     if flash:
         arrays["cu_seqlens"], _ = boundaries(arrays["document_ids"])

@@ -1,4 +1,4 @@
-"""`train --dry-run`: everything that could stop a run, tried in a minute; nothing is written."""
+"""`train --dry-run`: tries everything that could stop a run, in a minute, and writes nothing."""
 
 from __future__ import annotations
 
@@ -30,47 +30,48 @@ def dry_run(
     expected_processes: int | None = None,
     advice: Advice = no_advice,
 ) -> None:
-    """Opens the stores, checks the world against the batch table and the disk against the checkpoints, takes one step.
+    """Opens the stores, checks the processes against the batch table and the disk space, and takes one step.
 
     Raises:
-        UserError: what would stop the run.
+        UserError: anything that would stop the run.
     """
-    launched = LaunchInfo.from_environment(node_rank=node_rank)
-    if expected_processes is not None and launched.launcher and launched.world_size != expected_processes:
-        raise UserError(f"--processes {expected_processes}, but {launched.launcher} started {launched.world_size}")
-    console = Console(stderr=True, highlight=False, quiet=launched.rank != 0)
-    stores = Stores.open(parameters)
+    launch = LaunchInfo.from_environment(node_rank=node_rank)
+    if expected_processes is not None and launch.launcher and launch.world_size != expected_processes:
+        raise UserError(f"--processes {expected_processes}, but {launch.launcher} started {launch.world_size}")
+    console = Console(stderr=True, highlight=False, quiet=launch.rank != 0)
+    stores = Stores.open(parameters.data)
     for store in [*stores.train, *stores.validation.values()]:
         facts = store.facts
         console.print(f"store {store.folder}: {facts.documents:,} documents, {facts.tokens:,} tokens", soft_wrap=True)
     context = connect(
-        launched,
+        launch,
         deepspeed=parameters.parallel.engine == "deepspeed",
         replica_size=parameters.parallel.replica_size,
         timeout_seconds=parameters.parallel.timeout_seconds,
     )
     try:
-        explaining = advice(parameters, stores.vocabulary, context)
-        with tempfile.TemporaryDirectory() as scratch, explaining:
+        with tempfile.TemporaryDirectory() as scratch, advice(parameters, stores.vocabulary, context):
             run_log = RunLog(Path(scratch), (), {}, active=context.is_main)
             trainer = build_trainer(parameters, out, stores, context, run_log, registry())
-            need = _bytes_needed(trainer)
+            needed = _checkpoint_bytes(trainer)
             free = free_bytes(out)
             console.print(
                 f"disk: {parameters.checkpoint.keep} checkpoints and one being written need "
-                f"{need / 1e9:.2f} GB, {free / 1e9:.2f} GB are free",
+                f"{needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free",
                 soft_wrap=True,
             )
-            if need > free:
-                raise UserError(f"{out}: needs {need / 1e9:.2f} GB, {free / 1e9:.2f} GB are free; see checkpoint.keep")
+            if needed > free:
+                raise UserError(
+                    f"{out}: needs {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free; see checkpoint.keep"
+                )
             if parameters.checkpoint.async_save:
-                each, more = _bytes_copied(trainer)
+                state_bytes, model_bytes = _snapshot_bytes(trainer)
                 console.print(
-                    f"checkpoint.async_save: {each / 1e9:.2f} GB of host memory in each process for a copy of the "
-                    f"state, {more / 1e9:.2f} GB more in rank 0's for one of the model",
+                    f"checkpoint.async_save: {state_bytes / 1e9:.2f} GB of host memory in each process for a copy of "
+                    f"the state, {model_bytes / 1e9:.2f} GB more in rank 0 for a copy of the model",
                     soft_wrap=True,
                 )
-            console.print(f"learning rate: {_course(trainer.run)}", soft_wrap=True)
+            console.print(f"learning rate: {_describe_learning_rate(trainer.run)}", soft_wrap=True)
             start = time.perf_counter()
             report = trainer.one_step()
             values = report.values or {}
@@ -84,31 +85,34 @@ def dry_run(
         context.close(failed=True)
 
 
-def _bytes_needed(trainer: Trainer) -> int:
-    """What the checkpoints that stay and one being written take, in fp32: weights and, of those that are trained, two
-    moments in `state/`, the weights in `model/` again. With lora only adapters, and the merged model of the last."""
+def _checkpoint_bytes(trainer: Trainer) -> int:
+    """Returns the disk space that the kept checkpoints and one being written take, in bytes.
+
+    In fp32: all weights and two moments of the trained weights in `state/`, and all weights again in `model/`. With
+    lora only the adapters, and the merged model of the last checkpoint.
+    """
     checkpoints = trainer.parameters.checkpoint.keep + 1
-    every, trained = trainer.facts["parameter_count"], trainer.facts["trained_parameter_count"]
+    weights, trained = trainer.facts["parameter_count"], trainer.facts["trained_parameter_count"]
     if trainer.parameters.lora is not None:
-        return 4 * (3 * trained * checkpoints + every)
-    return 4 * (2 * every + 2 * trained) * checkpoints
+        return 4 * (3 * trained * checkpoints + weights)
+    return 4 * (2 * weights + 2 * trained) * checkpoints
 
 
-def _bytes_copied(trainer: Trainer) -> tuple[int, int]:
-    """What saving behind the steps keeps in host memory: of each process its share of what `state/` is for
-    `_bytes_needed`, and of rank 0 the weights that `model/` is written from."""
-    every, trained = trainer.facts["parameter_count"], trainer.facts["trained_parameter_count"]
-    share = 4 * (every + 2 * trained) // trainer.run.world_size
-    return share, 4 * every if trainer.saver.copies_model() else 0
+def _snapshot_bytes(trainer: Trainer) -> tuple[int, int]:
+    """Returns the host memory that background saves keep, in bytes: of each process, for its shards of `state/` as in
+    `_checkpoint_bytes`; and of rank 0, for the weights of `model/`."""
+    weights, trained = trainer.facts["parameter_count"], trainer.facts["trained_parameter_count"]
+    state_bytes = 4 * (weights + 2 * trained) // trainer.run.world_size
+    return state_bytes, 4 * weights if trainer.saver.copies_model() else 0
 
 
-def _course(run: Run) -> str:
-    """The learning rate in the first step, after each quarter of the run, and in the last step."""
+def _describe_learning_rate(run: Run) -> str:
+    """Returns the learning rate in the first step, after each quarter of the run, and in the last step, as text."""
     start, steps = run.progress(), max(1, run.length.steps)
-    said = []
+    rates = []
     names = ("in the first step", "after a quarter", "half-way", "after three quarters", "in the last step")
     for quarter, name in enumerate(names):
         step = min(steps - 1, quarter * steps // 4)
-        there = replace(start, step=step, tokens=start.max_tokens * step // steps)
-        said.append(f"{start.learning_rate * run.parameters.schedule.factor(there):.2e} {name}")
-    return ", ".join(said)
+        progress = replace(start, step=step, tokens=start.max_tokens * step // steps)
+        rates.append(f"{start.learning_rate * run.parameters.schedule.factor(progress):.2e} {name}")
+    return ", ".join(rates)

@@ -1,7 +1,7 @@
 """Global normalisation: every loss is its sum over all ranks and micro-steps, divided by its global count.
 
-So the gradient is that of one big batch, however rows are spread: a node with fewer rows, a row with fewer masked
-tokens, a last micro-step that is not full weigh what they hold and no more.
+The gradient is therefore that of one big batch, however its rows are distributed: a node with fewer rows, a row with
+fewer masked tokens, or a last micro-step with fewer rows contributes in proportion to what it counts.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from terakoya.components import Batch, LossTerm
 
 
 def total_counts(batches: Sequence[Batch], names: Sequence[str]) -> list[int]:
-    """The sum of each count in `names` over this rank's micro-batches."""
+    """Returns the sum of each count in `names` over `batches`, the micro-batches of one rank."""
     return [sum(batch.counts[name] for batch in batches) for name in names]
 
 
 def weighted_loss(
     sums: Mapping[str, Tensor], terms: Mapping[str, LossTerm], counts: Mapping[str, int], factor: float = 1.0
 ) -> Tensor:
-    """The share of the global loss that `sums` bring: sum over losses of weight x sum / global count.
+    """Returns the part of the global loss that `sums` contribute: sum over losses of weight x sum / global count.
 
     A global count of 0, and a `factor` of 0 (a dummy micro-batch), give exactly 0, with a gradient of 0.
     """
@@ -33,60 +33,65 @@ def weighted_loss(
         if term.weight is None:
             continue
         count = counts[term.count]
-        share = sums[name] * (factor * term.weight / count if count else 0.0)
-        loss = share if loss is None else loss + share
+        contribution = sums[name] * (factor * term.weight / count if count else 0.0)
+        loss = contribution if loss is None else loss + contribution
     assert loss is not None, "an objective has at least one loss"
     return loss
 
 
-Derived = Callable[[Mapping[str, np.ndarray], Mapping[str, int]], Mapping[str, float]]
+DeriveMetrics = Callable[[Mapping[str, np.ndarray], Mapping[str, int]], Mapping[str, float]]
 """`Objective.derive_metrics`."""
 
 
 class Meter:
-    """Sums and counts since they were last taken; sums stay on the device until then, in float64."""
+    """Sums and counts since the means were last taken. Sums stay on the device until then, in float64.
 
-    def __init__(self, terms: Mapping[str, LossTerm], device: torch.device, derived: Derived | None = None) -> None:
+    Attributes:
+        flat: this rank's sums of all terms, in the order of the terms, (n,); a term with `bins` has one for each bin.
+        sums: the same, by name: views of `flat`.
+        counts: global counts, by name.
+        seen: names of the terms of which there is any sum.
+    """
+
+    def __init__(
+        self, terms: Mapping[str, LossTerm], device: torch.device, derive_metrics: DeriveMetrics | None = None
+    ) -> None:
         self.terms = terms
-        self.derived = derived
+        self.derive_metrics = derive_metrics
         sizes = [term.bins or 1 for term in terms.values()]
         self.flat = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
-        self.sums = {  # views of `flat`
-            name: piece if term.bins else piece[0]
-            for (name, term), piece in zip(terms.items(), self.flat.split(sizes), strict=True)
+        self.sums = {
+            name: view if term.bins else view[0]
+            for (name, term), view in zip(terms.items(), self.flat.split(sizes), strict=True)
         }
         self.counts = dict.fromkeys({term.count for term in terms.values()}, 0)
         self.seen: set[str] = set()
 
     def add_sums(self, sums: Mapping[str, Tensor]) -> None:
-        """Adds one micro-step's sums of this rank; never waits for the device."""
+        """Adds this rank's sums of one micro-step; never waits for the device."""
         for name, total in self.sums.items():
             if name in sums:
                 total += sums[name]
         self.seen.update(sums)
-
-    def stacked(self) -> Tensor:
-        """All sums, those of a term with `bins` one after another, in the order of the terms: a new tensor (n,) on the
-        device."""
-        return self.flat.clone()
-
-    def state(self) -> dict[str, Any]:
-        """All of it, as JSON has it."""
-        return {"sums": self.flat.tolist(), "counts": self.counts, "seen": sorted(self.seen)}
-
-    def add_state(self, sums: Sequence[float]) -> None:
-        """Adds the sums of a `state`."""
-        self.flat += torch.tensor(sums, dtype=torch.float64, device=self.flat.device)
 
     def add_counts(self, counts: Mapping[str, int]) -> None:
         """Adds global counts."""
         for name in self.counts:
             self.counts[name] += counts[name]
 
-    def take(self, global_sums: Tensor) -> dict[str, float]:
-        """The means since the last time, from `global_sums` (`stacked` summed over ranks), and a new start.
+    def local_sums(self) -> Tensor:
+        """Returns this rank's sums: a new tensor (n,) on the device, like `flat`."""
+        return self.flat.clone()
 
-        `loss` is the weighted sum of the losses; a mean over nothing is left out. What the objective derives follows.
+    def take_means(self, global_sums: Tensor) -> dict[str, float]:
+        """Returns the means since the last call, then resets all sums and counts.
+
+        Args:
+            global_sums: `local_sums`, summed over ranks.
+
+        Returns:
+            `loss`, the weighted sum of the losses; the mean of each term that was counted; and what the objective
+            derives from the sums.
         """
         means: dict[str, float] = {}
         seen: dict[str, np.ndarray] = {}
@@ -94,16 +99,24 @@ class Meter:
         values, start = global_sums.cpu().numpy(), 0
         for name, term in self.terms.items():
             stop = start + (term.bins or 1)
-            piece, start = values[start:stop], stop
+            term_sums, start = values[start:stop], stop
             if name not in self.seen:
                 continue
-            seen[name] = piece if term.bins else piece[0]
+            seen[name] = term_sums if term.bins else term_sums[0]
             if term.bins or not self.counts[term.count]:
                 continue
-            means[name] = float(piece[0]) / self.counts[term.count]
+            means[name] = float(term_sums[0]) / self.counts[term.count]
             loss += (term.weight or 0.0) * means[name]
-        derived = self.derived(seen, self.counts) if self.derived else {}
+        derived = self.derive_metrics(seen, self.counts) if self.derive_metrics else {}
         self.flat.zero_()
         self.counts = dict.fromkeys(self.counts, 0)
         self.seen.clear()
         return {"loss": loss, **means, **derived}
+
+    def state(self) -> dict[str, Any]:
+        """Returns the whole state, as JSON values."""
+        return {"sums": self.flat.tolist(), "counts": self.counts, "seen": sorted(self.seen)}
+
+    def add_state_sums(self, sums: Sequence[float]) -> None:
+        """Adds the sums of a `state`."""
+        self.flat += torch.tensor(sums, dtype=torch.float64, device=self.flat.device)

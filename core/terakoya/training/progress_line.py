@@ -1,4 +1,4 @@
-"""The one line that says where a run is."""
+"""The line on the terminal that shows the progress of a run."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from collections.abc import Mapping
 from terakoya.training.run import Run
 
 
-def progress_line(run: Run, values: Mapping[str, float], *, rows: int) -> str:
-    """How far `run` is, what its last logged `values` were, how long it will take, when it saves; a step is of `rows`
-    rows."""
-    save = run.parameters.checkpoint.save_steps
-    next_save = (run.step // save + 1) * save
+def progress_line(run: Run, values: Mapping[str, float], *, global_rows: int) -> str:
+    """Returns the progress of `run`, its last logged `values`, its remaining time and its next save.
+
+    Args:
+        global_rows: rows per step.
+    """
+    save_steps = run.parameters.checkpoint.save_steps
+    next_save = (run.step // save_steps + 1) * save_steps
     if run.length.unit == "tokens":
         done = f"step {run.step:,}  {run.consumed_tokens:,}/{run.length.tokens:,} tokens"
-        left = max(0, run.length.tokens - run.consumed_tokens) / max(1e-9, values["tokens_per_second"])
+        remaining = max(0, run.length.tokens - run.consumed_tokens) / max(1e-9, values["tokens_per_second"])
     else:
         done = f"step {run.step:,}/{run.max_steps:,}"
-        left = (run.max_steps - run.step) * rows / max(1e-9, values["samples_per_second"])
+        remaining = (run.max_steps - run.step) * global_rows / max(1e-9, values["samples_per_second"])
         next_save = min(run.max_steps, next_save)
     return (
         f"{done}  loss {values['loss']:.4f}  "
         f"{values['tokens_per_second']:,.0f} tokens/s  learning rate {values['learning_rate']:.2e}  "
-        f"left {_duration(left)}  next save at {next_save:,}"
+        f"remaining {_duration(remaining)}  next save at {next_save:,}"
     )
 
 

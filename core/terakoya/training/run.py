@@ -1,11 +1,12 @@
-"""What hooks may see of a run."""
+"""The state of a run in progress; `components.run.Run` is the part of it that hooks may use."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Run:
-    """A run in progress, on one rank. Hooks read it; the loop alone writes to it.
+    """A run in progress, on one rank. Hooks read it; only the training loop changes it.
 
     Attributes:
         folder: the run's folder, the same on every rank.
@@ -29,8 +30,9 @@ class Run:
         length: how long the run is.
         step: optimizer steps finished.
         consumed_rows: rows of the global order that those steps took.
-        consumed_tokens: real tokens among them.
-        validation_losses: (step, loss) of each validation so far, the loss meant over the stores.
+        consumed_tokens: real tokens in those rows.
+        validation_losses: (step, loss) of each validation so far; the loss is the mean over the stores.
+        start_time: when this process began, on the clock `time.perf_counter`.
     """
 
     folder: Path
@@ -45,11 +47,11 @@ class Run:
     consumed_rows: int = 0
     consumed_tokens: int = 0
     validation_losses: tuple[tuple[int, float], ...] = ()
-    facts: dict[str, Any] = field(default_factory=dict)
+    start_time: float = field(default_factory=time.perf_counter)
 
     @property
     def max_steps(self) -> int:
-        """The run's length in steps; expected, where it ends by tokens."""
+        """The run's length in steps; an estimate where its length is given in tokens."""
         return self.length.steps
 
     @property
@@ -58,7 +60,7 @@ class Run:
         return self.length.reached(step=self.step, tokens=self.consumed_tokens)
 
     def progress(self) -> Progress:
-        """What the schedule may look at before the next step."""
+        """Returns the values that the schedule may use before the next step."""
         return Progress(
             step=self.step,
             max_steps=self.length.steps,
@@ -85,7 +87,7 @@ class Run:
         return self.context.device
 
     def reduce(self, values: Mapping[str, float]) -> dict[str, float]:
-        """The sum over ranks of each value; for the hook `evaluate`, on every rank with the same names."""
+        """Returns the sum over ranks of each value, for the hook `evaluate`; collective, names are equal."""
         names = sorted(values)
         ranks = self.context.gather([values[name] for name in names])
         return {name: sum(rank[index] for rank in ranks) for index, name in enumerate(names)}

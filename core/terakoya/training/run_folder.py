@@ -1,4 +1,4 @@
-"""The run's folder: shared by all nodes, held by one run at a time."""
+"""The run's folder: shared by all nodes, used by one run at a time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from terakoya.errors import UserError
 from terakoya.training.distributed.context import DistributedContext
 
 ATTEMPTS = 3
-"""How often the lock is tried before the run is in use."""
+"""How often a process tries to take the lock before it reports that the run is in use."""
 
 
 @contextlib.contextmanager
 def hold(out: Path, context: DistributedContext) -> Iterator[None]:
-    """The run's folder: one file system for all nodes, proved by a nonce, and one run at a time, proved by a lock.
+    """Creates the run's folder and holds its lock while the context is open; collective.
+
+    A file with a nonce proves that all nodes see the same file system; the lock, that only one run uses the folder.
 
     Raises:
         UserError: on every rank, if either does not hold.
@@ -28,24 +30,24 @@ def hold(out: Path, context: DistributedContext) -> Iterator[None]:
     error: Exception | None = None
     handle = None
     nonce = context.broadcast(os.urandom(8).hex())
-    proof = out / f".nonce-{nonce}"
+    nonce_file = out / f".nonce-{nonce}"
     if context.is_main:
         try:
             out.mkdir(parents=True, exist_ok=True)
             handle = lock_run(out / "run.lock")
             (out / "checkpoints").mkdir(exist_ok=True)
-            proof.write_text(nonce)
+            nonce_file.write_text(nonce)
         except (OSError, UserError) as raised:
             error = raised
     try:
         if context.world_size == 1 and error:
             raise error if isinstance(error, UserError) else UserError(f"{out}: {error}")
         context.raise_on_all_ranks(f"opening {out}", error)
-        if not proof.exists():
+        if not nonce_file.exists():
             error = UserError(f"{out} is not the folder that rank 0 sees; all nodes need one shared file system")
         context.raise_on_all_ranks("sharing the run's folder", error)
         if context.is_main:
-            proof.unlink()
+            nonce_file.unlink()
         yield
     finally:
         if handle is not None:
@@ -53,7 +55,13 @@ def hold(out: Path, context: DistributedContext) -> Iterator[None]:
 
 
 def lock_run(path: Path) -> int:
-    """Takes the run's lock until the handle is closed or the process dies; the file says who holds it."""
+    """Takes the run's lock and returns its handle. The lock ends when the handle is closed or the process dies.
+
+    The file names the process that holds the lock.
+
+    Raises:
+        UserError: another process holds it.
+    """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         for attempt in reversed(range(ATTEMPTS)):
@@ -63,7 +71,7 @@ def lock_run(path: Path) -> int:
             except BlockingIOError:
                 if not attempt:
                     raise
-                time.sleep(0.05)  # `terakoya status` looks at the lock for an instant
+                time.sleep(0.05)  # `terakoya status` takes the lock for an instant
     except BlockingIOError:
         holder = path.read_text().strip() or "another process"
         os.close(handle)
@@ -74,7 +82,7 @@ def lock_run(path: Path) -> int:
 
 
 def free_bytes(folder: Path) -> int:
-    """Free disk space where `folder` is or will be."""
+    """Returns the free disk space in bytes where `folder` is or will be."""
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free

@@ -1,4 +1,4 @@
-"""When and how a run's checkpoints are written: while everybody waits, or behind the next steps (`async_save`)."""
+"""When and how a run saves checkpoints: all ranks wait for each save, or it runs in the background (`async_save`)."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from typing import Any, Self
 from terakoya.errors import UserError
 from terakoya.toolkit.formats import model_folder
 from terakoya.training.checkpoint import checkpoint
-from terakoya.training.checkpoint.restoring import Facts, restore_module
+from terakoya.training.checkpoint.restoring import StartFacts, restore_module
 from terakoya.training.checkpoint.snapshot import Snapshot
 from terakoya.training.engines.engine import Engine
 from terakoya.training.model import lora
 from terakoya.training.run import Run
 
-SECONDS_TO_LEAVE = 10.0
-"""How long a process that leaves waits for its thread, which may wait for processes that are gone."""
+SHUTDOWN_SECONDS = 10.0
+"""How long a process that leaves waits for its background save, which may be waiting for processes that are gone."""
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A checkpoint under its final name, and the step it is of."""
+class SavedCheckpoint:
+    """A checkpoint under its final name, and the step that it is of."""
 
     step: int
     folder: Path
 
 
 class Saver:
-    """The checkpoints that one run writes; every rank has one, and calls it like the others do.
+    """Saves the checkpoints of one run. Every rank has one, and all ranks call its methods alike.
 
-    Behind the next steps a thread of each rank writes a copy of its state in host memory, made before the next step,
-    and talks to the others' over a process group of its own. One save is under way at a time. While the context is
-    open; who leaves it with an error does not wait for the others.
+    A background save first copies this rank's shards to host memory, before the next step; a thread then writes the
+    copy and communicates with the other ranks over its own process group. One save runs at a time. Leaving the context
+    ends the thread, and does not wait for the other ranks for long.
 
     Attributes:
         step: the step that was saved last, or is being saved; -1 at first.
@@ -48,12 +48,12 @@ class Saver:
         self.engine = engine
         self.tokenizer_folder = tokenizer_folder
         self.settings = run.parameters.checkpoint
-        self.link = run.context.new_group(run.parameters.parallel.timeout_seconds)
+        self.context = run.context.new_group(run.parameters.parallel.timeout_seconds)
         self.step = -1
         self.shutdown = threading.Event()
         self.snapshot = Snapshot(self.shutdown)
         self.thread = ThreadPoolExecutor(1, "checkpoint")
-        self.under_way: Future[Path] | None = None
+        self.pending: Future[Path] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -62,128 +62,138 @@ class Saver:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown.set()
-        if self.under_way is not None:
-            wait([self.under_way], SECONDS_TO_LEAVE)
+        if self.pending is not None:
+            wait([self.pending], SHUTDOWN_SECONDS)
         self.thread.shutdown(wait=False)
 
     def notes(self) -> list[str]:
-        """What becomes of `async_save` where it cannot be had."""
+        """Returns messages for the user where `async_save` has no effect."""
         if not self.settings.async_save:
             return []
         if self.run.parameters.lora is not None:
-            return ["checkpoint.async_save: adapters are small; every save is waited for"]
-        if self.settings.model == "every" and self.waited_for(True):
+            return ["checkpoint.async_save: adapters are small; the run waits for every save"]
+        if self.settings.model == "every" and self.must_wait(with_model=True):
             return [
-                'checkpoint.async_save: no process holds the model; with checkpoint.model "every" saves are waited for'
+                'checkpoint.async_save: no process holds the whole model; with checkpoint.model "every" the run waits '
+                "for every save"
             ]
         return []
 
-    def save(self, facts: Mapping[str, Any]) -> Saved | None:
-        """Writes the checkpoint of this step, or lets it be written.
+    def save(self, facts: Mapping[str, Any]) -> SavedCheckpoint | None:
+        """Saves the checkpoint of this step, or begins to save it in the background.
 
         Args:
-            facts: what its manifest says beside the files.
+            facts: values of the manifest, apart from its files.
 
         Returns:
-            the checkpoint; None where it is under way: `finish` has it.
+            the checkpoint; None where the save runs in the background: `finish` returns it then.
 
         Raises:
-            UserError: on every rank, if it failed on any.
+            UserError: on every rank, if saving failed on any.
         """
-        assert self.under_way is None, "one at a time"
+        assert self.pending is None, "one at a time"
         run, engine = self.run, self.engine
         self.step = run.step
         write = partial(
             checkpoint.save,
             run.folder / "checkpoints",
             run.step,
-            self.link,
+            self.context,
             facts=facts,
             tokenizer_folder=self.tokenizer_folder,
             keep=self.settings.keep,
             shutdown=self.shutdown,
         )
-        merged = self._with_model()
-        if not self.settings.async_save or self.waited_for(merged):
-            models = partial(
-                write_models,
+        with_model = self._saves_model()
+        if not self.settings.async_save or self.must_wait(with_model=with_model):
+            write_folders = partial(
+                write_model_folders,
                 run=run,
-                whole=engine.full_module,
-                merged=merged,
+                full_module=engine.full_module,
+                with_model=with_model,
                 tokenizer_folder=self.tokenizer_folder,
                 started_from=facts["started_from"],
             )
-            return Saved(run.step, write(engine, write_models=models))
+            return SavedCheckpoint(run.step, write(engine, write_models=write_folders))
         self.snapshot.take(engine)
-        copied: Callable[[Path], None] = _nothing
-        if merged and run.context.is_main:
-            copied = self.snapshot.models(run.objective.exports(run.module))
-        self.under_way = self.thread.submit(write, self.snapshot, write_models=copied)
+        write_copies: Callable[[Path], None] = _write_nothing
+        if with_model and run.context.is_main:
+            write_copies = self.snapshot.copy_models(run.objective.exports(run.module))
+        self.pending = self.thread.submit(write, self.snapshot, write_models=write_copies)
         return None
 
-    def _with_model(self) -> bool:
-        """Whether the checkpoint of this step is to hold `model/`."""
-        small = self.run.parameters.lora is not None  # next to what merged models would take
-        model = self.settings.model or ("every" if self.engine.full_module and not small else "last")
+    def _saves_model(self) -> bool:
+        """Whether the checkpoint of this step gets a `model/`."""
+        prefers_adapters = self.run.parameters.lora is not None  # they are small next to merged models
+        model = self.settings.model or ("every" if self.engine.full_module and not prefers_adapters else "last")
         return model == "every" or (model == "last" and self.run.finished)
 
-    def waited_for(self, merged: bool) -> bool:
-        """Whether a save is waited for whatever `async_save` says: what is written with it comes from a module that is
-        built for it, whose drawing of weights would get in the way of dropout; adapters are small anyway."""
-        return self.run.parameters.lora is not None or (merged and not self.engine.full_module)
+    def must_wait(self, *, with_model: bool) -> bool:
+        """Whether the run waits for a save whatever `async_save` says.
+
+        It waits where `model/` is written from a module that is built for it: initialising that module draws random
+        numbers, which would disturb dropout. It also waits with adapters, which are small.
+        """
+        return self.run.parameters.lora is not None or (with_model and not self.engine.full_module)
 
     def copies_model(self) -> bool:
-        """Whether rank 0 copies whole models too, before some of the saves behind the steps."""
-        return self.settings.model != "never" and not self.waited_for(True)
+        """Whether rank 0 also copies whole models before some of the background saves."""
+        return self.settings.model != "never" and not self.must_wait(with_model=True)
 
     def has_finished(self) -> bool:
-        """Whether the save under way is through on this rank: when it is on all, `finish` has something to say.
+        """Whether this rank has finished the background save; once all ranks have, `finish` returns without waiting.
 
         Raises:
-            RuntimeError: it broke on this rank alone, or another process is gone.
+            RuntimeError: the save failed on this rank alone, or another process is gone.
         """
-        if self.under_way is None or not self.under_way.done():
+        if self.pending is None or not self.pending.done():
             return False
-        error = self.under_way.exception()
+        error = self.pending.exception()
         if error is not None and not isinstance(error, UserError):
             raise error
         return True
 
-    def finish(self) -> Saved | None:
-        """Waits for the save under way; returns its checkpoint, None where there was none.
+    def finish(self) -> SavedCheckpoint | None:
+        """Waits for the background save and returns its checkpoint; None where there was no save.
 
         Raises:
-            UserError: on every rank, if it failed on any.
+            UserError: on every rank, if saving failed on any.
         """
-        if self.under_way is None:
+        if self.pending is None:
             return None
-        under_way, self.under_way = self.under_way, None
-        return Saved(self.step, under_way.result())
+        pending, self.pending = self.pending, None
+        return SavedCheckpoint(self.step, pending.result())
 
 
-def _nothing(folder: Path) -> None:
-    """What is written beside `state/` where nothing is."""
+def _write_nothing(folder: Path) -> None:
+    """Writes no folders besides `state/`."""
 
 
-def write_models(
-    folder: Path, run: Run, *, whole: bool, merged: bool, tokenizer_folder: Path, started_from: Facts | None
+def write_model_folders(
+    folder: Path,
+    run: Run,
+    *,
+    full_module: bool,
+    with_model: bool,
+    tokenizer_folder: Path,
+    started_from: StartFacts | None,
 ) -> None:
-    """Writes into the checkpoint `folder`, whose `state/` is there, what Transformers loads, and adapters as peft does.
+    """Writes `model/` for Transformers and `adapter/` for peft into the checkpoint `folder`, which has its `state/`.
 
     Args:
-        whole: whether this process holds every weight of the run's module.
-        merged: whether `model/` is wanted. `adapter/` is written with it, and where it costs no gathering.
-        started_from: the folders of `start_from`.
+        full_module: whether this process holds every weight of the run's module.
+        with_model: whether to write `model/`. `adapter/` is written with it, and wherever the module is whole anyway.
+        started_from: the manifest's entry about the folders of `start_from`.
     """
     parameters, module = run.parameters, run.module
-    if merged and not whole:  # built from what was just written
+    if with_model and not full_module:  # rebuild it from the `state/` that was just written
         module = restore_module(
             folder, parameters, run.vocabulary, tokenizer_folder=tokenizer_folder, started_from=started_from
         )
-    if parameters.lora is not None and (merged or whole):
+    if parameters.lora is not None and (with_model or full_module):
         assert started_from is not None
         lora.write_adapters(run.objective.exports(module), folder, started_from)
-    if not merged:
+    if not with_model:
         return
     if parameters.lora is not None:
         module = lora.merged_copy(parameters, module, run.vocabulary)

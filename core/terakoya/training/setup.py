@@ -1,4 +1,4 @@
-"""From parameters to a trainer that stands: processes, stores, weights, checkpoint, in the order that fails soonest."""
+"""Builds a trainer from parameters: processes, stores, weights, engine. What can fail early is checked early."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from terakoya.components import Architecture, Objective
+from terakoya.components import Objective
 from terakoya.components.progress import Length
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters, resolve_length
@@ -25,41 +25,41 @@ from terakoya.rows.loader import Loader
 from terakoya.toolkit.architectures import attention
 from terakoya.training import run_folder
 from terakoya.training.batches import BatchMaker, to_device
-from terakoya.training.checkpoint.restoring import without_base
+from terakoya.training.checkpoint.restoring import missing_base_error
 from terakoya.training.distributed.context import DistributedContext, connect
 from terakoya.training.distributed.signals import StopRequest
 from terakoya.training.distributed.topology import LaunchInfo, describe_lost_nodes, rank_batches
 from terakoya.training.engines import build as engines
-from terakoya.training.engines import fp8 as distributed_fp8
+from terakoya.training.engines import fp8
 from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import weighted_loss
 from terakoya.training.model import lora
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.frozen_layers import parameter_summary
-from terakoya.training.model.start_from import LoadedWeights, load_on_rank0_and_broadcast
+from terakoya.training.model.start_from import load_on_rank0_and_broadcast
 from terakoya.training.resuming import newest_checkpoint, resume
 from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
 from terakoya.training.stores import Stores
-from terakoya.training.throughput import measure
+from terakoya.training.throughput import create_throughput
 from terakoya.training.trainer import Trainer, TrainResult
 from terakoya.version import __version__
 
-COUNTED_ROWS = 256
-"""Rows whose tokens are counted to know what a row holds on average."""
+SAMPLED_ROWS = 256
+"""Rows whose tokens are counted to estimate the mean number of tokens per row."""
 
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "tokenizers", "safetensors", "numpy")
-
+"""Packages whose versions a manifest records."""
 
 Advice = Callable[[Parameters, Vocabulary, DistributedContext], AbstractContextManager[None]]
-"""What is open while a run is built and trained, and may turn an error into advice."""
+"""Returns a context in which a run is built and trained, and which may add advice to an error."""
 
 
 def no_advice(
     parameters: Parameters, vocabulary: Vocabulary, context: DistributedContext
 ) -> AbstractContextManager[None]:
-    """Errors stay what they are."""
+    """Returns a context that leaves errors as they are."""
     return contextlib.nullcontext()
 
 
@@ -72,18 +72,23 @@ def train_in_this_process(
     allow_change: frozenset[str] = frozenset(),
     advice: Advice = no_advice,
 ) -> TrainResult:
-    """Trains in this process, one of however many the launcher started; goes on if `out` holds a checkpoint.
+    """Trains in this process, together with all processes that the launcher started; resumes if `out` has a checkpoint.
+
+    Args:
+        node_rank: `--node-rank`; None takes the launcher's.
+        expected_processes: `--processes`: the number of processes that the launcher should have started.
+        allow_change: keys of parameters that may have changed since the checkpoint.
 
     Raises:
-        UserError: anything the user can mend, on every rank, as early as it can be known.
+        UserError: every error that the user can fix; on every rank, as early as it can be known.
     """
-    start = time.perf_counter()
-    launched = LaunchInfo.from_environment(node_rank=node_rank)
-    if expected_processes is not None and launched.launcher and launched.world_size != expected_processes:
-        raise UserError(f"--processes {expected_processes}, but {launched.launcher} started {launched.world_size}")
-    stores = Stores.open(parameters)
+    start_time = time.perf_counter()
+    launch = LaunchInfo.from_environment(node_rank=node_rank)
+    if expected_processes is not None and launch.launcher and launch.world_size != expected_processes:
+        raise UserError(f"--processes {expected_processes}, but {launch.launcher} started {launch.world_size}")
+    stores = Stores.open(parameters.data)
     context = connect(
-        launched,
+        launch,
         deepspeed=parameters.parallel.engine == "deepspeed",
         replica_size=parameters.parallel.replica_size,
         timeout_seconds=parameters.parallel.timeout_seconds,
@@ -92,11 +97,11 @@ def train_in_this_process(
     with StopRequest() as stop:
         try:
             with run_folder.hold(out, context):
-                result = _train(parameters, out, stores, context, start, allow_change, stop, advice)
+                result = _train(parameters, out, stores, context, start_time, allow_change, stop, advice)
             failed = False
             return result
         except BaseException:
-            stop.close()  # what hangs from here on can be killed
+            stop.close()  # from here on a signal kills this process, even if it hangs
             raise
         finally:
             context.close(failed=failed)
@@ -107,7 +112,7 @@ def _train(
     out: Path,
     stores: Stores,
     context: DistributedContext,
-    start: float,
+    start_time: float,
     allow_change: frozenset[str],
     stop: StopRequest,
     advice: Advice,
@@ -120,7 +125,7 @@ def _train(
         folder = newest_checkpoint(out, context, run_log)
         with advice(parameters, stores.vocabulary, context):
             trainer = build_trainer(parameters, out, stores, context, run_log, plugins, fresh=folder is None)
-            trainer.run.facts["start"] = start
+            trainer.run.start_time = start_time
             if folder is not None:
                 resume(trainer, folder, allow_change)
             if context.is_main:
@@ -147,33 +152,41 @@ def build_trainer(
     *,
     fresh: bool = True,
 ) -> Trainer:
-    """The trainer of a new run: weights drawn after seeding, the same on every rank, or those of `start_from`.
+    """Builds the trainer of a run at its first step; collective.
 
-    A run that is not `fresh` takes its weights from a checkpoint next; it does not look at `start_from`, unless these
-    are adapters over the weights there.
+    A `fresh` run has randomly initialised weights, the same on every rank, or those of `start_from`. A run that is not
+    fresh gets its weights from a checkpoint next; it reads `start_from` only for the base weights of adapters.
+
+    Raises:
+        UserError: parameters, stores, processes and weights do not fit each other.
     """
-    architecture: Architecture = parameters.architecture
-    objective: Objective = parameters.objective
+    architecture, objective, vocabulary = parameters.architecture, parameters.objective, stores.vocabulary
+    tokenizer_folder = stores.train[0].tokenizer_folder
+
+    # Processes: which rows of each global batch this rank takes.
     if parameters.precision == "fp8":
-        distributed_fp8.check(context.device)
+        fp8.check(context.device)
     redistribute = parameters.on_lost_node == "redistribute"
     rank_batch = rank_batches(
         parameters.batch_size, parameters.micro_batch_size, context.topology, redistribute=redistribute
     )[context.rank]
     if redistribute and (lost := describe_lost_nodes(parameters.batch_size, context.topology)):
         run_log.warn(lost)
-    tokens = sum(store.facts.tokens for store in stores.train)
+
+    # Data: the order of the rows, and the length of the run.
     layout = objective.row_layout()
-    loader = stores.loader(parameters, layout, global_rows=rank_batch.global_rows)
+    loader = stores.loader(layout, seed=parameters.seed, global_rows=rank_batch.global_rows)
+    validation = stores.validation_rows(layout, seed=parameters.seed)
     epoch_rows = sum(len(source) for source in loader.sources)
-    validation = stores.validation_rows(parameters, layout)
     length = resolve_length(
         parameters,
         rows=epoch_rows,
-        tokens_per_row=_tokens_per_row(loader, objective, stores.vocabulary) if epoch_rows else 0.0,
+        tokens_per_row=_tokens_per_row(loader, objective, vocabulary) if epoch_rows else 0.0,
         global_rows=rank_batch.global_rows,
     )
-    module = build_module_for_training(parameters, stores.vocabulary)
+
+    # Model: attention, weights, adapters.
+    module = build_module_for_training(parameters, vocabulary)
     backend = attention.choose(
         parameters.attention,
         device=context.device,
@@ -183,48 +196,49 @@ def build_trainer(
     )
     attention.use(module, backend)
     module.train()
-    started: LoadedWeights | None = None
+    started_from: dict[str, Any] | None = None
     if parameters.start_from is not None and (fresh or parameters.lora):
-        tokenizer_folder = stores.train[0].tokenizer_folder
         try:
-            started = load_on_rank0_and_broadcast(parameters, module, stores.vocabulary, tokenizer_folder, context)
+            loaded = load_on_rank0_and_broadcast(parameters, module, vocabulary, tokenizer_folder, context)
         except UserError as error:
-            raise (error if fresh else without_base(error)) from error
-        for note in started.notes:
+            raise (error if fresh else missing_base_error(error)) from error
+        started_from = loaded.facts
+        for note in loaded.notes:
             run_log.print(note)
     if parameters.frozen_layers >= 0 and parameters.start_from is None:
         run_log.warn(
-            f"frozen_layers {parameters.frozen_layers} without start_from: weights that nobody trained stay so"
+            f"frozen_layers {parameters.frozen_layers} without start_from: the frozen weights stay randomly initialised"
         )
-    count = sum(parameter.numel() for parameter in module.parameters())
+    parameter_count = sum(parameter.numel() for parameter in module.parameters())
     lora.add_adapters(module, parameters.lora, seed=parameters.seed)
-    trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-    sizes = parameter_summary(module, frozen_layers=parameters.frozen_layers, lora=parameters.lora)
-    throughput = measure(objective, architecture, module, loader.sources, loader.weights, context)
-    engine = engines.build(
-        parameters, module, stores.vocabulary, context, rank_batch.micro_steps, rank_batch.micro_batch_size
-    )
-    run = Run(out, parameters, architecture, objective, stores.vocabulary, engine.module, length, context)
+    trained_count = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    parameter_counts = parameter_summary(module, frozen_layers=parameters.frozen_layers, lora=parameters.lora)
+
+    # Engine: it takes the module over, and may replace or shard its weights.
+    throughput = create_throughput(objective, architecture, module, loader.sources, loader.weights, context)
+    engine = engines.build(parameters, module, vocabulary, context, rank_batch.micro_steps, rank_batch.micro_batch_size)
+    run = Run(out, parameters, architecture, objective, vocabulary, engine.module, length, context)
     parameters.schedule.check(run.progress())
-    batches = BatchMaker(loader, objective, stores.vocabulary, rank_batch, end=length.rows)
+    batches = BatchMaker(loader, objective, vocabulary, rank_batch, end=length.rows)
     _warm_up(engine, batches, context, flash=backend == "flash")
+
+    tokens = sum(store.facts.tokens for store in stores.train)
     run_log.print(
         f"{context.topology.describe()} on {context.device.type}, {parameters.parallel.describe()}, "
-        f"{parameters.precision}, attention {backend}; {sizes}; {tokens:,} tokens in "
+        f"{parameters.precision}, attention {backend}; {parameter_counts}; {tokens:,} tokens in "
         f"{epoch_rows:,} rows of {parameters.data.sequence_length}; {rank_batch.global_rows} rows a step, "
         f"{rank_batch.micro_steps} micro-step{'s' if rank_batch.micro_steps > 1 else ''} of "
-        f"{rank_batch.micro_batch_size}; "
-        f"{length.describe()}"
+        f"{rank_batch.micro_batch_size}; {length.describe()}"
     )
     if length.rows is not None and len(loader.sources) > 1:
-        run_log.print(f"by their weights these {length.rows:,} rows are {_passes(loader, length.rows)}")
+        run_log.print(f"in its {length.rows:,} rows the run reads {_epochs_per_store(loader, length.rows)}")
     return Trainer(
         run, engine, batches, validation, run_log, plugins,
-        tokenizer_folder=stores.train[0].tokenizer_folder,
+        tokenizer_folder=tokenizer_folder,
         facts={
-            **_facts(parameters, stores, context, plugins, length, count),
-            "trained_parameter_count": trained,
-            "started_from": started.facts if started else None,
+            **_manifest_facts(parameters, stores, context, plugins, length, parameter_count),
+            "trained_parameter_count": trained_count,
+            "started_from": started_from,
         },
         throughput=throughput,
         flash=backend == "flash",
@@ -232,44 +246,51 @@ def build_trainer(
 
 
 def _tokens_per_row(loader: Loader, objective: Objective, vocabulary: Vocabulary) -> float:
-    """Real tokens of a row, as the objective counts them: the mean over the first rows of the order."""
-    return objective.collate(loader.load(0, COUNTED_ROWS), vocabulary).counts["tokens"] / COUNTED_ROWS
+    """Returns the mean number of real tokens per row, as the objective counts them, in the first rows of the order."""
+    return objective.collate(loader.load(0, SAMPLED_ROWS), vocabulary).counts["tokens"] / SAMPLED_ROWS
 
 
-def _passes(loader: Loader, rows: int) -> str:
-    """How often each store is read in the first `rows` rows of the order."""
-    taken = zip(loader.sources, loader.store_positions(rows), strict=True)
-    return ", ".join(f"{int(each['rows']) / len(source):.2f} x {each['store']}" for source, each in taken)
+def _epochs_per_store(loader: Loader, rows: int) -> str:
+    """Returns how often the first `rows` rows of the order read each store, for example `0.50 x stores/wiki`."""
+    positions = zip(loader.sources, loader.store_positions(rows), strict=True)
+    return ", ".join(
+        f"{int(position['rows']) / len(source):.2f} x {position['store']}" for source, position in positions
+    )
 
 
 def _warm_up(engine: Engine, batches: BatchMaker, context: DistributedContext, *, flash: bool) -> None:
-    """A synchronised backward whose gradients are zero, two with DDP, before anything counts.
+    """Runs a synchronised backward pass with gradients of zero before the first step; two where DDP reduces gradients.
 
-    DDP lays its buckets out anew after its first backward, which changes the rounding of sums over three and more
-    ranks: with this every start, fresh or resumed, adds in the same order. The second fills the new ones, so that the
-    first step that counts finds gradients where they stay.
+    DDP rearranges its buckets after its first backward pass, which changes the rounding of sums over three and more
+    ranks. After a warm-up every start, fresh or resumed, adds in the same order. The second pass fills the new buckets,
+    so that the first step finds gradients at their final addresses.
     """
     if context.world_size == 1 or not isinstance(engine, DDPEngine):
         return
     terms = batches.objective.terms()
-    nothing = dict.fromkeys({term.count for term in terms.values()}, 0)
+    zero_counts = dict.fromkeys({term.count for term in terms.values()}, 0)
     batch = to_device(batches.dummy(), context.device, flash=flash)
     for _ in range(2 if engine.uses_ddp else 1):
-        engine.optimizer.zero_grad()  # those of the first would keep its buckets
-        engine.micro_step(batch, partial(weighted_loss, terms=terms, counts=nothing), last=True)
+        engine.optimizer.zero_grad()  # gradients of the first pass would keep its buckets alive
+        engine.micro_step(batch, partial(weighted_loss, terms=terms, counts=zero_counts), last=True)
     engine.clear_gradients()
 
 
-def _facts(
-    parameters: Parameters, stores: Stores, context: DistributedContext, plugins: Registry, length: Length, count: int
+def _manifest_facts(
+    parameters: Parameters,
+    stores: Stores,
+    context: DistributedContext,
+    plugins: Registry,
+    length: Length,
+    parameter_count: int,
 ) -> dict[str, Any]:
-    """What the manifest says of where a checkpoint comes from."""
+    """Returns the values of a manifest that describe the run, as JSON."""
     return {
         "parameters": parameters.dump(),
         "max_steps": length.steps,
         "max_tokens": length.tokens,
         "length_unit": length.unit,
-        "parameter_count": count,
+        "parameter_count": parameter_count,
         "vocabulary": stores.vocabulary.model_dump(mode="json"),
         "stores": stores.fingerprints(),
         "plugins": plugins.record(parameters.dump(plugins)),
@@ -280,13 +301,13 @@ def _facts(
             "device": context.device.type,
             "engine": parameters.parallel.engine,
         },
-        "versions": {"terakoya": __version__, "python": platform.python_version(), **_versions()},
+        "versions": {"terakoya": __version__, "python": platform.python_version(), **_package_versions()},
     }
 
 
-def _versions() -> dict[str, str]:
-    found = {}
+def _package_versions() -> dict[str, str]:
+    versions = {}
     for package in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            versions[package] = version(package)
+    return versions

@@ -1,4 +1,4 @@
-"""How fast a run goes, in numbers that can be compared: tokens, samples, TFLOP/s, share of the devices' peak."""
+"""The speed of a run in numbers that can be compared: tokens/s, samples/s, TFLOP/s, share of the devices' peak."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ PEAK_TFLOPS: Sequence[tuple[frozenset[str], float]] = tuple(
     )
 )  # fmt: skip
 """Words of a device's name and its peak in TFLOP/s: dense bfloat16 products added in float32, as its maker states it;
-of an MI250X, which shows as two devices, half. The first whose words are all there counts."""
+half of that for an MI250X, which appears as two devices. The first entry whose words are all in the name counts."""
 
 SAMPLED_ROWS = 256
-"""Rows of each store whose documents say how long a context is."""
+"""Rows of each store from which the mean context length is measured."""
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """What turns tokens and seconds into TFLOP/s.
+    """Turns tokens and seconds into rates.
 
     Attributes:
-        flops_per_token: operations of one real token, forward and backward, all models of the objective.
+        flops_per_token: operations of one real token, forward and backward, in all models of the objective.
         devices: the name of each process's device.
-        peak: the sum of their peaks in TFLOP/s; None where one is not known, as on a CPU.
+        peak: the sum of the devices' peaks in TFLOP/s; None where one is unknown, as on a CPU.
     """
 
     flops_per_token: float
@@ -48,10 +48,10 @@ class Throughput:
     peak: float | None
 
     def values(self, *, tokens: int, samples: int, seconds: float) -> dict[str, float]:
-        """Rates over `seconds` in which all processes took `tokens` real tokens in `samples` rows.
+        """Returns the rates of `seconds` in which all processes took `tokens` real tokens in `samples` rows.
 
-        `tokens_per_second` and `samples_per_second` are the whole run's, `tflops` is a device's share (Megatron's
-        "throughput per GPU"), `mfu` the share of the peak that is used for work that must be done, 0 to 1.
+        `tokens_per_second` and `samples_per_second` are of the whole run, `tflops` is per device (Megatron's
+        "throughput per GPU"), `mfu` is the share of the peak that necessary operations use, 0 to 1.
         """
         seconds = max(seconds, 1e-9)
         total = self.flops_per_token * tokens / seconds / 1e12
@@ -62,8 +62,16 @@ class Throughput:
         }
         return rates if self.peak is None else rates | {"mfu": total / self.peak}
 
+    def facts(self) -> Mapping[str, object]:
+        """Returns the values that the run log records at the start."""
+        return {
+            "flops_per_token": self.flops_per_token,
+            "devices": {name: self.devices.count(name) for name in sorted(set(self.devices))},
+            "peak_tflops": self.peak,
+        }
 
-def measure(
+
+def create_throughput(
     objective: Objective,
     architecture: Architecture,
     module: torch.nn.Module,
@@ -71,8 +79,8 @@ def measure(
     weights: Sequence[float],
     context: DistributedContext,
 ) -> Throughput:
-    """What the run's work is, from its whole `module` and some rows of its stores. Every rank calls it."""
-    mean_context_length = float(np.average([_context(source) for source in sources], weights=weights))
+    """Returns the `Throughput` of a run, from its whole `module` and some rows of its stores; collective."""
+    mean_context_length = float(np.average([_mean_context(source) for source in sources], weights=weights))
     flops = objective.flops_per_token(module, architecture, context=mean_context_length)
     devices = tuple(context.gather(device_name(context.device)))
     peaks = [peak_tflops(name) for name in devices]
@@ -81,27 +89,18 @@ def measure(
 
 
 def device_name(device: torch.device) -> str:
-    """The device's name as its driver gives it, "cpu" for a processor."""
+    """Returns the device's name as its driver gives it; "cpu" for a processor."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def peak_tflops(name: str) -> float | None:
-    """The peak of the device `name`, None where it is not in the table."""
+    """Returns the peak of the device `name` in TFLOP/s; None where it is not in the table."""
     words = set(re.findall(r"[A-Z0-9]+", name.upper()))
-    return next((peak for wanted, peak in PEAK_TFLOPS if wanted <= words), None)
+    return next((peak for device_words, peak in PEAK_TFLOPS if device_words <= words), None)
 
 
-def _context(source: RowSource) -> float:
-    """How many positions of its document a position has, from rows spread over `source`."""
+def _mean_context(source: RowSource) -> float:
+    """Returns how many positions of its own document a position can attend to, from rows sampled evenly in `source`."""
     count = len(source)
     rows = source.load(0, np.unique(np.linspace(0, count - 1, min(count, SAMPLED_ROWS)).astype(np.int64)))
     return mean_context(rows.document_ids)
-
-
-def described(throughput: Throughput) -> Mapping[str, object]:
-    """For the run's record."""
-    return {
-        "flops_per_token": throughput.flops_per_token,
-        "devices": {name: throughput.devices.count(name) for name in sorted(set(throughput.devices))},
-        "peak_tflops": throughput.peak,
-    }

@@ -1,4 +1,4 @@
-"""The loop: read, not configured. One screen from a step's rows to its report."""
+"""The training loop. Start reading at `Trainer.train`; `Trainer._step` is one optimizer step on one screen."""
 
 from __future__ import annotations
 
@@ -24,22 +24,31 @@ from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.signals import StopRequest
 from terakoya.training.distributed.topology import RankBatch
 from terakoya.training.engines.engine import Engine
-from terakoya.training.gradient_norms import Norms
+from terakoya.training.gradient_norms import GradientNorms
 from terakoya.training.loss import Meter, weighted_loss
 from terakoya.training.progress_line import progress_line
 from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
-from terakoya.training.saving import Saved, Saver
+from terakoya.training.saving import SavedCheckpoint, Saver
 from terakoya.training.step_sync import StepSync, StepVote
-from terakoya.training.throughput import Throughput, described
+from terakoya.training.throughput import Throughput
 from terakoya.training.validation import validate
 
 DROPOUT = "dropout"
+"""Sets the random keys of dropout apart from all others."""
+VALIDATION_BATCHES = 50
+"""Batches per validation where the parameters have no `evaluation`."""
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a call of `train` ended: steps finished, the last checkpoint, the signal that ended it early if one did."""
+    """How a call of `train` ended.
+
+    Attributes:
+        step: optimizer steps finished.
+        checkpoint: the last checkpoint.
+        stopped_by: the signal or limit that stopped the run early; None where the run has finished.
+    """
 
     step: int
     checkpoint: Path | None
@@ -47,7 +56,16 @@ class TrainResult:
 
 
 class Trainer:
-    """Everything one rank needs to take optimizer steps; set up by `setup.build`."""
+    """Everything that one rank needs to take optimizer steps; created by `setup.build_trainer`.
+
+    Attributes:
+        facts: values for the manifests of checkpoints and for the run log.
+        flash: whether attention runs in a kernel that takes `cu_seqlens`.
+        meter: losses since the last logged step.
+        next_vote: the vote on the next step, where it was begun ahead.
+        interval_start, interval_first_row, interval_tokens: time, row and tokens since which rates are measured: the
+            last logged step, not counting pauses for validations and saves.
+    """
 
     def __init__(
         self,
@@ -77,171 +95,213 @@ class Trainer:
         self.rank_batch: RankBatch = batches.rank_batch
         self.terms: Mapping[str, LossTerm] = run.objective.terms()
         self.meter = Meter(self.terms, run.device, run.objective.derive_metrics)
-        self.norms = Norms(engine.scaler)
-        self.last_checkpoint: Path | None = None
+        self.gradient_norms = GradientNorms(engine.scaler)
         self.saver = Saver(run, engine, tokenizer_folder)
-        names = sorted({"tokens", *(term.count for term in self.terms.values())})
-        self.step_sync = StepSync(self.context, names, self.saver)
-        self.paused = 0.0
+        self.last_checkpoint: Path | None = None
+        count_names = sorted({"tokens", *(term.count for term in self.terms.values())})
+        self.step_sync = StepSync(self.context, count_names, self.saver)
         self.next_vote: StepVote | None = None
-        self.started = self.mark = time.perf_counter()
-        self.tokens_since_mark = self.rows_at_mark = 0
+        self.step_start = self.interval_start = time.perf_counter()
+        self.interval_first_row = self.interval_tokens = 0
+        self.save_seconds = 0.0
 
     # ------------------------------------------------------------------------------------------------- the loop
 
     def train(self, stop: StopRequest | None = None) -> TrainResult:
-        """Steps until the run's length, a wish to stop, or an error. Returns how it ended.
+        """Takes optimizer steps until the run's length, a stop request, or an error.
 
-        `stop` hears wishes; where they were followed it goes on listening, until the caller closes it.
+        Args:
+            stop: receives stop requests. After a run that was stopped it keeps listening until the caller closes it.
         """
         if stop is None:
-            with StopRequest() as mine:
-                return self.train(mine)
+            with StopRequest() as own_stop:
+                return self.train(own_stop)
         run, parameters = self.run, self.parameters
-        asked: str | None = None
-        self._write_start()
-        for note in self.saver.notes():
-            self.run_log.print(note)
-        self._event("run_started", run)
-        if run.step == 0 and self.validation:
+        stop_reason: str | None = None
+        self._log_start()
+        self._call_event("run_started", run)
+        if run.step == 0:
             self._validate()
         with self.saver:
             stop.listen()
             with Prefetcher(self.batches, run.step) as prefetcher:
 
                 def begin_vote() -> StepVote:
-                    return self.step_sync.begin(next(prefetcher), stop.signal or self._out_of_time())
+                    return self.step_sync.begin(next(prefetcher), stop.signal or self._time_limit_reached())
 
-                self.mark, self.rows_at_mark = time.perf_counter(), run.consumed_rows
+                self.interval_start, self.interval_first_row = time.perf_counter(), run.consumed_rows
                 while not run.finished:
                     if parameters.data.skips(run.step):
                         next(prefetcher)
-                        self._skip()
+                        self._skip_step()
                         continue
                     vote, self.next_vote = self.next_vote or begin_vote(), None
                     decision = self.step_sync.wait(vote)
                     if decision.save_finished:
-                        self._saved(self.saver.finish())
+                        self._report_saved(self.saver.finish())
                     if decision.stop:
-                        asked = vote.stop_reason or "another process"
+                        stop_reason = vote.stop_reason or "another process"
                         break
                     report = self._step(vote.batches, decision.counts, begin_vote)
-                    self._event("step_finished", run, report)
-                    if parameters.evaluation and self.validation and self._due(parameters.evaluation.steps):
+                    self._call_event("step_finished", run, report)
+                    if parameters.evaluation and self._is_due(parameters.evaluation.steps):
                         self._validate()
-                    if self._due(parameters.checkpoint.save_steps):
+                    if self._is_due(parameters.checkpoint.save_steps):
                         self._save()
             if self.saver.step != run.step:
                 self._save()
-            self._saved(self.saver.finish())
-        if not asked:
+            self._report_saved(self.saver.finish())
+        if not stop_reason:
             stop.close()
-        if not asked and self.validation and not (parameters.evaluation and self._due(parameters.evaluation.steps)):
-            self._validate()
+            if not (parameters.evaluation and self._is_due(parameters.evaluation.steps)):
+                self._validate()
         self.step_sync.raise_plugin_error()
-        self.run_log.write("finished" if not asked else "stopped", step=run.step, reason=asked)
-        if asked:
-            self.run_log.print(f"stopped by {asked} at step {run.step:,}, which is saved; the same command goes on")
-        return TrainResult(run.step, self.last_checkpoint, asked)
-
-    def one_step(self) -> StepReport:
-        """The next step alone, as a trial."""
-        vote = self.step_sync.begin(self.batches(self.run.step), None)
-        return self._step(vote.batches, self.step_sync.wait(vote).counts)
+        self.run_log.write("finished" if not stop_reason else "stopped", step=run.step, reason=stop_reason)
+        if stop_reason:
+            self.run_log.print(
+                f"stopped by {stop_reason} at step {run.step:,}, which is saved; the same command continues the run"
+            )
+        return TrainResult(run.step, self.last_checkpoint, stop_reason)
 
     def _step(
         self, batches: StepBatches, counts: Mapping[str, int], begin_vote: Callable[[], StepVote] | None = None
     ) -> StepReport:
-        """One optimizer step on this rank's `batches`, normalised by the global `counts`.
+        """Takes one optimizer step: accumulates gradients over the micro-batches, clips and updates, logs.
 
-        Where there are several processes the next step is proposed as soon as this one's gradients are there: ranks
-        have just met to add them up, and what they tell each other travels while weights are updated.
+        Args:
+            batches: the micro-batches of this rank.
+            counts: global counts, by which losses are normalised.
+            begin_vote: begins the vote on the next step.
         """
         run, parameters = self.run, self.parameters
-        empty = self.rank_batch.micro_steps - len(batches.real)  # they come first: the last may bring the sums of all
-        for micro in range(-empty, len(batches.real)):
-            seed(run.device, self._dropout_seed(micro))
-            batch = batches.real[micro] if micro >= 0 else batches.dummy
+
+        # Accumulate. Dummy micro-batches come first: the last one may bring the sums of all micro-steps.
+        dummies = self.rank_batch.micro_steps - len(batches.real)
+        for micro_step in range(-dummies, len(batches.real)):
+            is_real = micro_step >= 0
+            seed_dropout(run.device, self._dropout_seed(micro_step))
+            batch = batches.real[micro_step] if is_real else batches.dummy
             assert batch is not None
-            loss_fn = partial(weighted_loss, terms=self.terms, counts=counts, factor=float(micro >= 0))
+            loss_fn = partial(weighted_loss, terms=self.terms, counts=counts, factor=float(is_real))
             tensors = to_device(batch, run.device, flash=self.flash)
-            sums = self.engine.micro_step(tensors, loss_fn, last=micro == len(batches.real) - 1)
-            if micro >= 0:
+            sums = self.engine.micro_step(tensors, loss_fn, last=micro_step == len(batches.real) - 1)
+            if is_real:
                 self.meter.add_sums(sums)
-        if begin_vote is not None and self._another_step(counts["tokens"]):
+
+        # Begin the vote on the next step now: ranks have just met to reduce gradients, and their votes travel while
+        # weights are updated, so that no rank waits for the slowest one between two steps.
+        if begin_vote is not None and self._takes_another_step(counts["tokens"]):
             self.next_vote = begin_vote()
+
+        # Clip gradients, update weights, clear gradients.
         self.meter.add_counts(counts)
         learning_rate = parameters.optimizer.learning_rate * parameters.schedule.factor(run.progress())
-        self.norms.add(self.engine.step(learning_rate))
+        self.gradient_norms.add(self.engine.step(learning_rate))
+
         _, run.consumed_rows = self.batches.rows(run.step)
         run.step += 1
         run.consumed_tokens += counts["tokens"]
-        return self._report(counts["tokens"], learning_rate)
+        return self._log_step(counts["tokens"], learning_rate)
 
-    def _another_step(self, tokens: int) -> bool:
-        """Whether other processes are to hear of a step after this one, which takes `tokens`."""
+    def one_step(self) -> StepReport:
+        """Takes the next step alone, for a dry run."""
+        vote = self.step_sync.begin(self.batches(self.run.step), None)
+        return self._step(vote.batches, self.step_sync.wait(vote).counts)
+
+    def _takes_another_step(self, tokens: int) -> bool:
+        """Whether several processes vote on a step after this one, which takes `tokens`."""
         run = self.run
-        last = run.length.reached(step=run.step + 1, tokens=run.consumed_tokens + tokens)
-        return self.context.world_size > 1 and not last and not self.parameters.data.skips(run.step + 1)
+        is_last = run.length.reached(step=run.step + 1, tokens=run.consumed_tokens + tokens)
+        return self.context.world_size > 1 and not is_last and not self.parameters.data.skips(run.step + 1)
 
-    def _skip(self) -> None:
-        """Passes over the rows of the next step; it counts, but changes nothing."""
+    def _skip_step(self) -> None:
+        """Counts the next step and its rows as taken, without training on them (`data.skip_steps`)."""
         run = self.run
         _, run.consumed_rows = self.batches.rows(run.step)
         run.step += 1
         if not self.parameters.data.skips(run.step):
             self.run_log.write("skip", step=run.step)
-            self.run_log.print(f"passed over the rows of the steps up to {run.step:,}, as data.skip_steps says")
-        self.mark, self.rows_at_mark = time.perf_counter(), run.consumed_rows
+            self.run_log.print(f"skipped the rows of the steps up to {run.step:,}, as data.skip_steps says")
+        self.interval_start, self.interval_first_row = time.perf_counter(), run.consumed_rows
 
-    def _dropout_seed(self, micro: int) -> int:
-        """A seed of its own for each step, micro-step and process, or replica: no generator's state needs saving."""
-        seed = hash_u64(self.parameters.seed, DROPOUT, self.run.step, micro, self.engine.dropout_rank)
-        return int(seed) & 0x7FFF_FFFF_FFFF_FFFF
+    def _dropout_seed(self, micro_step: int) -> int:
+        """Returns a seed for each step, micro-step and process or replica, so that no generator state is saved."""
+        key = hash_u64(self.parameters.seed, DROPOUT, self.run.step, micro_step, self.engine.dropout_rank)
+        return int(key) & 0x7FFF_FFFF_FFFF_FFFF
 
-    # --------------------------------------------------------------------------------------------- what is told
+    def _is_due(self, every: int) -> bool:
+        return self.run.step % every == 0
 
-    def _report(self, tokens: int, learning_rate: float) -> StepReport:
+    def _time_limit_reached(self) -> str | None:
+        """Returns the reason to stop once the run has taken `max_minutes`."""
+        limit = self.parameters.max_minutes
+        reached = limit is not None and time.perf_counter() - self.run.start_time > 60 * limit
+        return f"max_minutes {limit}" if reached else None
+
+    def _call_event(self, name: str, *arguments: Any) -> Any:
+        """Calls an event of the plugins; ranks exchange the error that a plugin raises before the next step."""
+        try:
+            return getattr(self.registry.hook, name)(*arguments)
+        except PluginError as error:
+            self.step_sync.plugin_error = error
+            return None
+
+    # ------------------------------------------------------------------------------------------------- logging
+
+    def _log_start(self) -> None:
+        """Writes the facts about the run to its log."""
+        names = ("parameter_count", "trained_parameter_count", "stores", "world", "versions")
+        facts = {name: self.facts[name] for name in names}
+        length = self.run.length
+        facts |= {"max_steps": length.steps, "max_tokens": length.tokens, "length_unit": length.unit}
+        self.run_log.write(
+            "start", step=self.run.step, **facts, global_rows=self.rank_batch.global_rows, **self.throughput.facts()
+        )
+        for note in self.saver.notes():
+            self.run_log.print(note)
+
+    def _log_step(self, tokens: int, learning_rate: float) -> StepReport:
+        """Returns the report of the step that has just finished; every `logging_steps` steps also logs it.
+
+        Only a logged step waits for the device.
+        """
         run = self.run
         now = time.perf_counter()
-        self.tokens_since_mark += tokens
-        seconds = now - self.started
-        self.started = now
+        seconds, self.step_start = now - self.step_start, now
+        self.interval_tokens += tokens
         values: dict[str, float] | None = None
-        if run.step == 1 or run.finished or self._due(self.parameters.logging_steps):
-            values = self.meter.take(self.context.sum_on_device(self.meter.stacked()))
-            values |= {**self.norms.values(), "learning_rate": learning_rate}
-            samples, elapsed = run.consumed_rows - self.rows_at_mark, time.perf_counter() - self.mark
-            values |= self.throughput.values(tokens=self.tokens_since_mark, samples=samples, seconds=elapsed)
+        if run.step == 1 or run.finished or self._is_due(self.parameters.logging_steps):
+            values = self.meter.take_means(self.context.sum_on_device(self.meter.local_sums()))
+            values |= {**self.gradient_norms.values(), "learning_rate": learning_rate}
+            values |= self.throughput.values(
+                tokens=self.interval_tokens,
+                samples=run.consumed_rows - self.interval_first_row,
+                seconds=time.perf_counter() - self.interval_start,
+            )
             self.run_log.write("step", step=run.step, tokens=run.consumed_tokens, **values)
             tracked = {name: value for name, value in values.items() if math.isfinite(value)}
             tracked["consumed_tokens"] = run.consumed_tokens
             self.run_log.track(run.step, {f"train/{name}": value for name, value in tracked.items()})
-            self._look_at_norms()
-            line = progress_line(run, values, rows=self.rank_batch.global_rows)
+            self._check_gradient_norms()
+            line = progress_line(run, values, global_rows=self.rank_batch.global_rows)
             self.run_log.show_progress(line, last=run.finished)
-            self.mark, self.tokens_since_mark, self.rows_at_mark = time.perf_counter(), 0, run.consumed_rows
+            self.interval_start, self.interval_first_row = time.perf_counter(), run.consumed_rows
+            self.interval_tokens = 0
         return StepReport(run.step, tokens, learning_rate, seconds, values)
 
-    def _write_start(self) -> None:
-        """Writes down what the run is, for those who read its files."""
-        length, rows = self.run.length, self.rank_batch.global_rows
-        names = ("parameter_count", "trained_parameter_count", "stores", "world", "versions")
-        facts = {name: self.facts[name] for name in names}
-        facts |= {"max_steps": length.steps, "max_tokens": length.tokens, "length_unit": length.unit}
-        self.run_log.write("start", step=self.run.step, **facts, global_rows=rows, **described(self.throughput))
+    def _check_gradient_norms(self) -> None:
+        first_row, _ = self.batches.rows(self.run.step - 1)
+        self.gradient_norms.check(self.run, self.run_log, first_row=first_row)
 
-    def _look_at_norms(self) -> None:
-        run = self.run
-        self.norms.look(run, self.run_log, first_row=self.batches.rows(run.step - 1)[0])
-
-    # ------------------------------------------------------------------------------------ now and then
+    # -------------------------------------------------------------------------------------- validation and saving
 
     def _validate(self) -> None:
-        """Validates on every validation store and writes the means down."""
+        """Validates on every validation store, if there are any, and logs the means."""
+        if not self.validation:
+            return
         parameters, run = self.parameters, self.run
-        paused = time.perf_counter()
-        batches = parameters.evaluation.batches if parameters.evaluation else 50
+        start = time.perf_counter()
+        batches = parameters.evaluation.batches if parameters.evaluation else VALIDATION_BATCHES
         losses = []
         for name, source in self.validation.items():
             values = validate(
@@ -255,20 +315,20 @@ class Trainer:
             )
             shown = "  ".join(f"{key} {value:.4f}" for key, value in values.items())
             self.run_log.print(f"step {run.step:,}  validation on {name}: {shown}")
-        # rank 0's, so that no rounding of a sum over ranks can part the learning rates of two of them
+        # the mean of rank 0 counts: sums over ranks may be rounded differently, but all ranks need one learning rate
         mean = self.context.broadcast(sum(losses) / len(losses))
         run.validation_losses = (*run.validation_losses, (run.step, mean))
-        added = self._event("evaluate", run)
-        if added:
-            self.run_log.write("validation", step=run.step, store=None, tokens=run.consumed_tokens, **added)
-            self.run_log.track(run.step, {f"validation/{key}": value for key, value in added.items()})
-        self.mark += time.perf_counter() - paused
+        plugin_values = self._call_event("evaluate", run)
+        if plugin_values:
+            self.run_log.write("validation", step=run.step, store=None, tokens=run.consumed_tokens, **plugin_values)
+            self.run_log.track(run.step, {f"validation/{key}": value for key, value in plugin_values.items()})
+        self.interval_start += time.perf_counter() - start
 
     def _save(self) -> None:
-        """Saves this step, or begins to; a step that is no number is never saved."""
+        """Saves this step, or begins to in the background. A step whose gradients were not finite is never saved."""
         start = time.perf_counter()
-        self._look_at_norms()
-        self._saved(self.saver.finish())  # one at a time
+        self._check_gradient_norms()
+        self._report_saved(self.saver.finish())  # one save at a time
         saved = self.saver.save(
             {
                 **self.facts,
@@ -280,44 +340,36 @@ class Trainer:
                 "loss_scaling": self.engine.scaler and self.engine.scaler.state(),
             }
         )
-        self.paused = time.perf_counter() - start
-        self._saved(saved)
-        self.mark += time.perf_counter() - start
+        self.save_seconds = time.perf_counter() - start
+        self._report_saved(saved)
+        self.interval_start += time.perf_counter() - start
 
-    def _saved(self, saved: Saved | None) -> None:
-        """Tells of a checkpoint that now has its name; on every rank after the same step."""
+    def _report_saved(self, saved: SavedCheckpoint | None) -> None:
+        """Logs a checkpoint that has got its final name, if any; on every rank after the same step."""
         if saved is not None:
             self.last_checkpoint = saved.folder
-            self.run_log.write("checkpoint", step=saved.step, folder=saved.folder.name, paused=round(self.paused, 3))
-            self._event("checkpoint_saved", self.run, saved.folder)
+            paused = round(self.save_seconds, 3)
+            self.run_log.write("checkpoint", step=saved.step, folder=saved.folder.name, paused=paused)
+            self._call_event("checkpoint_saved", self.run, saved.folder)
 
     def restore_meters(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Goes on averaging where the checkpoint stood: each rank its own, or rank 0 all in another world."""
-        mine = [states[self.run.rank]] if len(states) == self.run.world_size else list(states) * (self.run.rank == 0)
-        for state in mine:
-            self.meter.add_state(state["sums"])
+        """Continues averaging from the meters of a checkpoint, by rank.
+
+        Each rank takes its own state; where the number of processes has changed, rank 0 takes all.
+        """
+        rank, world_size = self.run.rank, self.run.world_size
+        own_states = [states[rank]] if len(states) == world_size else list(states) * (rank == 0)
+        for state in own_states:
+            self.meter.add_state_sums(state["sums"])
         self.meter.seen.update(*(state["seen"] for state in states))
         self.meter.counts = dict(states[0]["counts"])
 
-    def _due(self, every: int) -> bool:
-        return self.run.step % every == 0
 
-    def _out_of_time(self) -> str | None:
-        limit = self.parameters.max_minutes
-        over = limit is not None and time.perf_counter() - self.run.facts["start"] > 60 * limit
-        return f"max_minutes {limit}" if over else None
+def seed_dropout(device: torch.device, seed: int) -> None:
+    """Seeds the generator that dropout on `device` draws from.
 
-    def _event(self, name: str, *arguments: Any) -> Any:
-        """Calls an event; what a plugin raises is kept and told to all ranks before the next step."""
-        try:
-            return getattr(self.registry.hook, name)(*arguments)
-        except PluginError as error:
-            self.step_sync.plugin_error = error
-            return None
-
-
-def seed(device: torch.device, value: int) -> None:
-    """Seeds the generator that dropout on `device` draws from; torch.manual_seed would also keep a formatted stack of
-    its caller for each kind of device that is not there, at half a millisecond a step."""
+    torch.manual_seed would also format the caller's stack for each kind of device that is missing, which takes half a
+    millisecond per step.
+    """
     generator = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index]
-    generator.manual_seed(value)
+    generator.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Validation: the same rows with the same masks every time, spread over all ranks."""
+"""Validation: the same rows with the same masks every time, divided among all ranks."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ def validate(
     batches: int,
     flash: bool,
 ) -> dict[str, float]:
-    """Means of every term over the first `batches` x global batch rows of `source`, or all if there are fewer.
+    """Returns the means of all terms over the first `batches` x global batch rows of `source`, or fewer if it ends.
 
-    Rows are read in order and masked by their own keys, so that two validations differ by the weights alone.
-    Every rank runs the same number of forwards (engines that shard weights gather them in forward).
+    Rows are read in order and masked by their own keys, so that two validations differ only by the weights. Every rank
+    runs the same number of forward passes, as engines that shard weights gather them there.
     """
     rows = min(len(source), batches * rank_batch.global_rows)
     terms: Mapping[str, LossTerm] = objective.terms()
     meter = Meter(terms, context.device, objective.derive_metrics)
     names = sorted({term.count for term in terms.values()})
     start, stop = split_evenly(rows, context.topology.num_replicas, context.replica)
-    longest = split_evenly(rows, context.topology.num_replicas, 0)
-    micro_steps = -(-(longest[1] - longest[0]) // rank_batch.micro_batch_size)
+    largest_start, largest_stop = split_evenly(rows, context.topology.num_replicas, 0)
+    micro_steps = -(-(largest_stop - largest_start) // rank_batch.micro_batch_size)
     counts = [0] * len(names)
     engine.module.eval()
     try:
         for micro in range(micro_steps):
             first = start + micro * rank_batch.micro_batch_size
             positions = np.arange(first, min(first + rank_batch.micro_batch_size, stop))
-            empty = len(positions) == 0
+            empty = len(positions) == 0  # other ranks have more rows: run a row that does not count
             batch = objective.collate(source.load(0, np.zeros(1, dtype=np.int64) if empty else positions), vocabulary)
             sums = engine.evaluate(to_device(batch, context.device, flash=flash))
             if not empty:
                 meter.add_sums(sums)
                 if not context.is_replica_leader:
                     continue
-                counts = [before + more for before, more in zip(counts, total_counts([batch], names), strict=True)]
+                counts = [total + count for total, count in zip(counts, total_counts([batch], names), strict=True)]
             elif not meter.seen:
                 meter.seen.update(sums)
     finally:
         engine.module.train()
     meter.add_counts(dict(zip(names, context.sum_counts(counts), strict=True)))
-    return meter.take(context.sum_on_device(meter.stacked()))
+    return meter.take_means(context.sum_on_device(meter.local_sums()))

@@ -39,7 +39,7 @@ def allocated(parameters: Parameters, out: Path) -> int:
     run_log = RunLog(out, (), {}, active=False)
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
-        trainer = build_trainer(parameters, out, Stores.open(parameters), context, run_log, registry())
+        trainer = build_trainer(parameters, out, Stores.open(parameters.data), context, run_log, registry())
         for _ in range(2):
             trainer.one_step()
     (most,) = most_at_once(profiler)

@@ -99,7 +99,7 @@ def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
     (tmp_path / "state/model-00001.safetensors").unlink()
     state = SavedState(tmp_path, "model")
     for read in (lambda: state("w"), lambda: state.part("w", 0, 10), lambda: state.shape("w")):
-        with pytest.raises(UserError, match="lacks a part of w; files of it are missing"):
+        with pytest.raises(UserError, match="a part of w is missing, with its files"):
             read()
     with pytest.raises(UserError, match="has no tensor v; it was saved from another architecture"):
         state("v")

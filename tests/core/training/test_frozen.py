@@ -26,7 +26,7 @@ from terakoya.training.stores import Stores
 
 def frozen_and_trained(raw: dict[str, Any]) -> tuple[set[str], set[str]]:
     parameters = Parameters.from_dict(raw, source="test")
-    vocabulary = Stores.open(parameters).vocabulary
+    vocabulary = Stores.open(parameters.data).vocabulary
     module = build_module(parameters, vocabulary)
     freeze(
         module,
@@ -93,7 +93,7 @@ def test_nothing_left_to_train_is_refused(store: Path, monkeypatch: pytest.Monke
         return module
 
     parameters = Parameters.from_dict(settings(store, None, frozen_layers=2), source="test")
-    vocabulary = Stores.open(parameters).vocabulary
+    vocabulary = Stores.open(parameters.data).vocabulary
     with pytest.raises(UserError, match="2 leaves nothing to train"):
         freeze(
             without_head(),

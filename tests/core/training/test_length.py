@@ -134,7 +134,7 @@ def test_a_run_of_epochs_ends_after_its_rows_and_may_go_on(store: Path, tmp_path
 def test_when_its_time_is_over_it_saves_and_says_so(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, max_steps=1_000_000, max_minutes=0.001, logging_steps=1000)
     said = toy.train(settings, tmp_path / "run", code=75)
-    assert "stopped by max_minutes 0.001 at step" in said and "the same command goes on" in said
+    assert "stopped by max_minutes 0.001 at step" in said and "the same command continues the run" in said
     assert list((tmp_path / "run/checkpoints").glob("step-*/manifest.json"))
 
 

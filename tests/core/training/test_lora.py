@@ -284,7 +284,7 @@ def test_the_folder_under_the_adapters_must_be_there_as_it_was(store: Path, tmp_
         lambda: train_in_this_process(longer, tmp_path / "run"),
         lambda: export(tmp_path / "run", tmp_path / "out"),
     ):
-        with pytest.raises(UserError, match=r"no such folder.*\n.*a checkpoint holds the adapters alone"):
+        with pytest.raises(UserError, match=r"no such folder.*\n.*a checkpoint holds only the adapters"):
             use()
     moved = Parameters.from_dict({**raw, "start_from": str(tmp_path / "elsewhere")}, source="test")
     train_in_this_process(moved, tmp_path / "run", allow_change=frozenset({"start_from"}))
@@ -300,9 +300,7 @@ def test_the_folder_under_the_adapters_must_be_there_as_it_was(store: Path, tmp_
         lambda: export(last, tmp_path / "other"),
         lambda: RunObjective(last, checkpoint.read_manifest(last), device=torch.device("cpu"), precision=None),
     ):
-        with pytest.raises(
-            UserError, match=r"elsewhere/config\.json, .*model\.safetensors: not what it was when the run"
-        ):
+        with pytest.raises(UserError, match=r"elsewhere/config\.json, .*model\.safetensors: changed since the run"):
             use()
 
 
@@ -315,9 +313,9 @@ def test_settings_that_say_what_is_saved_never_change(store: Path, tmp_path: Pat
         run(changed, tmp_path / "run", allow_change=frozenset({leave}))
 
     for leave in ("", "lora"):
-        with pytest.raises(UserError, match=r"other values of lora\.r, which say what its checkpoints hold"):
+        with pytest.raises(UserError, match=r"other values of lora\.r, which determine what its checkpoints hold"):
             go_on(leave, r=2)
-        with pytest.raises(UserError, match=r"lora\.r.*which say what its checkpoints hold"):
+        with pytest.raises(UserError, match=r"lora\.r.*which determine what its checkpoints hold"):
             go_on(leave)
     with pytest.raises(UserError, match=r"--allow-change lora\.lora_alpha"):
         go_on(lora_alpha=16)

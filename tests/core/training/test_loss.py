@@ -35,10 +35,10 @@ def test_means_are_over_all_that_was_added_since_the_last_time() -> None:
     for loss, tokens in ((4.0, 2), (8.0, 6)):
         meter.add_sums({"one": torch.tensor(loss), "two": torch.tensor(1.0)})
         meter.add_counts({"tokens": tokens, "rows": 1, "unused": 9})
-    assert meter.take(meter.stacked()) == {"loss": 12 / 8 + 50 * 2 / 2, "one": 12 / 8, "two": 1.0}
+    assert meter.take_means(meter.local_sums()) == {"loss": 12 / 8 + 50 * 2 / 2, "one": 12 / 8, "two": 1.0}
     meter.add_sums({"accuracy": torch.tensor(3.0)})
     meter.add_counts({"tokens": 4, "rows": 0})
-    assert meter.take(meter.stacked()) == {"loss": 0.0, "accuracy": 0.75}
+    assert meter.take_means(meter.local_sums()) == {"loss": 0.0, "accuracy": 0.75}
 
 
 def test_bins_are_summed_and_what_follows_from_them_is_told() -> None:
@@ -58,10 +58,10 @@ def test_bins_are_summed_and_what_follows_from_them_is_told() -> None:
     second.add_sums({"one": torch.tensor(2.0), "bins": torch.tensor([5.0, 0.0, 1.0])})
     first.add_counts({"tokens": 3, "rows": 0})
     resumed = meter()
-    resumed.add_state(first.state()["sums"])
+    resumed.add_state_sums(first.state()["sums"])
     resumed.counts, resumed.seen = first.state()["counts"], set(first.state()["seen"])
-    assert torch.equal(resumed.stacked(), first.stacked()) and first.stacked().shape == (6,)
+    assert torch.equal(resumed.local_sums(), first.local_sums()) and first.local_sums().shape == (6,)
     expected = {"loss": 2.0, "one": 2.0, "share": 0.4}
-    assert resumed.take(first.stacked() + second.stacked()) == expected
+    assert resumed.take_means(first.local_sums() + second.local_sums()) == expected
     assert told == [(["bins", "one"], {"tokens": 3, "rows": 0})]
-    assert not resumed.stacked().any(), "a new start"
+    assert not resumed.local_sums().any(), "a new start"

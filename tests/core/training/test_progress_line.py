@@ -13,7 +13,7 @@ def test_what_is_left_goes_by_the_steps_since_the_last_line_also_after_a_resume(
     settings = toy.parameters(store, logging_steps=100, checkpoint={"save_steps": 99}, evaluation=None)
     toy.train({**settings, "max_steps": 99, "schedule": {"type": "constant"}}, tmp_path / "run")
     said = toy.train({**settings, "max_steps": 200, "schedule": {"type": "constant"}}, tmp_path / "run")
-    (line,) = re.findall(r"step 100/200 .* left (\d+):(\d\d):(\d\d)", said)
+    (line,) = re.findall(r"step 100/200 .* remaining (\d+):(\d\d):(\d\d)", said)
     hours, minutes, seconds = map(int, line)
     per_step = 16 / toy.records(tmp_path / "run")[100]["samples_per_second"]
     assert abs(3600 * hours + 60 * minutes + seconds - 100 * per_step) <= 1

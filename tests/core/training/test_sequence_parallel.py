@@ -93,7 +93,7 @@ class Reference:
     """What plain Transformers makes of the same rows in float64, each document by itself."""
 
     def __init__(self, parameters: Parameters, batch: Batch) -> None:
-        self.module = build_module(parameters, Stores.open(parameters).vocabulary).double()
+        self.module = build_module(parameters, Stores.open(parameters.data).vocabulary).double()
         (model,) = parameters.objective.exports(self.module).values()
         attention.release(model)
         arrays = batch.arrays
@@ -130,13 +130,13 @@ class Reference:
 def reference(settings: Mapping[str, Any], *, validation: bool = False) -> Reference:
     """Of the rows of the first step, or of the validation."""
     parameters = Parameters.from_dict(settings, source="test")
-    stores = Stores.open(parameters)
+    stores = Stores.open(parameters.data)
     objective = parameters.objective
     if validation:
-        (source,) = stores.validation_rows(parameters, objective.row_layout()).values()
+        (source,) = stores.validation_rows(objective.row_layout(), seed=parameters.seed).values()
         rows = source.load(0, np.arange(min(len(source), 10)))
     else:
-        rows = stores.loader(parameters, objective.row_layout(), global_rows=5).load(0, 5)
+        rows = stores.loader(objective.row_layout(), seed=parameters.seed, global_rows=5).load(0, 5)
     return Reference(parameters, objective.collate(rows, stores.vocabulary))
 
 

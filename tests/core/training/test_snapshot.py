@@ -59,7 +59,7 @@ def test_models_are_written_as_they_were_with_their_tied_weights_once(tmp_path: 
     shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     model = BertForMaskedLM(BertConfig(**shape, vocab_size=20))
     model.save_pretrained(tmp_path / "direct")
-    write = Snapshot(threading.Event()).models({"a": model})
+    write = Snapshot(threading.Event()).copy_models({"a": model})
     with torch.no_grad():
         for value in model.parameters():
             value.zero_()

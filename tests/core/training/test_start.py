@@ -222,7 +222,7 @@ def test_a_head_that_the_folder_lacks_is_named_unless_it_may_be_drawn(store: Pat
     for name, value in body.state_dict().items():
         assert name.startswith("pooler") or torch.equal(module.model.bert.state_dict()[name], value)
     parameters = Parameters.from_dict({**raw, "start_from": None}, source="test")
-    drawn: Any = build_module(parameters, Stores.open(parameters).vocabulary)
+    drawn: Any = build_module(parameters, Stores.open(parameters.data).vocabulary)
     for name, value in drawn.model.cls.predictions.transform.state_dict().items():
         assert torch.equal(module.model.cls.predictions.transform.state_dict()[name], value), "drawn from the seed"
 

@@ -25,7 +25,7 @@ def settings(store: Path, data: dict[str, Any], **changes: Any) -> Parameters:
 
 def test_a_split_trains_on_the_first_documents_and_validates_on_the_next(store: Path, tmp_path: Path) -> None:
     parameters = settings(store, {"split": [8, 1, 1]}, max_steps=2, evaluation={"steps": 2, "batches": 2})
-    stores = Stores.open(parameters)
+    stores = Stores.open(parameters.data)
     whole = TokenStore.open(store)
     bound = round(0.8 * whole.facts.documents)
     ends = [int(whole.offsets[document]) for document in (bound, round(0.9 * whole.facts.documents))]
@@ -82,13 +82,13 @@ def test_a_run_goes_on_within_a_stage(store: Path, validation_store: Path, tmp_p
 
 def test_sequential_order_reads_the_store_from_its_beginning(store: Path) -> None:
     parameters = settings(store, {"order": "sequential"}, objective={"type": "masked_lm", "layout": "stream"})
-    stores = Stores.open(parameters)
-    rows = stores.loader(parameters, parameters.objective.row_layout(), global_rows=16).load(0, 16)
+    stores = Stores.open(parameters.data)
+    rows = stores.loader(parameters.objective.row_layout(), seed=parameters.seed, global_rows=16).load(0, 16)
     kept = rows.tokens[~np.isin(rows.tokens, stores.vocabulary.special)]
     np.testing.assert_array_equal(kept, stores.train[0].tokens[: len(kept)])
     packed = settings(store, {"order": "sequential"})
-    with pytest.raises(UserError, match='"packed" puts documents together'):
-        stores.loader(packed, packed.objective.row_layout(), global_rows=16)
+    with pytest.raises(UserError, match='"packed" combines documents'):
+        stores.loader(packed.objective.row_layout(), seed=packed.seed, global_rows=16)
 
 
 @pytest.mark.parametrize(
@@ -110,4 +110,4 @@ def test_what_does_not_go_is_said(store: Path, data: dict[str, Any], said: str) 
 
 def test_a_split_too_fine_for_the_store_is_refused(store: Path) -> None:
     with pytest.raises(UserError, match="leaves no document of"):
-        Stores.open(settings(store, {"split": [10000, 1]}))
+        Stores.open(settings(store, {"split": [10000, 1]}).data)

@@ -1,1 +1,11 @@
-"""Checkpoints: whole or not there, and independent of who wrote them."""
+"""Checkpoints: complete or absent, and readable on any number of processes, whoever wrote them.
+
+Six files share the work, two of them in `training/`:
+
+    training/saving.py    when and how a run saves: waiting for each save, or in the background
+    checkpoint.py         one checkpoint folder: writes it with its manifest, verifies, lists and prunes folders
+    state.py              its `state/`: the tensors of model and optimizer, in shards of any layout
+    snapshot.py           a copy of this process's shards in host memory, which a background save writes from
+    training/resuming.py  continues a run: finds its newest checkpoint and sets the trainer to that step
+    restoring.py          rebuilds a checkpoint's whole module on the CPU, without a run, for export and evaluation
+"""

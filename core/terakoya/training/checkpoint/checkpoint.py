@@ -1,12 +1,12 @@
-"""Checkpoints that are whole or not there: staged, hashed, described by a manifest written last, renamed into place.
+"""Writes checkpoints that are complete or absent: staged, hashed, described by a manifest, then renamed into place.
 
-    RUN/checkpoints/step-00001000/manifest.json   what the checkpoint is, and every file with size and SHA-256
-                                  state/          fp32 parameters, optimizer state: what resume reads
+    RUN/checkpoints/step-00001000/manifest.json   facts about the run, and the size and SHA-256 of every file
+                                  state/          fp32 parameters and optimizer state: what a resumed run reads
                                   model/          a Transformers folder, never read by resume
                                   adapter/        with `lora` the adapters in peft's format, never read by resume
                                   tokenizer/
 
-Every rank writes its own part of `state/` (see `checkpoint_state`), flushes and hashes it; rank 0 writes the rest.
+Every rank writes, flushes and hashes its own shards of `state/` (see `state.py`); rank 0 writes everything else.
 Tensors are safetensors, everything else JSON; nothing is ever unpickled.
 """
 
@@ -30,20 +30,21 @@ from terakoya.training.distributed.all_ranks import Shutdown, run_on_all_ranks
 from terakoya.training.distributed.context import DistributedContext
 
 FORMAT = 2
-READ = (1, 2)
-"""Formats that are read. In the first rank 0 wrote all of `state/`, as whole tensors: the second without pieces."""
+READABLE_FORMATS = (1, 2)
+"""In format 1, rank 0 wrote all of `state/` as whole tensors: format 2 without shards."""
 NAME = re.compile(r"step-(\d{8,})")
 MINIMUM_KEPT = 2
+"""Pruning keeps at least so many checkpoints."""
 HASHING_THREADS = 8
 
 
 def folder_name(step: int) -> str:
-    """The name of the checkpoint after `step` optimizer steps."""
+    """Returns the name of the checkpoint after `step` optimizer steps."""
     return f"step-{step:08d}"
 
 
 def list_checkpoints(checkpoints: Path) -> list[tuple[int, Path]]:
-    """The checkpoints under their final names, oldest first; links and strangers are passed over."""
+    """Returns (step, folder) of the checkpoints under their final names, oldest first; skips links and other files."""
     if not checkpoints.is_dir():
         return []
     found = [
@@ -61,7 +62,7 @@ def save(
     checkpoints: Path,
     step: int,
     context: DistributedContext,
-    shard_source: ShardSource,
+    source: ShardSource,
     *,
     facts: Mapping[str, Any],
     write_models: Callable[[Path], None],
@@ -69,17 +70,21 @@ def save(
     keep: int,
     shutdown: threading.Event | None = None,
 ) -> Path:
-    """Writes and commits the checkpoint of `step`, then prunes; every rank calls it and returns together.
+    """Writes and commits the checkpoint of `step`, then prunes old ones; collective: all ranks return together.
 
     Args:
-        shard_source: the engine, or a copy of its state: what of it this process writes.
-        facts: what the manifest says beside the files; JSON.
-        write_models: writes what is read without us beside `state/`, which is there, on rank 0 alone.
+        source: the engine, or a snapshot of its state: the shards that this process writes.
+        facts: JSON values of the manifest, apart from its files.
+        write_models: called on rank 0 with the staging folder, whose `state/` is complete: writes the folders that
+            other programs read.
         keep: how many checkpoints stay, at least `MINIMUM_KEPT`.
-        shutdown: set when this process is about to leave and the save is to end.
+        shutdown: set when this process is about to leave and must abandon the save.
+
+    Returns:
+        the folder of the checkpoint.
 
     Raises:
-        UserError: on every rank, if writing failed on any; nothing committed is touched.
+        UserError: on every rank, if writing failed on any; committed checkpoints are not touched.
         Shutdown: `shutdown` is set.
     """
     staging = checkpoints / f".staging-{folder_name(step)}"
@@ -92,21 +97,21 @@ def save(
 
     def finish(written: Mapping[str, Any]) -> None:
         if context.is_main:
-            lacking = checkpoint_state.incomplete(staging)
-            assert not lacking, f"{lacking[:5]} were not written once: processes do not agree who writes what"
+            incomplete = checkpoint_state.incomplete_tensors(staging)
+            assert not incomplete, f"{incomplete[:5]} were not written once: processes do not agree who writes what"
             write_models(staging)
             shutil.copytree(tokenizer_folder, staging / "tokenizer")
             if shutdown is not None and shutdown.is_set():
-                raise Shutdown  # the run's lock may be somebody else's by now
+                raise Shutdown  # another process may hold the run's lock by now
             _commit(staging, final, {"format": FORMAT, "step": step, **facts}, written)
             prune(checkpoints, keep)
 
-    together = partial(run_on_all_ranks, context, f"saving {final}", shutdown=shutdown)
+    on_all_ranks = partial(run_on_all_ranks, context, f"saving {final}", shutdown=shutdown)
     try:
-        together(begin)
-        parts = together(lambda: checkpoint_state.write(staging / "state", context.rank, shard_source))
-        written = {f"state/{name}": each for part in parts for name, each in part.items()}
-        together(lambda: finish(written))
+        on_all_ranks(begin)
+        files_of_ranks = on_all_ranks(lambda: checkpoint_state.write(staging / "state", context.rank, source))
+        written = {f"state/{name}": facts for files in files_of_ranks for name, facts in files.items()}
+        on_all_ranks(lambda: finish(written))
     except UserError:
         if context.is_main:
             shutil.rmtree(staging, ignore_errors=True)
@@ -115,7 +120,7 @@ def save(
 
 
 def _commit(staging: Path, final: Path, facts: Mapping[str, Any], written: Mapping[str, Any]) -> None:
-    """Makes every file durable but those that are `written` so, writes the manifest last and renames `staging`."""
+    """Flushes every file to disk that is not among those `written`, writes the manifest last and renames `staging`."""
     files = dict(written)
     for path in sorted(staging.rglob("*")):
         name = path.relative_to(staging).as_posix()
@@ -134,8 +139,11 @@ def _commit(staging: Path, final: Path, facts: Mapping[str, Any], written: Mappi
 
 
 def prune(checkpoints: Path, keep: int) -> list[Path]:
-    """Removes all but the newest `keep` checkpoints; returns the removed. Never below two whose files all have their
-    size, so that a checkpoint damaged since is not what is left."""
+    """Removes all but the newest `keep` checkpoints and returns the removed folders.
+
+    Always keeps `MINIMUM_KEPT` checkpoints whose files have the right sizes, so that a damaged checkpoint is never the
+    only one that remains.
+    """
     sound = [path for _, path in list_checkpoints(checkpoints) if not find_problems(path, hashes=False)]
     kept = set(sound[-max(keep, MINIMUM_KEPT) :])
     if len(kept) < MINIMUM_KEPT:
@@ -144,9 +152,9 @@ def prune(checkpoints: Path, keep: int) -> list[Path]:
     removed = []
     for step, path in list_checkpoints(checkpoints):
         if step < oldest_kept:
-            doomed = path.with_name(f".removing-{path.name}")
-            path.rename(doomed)  # a half removed folder must not bear a checkpoint's name
-            shutil.rmtree(doomed)
+            removing = path.with_name(f".removing-{path.name}")
+            path.rename(removing)  # a half removed folder must not have the name of a checkpoint
+            shutil.rmtree(removing)
             removed.append(path)
     return removed
 
@@ -155,30 +163,32 @@ def prune(checkpoints: Path, keep: int) -> list[Path]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of the checkpoint `folder`.
+    """Returns the manifest of the checkpoint `folder`.
 
     Raises:
-        UserError: there is none, or it cannot be read, or its format is of a newer version.
+        UserError: the manifest is missing, unreadable, or of a newer format.
     """
     path = folder / "manifest.json"
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: not a checkpoint's manifest: {error}") from error
-    if not isinstance(manifest, dict) or manifest.get("format") not in READ:
+    if not isinstance(manifest, dict) or manifest.get("format") not in READABLE_FORMATS:
         raise UserError(f"{path}: expected checkpoint format {FORMAT}; written by another version of terakoya?")
     return manifest
 
 
 def find_problems(folder: Path, *, hashes: bool = True) -> list[str]:
-    """What is wrong with the checkpoint `folder`: nothing, if it is whole. Checks names, sizes and, with `hashes`,
-    contents."""
+    """Returns what is wrong with the checkpoint `folder`, a line per problem; none if it is intact.
+
+    Checks names, sizes and, with `hashes`, contents.
+    """
     try:
         files = read_manifest(folder)["files"]
     except (UserError, KeyError) as error:
         return [str(error)]
 
-    def wrong(name: str) -> str | None:
+    def find_problem(name: str) -> str | None:
         path, expected = folder / name, files[name]
         if ".." in Path(name).parts or not path.is_file() or path.is_symlink():
             return f"{name}: missing"
@@ -189,27 +199,27 @@ def find_problems(folder: Path, *, hashes: bool = True) -> list[str]:
         return None
 
     with ThreadPoolExecutor(HASHING_THREADS) as pool:
-        return [text for text in pool.map(wrong, files) if text is not None]
+        return [problem for problem in pool.map(find_problem, files) if problem is not None]
 
 
 def recover_newest(checkpoints: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that is whole, and what was said on the way there.
+    """Cleans up after interrupted saves and returns the newest intact checkpoint, if any, and messages for the user.
 
-    What a killed process left is removed; a damaged checkpoint is moved to `quarantine/`. One process calls this.
+    Removes leftovers of killed processes and moves damaged checkpoints to `quarantine/`. Only one process may call it.
     """
-    said = []
+    messages = []
     if checkpoints.is_dir():
         for leftover in sorted([*checkpoints.glob(".staging-*"), *checkpoints.glob(".removing-*")]):
             shutil.rmtree(leftover)
-            said.append(f"removed {leftover.name}, left by an interrupted save")
+            messages.append(f"removed {leftover.name}, left by an interrupted save")
     for _, folder in reversed(list_checkpoints(checkpoints)):
-        wrong = find_problems(folder)
-        if not wrong:
-            return folder, said
-        place = checkpoints / "quarantine" / folder.name
-        place.parent.mkdir(exist_ok=True)
-        while place.exists():
-            place = place.with_name(place.name + "+")
-        folder.rename(place)
-        said.append(f"{folder.name} is damaged ({'; '.join(wrong[:3])}); moved to {place}")
-    return None, said
+        problems = find_problems(folder)
+        if not problems:
+            return folder, messages
+        quarantine = checkpoints / "quarantine" / folder.name
+        quarantine.parent.mkdir(exist_ok=True)
+        while quarantine.exists():
+            quarantine = quarantine.with_name(quarantine.name + "+")
+        folder.rename(quarantine)
+        messages.append(f"{folder.name} is damaged ({'; '.join(problems[:3])}); moved to {quarantine}")
+    return None, messages

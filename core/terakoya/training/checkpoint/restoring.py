@@ -1,4 +1,4 @@
-"""The root module of a checkpoint, whole in this process, and what is made of it for programs that do not know us."""
+"""Rebuilds the root module of a checkpoint, whole in this process, for export and evaluation."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.model import lora
 from terakoya.training.model.start_from import load_start_weights
 
-Facts = Mapping[str, Any]
-"""What a manifest says under `started_from`: by model's name its `folder`, and the SHA-256 of each of its `files`."""
+StartFacts = Mapping[str, Any]
+"""A manifest's `started_from`: name of a model -> its `folder`, and the SHA-256 of each of the folder's `files`."""
 
 
 def restore_module(
@@ -26,39 +26,39 @@ def restore_module(
     vocabulary: Vocabulary,
     *,
     tokenizer_folder: Path,
-    started_from: Facts | None,
+    started_from: StartFacts | None,
 ) -> nn.Module:
-    """The root module of the checkpoint `folder` with its weights and, where it has them, its adapters, on the CPU.
+    """Returns the root module of the checkpoint `folder` with its weights and, with `lora`, its adapters, on the CPU.
 
     Args:
-        folder: of which `state/` alone is read.
-        started_from: the manifest's; what lies under adapters.
+        folder: the checkpoint; only its `state/` is read.
+        started_from: the manifest's entry about the base weights under the adapters.
 
     Raises:
-        UserError: the folders under the adapters are gone or changed, or the checkpoint is of another model.
+        UserError: the folders of the base weights are missing or changed, or the checkpoint is of another model.
     """
     module = parameters.objective.build(parameters.architecture, vocabulary)
     if parameters.lora is not None:
         try:
             started = load_start_weights(parameters, module, vocabulary, tokenizer_folder)
         except UserError as error:
-            raise without_base(error) from error
-        check_base(started.facts, started_from)
+            raise missing_base_error(error) from error
+        check_base_unchanged(started.facts, started_from)
         lora.add_adapters(module, parameters.lora, seed=parameters.seed)
     checkpoint_state.load_module(folder, module)
     return module
 
 
-def without_base(error: UserError) -> UserError:
-    """`error`, which says that the weights under adapters cannot be read, with the reason why they are needed."""
+def missing_base_error(error: UserError) -> UserError:
+    """Returns `error`, about base weights that cannot be read, with the reason why adapters need them."""
     return UserError(
-        f"{error}\n{lora.KEY}: a checkpoint holds the adapters alone; the folder that they were trained over must be "
-        "there as it was"
+        f"{error}\n{lora.KEY}: a checkpoint holds only the adapters; the folder of the weights under them must be "
+        "there, unchanged"
     )
 
 
-def check_base(now: Facts, before: Facts | None) -> None:
-    """Whether the weights `now` read are those `before`, which adapters were trained over.
+def check_base_unchanged(now: StartFacts, before: StartFacts | None) -> None:
+    """Checks that the base weights `now` are those that the adapters were trained with, `before`.
 
     Raises:
         UserError: files differ.
@@ -71,12 +71,12 @@ def check_base(now: Facts, before: Facts | None) -> None:
     ]
     if changed:
         raise UserError(
-            f"start_from: {join_names(changed)}: not what it was when the run started; its adapters fit the weights "
-            "from then alone: put them back"
+            f"start_from: {join_names(changed)}: changed since the run started; its adapters fit only the original "
+            "weights: restore these files"
         )
 
 
-def _files(facts: Facts | None, name: str) -> Mapping[str, str]:
-    """The hash of each file of the folder that the model `name` started from."""
+def _files(facts: StartFacts | None, name: str) -> Mapping[str, str]:
+    """Returns file -> SHA-256 of the folder that the model `name` started from."""
     files: Mapping[str, str] = (facts or {}).get(name, {}).get("files", {})
     return files

@@ -1,4 +1,4 @@
-"""A copy in host memory of what a process writes into a checkpoint: made while training stands, written behind it."""
+"""A copy in host memory of the shards that a process saves: copied while training pauses, written in the background."""
 
 from __future__ import annotations
 
@@ -18,47 +18,51 @@ from terakoya.training.engines.tensor_shards import KINDS, Kind, TensorShard
 
 
 class Snapshot:
-    """What this process owned of an engine's state when `take` was called last.
+    """The shards of an engine's state that this process saves, as they were when `take` was called last.
 
-    The memory is kept from one copy to the next, so that a run has what it needs from its first save on; what comes
-    from a GPU is copied into pinned memory.
+    The memory is reused from one copy to the next, so that a run allocates all of it at its first save. Tensors on a
+    GPU are copied into pinned memory.
 
     Attributes:
-        shutdown: set when nobody wants to read on.
+        shutdown: set when this process is about to leave and reading must end.
     """
 
     def __init__(self, shutdown: threading.Event) -> None:
         self.shutdown = shutdown
         self.memory: dict[Hashable, Tensor] = {}
-        self.pieces: dict[Kind, list[TensorShard]] = {}
+        self.shards: dict[Kind, list[TensorShard]] = {}
 
     def take(self, engine: Engine) -> None:
-        """Copies what this process owns of `engine`; collective if `shards_to_save` is."""
+        """Copies the shards that this process saves of `engine`; collective if `shards_to_save` is."""
         for kind in KINDS:
-            self.pieces[kind] = [
-                replace(piece, value=self._copy((kind, piece.name, piece.start), piece.value))
-                for piece in engine.shards_to_save(kind)
+            self.shards[kind] = [
+                replace(shard, value=self._copy((kind, shard.name, shard.start), shard.value))
+                for shard in engine.shards_to_save(kind)
             ]
         _wait_for_copies()
 
     def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
-        """See `Engine`, but here alone. Raises Leaving."""
-        for piece in self.pieces[kind]:
+        """Yields the copied shards, in this process only; see `Engine`.
+
+        Raises:
+            Shutdown: `shutdown` is set.
+        """
+        for shard in self.shards[kind]:
             if self.shutdown.is_set():
                 raise Shutdown
-            yield piece
+            yield shard
 
-    def models(self, exported: Mapping[str, PreTrainedModel]) -> Callable[[Path], None]:
-        """Copies the weights of `exported`, by sub-folder; returns what writes them into a checkpoint's `model/`."""
+    def copy_models(self, exported: Mapping[str, PreTrainedModel]) -> Callable[[Path], None]:
+        """Copies the weights of `exported`, by sub-folder; returns a function that writes them into a checkpoint."""
         copies: dict[Hashable, Tensor] = {}
         states: dict[str, dict[str, Tensor]] = {}
         for name, model in exported.items():
             states[name] = {}
             for key, value in model.state_dict().items():
-                same = (value.data_ptr(), value.shape, value.stride())  # tied weights stay tied
-                if same not in copies:
-                    copies[same] = self._copy((name, key), value)
-                states[name][key] = copies[same]
+                identity = (value.data_ptr(), value.shape, value.stride())  # tied weights stay tied
+                if identity not in copies:
+                    copies[identity] = self._copy((name, key), value)
+                states[name][key] = copies[identity]
         _wait_for_copies()
 
         def write(folder: Path) -> None:
@@ -67,13 +71,13 @@ class Snapshot:
 
         return write
 
-    def _copy(self, where: Hashable, value: Tensor) -> Tensor:
-        there = self.memory.get(where)
-        if there is None or there.shape != value.shape or there.dtype != value.dtype:
-            there = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
-            self.memory[where] = there
+    def _copy(self, key: Hashable, value: Tensor) -> Tensor:
+        copy = self.memory.get(key)
+        if copy is None or copy.shape != value.shape or copy.dtype != value.dtype:
+            copy = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+            self.memory[key] = copy
         with torch.no_grad():
-            return there.copy_(value, non_blocking=True)
+            return copy.copy_(value, non_blocking=True)
 
 
 def _wait_for_copies() -> None:

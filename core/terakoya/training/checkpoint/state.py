@@ -1,13 +1,13 @@
-"""What lies in a checkpoint's `state/`: tensors, whole or in pieces that many processes wrote.
+"""The `state/` folder of a checkpoint: tensors, whole or in shards that many processes wrote.
 
     state/model-RANK.safetensors             parameters and buffers, fp32, under the root module's names
           model-RANK-PART.safetensors        more of them, where a process has more than `FILE_BYTES`
           optimizer-RANK[-PART].safetensors  the optimizer's state, as `parameter_name/state_name`
 
-A file's tensor is whole, under its own name, or a piece. Of pieces the file's header says, under `pieces`, where they
-lie: a JSON object from the piece's name in the file to `[name, shape, start]` of the tensor. `start` is a number where
-the piece is a range (n,) of the flattened tensor, as ZeRO cuts, or the first corner of a box. Each element is written
-once; who wrote it does not matter to who reads.
+A tensor in a file is whole, under its own name, or a shard. The file's header locates the shards, under `pieces`: a
+JSON object from the shard's name in the file to `[name, shape, start]` of the whole tensor. `start` is a number where
+the shard is a range (n,) of the flattened tensor, as ZeRO cuts it, or the first corner of a box. Each element is
+written once; readers need not know which process wrote it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from terakoya.training.engines.tensor_shards import KINDS, Kind, TensorShard
 from terakoya.training.model.module_parts import saved_values
 
 FILE_BYTES = 1 << 30
-"""A process goes on in another file when one has reached this size."""
+"""A process begins another file when one has reached this size."""
 HEADER = "pieces"
+"""The key in a file's header under which its shards are located."""
 
 
 class ShardSource(Protocol):
-    """Who says what this process writes: an `Engine`, or a copy of what it gave."""
+    """Where the shards come from that this process writes: an `Engine`, or a `Snapshot` of one."""
 
     def shards_to_save(self, kind: Kind) -> Iterable[TensorShard]:
         """See `Engine`."""
@@ -46,14 +47,14 @@ class ShardSource(Protocol):
 # --------------------------------------------------------------------------------------------------------- writing
 
 
-def write(folder: Path, rank: int, owner: ShardSource) -> dict[str, dict[str, Any]]:
-    """Writes what `owner` gives as the files of `rank` into the folder `state/`.
+def write(folder: Path, rank: int, source: ShardSource) -> dict[str, dict[str, Any]]:
+    """Writes the shards of `source` as the files of `rank` into `folder`, which is a checkpoint's `state/`.
+
+    Iterating over shards may be collective: after a failure the loop continues to their end without writing, so that no
+    rank waits for ever. Rank 0 writes a file even if it has no shards.
 
     Returns:
-        name -> `file_facts` of each file, which is on the disk for good.
-
-    Going through pieces may be collective: after a failure it goes on to their end, and nothing more is written, so
-    that no rank is left waiting. Rank 0 writes a file even if it holds nothing.
+        name -> `file_facts` of each file, after it was flushed to disk.
 
     Raises:
         OSError: a file could not be written.
@@ -62,13 +63,13 @@ def write(folder: Path, rank: int, owner: ShardSource) -> dict[str, dict[str, An
     failure: OSError | None = None
     for kind in KINDS:
         part = 0
-        for pieces in _groups(owner.shards_to_save(kind), even_empty=rank == 0):
+        for shards in _group_by_file(source.shards_to_save(kind), even_empty=rank == 0):
             if failure is not None:
                 continue
             name = f"{kind}-{rank:05d}" + (f"-{part:05d}" if part else "") + ".safetensors"
             part += 1
             try:
-                _write_file(folder / name, pieces)
+                _write_file(folder / name, shards)
                 files[name] = file_facts(folder / name, sync=True)
             except OSError as error:
                 failure = error
@@ -77,41 +78,41 @@ def write(folder: Path, rank: int, owner: ShardSource) -> dict[str, dict[str, An
     return files
 
 
-def _groups(pieces: Iterable[TensorShard], *, even_empty: bool) -> Iterator[list[TensorShard]]:
-    """What goes into each file."""
-    pending: list[TensorShard] = []
-    size, found = 0, False
-    for piece in pieces:
-        pending.append(piece)
-        size += piece.nbytes
+def _group_by_file(shards: Iterable[TensorShard], *, even_empty: bool) -> Iterator[list[TensorShard]]:
+    """Yields the shards of each file; with `even_empty` an empty list where there are no shards."""
+    group: list[TensorShard] = []
+    size, any_yielded = 0, False
+    for shard in shards:
+        group.append(shard)
+        size += shard.nbytes
         if size >= FILE_BYTES:
-            found = True
-            yield pending
-            pending, size = [], 0
-    if pending or (even_empty and not found):
-        yield pending
+            any_yielded = True
+            yield group
+            group, size = [], 0
+    if group or (even_empty and not any_yielded):
+        yield group
 
 
-def _write_file(path: Path, pieces: Iterable[TensorShard]) -> None:
+def _write_file(path: Path, shards: Iterable[TensorShard]) -> None:
     tensors: dict[str, Tensor] = {}
-    described: dict[str, tuple[Any, ...]] = {}
-    for piece in pieces:
-        key, value = piece.name, piece.value.detach().cpu()
-        if piece.is_whole:
-            value = value.reshape(piece.shape)
+    locations: dict[str, tuple[Any, ...]] = {}
+    for shard in shards:
+        key, value = shard.name, shard.value.detach().cpu()
+        if shard.is_whole:
+            value = value.reshape(shard.shape)
         else:
-            key += f"@{json.dumps(piece.start, separators=(',', ':'))}"
-            described[key] = (piece.name, piece.shape, piece.start)
+            key += f"@{json.dumps(shard.start, separators=(',', ':'))}"
+            locations[key] = (shard.name, shard.shape, shard.start)
         assert key not in tensors, f"{key} is written twice"
         tensors[key] = value.contiguous()
     try:
-        save_file(tensors, path, {"format": "pt", HEADER: json.dumps(described)} if described else {"format": "pt"})
+        save_file(tensors, path, {"format": "pt", HEADER: json.dumps(locations)} if locations else {"format": "pt"})
     except SafetensorError as error:  # how safetensors reports a full disk
         raise OSError(f"{path}: {error}") from error
 
 
 def file_facts(path: Path, *, sync: bool = False) -> dict[str, Any]:
-    """What a manifest says of the file `path`: `size` and `sha256`; with `sync` it is on the disk for good."""
+    """Returns a manifest's entry for the file `path`: `size` and `sha256`. With `sync`, flushes the file to disk."""
     with path.open("rb") as file:
         if sync:
             os.fsync(file.fileno())
@@ -121,116 +122,134 @@ def file_facts(path: Path, *, sync: bool = False) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------------- reading
 
 
-class _Stored(NamedTuple):
-    """A piece in a file: its name there, the whole tensor's shape, the part's own, and where it starts in the whole."""
+class _StoredShard(NamedTuple):
+    """A shard in a file.
+
+    Attributes:
+        key: its name in the file.
+        shape: the shape of the whole tensor.
+        shard_shape: the shape of the shard.
+        start: where the shard begins in the whole tensor.
+    """
 
     file: Any
     key: str
     shape: tuple[int, ...]
-    own: tuple[int, ...]
+    shard_shape: tuple[int, ...]
     start: int | tuple[int, ...]
 
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shard_shape)
+
     def flat_start(self) -> int | None:
-        """The element of the flattened whole that the part starts with; None where it is not one range of it."""
+        """Returns the first element's index in the flattened tensor; None where the shard is not one range of it."""
         if isinstance(self.start, int):
             return self.start
-        if self.own[1:] != self.shape[1:]:
+        if self.shard_shape[1:] != self.shape[1:]:
             return None
         return self.start[0] * math.prod(self.shape[1:]) if self.start else 0
 
 
 class SavedState:
-    """The tensors in a checkpoint's `state/`, read one at a time, by whoever they were written."""
+    """The tensors in a checkpoint's `state/`, read one at a time."""
 
     def __init__(self, folder: Path, kind: Kind) -> None:
-        """Opens `kind` of the checkpoint `folder`."""
+        """Opens the tensors of `kind` in the checkpoint `folder`."""
         self.folder = folder
-        self.stored: defaultdict[str, list[_Stored]] = defaultdict(list)
+        self.shards: defaultdict[str, list[_StoredShard]] = defaultdict(list)
         for path in sorted((folder / "state").glob(f"{kind}-*.safetensors")):
             file = safe_open(path, "pt")
-            described = json.loads((file.metadata() or {}).get(HEADER, "{}"))
+            locations = json.loads((file.metadata() or {}).get(HEADER, "{}"))
             for key in file.keys():  # noqa: SIM118 - not a mapping
-                own = tuple(file.get_slice(key).get_shape())
-                name, shape, start = described.get(key, (key, own, (0,) * len(own)))
-                there = start if isinstance(start, int) else tuple(start)
-                self.stored[name].append(_Stored(file, key, tuple(shape), own, there))
+                shard_shape = tuple(file.get_slice(key).get_shape())
+                name, shape, start = locations.get(key, (key, shard_shape, (0,) * len(shard_shape)))
+                start = start if isinstance(start, int) else tuple(start)
+                self.shards[name].append(_StoredShard(file, key, tuple(shape), shard_shape, start))
 
     def names(self) -> frozenset[str]:
-        """Every tensor's name."""
-        return frozenset(self.stored)
+        """Returns the names of all tensors."""
+        return frozenset(self.shards)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of the whole tensor `name`. UserError as a call."""
-        return self._found(name)[0].shape
+        """Returns the shape of the whole tensor `name`. Raises UserError like a call."""
+        return self._shards_of(name)[0].shape
 
     def __call__(self, name: str) -> Tensor:
-        """The whole tensor `name`, on the CPU.
+        """Returns the whole tensor `name`, on the CPU.
 
         Raises:
-            UserError: the checkpoint has no such tensor, and so is of another model, or lacks a part of it.
+            UserError: the checkpoint has no such tensor, and is of another model, or a part of the tensor is missing.
         """
-        found = self._found(name)
-        first: Tensor = found[0].file.get_tensor(found[0].key)
-        if len(found) == 1:
-            return first.reshape(found[0].shape)
-        whole = torch.empty(found[0].shape, dtype=first.dtype)
-        for each in found:
-            value = each.file.get_tensor(each.key)
-            if isinstance(each.start, int):
-                whole.view(-1)[each.start : each.start + len(value)] = value
+        shards = self._shards_of(name)
+        first: Tensor = shards[0].file.get_tensor(shards[0].key)
+        if len(shards) == 1:
+            return first.reshape(shards[0].shape)
+        whole = torch.empty(shards[0].shape, dtype=first.dtype)
+        for shard in shards:
+            value = shard.file.get_tensor(shard.key)
+            if isinstance(shard.start, int):
+                whole.view(-1)[shard.start : shard.start + len(value)] = value
             else:
-                box = (slice(at, at + size) for at, size in zip(each.start, each.own, strict=True))
+                box = (slice(at, at + size) for at, size in zip(shard.start, shard.shard_shape, strict=True))
                 whole[tuple(box)] = value
         return whole
 
     def part(self, name: str, start: int, size: int) -> Tensor:
-        """The elements [start, start + size) of the flattened tensor `name`: (size,), on the CPU. Files are read where
-        they lie in. UserError as a call."""
-        found = self._found(name)
-        at = [each.flat_start() for each in found]
-        if None in at:
-            return self(name).flatten().narrow(0, start, size)
-        taken = []
-        for each, first in sorted(zip(found, at, strict=True), key=lambda pair: pair[1] or 0):
-            assert first is not None
-            low, high = max(start, first), min(start + size, first + math.prod(each.own))
-            if low < high:  # what a file holds is mapped into memory: what is not looked at is not read
-                taken.append(each.file.get_tensor(each.key).flatten()[low - first : high - first])
-        return taken[0] if len(taken) == 1 else torch.cat(taken) if taken else torch.empty(0)
+        """Returns the elements [start, start + size) of the flattened tensor `name`: (size,), on the CPU.
 
-    def _found(self, name: str) -> list[_Stored]:
-        if name not in self.stored:
+        Reads only the parts of files that hold these elements. Raises UserError like a call.
+        """
+        shards = self._shards_of(name)
+        flat_starts = [shard.flat_start() for shard in shards]
+        if None in flat_starts:
+            return self(name).flatten().narrow(0, start, size)
+        parts = []
+        for shard, first in sorted(zip(shards, flat_starts, strict=True), key=lambda pair: pair[1] or 0):
+            assert first is not None
+            low, high = max(start, first), min(start + size, first + shard.size)
+            if low < high:  # files are mapped into memory: elements that are not used are not read
+                parts.append(shard.file.get_tensor(shard.key).flatten()[low - first : high - first])
+        return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else torch.empty(0)
+
+    def _shards_of(self, name: str) -> list[_StoredShard]:
+        if name not in self.shards:
             raise UserError(f"{self.folder}: has no tensor {name}; it was saved from another architecture or objective")
         if not self.is_whole(name):
-            raise UserError(f"{self.folder}: lacks a part of {name}; files of it are missing: take another checkpoint")
-        return self.stored[name]
+            raise UserError(f"{self.folder}: a part of {name} is missing, with its files; take another checkpoint")
+        return self.shards[name]
 
     def is_whole(self, name: str) -> bool:
-        """Whether the pieces of the tensor `name` have as many elements as it."""
-        found = self.stored[name]
-        return sum(math.prod(each.own) for each in found) == math.prod(found[0].shape)
+        """Whether the shards of the tensor `name` together have as many elements as the tensor."""
+        shards = self.shards[name]
+        return sum(shard.size for shard in shards) == math.prod(shards[0].shape)
 
 
-def incomplete(folder: Path) -> list[str]:
-    """The tensors in the checkpoint `folder` of which not every element is there, or some more than once."""
+def incomplete_tensors(folder: Path) -> list[str]:
+    """Returns the names of tensors in the checkpoint `folder` with elements that are missing or written twice."""
     states = [SavedState(folder, kind) for kind in KINDS]
     return sorted(name for state in states for name in state.names() if not state.is_whole(name))
 
 
 def load(folder: Path, engine: Engine) -> None:
-    """Sets parameters and optimizer of `engine` from the checkpoint `folder`; collective."""
+    """Sets the parameters and the optimizer state of `engine` from the checkpoint `folder`; collective."""
     engine.load_parameters(SavedState(folder, "model"))
     optimizer = SavedState(folder, "optimizer")
     engine.load_optimizer_state(optimizer, optimizer.names())
 
 
 def load_module(folder: Path, module: torch.nn.Module) -> None:
-    """Sets the parameters of a plain `module` from the checkpoint `folder`, in this process alone."""
+    """Sets the parameters of a plain `module` from the checkpoint `folder`, in this process only.
+
+    Raises:
+        UserError: the checkpoint is of another model.
+    """
     state = SavedState(folder, "model")
     values = dict(saved_values(module))
-    surplus = state.names() - values.keys()
-    if surplus:
-        raise UserError(f"{folder}: has tensors this model does not know: {', '.join(sorted(surplus)[:5])}")
+    unknown = state.names() - values.keys()
+    if unknown:
+        raise UserError(f"{folder}: has tensors this model does not know: {', '.join(sorted(unknown)[:5])}")
     with torch.no_grad():
         for name, value in values.items():
             value.copy_(state(name))
