@@ -122,7 +122,7 @@ def _refuse_changes(
         )
     if "data" not in allow_change and sorted(manifest["stores"].values()) != sorted(fingerprints.values()):
         raise UserError(
-            "the token stores are not those that this run was started with; continue with --allow-change data"
+            "the token stores are not the ones this run was started with; continue with --allow-change data"
         )
 
 

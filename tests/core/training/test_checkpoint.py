@@ -62,7 +62,7 @@ def test_what_is_saved_is_what_is_loaded(save: Callable[..., Path]) -> None:
     folder = save(10, of=before)
     after = engine(2)
     checkpoint_state.load(folder, after)
-    for (name, old), (_, new) in zip(before.parameters(), after.parameters(), strict=True):
+    for (name, old), (_, new) in zip(before.model_state(), after.model_state(), strict=True):
         assert torch.equal(old, new), name
     old_state, new_state = dict(before.optimizer_state()), dict(after.optimizer_state())
     assert old_state.keys() == new_state.keys() and len(old_state) == 3 * 5
@@ -197,7 +197,7 @@ def test_large_states_are_cut_into_several_files(
     assert len(list((folder / "state").glob("model-*.safetensors"))) > 2
     after = engine(2)
     checkpoint_state.load(folder, after)
-    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(before.parameters(), after.parameters(), strict=True))
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(before.model_state(), after.model_state(), strict=True))
 
 
 def test_a_checkpoint_of_another_model_is_refused(save: Callable[..., Path]) -> None:
