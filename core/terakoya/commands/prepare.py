@@ -1,4 +1,4 @@
-"""`terakoya prepare`: raw text becomes a token store."""
+"""`terakoya prepare` encodes raw text into a token store."""
 
 from __future__ import annotations
 
@@ -33,26 +33,28 @@ def command(
     processes: Annotated[int | None, typer.Option(min=1, help="Default: one for each CPU.", show_default=False)] = None,
     documents: Annotated[Documents, typer.Option(help="What separates documents in txt files.")] = "blank",
     field: Annotated[str, typer.Option(help="The key or column that holds the text.")] = "text",
-    unit: Annotated[Unit, typer.Option(help="What a sequence is; lines and pairs layouts need line.")] = "document",
+    unit: Annotated[
+        Unit, typer.Option(help="What one sequence is; the layouts lines and pairs need line.")
+    ] = "document",
     append_eos: Annotated[bool, typer.Option("--append-eos", help="Store EOS after each document.")] = False,
-    max_rejects: Annotated[str, typer.Option(help="Bad documents allowed: a count, or a share.")] = "0.01",
+    max_rejects: Annotated[str, typer.Option(help="Allowed rejected documents: a count, or a share.")] = "0.01",
     type: Annotated[
-        str | None, typer.Option(help="The tokenizer's kind. Default: recognised.", show_default=False)
+        str | None, typer.Option(help="The tokenizer's type. Default: recognised.", show_default=False)
     ] = None,
     special_tokens_in_text: Annotated[
         Specials | None,
-        typer.Option(help="What [MASK] and the like in the text become. Default: parse.", show_default=False),
+        typer.Option(help="What happens to [MASK] and the like in the text. Default: parse.", show_default=False),
     ] = None,
-    max_document_bytes: Annotated[int, typer.Option(min=1, help="Larger documents are rejected.")] = 100_000_000,
+    max_document_bytes: Annotated[int, typer.Option(min=1, help="Reject larger documents.")] = 100_000_000,
     clean: CleanOption = None,
     clean_folder: CleanFolderOption = None,
     held_out: Annotated[
-        bool, typer.Option("--held-out", help="Take what the step hold_out sets aside, instead of the rest.")
+        bool, typer.Option("--held-out", help="Encode the documents that the step hold_out sets aside, not the others.")
     ] = False,
     shard: Annotated[
-        str | None, typer.Option(help="Encode one share, such as 3/16; see `terakoya store merge`.", show_default=False)
+        str | None, typer.Option(help="Encode one shard, such as 3/16; see `terakoya store merge`.", show_default=False)
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Throw away another store that OUT holds.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Remove another store that OUT holds.")] = False,
     conversations: Annotated[
         bool, typer.Option("--conversations", help="The files hold conversations, for the objective instruction.")
     ] = False,
@@ -60,11 +62,13 @@ def command(
         str | None,
         typer.Option(
             metavar="chat|alpaca|alpaca_en|FILE",
-            help="Of conversations. Default: the tokenizer's own (chat) if it has one, else alpaca.",
+            help="How conversations are written. Default: the tokenizer's own (chat) if it has one, else alpaca.",
             show_default=False,
         ),
     ] = None,
-    engine: Annotated[Engine, typer.Option(help="Who hands out the work: own processes, or datatrove.")] = "processes",
+    engine: Annotated[
+        Engine, typer.Option(help="What runs the work: terakoya's own processes, or datatrove.")
+    ] = "processes",
     executor: Annotated[
         Executor | None, typer.Option(help="datatrove's executor. Default: local.", show_default=False)
     ] = None,
@@ -73,10 +77,12 @@ def command(
     ] = None,
     set: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="One of those, such as partition=cpu; may be repeated."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="One of these arguments, such as partition=cpu; may be repeated."
+        ),
     ] = None,
 ) -> None:
-    """Encode text into a token store. Interrupted and started again, it finishes what is left."""
+    """Encode text into a token store. After an interruption, the same command finishes the rest."""
     arguments = {**locals(), "max_rejects": parse_max_rejects(max_rejects)}
     options = PrepareOptions(**{each.name: arguments[each.name] for each in dataclasses.fields(PrepareOptions)})
 
@@ -84,13 +90,13 @@ def command(
     from terakoya.preparation.prepare import prepare_store
 
     if engine == "datatrove":
-        said = _run_datatrove(options, executor or "local", executor_settings, set or ())
+        result = _run_datatrove(options, executor or "local", executor_settings, set or ())
     elif executor or executor_settings or set:
         raise UserError("--executor, --executor-settings, --set: expected --engine datatrove with them")
     else:
         with progress_bar("prepare") as progress:
-            said = _describe(out, prepare_store(options, progress=progress))
-    console().print(said, soft_wrap=True, markup=False)
+            result = _describe(out, prepare_store(options, progress=progress))
+    console().print(result, soft_wrap=True, markup=False)
 
 
 def _run_datatrove(
@@ -102,15 +108,15 @@ def _run_datatrove(
     from terakoya.preparation.prepare import create_job
 
     try:
-        from terakoya.preparation.datatrove import Submitted, prepare_with_datatrove
+        from terakoya.preparation.datatrove import SubmittedJobs, prepare_with_datatrove
     except ModuleNotFoundError as error:
         raise UserError(f'--engine datatrove: {error}; needs datatrove: pip install "terakoya[datatrove]"') from error
     settings = with_overrides(read_json(settings_file) if settings_file is not None else {}, overrides)
     executor_settings(executor, settings)  # before the corpus is read
     result = prepare_with_datatrove(create_job(options), executor=executor, settings=settings)
-    if not isinstance(result, Submitted):
+    if not isinstance(result, SubmittedJobs):
         return _describe(options.out, result)
-    encoding = f"job {result.encode} encodes, job" if result.encode is not None else "every part is there, job"
+    encoding = f"job {result.encode} encodes, job" if result.encode is not None else "every part exists, job"
     store = options.out / "store.json"
     return f"submitted: {encoding} {result.join} then joins; {options.out} is finished when there is {store}"
 

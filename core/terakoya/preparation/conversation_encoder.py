@@ -1,7 +1,7 @@
 """Encodes conversations to ids, and marks every token that belongs to an answer.
 
 The chat template renders a whole conversation, and the tokenizer encodes it at once, as Transformers does when the
-model is used. The begin and the end of an answer are known in characters. The ids of the text up to such a border are
+model is used. The start and the end of an answer are known in characters. The ids of the text up to such a border are
 compared with the ids of the whole text: the border is at the first difference. This works for any tokenizer; a token
 that crosses a border belongs to the answer.
 

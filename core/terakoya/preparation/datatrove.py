@@ -42,7 +42,7 @@ logger = logging.getLogger("terakoya")
 
 
 @dataclass(frozen=True)
-class Submitted:
+class SubmittedJobs:
     """The numbers of the submitted Slurm jobs: `encode` (None if every part exists) and `join`."""
 
     encode: str | None
@@ -51,7 +51,7 @@ class Submitted:
 
 def prepare_with_datatrove(
     job: PrepareJob, *, executor: Executor = "local", settings: Mapping[str, Any] | None = None
-) -> StoreFacts | Submitted:
+) -> StoreFacts | SubmittedJobs:
     """Encodes and joins `job`. With `slurm` it submits the jobs and returns at once.
 
     `settings` are the executor's, see `executor_settings`; where they do not say how many tasks or workers, it is the
@@ -164,7 +164,7 @@ class _Slurm(SlurmPipelineExecutor):
         """Submits nothing: the job that merges statistics would wait forever if a task of the array fails."""
 
 
-def _submit(encode: EncodeBlocks, join: JoinParts, settings: SlurmSettings, logs: Path) -> Submitted:
+def _submit(encode: EncodeBlocks, join: JoinParts, settings: SlurmSettings, logs: Path) -> SubmittedJobs:
     common = _user_settings(settings, "tasks", "tasks_per_job", "workers", "logging_dir", "max_array_size", "job_name")
     if not (settings.env_command or settings.condaenv or settings.venv_path):
         common["env_command"] = f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"'
@@ -201,4 +201,4 @@ def _submit(encode: EncodeBlocks, join: JoinParts, settings: SlurmSettings, logs
         jobs = [str(each.job_id) for each in (array, joining) if each is not None and each.job_id is not None]
         if jobs:
             record_jobs(encode.job.task.parts, jobs)
-    return Submitted(str(array.job_id) if array is not None else None, str(joining.job_id))
+    return SubmittedJobs(str(array.job_id) if array is not None else None, str(joining.job_id))

@@ -1,7 +1,7 @@
 """Parts: what one task of `prepare` writes, completely or not at all, until all parts are joined into a store.
 
 A part is `000007.part` (ids, sequence lengths, sequences of each document, word-start bits, rejects, answer bits, one
-after the other) and `000007.json`, written after it, with the counts from which the begin of each section follows.
+after the other) and `000007.json`, written after it, with the counts that say where each section starts.
 """
 
 from __future__ import annotations

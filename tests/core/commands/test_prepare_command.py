@@ -1,4 +1,4 @@
-"""`terakoya prepare` and `terakoya store`, as typed."""
+"""`terakoya prepare` and `terakoya store` on the command line."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_prepare_with_a_plugin_in_two_processes_then_look_at_the_store(folder: Path) -> None:
+def test_prepare_with_a_plugin_in_two_processes_then_inspect_the_store(folder: Path) -> None:
     store = folder / "store"
     prepare = ["--plugin", folder / "plugin_words.py", "prepare", folder / "a.jsonl", "--out", store]
     prepare += ["--tokenizer", folder / "tokenizer", "--field", "body", "--unit", "line", "--append-eos"]

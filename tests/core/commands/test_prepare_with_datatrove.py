@@ -1,4 +1,4 @@
-"""`terakoya prepare --engine datatrove` as typed: the stores equal those of one process."""
+"""`terakoya prepare --engine datatrove` on the command line: the stores equal those of one process."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def prepare(out: str, *more: object, fails: bool = False) -> subprocess.Complete
     return done
 
 
-def test_datatrove_as_typed(folder: Path, slurm: FakeSlurm) -> None:
+def test_every_executor_gives_the_store_of_one_process(folder: Path, slurm: FakeSlurm) -> None:
     pytest.importorskip("datatrove", reason="datatrove is not installed")
     one = prepare("one", "--processes", 1).stdout
     assert prepare("local", "--engine", "datatrove", "--processes", 2).stdout == one.replace("one", "local")
@@ -77,7 +77,7 @@ def test_datatrove_as_typed(folder: Path, slurm: FakeSlurm) -> None:
     assert "nothing to do" in again.stderr and again.stdout == one.replace("one", "slurm/out")
 
 
-def test_options_that_go_with_datatrove_only(folder: Path) -> None:
+def test_options_of_datatrove_need_its_engine(folder: Path) -> None:
     assert "expected --engine datatrove" in prepare("out", "--set", "tasks=3", fails=True).stderr
     assert not (folder / "out").exists()
 

@@ -1,4 +1,4 @@
-"""`terakoya store import|merge|split|sample|export-blocks|import-blocks`, as typed."""
+"""`terakoya store import|merge|split|sample|export-blocks|import-blocks` on the command line."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TEXT = "寺子屋で読み書きを学ぶ。\n吾輩は猫である。名前は�
 
 
 def typed(*arguments: object) -> str:
-    """What the command prints. Raises what it raises."""
+    """Runs the command and returns its output; raises its errors."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
@@ -64,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_store_without_its_record_is_imported_with_its_words(folder: Path) -> None:
+def test_a_store_without_store_json_is_imported_with_word_starts(folder: Path) -> None:
     for suffix in ("bin", "idx"):
         shutil.copy(folder / "store" / f"tokens.{suffix}", folder / f"text_document.{suffix}")
     out = folder / "imported"
@@ -119,7 +119,7 @@ def test_a_sample_shows_borders_and_masks(folder: Path) -> None:
         typed("store", "sample", folder / "store")
 
 
-def test_blocks_go_out_and_come_back(folder: Path) -> None:
+def test_exported_blocks_can_be_imported(folder: Path) -> None:
     blocks, tokens = folder / "train" / "blocks.jsonl", info(folder / "store").tokens
     printed = typed("store", "export-blocks", folder / "store", "--out", blocks, "--block-size", 64)
     assert f"{tokens // 64} blocks of 64 tokens; the last {tokens % 64} tokens were dropped" in printed

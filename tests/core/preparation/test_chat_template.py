@@ -1,4 +1,4 @@
-"""Templates write what is written here, for Transformers too; one that cannot be used says why."""
+"""Templates render the same text here and in Transformers; the error of an unusable template says why."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(folder)
 
 
-def test_what_is_built_in_writes_instructions_and_responses(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_built_in_templates_write_instructions_and_responses(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     for wanted in ("alpaca", None):
         tokenizer.chat_template = find_template(wanted, tokenizer, folder).text
         assert tokenizer.apply_chat_template(MESSAGES, tokenize=False) == JAPANESE
@@ -67,7 +67,7 @@ def test_what_is_built_in_writes_instructions_and_responses(folder: Path, tokeni
     assert text == ENGLISH and spans is not None and [text[a:b] for a, b in spans] == ["Blue.</s>"]
 
 
-def test_a_text_begins_once_as_the_tokenizer_begins_it(tmp_path: Path) -> None:
+def test_a_text_begins_once_with_the_tokenizers_first_token(tmp_path: Path) -> None:
     from tokenizers.processors import TemplateProcessing
 
     make_chat_tokenizer(tmp_path)
@@ -81,7 +81,7 @@ def test_a_text_begins_once_as_the_tokenizer_begins_it(tmp_path: Path) -> None:
     assert ids[0] == 1 and ids.count(1) == 1
 
 
-def test_what_does_not_look_at_inputs_gets_them_in_the_question(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_template_without_inputs_gets_them_in_the_question(tokenizer: PreTrainedTokenizerBase) -> None:
     turns = [{"role": "user", "content": "要約", "input": "空は青い。"}, {"role": "assistant", "content": "青"}]
     fitted = ChatTemplate("x", CHATML).create_renderer(tokenizer).join_inputs(turns)
     assert fitted == [{"role": "user", "content": "要約\n\n空は青い。"}, turns[1]]
@@ -124,7 +124,7 @@ def test_a_template_that_cannot_be_used_says_why(
         find_template(str(tmp_path / "x.jinja"), tokenizer, folder)
 
 
-def test_a_template_that_teaches_less_is_told_of(
+def test_a_template_that_teaches_less_gives_a_warning(
     folder: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "x.jinja").write_text("{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}")
@@ -133,7 +133,9 @@ def test_a_template_that_teaches_less_is_told_of(
     assert "will not learn to stop" in caplog.text and "no add_generation_prompt" in caplog.text
 
 
-def test_names_and_tokenizers_that_do_not_do(folder: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+def test_unknown_names_and_unsuitable_tokenizers(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=r"--template: expected chat .* got alpacca, which is no file"):
         find_template("alpacca", tokenizer, folder)
     (tmp_path / "x.jinja").write_bytes(b"\xff")
@@ -144,7 +146,7 @@ def test_names_and_tokenizers_that_do_not_do(folder: Path, tokenizer: PreTrained
         find_template(None, endless, folder)
 
 
-def test_conversations_that_a_template_does_not_take_are_refused_by_it(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_template_refuses_conversations_that_it_cannot_render(tokenizer: PreTrainedTokenizerBase) -> None:
     strict = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
     with pytest.raises(TemplateError, match="no system"):
         ChatTemplate("x", strict).create_renderer(tokenizer).render([{"role": "system", "content": "s"}, *MESSAGES])

@@ -1,4 +1,4 @@
-"""Cleaning on the way to stores: the command, the record, the pipeline's key, a hold-out shared by two stores."""
+"""Cleaning before stores: the command, the record, the pipeline's key, a hold-out that two stores share."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_two_stores_share_a_corpus_without_a_common_document(folder: Path) -> No
     assert held.returncode == 0, held.stderr
     facts = [read_facts(folder / name) for name in ("train", "held")]
     assert facts[0].documents + facts[1].documents == 60
-    assert min(each.documents for each in facts) > 10
+    assert min(store.documents for store in facts) > 10
     assert facts[0].options["clean: dropped by length"] == 7
     assert facts[0].options["clean: held out"] == facts[1].documents
     one, other = lines(folder / "train"), lines(folder / "held")

@@ -1,4 +1,4 @@
-"""What is marked as an answer is what Transformers marks, and what one marks by hand, in any tokenizer."""
+"""Answers are marked as Transformers marks them, and as a manual encoding marks them, with any tokenizer."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_ids_and_marks_are_those_of_transformers(fast: PreTrainedTokenizerBase, 
     assert found.document_lines.tolist() == [1] * 4 and not found.notes and not found.rejected
 
 
-def test_without_marks_an_answer_ends_with_what_ends_its_turn(fast: PreTrainedTokenizerBase) -> None:
-    """By hand, piece by piece: special tokens and line ends keep the pieces apart."""
+def test_without_marks_an_answer_ends_with_the_end_of_its_turn(fast: PreTrainedTokenizerBase) -> None:
+    """The expected ids are encoded in pieces: special tokens and line ends separate them."""
     ids, answers = rows(encoded(fast, CHATML, [SYSTEM, *MESSAGES]))[0]
     expected: list[tuple[int, bool]] = []
     for turn in [SYSTEM, *MESSAGES]:
@@ -72,13 +72,13 @@ def test_a_mark_is_widened_to_the_end_of_the_turn(fast: PreTrainedTokenizerBase)
     assert whole != CHATML
     ids, answers = rows(encoded(fast, whole, [MESSAGES[0], MESSAGES[1], ASKED_AGAIN]))[0]
     learnt = [token for token, mark in zip(ids, answers, strict=True) if mark]
-    # each turn is marked here, the user's too: what counts is where the marks end
+    # the template marks each turn, also the user's: only the end of the marks matters
     end = fast.convert_tokens_to_ids("<|im_end|>")
     assert learnt.count(end) == 3 and ids[-1] != end
     assert fast.decode(learnt) == "".join(turn["content"] + "<|im_end|>" for turn in (*MESSAGES[:2], ASKED_AGAIN))
 
 
-def test_an_end_of_ordinary_text_is_learnt_without_the_line_end_behind_it(fast: PreTrainedTokenizerBase) -> None:
+def test_an_end_of_ordinary_text_is_learnt_without_the_line_end_after_it(fast: PreTrainedTokenizerBase) -> None:
     template = "{% for m in messages %}{{ '[' + m['role'] + ']' + m['content'] + '[.]\n' }}{% endfor %}"
     template += "{% if add_generation_prompt %}[assistant]{% endif %}"
     ids, answers = rows(encoded(fast, template, MESSAGES[:2]))[0]
@@ -112,7 +112,7 @@ def test_a_token_on_both_sides_of_a_border_is_part_of_the_answer() -> None:
 
 
 def test_slow_tokenizers(tmp_path: Path) -> None:
-    """SentencePiece with a line end as a piece, and MeCab's words, which know no line ends."""
+    """SentencePiece with a line end as a piece, and MeCab's words, without line ends."""
     (tmp_path / "corpus.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS * 4))
     kind = SentencePiece(
         vocab_size=400, byte_fallback=True, user_defined_symbols=["\n"], normalization_rule_name="identity",
@@ -150,7 +150,7 @@ def test_slow_tokenizers(tmp_path: Path) -> None:
             )
 
 
-def test_what_a_template_refuses_or_swallows_is_left_out(fast: PreTrainedTokenizerBase) -> None:
+def test_conversations_that_a_template_refuses_or_omits_are_rejected(fast: PreTrainedTokenizerBase) -> None:
     template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
     found = encoded(fast, template, [SYSTEM, *MESSAGES], MESSAGES)
     assert found.rejected == {0: "refused by the template"} and found.document_lines.tolist() == [0, 1]

@@ -1,4 +1,4 @@
-"""A store of conversations: the same bytes for any number of processes, and answers go wherever its tokens go."""
+"""A store of conversations has the same bytes for any number of processes, and every copy keeps its answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def conversations(file: Path, *, count: int = 40, first: int = 0) -> Path:
-    """`count` conversations, each its own, and a line that is none."""
+    """Writes `count` different conversations and one line that is not a conversation."""
     records = [
         {**WITH_INPUT, "output": f"{number}番の空"}
         if number % 3
@@ -58,7 +58,7 @@ def store(tokenizer: Path, tmp_path: Path) -> TokenStore:
 
 
 def learnt(store: TokenStore) -> list[str]:
-    """The answers of each conversation, as text."""
+    """Returns the answers of each conversation as text."""
     loaded = AutoTokenizer.from_pretrained(store.tokenizer_folder)
     bounds = store.offsets[store.documents]
     return [loaded.decode(store.tokens[start:stop][store.answers(start, stop)]) for start, stop in pairwise(bounds)]
@@ -87,8 +87,8 @@ def test_bytes_do_not_depend_on_processes_and_a_second_call_finds_the_store(
         make(tmp_path / "a.jsonl", tokenizer, tmp_path / "two", template="alpaca_en")
 
 
-def test_the_template_goes_with_the_store(tokenizer: Path, tmp_path: Path) -> None:
-    """It stands before one of the tokenizer's own, and needs no setting."""
+def test_the_template_is_stored_with_the_tokenizer(tokenizer: Path, tmp_path: Path) -> None:
+    """It takes precedence over the tokenizer's own template and needs no setting."""
     loaded = AutoTokenizer.from_pretrained(tokenizer)
     loaded.chat_template = CHATML
     loaded.save_pretrained(tmp_path / "own", save_jinja_files=False)
@@ -129,7 +129,7 @@ def test_merged_shards_are_the_store_of_one_run(
     assert (whole / "tokens.answers").read_bytes() == (store.folder / "tokens.answers").read_bytes()
 
 
-def test_what_does_not_belong_together_is_refused(store: TokenStore, tokenizer: Path, tmp_path: Path) -> None:
+def test_incompatible_stores_are_refused(store: TokenStore, tokenizer: Path, tmp_path: Path) -> None:
     write_lines(tmp_path / "plain.jsonl", {"text": "文"})
     make(tmp_path / "plain.jsonl", tokenizer, tmp_path / "plain", conversations=False)
     assert not TokenStore.open(tmp_path / "plain").facts.answers
@@ -156,10 +156,10 @@ def test_damaged_answers_are_found(store: TokenStore, tmp_path: Path) -> None:
         TokenStore.open(store.folder)
 
 
-def test_prompts_that_begin_otherwise_are_counted_and_told(
+def test_prompts_with_other_ids_are_counted_and_reported(
     tokenizer: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where an answer begins with a `!`, the template leaves out the space that it puts behind the prompt."""
+    """If an answer begins with `!`, the template omits the space that it writes after the prompt."""
     (tmp_path / "x.jinja").write_text(
         "{% for m in messages %}{{ m['role'] + ':' }}{{ '' if m['content'][0] == '!' else ' ' }}"
         "{{ m['content'] + '</s>' }}"
@@ -201,7 +201,7 @@ def test_options_of_plain_text_are_refused(
     assert error in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_template_or_a_name_that_is_nowhere(tokenizer: Path, tmp_path: Path) -> None:
+def test_a_missing_template_or_tokenizer(tokenizer: Path, tmp_path: Path) -> None:
     file = conversations(tmp_path / "a.jsonl", count=6)
     with pytest.raises(UserError, match="add --conversations"):
         make(file, tokenizer, tmp_path / "s", template="alpaca", conversations=False)

@@ -1,4 +1,4 @@
-"""Under datatrove's executors a store has the bytes of one process, whoever was killed, and either engine goes on."""
+"""Under datatrove's executors a store has the bytes of one process after any kill, and either engine can finish it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from terakoya.store.token_store import StoreFacts
 
 datatrove = pytest.importorskip("datatrove", reason="datatrove is not installed")
 
-from terakoya.preparation.datatrove import Submitted, prepare_with_datatrove  # noqa: E402
+from terakoya.preparation.datatrove import SubmittedJobs, prepare_with_datatrove  # noqa: E402
 from terakoya.preparation.datatrove_steps import EncodeBlocks, JoinParts  # noqa: E402
 
 SLURM = {"tasks": 3, "partition": "cpu", "time": "01:00:00"}
@@ -44,7 +44,7 @@ def rows(seed: int, count: int) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two files in some 25 blocks, the second compressed, one bad line, a tokenizer; it is the working folder."""
+    """The working folder: two files in about 25 blocks, the second compressed, one bad line, and a tokenizer."""
     lines = rows(1, 300)
     lines.insert(200, '{"no text": 1}')
     (tmp_path / "a.jsonl").write_text("\n".join(lines[:150]))
@@ -71,9 +71,9 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return fake
 
 
-def submit(settings: dict | None = None, *, force: bool = False) -> Submitted:
+def submit(settings: dict | None = None, *, force: bool = False) -> SubmittedJobs:
     made = prepare_with_datatrove(new_job("out", force=force), executor="slurm", settings={**SLURM, **(settings or {})})
-    assert isinstance(made, Submitted)
+    assert isinstance(made, SubmittedJobs)
     return made
 
 
@@ -95,7 +95,7 @@ def test_a_shard_keeps_its_place(folder: Path) -> None:
         assert contents(folder / f"out{number}") == one_process(f"whole{number}", shard=shard)
 
 
-def test_shares_are_neighbours_and_hold_every_block_once(folder: Path) -> None:
+def test_shares_are_adjacent_and_hold_every_block_once(folder: Path) -> None:
     (folder / "a.jsonl").write_text("\n".join(rows(2, 400)))
     job = new_job("out")
     job.task.parts.mkdir(parents=True)
@@ -121,7 +121,7 @@ if __name__ == "__main__":
     prepare_with_datatrove(new_job("out", processes=2))
 """
     (folder / "command.py").write_text(code)
-    for each in ("datatrove", "processes"):
+    for engine in ("datatrove", "processes"):
         environment = {**os.environ, "WORD_TOKENIZER_DELAY": "0.2", "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen([sys.executable, "command.py"], env=environment, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
@@ -133,15 +133,15 @@ if __name__ == "__main__":
         process.communicate()
         assert not psutil.wait_procs(children, timeout=20)[1], "workers outlived the command"
         assert 4 <= len(list(Path("out/.parts").glob("0*.part"))) < 20
-        if each == "processes":
+        if engine == "processes":
             one_process("out")
         else:
             prepare_with_datatrove(new_job("out", processes=2))
         assert contents(folder / "out") == one_process("whole")
-        Path("out").rename(f"done-{each}")
+        Path("out").rename(f"done-{engine}")
 
 
-def test_what_the_own_engine_left_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_the_local_engine_are_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = new_job("out")
     with pytest.raises(UserError, match="--max-rejects 0"):
         prepare_corpus(job.task.corpus, WordTokenizer(), Path("tokenizer"), Path("out"), max_rejects=0)
@@ -163,7 +163,7 @@ def test_what_the_own_engine_left_is_used(folder: Path, monkeypatch: pytest.Monk
     assert {**one_process("whole"), "rejects.jsonl": b""} == {**written, "rejects.jsonl": b""}
 
 
-def test_a_task_that_runs_again_makes_only_what_is_missing(folder: Path, slurm: FakeSlurm) -> None:
+def test_a_task_that_runs_again_writes_only_missing_parts(folder: Path, slurm: FakeSlurm) -> None:
     submit()
     job = new_job("out")
     task = EncodeBlocks(job, tuple(range(len(list(job.blocks())))))
@@ -180,7 +180,7 @@ def test_a_task_that_runs_again_makes_only_what_is_missing(folder: Path, slurm: 
 def test_a_dead_worker_is_explained(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "terakoya.preparation.disk_space._samples", lambda text, _: [text[:100]]
-    )  # not the deadly document
+    )  # not the document that kills the worker
     lines = rows(5, 900)
     (folder / "a.jsonl").write_text("\n".join([*lines, '{"text": "die!"}', *lines]))
     with pytest.raises(UserError, match=r"killed for want of memory; use fewer than --processes 2\. Finished parts"):
@@ -188,14 +188,14 @@ def test_a_dead_worker_is_explained(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert list((folder / "out" / ".parts").glob("0*.part")) and not (folder / "out" / "store.json").exists()
 
 
-def test_what_datatrove_calls_completed_is_not_believed(folder: Path) -> None:
+def test_datatroves_record_of_completed_tasks_is_ignored(folder: Path) -> None:
     prepare_with_datatrove(new_job("out", processes=2))
-    (folder / "a.jsonl").write_text("\n".join(rows(3, 150)))  # the record of completed tasks is about other text
+    (folder / "a.jsonl").write_text("\n".join(rows(3, 150)))  # the record of completed tasks belongs to other text
     prepare_with_datatrove(new_job("out", processes=2, force=True))
     assert contents(folder / "out") == one_process("whole")
 
 
-def test_a_failed_task_is_told_and_what_it_left_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_task_is_reported_and_its_parts_are_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = one_process("whole")
     job = new_job("out", processes=2)
     job.task.parts.mkdir(parents=True)
@@ -261,7 +261,7 @@ def test_slurm_gives_the_bytes_of_one_process(folder: Path, slurm: FakeSlurm) ->
     assert isinstance(facts, StoreFacts) and len(slurm.jobs()) == 3
 
 
-def test_a_slurm_task_that_died_is_made_up_for(folder: Path, slurm: FakeSlurm) -> None:
+def test_a_slurm_task_that_died_is_repeated(folder: Path, slurm: FakeSlurm) -> None:
     submit({"tasks": 2})
     ended = slurm.work_off(run=lambda job, task: (job, task) != ("101", 1))
     assert ended == {"101": "failed", "102": "failed"}
@@ -271,12 +271,12 @@ def test_a_slurm_task_that_died_is_made_up_for(folder: Path, slurm: FakeSlurm) -
     parts = {file: file.stat().st_mtime_ns for file in Path("out/.parts").glob("0*.part")}
     assert slurm.work_off(run=lambda job, task: job != "104") | {"103": "completed"} == slurm.work_off()
     assert all(file.stat().st_mtime_ns == time for file, time in parts.items()), "finished parts were made again"
-    made = submit()  # only the join is left
+    made = submit()  # only the join remains
     assert made.encode is None and set(slurm.work_off().values()) >= {"completed"}
     assert contents(folder / "out") == one_process("whole")
 
 
-def test_a_task_of_other_input_leaves_the_parts_alone(folder: Path, slurm: FakeSlurm) -> None:
+def test_a_task_of_other_input_keeps_the_parts(folder: Path, slurm: FakeSlurm) -> None:
     submit()
     job = new_job("out")
     Path("out/.parts/inputs.json").write_text(json.dumps({"inputs": {"corpus": "another"}, "options": {}}))
@@ -288,7 +288,7 @@ def test_a_task_of_other_input_leaves_the_parts_alone(folder: Path, slurm: FakeS
 
 def test_without_slurm_it_is_refused(folder: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     submit()
-    monkeypatch.setenv("PATH", str(folder))  # whatever this machine has
+    monkeypatch.setenv("PATH", str(folder))  # without the programs of this machine
     with pytest.raises(UserError, match=r"there is no squeue on this machine; .*remove out/\.parts/jobs\.json"):
         submit()
     Path("out/.parts/jobs.json").unlink()

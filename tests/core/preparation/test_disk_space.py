@@ -1,4 +1,4 @@
-"""The size of a store is told about right whatever the corpus is made of, and a wrong guess stops no run."""
+"""The estimated size of a store is about right for any corpus, and a wrong estimate stops no run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from terakoya.preparation.disk_space import check_disk_space, estimate_store
 from terakoya.store.token_store import TokenStore
 
 TOKEN = re.compile(r"x+|[^x\n]")
-"""A run of x is one token, however long, as unknown characters are to SentencePiece."""
+"""A run of x of any length is one token, like unknown characters in SentencePiece."""
 
 
 def run_encoder(*, eos: int | None = None) -> Any:
@@ -57,7 +57,7 @@ def test_one_giant_line_among_short_ones(tmp_path: Path, giant: str, place: int)
     assert need is not None and 0.85 < need.tokens / true < 1.15, (need, true)
 
 
-def test_files_count_for_what_they_hold(tmp_path: Path) -> None:
+def test_files_count_in_proportion_to_their_text(tmp_path: Path) -> None:
     short = short_texts(2_000)
     corpus = Corpus([write(tmp_path / "a.jsonl", ["x" * 500] * 10), write(tmp_path / "b.jsonl", short)])
     need = estimate_store(corpus, run_encoder(eos=5), corpus.total_bytes, unit="document")
@@ -88,7 +88,7 @@ def test_little_text_is_encoded(tmp_path: Path) -> None:
     assert 0 < sum(map(len, sampled)) <= 128 * 256
 
 
-def test_no_text_where_it_is_looked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_samples_without_text_give_no_estimate(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="terakoya")
     (tmp_path / "a.jsonl").write_text("{\n" * 100)
     corpus = Corpus([tmp_path / "a.jsonl"])
@@ -96,7 +96,7 @@ def test_no_text_where_it_is_looked_for(tmp_path: Path, caplog: pytest.LogCaptur
     assert "disk needed: unknown" in caplog.text
 
 
-def test_only_half_of_what_seems_needed_stops_a_run(
+def test_only_less_than_half_of_the_estimate_stops_a_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.WARNING, logger="terakoya")
@@ -124,12 +124,12 @@ def test_only_half_of_what_seems_needed_stops_a_run(
     check()
 
 
-def test_prepare_tells_about_what_it_makes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_logged_estimate_is_close_to_the_store(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="terakoya")
     words = [" ".join(text[at : at + 4] for at in range(0, len(text), 4)) for text in short_texts(3_000)]
     corpus = Corpus([write(tmp_path / "a.jsonl", words)])
     prepare_corpus(corpus, WordTokenizer(), make_folder(tmp_path / "tokenizer"), tmp_path / "out", append_eos=True)
-    told = re.search(r"about ([\d,]+) tokens; disk needed", caplog.text)
-    assert told is not None
+    estimate = re.search(r"about ([\d,]+) tokens; disk needed", caplog.text)
+    assert estimate is not None
     made = TokenStore.open(tmp_path / "out").facts.tokens
-    assert 0.9 < int(told[1].replace(",", "")) / made < 1.1
+    assert 0.9 < int(estimate[1].replace(",", "")) / made < 1.1

@@ -1,4 +1,4 @@
-"""What is said of a store's options that are others today: only what differs."""
+"""The message about a store with other options names only the differences."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def clean(*steps: dict[str, Any]) -> str:
         ({"field": "{no JSON"}, {"field": "b" * 500}, [f"field: was '{{no JSON', is now '{'b' * 56}..."]),
     ],
 )
-def test_only_what_differs_is_said(old: dict[str, object], new: dict[str, object], lines: list[str]) -> None:
+def test_only_differences_are_described(old: dict[str, object], new: dict[str, object], lines: list[str]) -> None:
     assert list(describe_changes(old, new)) == lines
 
 
-def test_a_store_of_another_kind_of_tokenizer_is_told_in_one_short_line(
+def test_another_type_of_tokenizer_is_described_in_one_short_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = tmp_path / "a.txt"

@@ -1,4 +1,4 @@
-"""Preparing gives the same bytes in any number of processes and after any kill, and tells what it left out."""
+"""Preparing gives the same bytes with any number of processes and after any kill, and reports rejects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VOCABULARY = 1000
 
 
 def random_texts(seed: int, count: int) -> list[str]:
-    """Documents of a few lines, some of which have no token."""
+    """Returns documents of a few lines, some without a token."""
     rng = random.Random(seed)
     words = ["東京", "寺子屋", "abcdefgh", "[MASK]", "~", "き", "読み書き", "そろばん稽古"]
     return [
@@ -52,7 +52,7 @@ def tokenizer_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Corpus:
-    """Two files, one of them compressed, in some 25 blocks, with one bad line."""
+    """Two files, one of them compressed, in about 25 blocks, with one bad line."""
     rows = [json.dumps({"text": text}, ensure_ascii=False) for text in random_texts(1, 300)]
     rows.insert(200, '{"no text": 1}')
     (tmp_path / "a.jsonl").write_text("\n".join(rows[:150]))
@@ -150,7 +150,7 @@ def test_killed_at_any_file_operation_and_restarted_gives_the_same_bytes(
 ) -> None:
     large_blocks = Corpus(corpus.sources, block_bytes=15_000)
     prepare_corpus(large_blocks, WordTokenizer(), tokenizer_folder, tmp_path / "whole", max_rejects=1.0)
-    # A child dies at its k-th flush to disk, for every k; another goes on from what it left.
+    # For every k, a child dies at its k-th flush to disk, and another child continues.
     code = """
 logging.getLogger("terakoya").setLevel(logging.ERROR)
 count = 0
@@ -173,14 +173,14 @@ while not finished:
     finished = os.WIFEXITED(os.waitpid(child, 0)[1])
 Path(folder / "killed" / "rounds").write_text(str(limit))
 os.fsync = fsync
-for each in range(1, limit):
-    run(folder, folder / "killed" / str(each), 1, 15_000)
+for number in range(1, limit):
+    run(folder, folder / "killed" / str(number), 1, 15_000)
 """
     (tmp_path / "killed").mkdir()
     process = start(code, tmp_path)
     assert process.communicate()[1] == "" and process.returncode == 0
     rounds = int((tmp_path / "killed" / "rounds").read_text())
-    assert rounds > 25  # four flushes a part, then those of the join
+    assert rounds > 25  # four flushes per part, then those of the join
     expected = contents(tmp_path / "whole")
     for limit in range(1, rounds):
         assert contents(tmp_path / "killed" / str(limit)) == expected, limit
@@ -238,7 +238,7 @@ def test_workers_end_with_their_parent_at_once(
 def test_a_dead_worker_is_explained(tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "terakoya.preparation.disk_space._samples", lambda text, _: [text[:100]]
-    )  # not the deadly document
+    )  # not the document that kills the worker
     file = tmp_path / "a.txt"
     file.write_text("\n\n".join(["good text"] * 400 + ["die!"] + ["good text"] * 10))
     corpus = Corpus([file], block_bytes=1000)
@@ -246,7 +246,7 @@ def test_a_dead_worker_is_explained(tokenizer_folder: Path, tmp_path: Path, monk
         prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, tmp_path / "out", processes=2)
 
 
-def test_a_finished_store_is_left_alone_and_another_input_is_refused(
+def test_a_finished_store_stays_and_another_input_is_refused(
     corpus: Corpus, tokenizer_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     out = tmp_path / "out"
@@ -292,7 +292,7 @@ def test_a_damaged_part_is_made_again(corpus: Corpus, tokenizer_folder: Path, tm
     assert contents(out) == contents(tmp_path / "fresh")
 
 
-def test_a_folder_of_other_things_is_refused(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "thesis.txt").write_text("precious")
@@ -334,7 +334,7 @@ def test_a_corpus_without_a_document_is_refused(tokenizer_folder: Path, tmp_path
             )
 
 
-def test_documents_with_special_tokens_can_be_quarantined(tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_documents_with_special_tokens_can_be_rejected(tokenizer_folder: Path, tmp_path: Path) -> None:
     texts = [f"text {n} " + ("[MASK]" if n in (0, 13, 14, 39) else "word") for n in range(40)]
     file = tmp_path / "a.txt"
     file.write_text("\n\n".join(texts))
@@ -348,7 +348,7 @@ def test_documents_with_special_tokens_can_be_quarantined(tokenizer_folder: Path
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_ids_beyond_the_vocabulary_are_refused_with_their_place(
+def test_ids_outside_the_vocabulary_are_refused_with_their_position(
     tokenizer_folder: Path, tmp_path: Path, processes: int
 ) -> None:
     file = tmp_path / "a.txt"
@@ -364,27 +364,27 @@ def test_eos_needs_an_eos_token(corpus: Corpus, tokenizer_folder: Path, tmp_path
         prepare_corpus(corpus, WordTokenizer(has_eos=False), tokenizer_folder, tmp_path / "out", append_eos=True)
 
 
-def test_a_tokenizer_that_knows_no_words(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_without_word_starts(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
     facts = prepare_corpus(
         corpus, WordTokenizer(knows_words=False), tokenizer_folder, tmp_path / "out", max_rejects=1.0
     )
     assert not facts.word_starts and not (tmp_path / "out" / "tokens.words").exists()
 
 
-def test_a_file_that_changes_meanwhile_is_noticed(tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_a_file_that_changes_during_the_run_is_refused(tokenizer_folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_text("\n\n".join(f"text {n}" for n in range(500)))
 
-    def meddle(done: int, total: int) -> None:
+    def change_file(done: int, total: int) -> None:
         with file.open("a") as stream:
             stream.write("more\n")
 
     with pytest.raises(UserError, match="changed while it was read"):
-        prepare_corpus(Corpus([file]), WordTokenizer(), tokenizer_folder, tmp_path / "out", progress=meddle)
+        prepare_corpus(Corpus([file]), WordTokenizer(), tokenizer_folder, tmp_path / "out", progress=change_file)
     assert not (tmp_path / "out" / "store.json").exists()
 
 
-def test_two_at_once_are_refused(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_two_processes_at_once_are_refused(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = start(RUN, tmp_path, out, 1, delay=30.0)
     deadline = time.monotonic() + 60
@@ -418,7 +418,7 @@ def test_memory_does_not_grow_with_the_corpus(
     assert peaks[1] < peaks[0] * 1.1 + 50_000
 
 
-def test_progress_ends_at_the_whole(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_progress_ends_at_the_total(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     prepare_corpus(
         corpus,

@@ -1,4 +1,4 @@
-"""The shards of a corpus, prepared apart and merged, are the store of one run to the byte, its record included."""
+"""The merged shards of a corpus are the store of one run to the byte, including store.json."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_gaps_and_another_order_are_refused(corpus: Corpus, tmp_path: Path) -> N
     check_adjacent(["a:0 to a:10", "a:10 to b:end", "c:0 to c:end"])
 
 
-def test_a_shard_is_not_taken_for_another(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_shard_is_not_confused_with_another(corpus: Corpus, tmp_path: Path) -> None:
     make(corpus, tmp_path, "s", "1/3")
     make(corpus, tmp_path, "s", "1/3")
     with pytest.raises(UserError, match=r"changed: shard \(shard: was '1/3', is now '2/3'\)"):
@@ -94,7 +94,7 @@ def test_a_shard_is_not_taken_for_another(corpus: Corpus, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("text", ["3", "0/3", "4/3", "a/b", "1/0", "-1/3", "1/3/4"])
-def test_other_shards_are_refused(text: str) -> None:
+def test_invalid_shards_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="--shard: expected a number"):
         Shard.parse(text)
 

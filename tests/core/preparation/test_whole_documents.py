@@ -1,4 +1,4 @@
-"""Kinds whose tokens may hold line ends: a store of documents has them, a store of lines has not."""
+"""For tokenizers whose tokens may hold line ends, a store of documents has them and a store of lines does not."""
 
 from __future__ import annotations
 

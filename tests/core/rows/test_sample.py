@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from terakoya import plugins
-from terakoya.commands.store.sample import coloured, plain
+from terakoya.commands.store.sample import format_coloured, format_plain
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.rows.sample import SampledToken, sample, sample_causal, sample_masked
@@ -38,16 +38,19 @@ def store(tmp_path: Path) -> TokenStore:
 
 def test_words_and_tokens_are_separated(store: TokenStore, tokenizer: PreTrainedTokenizerFast) -> None:
     first, second = sample(store, tokenizer, rows=2)
-    assert plain(first) == "寺子/屋|で|学/ぶ|。"
-    assert plain(second) == " the|寺子/屋"
-    assert [plain(row) for row in sample(store, tokenizer, rows=5, start=38, most_tokens=2)] == ["寺子/屋", " the|寺子"]
+    assert format_plain(first) == "寺子/屋|で|学/ぶ|。"
+    assert format_plain(second) == " the|寺子/屋"
+    assert [format_plain(row) for row in sample(store, tokenizer, rows=5, start=38, most_tokens=2)] == [
+        "寺子/屋",
+        " the|寺子",
+    ]
     with pytest.raises(UserError, match="--start: expected a sequence from 0 to 39, got 40"):
         sample(store, tokenizer, rows=1, start=40)
 
 
 def test_without_words_every_border_is_the_same(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     store = write_store(tmp_path / "s", [[[5, 6, 7]]], vocabulary=VOCABULARY)
-    assert plain(sample(store, tokenizer, rows=1)[0]) == "寺子|屋|で"
+    assert format_plain(sample(store, tokenizer, rows=1)[0]) == "寺子|屋|で"
 
 
 def test_a_character_of_several_tokens_is_shown_once(tmp_path: Path) -> None:
@@ -105,7 +108,7 @@ def test_causal_rows_show_documents_and_what_is_predicted(
     store = write_store(tmp_path / "store", documents, vocabulary=VOCABULARY)
     objective = plugins.registry().component("objectives", "causal_lm").model_validate(settings)
     shown = sample_causal(store, tokenizer, objective, rows=100, sequence_length=8, seed=1)
-    printed = [plain(row) for row in shown]
+    printed = [format_plain(row) for row in shown]
     if settings["layout"] == "packed":
         assert set(printed) >= set(rows), printed
     else:
@@ -137,9 +140,9 @@ def test_colours_show_words_and_markings() -> None:
         SampledToken("\n", 1, None, "kept", "\n"),
     ]
     causal = [SampledToken("寺", 1, None, "ignored", begins_document=True), SampledToken("屋", 1, None, label="\n")]
-    assert plain(causal) == "‖(寺)|屋→\\n" and coloured(causal).plain == "‖寺屋→\\n"
-    assert plain(row) == "寺子/屋|[で→[MASK]]|[[学]→。]|[\\n→=]"
-    line: Text = coloured(row)
+    assert format_plain(causal) == "‖(寺)|屋→\\n" and format_coloured(causal).plain == "‖寺屋→\\n"
+    assert format_plain(row) == "寺子/屋|[で→[MASK]]|[[学]→。]|[\\n→=]"
+    line: Text = format_coloured(row)
     assert line.plain == "寺子屋で[学]→。\\n"
     styles = [str(span.style) for span in line.spans]
     assert len(set(styles)) == len(styles) == 6

@@ -1,4 +1,4 @@
-"""Megatron's files become stores: every id type, sentences, a missing end of document mended, damage named at once."""
+"""Megatron's files become stores: every id type, sentences, repaired document ends; damage is refused at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Documents = list[list[list[int]]]
 
 
 def write_megatron(prefix: Path, documents: Documents, *, dtype: str = "uint16", end: int | None, drift: bool) -> None:
-    """Writes documents of sentences as the published format has it; `end` follows each document that is not empty.
+    """Writes documents of sentences in the published format; `end` follows each document that is not empty.
 
     With `drift` the lengths leave `end` out.
     """
@@ -53,13 +53,13 @@ def write_megatron(prefix: Path, documents: Documents, *, dtype: str = "uint16",
 
 
 def read(store: TokenStore) -> Documents:
-    """The documents of a store as sequences."""
+    """Returns the documents of a store as sequences."""
     sequences = [store.tokens[a:b].tolist() for a, b in pairwise(store.offsets)]
     bounds = store.documents.tolist()
     return [sequences[a:b] for a, b in pairwise(bounds)]
 
 
-def bring_in(prefix: Path, out: Path, **options: Any) -> StoreFacts:
+def import_files(prefix: Path, out: Path, **options: Any) -> StoreFacts:
     tokenizer = out.with_name("tokenizer")
     if not tokenizer.exists():
         make_folder(tokenizer)
@@ -75,14 +75,14 @@ WHOLE = [[[7, 8, 9]], [[100, 11, 12, 13]], [[14, 15, 16]]]
 @pytest.mark.parametrize("drift", [False, True])
 def test_sentences_of_every_type_become_lines(tmp_path: Path, dtype: str, drift: bool) -> None:
     write_megatron(tmp_path / "p", SENTENCES, dtype=dtype, end=EOS, drift=drift)
-    facts = bring_in(tmp_path / "p.idx", tmp_path / "store", repair=drift)
+    facts = import_files(tmp_path / "p.idx", tmp_path / "store", repair=drift)
     store = TokenStore.open(tmp_path / "store")
     assert (facts.unit, facts.eos, facts.dtype, facts.word_starts) == ("line", EOS, "uint16", False)
     assert facts.options["repaired"] is drift
     assert read(store) == [[[7, 8], [9, EOS]], [[100, 11, 12, 13, EOS]], [[14], [15, 16, EOS]]]
     assert verify(store.folder) == []
     assert (store.tokenizer_folder / "size.txt").exists()
-    bring_in(tmp_path / "p", tmp_path / "whole", repair=drift, unit="document")
+    import_files(tmp_path / "p", tmp_path / "whole", repair=drift, unit="document")
     assert read(TokenStore.open(tmp_path / "whole")) == [[[*document[0], EOS]] for document in WHOLE]
 
 
@@ -95,7 +95,7 @@ def test_sentences_of_every_type_become_lines(tmp_path: Path, dtype: str, drift:
     drift=st.booleans(),
     chunk=st.integers(1, 4),
 )
-def test_what_was_written_is_imported_in_chunks_of_any_size(
+def test_import_in_chunks_of_any_size_gives_the_written_documents(
     documents: Documents, end: int | None, drift: bool, chunk: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
@@ -104,7 +104,7 @@ def test_what_was_written_is_imported_in_chunks_of_any_size(
         patch.setattr("terakoya.store.megatron_import.CHUNK", chunk)
         write_megatron(Path(folder) / "p", documents, end=end, drift=drift)
         out = Path(folder) / "store"
-        facts = bring_in(Path(folder) / "p", out, repair=True, starts_word=np.arange(1000) % 2 == 0)
+        facts = import_files(Path(folder) / "p", out, repair=True, starts_word=np.arange(1000) % 2 == 0)
         expected = [[list(line) for line in document] for document in documents if document]
         for document in expected:
             document[-1] += [end] * (end is not None)
@@ -114,13 +114,13 @@ def test_what_was_written_is_imported_in_chunks_of_any_size(
         assert verify(out) == []
 
 
-def test_our_files_are_megatrons_both_ways(tmp_path: Path) -> None:
+def test_our_files_and_megatrons_files_are_equal(tmp_path: Path) -> None:
     documents = [[[7, 8], [9]], [[100, 11, 12, 13]]]
     for unit in ("document", "line"):
         ours = write_store(tmp_path / unit, documents, vocabulary=VOCABULARY, unit=unit, eos=EOS)  # type: ignore[arg-type]
         lines = documents if unit == "line" else [[list(chain(*document))] for document in documents]
         write_megatron(tmp_path / "p", lines, end=EOS, drift=False)
-        bring_in(ours.folder / "tokens", tmp_path / f"{unit} again")
+        import_files(ours.folder / "tokens", tmp_path / f"{unit} again")
         for suffix in ("bin", "idx"):
             expected = (tmp_path / f"p.{suffix}").read_bytes()
             assert (ours.folder / f"tokens.{suffix}").read_bytes() == expected
@@ -128,41 +128,41 @@ def test_our_files_are_megatrons_both_ways(tmp_path: Path) -> None:
         assert TokenStore.open(tmp_path / f"{unit} again").fingerprint == ours.fingerprint
 
 
-def test_a_drift_is_refused_and_told_from_other_surplus(tmp_path: Path) -> None:
+def test_omitted_document_ends_are_refused_and_other_surplus_is_damage(tmp_path: Path) -> None:
     write_megatron(tmp_path / "p", SENTENCES, end=EOS, drift=True)
     with pytest.raises(UserError, match=r"leaves out the end-of-document id 5 of each of 3 documents.*--repair"):
-        bring_in(tmp_path / "p", tmp_path / "store")
+        import_files(tmp_path / "p", tmp_path / "store")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["p.bin", "p.idx", "tokenizer"]
     raw = (tmp_path / "p.bin").read_bytes()
     (tmp_path / "p.bin").write_bytes(raw[:-2] + b"\x63\0")  # the last end of document
     with pytest.raises(UserError, match="only 2 documents would then end with id 5"):
-        bring_in(tmp_path / "p", tmp_path / "store", repair=True)
+        import_files(tmp_path / "p", tmp_path / "store", repair=True)
     (tmp_path / "p.bin").write_bytes(raw + b"\0\0")
     with pytest.raises(UserError, match=r"p\.bin: expected 20 bytes for 10 ids.*got 28: not the file of this index"):
-        bring_in(tmp_path / "p", tmp_path / "store", repair=True)
+        import_files(tmp_path / "p", tmp_path / "store", repair=True)
 
 
-def test_the_end_of_documents_is_found_or_asked_for(tmp_path: Path) -> None:
+def test_the_end_of_documents_is_found_or_must_be_given(tmp_path: Path) -> None:
     write_megatron(tmp_path / "none", WHOLE, end=None, drift=False)
-    assert bring_in(tmp_path / "none", tmp_path / "a").eos is None
+    assert import_files(tmp_path / "none", tmp_path / "a").eos is None
     write_megatron(tmp_path / "other", WHOLE, end=3, drift=False)
-    assert bring_in(tmp_path / "other", tmp_path / "b").eos == 3
-    assert bring_in(tmp_path / "other", tmp_path / "c", eos=None).eos is None
+    assert import_files(tmp_path / "other", tmp_path / "b").eos == 3
+    assert import_files(tmp_path / "other", tmp_path / "c", eos=None).eos is None
     write_megatron(tmp_path / "unknown", WHOLE, end=1, drift=False)
-    assert bring_in(tmp_path / "unknown", tmp_path / "unknown words").eos is None
+    assert import_files(tmp_path / "unknown", tmp_path / "unknown words").eos is None
     some = [[[7, EOS]], [[8]]]
     write_megatron(tmp_path / "some", some, end=None, drift=False)
     with pytest.raises(UserError, match=r"every document to end with id 5, or none, got 1 of 2; give --eos"):
-        bring_in(tmp_path / "some", tmp_path / "d")
+        import_files(tmp_path / "some", tmp_path / "d")
     with pytest.raises(UserError, match=r"every document to end with id 8"):
-        bring_in(tmp_path / "some", tmp_path / "d", eos=8)
-    assert bring_in(tmp_path / "some", tmp_path / "d", eos=None).eos is None
+        import_files(tmp_path / "some", tmp_path / "d", eos=8)
+    assert import_files(tmp_path / "some", tmp_path / "d", eos=None).eos is None
 
 
-def test_lines_are_not_made_of_whole_documents(tmp_path: Path) -> None:
+def test_unit_line_is_refused_for_whole_documents(tmp_path: Path) -> None:
     write_megatron(tmp_path / "p", WHOLE, end=None, drift=False)
     with pytest.raises(UserError, match="--unit line: expected documents split into sentences"):
-        bring_in(tmp_path / "p", tmp_path / "store", unit="line")
+        import_files(tmp_path / "p", tmp_path / "store", unit="line")
 
 
 def damage(prefix: Path, how: str) -> None:
@@ -205,37 +205,37 @@ def damage(prefix: Path, how: str) -> None:
         ("old format", r"p\.idx: expected a Megatron index"),
     ],
 )
-def test_damage_is_named_at_once(tmp_path: Path, how: str, message: str) -> None:
+def test_damage_is_reported_at_once(tmp_path: Path, how: str, message: str) -> None:
     write_megatron(tmp_path / "p", WHOLE * 1000, end=EOS, drift=False)
     damage(tmp_path / "p", how)
     start = time.perf_counter()
     with pytest.raises(UserError, match=message):
-        bring_in(tmp_path / "p", tmp_path / "store")
+        import_files(tmp_path / "p", tmp_path / "store")
     assert time.perf_counter() - start < 1
 
 
-def test_ids_of_another_vocabulary_are_refused_wherever_they_are(tmp_path: Path) -> None:
+def test_ids_of_another_vocabulary_are_refused_at_any_position(tmp_path: Path) -> None:
     document = [[7] * 500_000]
     write_megatron(tmp_path / "p", [document], end=EOS, drift=False)
     with pytest.raises(UserError, match=r"p\.bin: token 0: expected an id below 6.*got 7; name the tokenizer"):
-        bring_in(tmp_path / "p", tmp_path / "store", vocabulary=Vocabulary(size=6, eos=EOS))
+        import_files(tmp_path / "p", tmp_path / "store", vocabulary=Vocabulary(size=6, eos=EOS))
     document[0][123_456] = 999
     write_megatron(tmp_path / "p", [document], dtype="int64", end=EOS, drift=False)
     with pytest.raises(UserError, match=r"p\.bin: token 123,456: expected an id below 999"):
-        bring_in(tmp_path / "p", tmp_path / "store", vocabulary=Vocabulary(size=999, eos=EOS))
+        import_files(tmp_path / "p", tmp_path / "store", vocabulary=Vocabulary(size=999, eos=EOS))
     assert sorted(file.name for file in tmp_path.iterdir()) == ["p.bin", "p.idx", "tokenizer"]
 
 
-def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_files_is_refused_and_stays(tmp_path: Path) -> None:
     write_megatron(tmp_path / "p", WHOLE, end=None, drift=False)
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "mine").touch()
     with pytest.raises(UserError, match="expected a new or empty folder"):
-        bring_in(tmp_path / "p", tmp_path / "store")
+        import_files(tmp_path / "p", tmp_path / "store")
     assert (tmp_path / "store" / "mine").exists()
 
 
-def test_reading_tells_nothing_of_tokens(tmp_path: Path) -> None:
+def test_opening_files_reads_no_tokens(tmp_path: Path) -> None:
     write_megatron(tmp_path / "p", SENTENCES, end=EOS, drift=True)
     files = MegatronFiles.open(tmp_path / "p.bin")
     assert files.omits_document_ends and files.has_sentences and files.empty == (0, 1)

@@ -1,4 +1,4 @@
-"""Merging gives what preparing all corpora together gives; what does not belong together is refused by name."""
+"""Merging gives the store of all corpora together; incompatible stores are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DATA = ("tokens.bin", "tokens.idx", "tokens.words")
 
 
 def write_corpus(folder: Path, sizes: list[int]) -> list[Path]:
-    """Files of so many documents, each with one bad line."""
+    """Writes files with these numbers of documents, each file with one bad line."""
     files = []
     for number, size in enumerate(sizes):
         rows = [json.dumps({"text": f"word{i * i} {number} abcdefg\nline{i} [MASK]"}) for i in range(size)]
@@ -71,11 +71,11 @@ def test_bits_and_ids_join_at_any_length(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("terakoya.store.merge._CHUNK", chunk)
         for number, lines in enumerate(stores):
-            words = [[[each % 2 == 0 for each in line]] for line in lines]
+            words = [[[token % 2 == 0 for token in line]] for line in lines]
             write_store(folder / str(number), [[line] for line in lines], vocabulary=vocabulary, word_starts=words)
         merge([folder / str(number) for number in range(len(stores))], folder / "all")
     store = TokenStore.open(folder / "all")
-    assert store.tokens.tolist() == [each for lines in stores for line in lines for each in line]
+    assert store.tokens.tolist() == [token for lines in stores for line in lines for token in line]
     assert store.word_starts(0, store.facts.tokens).tolist() == (store.tokens % 2 == 0).tolist()
     assert np.diff(store.offsets).tolist() == [len(line) for lines in stores for line in lines]
     assert verify(store.folder) == []
@@ -95,7 +95,7 @@ BASE: dict[str, Any] = {"vocabulary": Vocabulary(size=100, eos=5), "unit": "docu
         ({"word_starts": [[[True, False]]]}, "word starts: expected not known .*got known; .*--no-word-starts"),
     ],
 )
-def test_what_does_not_belong_together_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_incompatible_stores_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     write_store(tmp_path / "first", [[[1, 2]]], **BASE)
     write_store(tmp_path / "second", [[[1, 2]]], **{**BASE, **change})
     with pytest.raises(UserError, match=f"second: {message}"):
@@ -120,7 +120,7 @@ def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path) -> None:
         merge([tmp_path / "s0", tmp_path / "s1"], tmp_path / "out")
 
 
-def test_a_damaged_store_and_a_single_one_are_refused(tmp_path: Path) -> None:
+def test_a_damaged_store_and_a_single_store_are_refused(tmp_path: Path) -> None:
     for name in "ab":
         write_store(tmp_path / name, [[[1, 2]]], **BASE)
     with pytest.raises(UserError, match="two stores or more"):
@@ -134,7 +134,7 @@ def test_a_damaged_store_and_a_single_one_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damaged", ["a", "b"])
 def test_a_changed_file_is_refused_and_leaves_nothing(tmp_path: Path, name: str, damaged: str) -> None:
     lines = [[list(range(40)), list(range(40, 80))] for _ in range(3)]
-    words = [[[each % 2 == 0 for each in line] for line in document] for document in lines]
+    words = [[[token % 2 == 0 for token in line] for line in document] for document in lines]
     for folder in "ab":
         write_store(tmp_path / folder, lines, vocabulary=Vocabulary(size=100), unit="line", word_starts=words)
     damage(tmp_path / damaged / name)
@@ -146,7 +146,7 @@ def test_a_changed_file_is_refused_and_leaves_nothing(tmp_path: Path, name: str,
 def test_memory_does_not_grow_with_the_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("terakoya.store.merge._CHUNK", 1 << 12)
     peaks = []
-    for size in (500, 500, 5_000):  # the first one warms up
+    for size in (500, 500, 5_000):  # the first size warms up
         documents = [[np.arange(100)]] * size
         words = [[np.ones(100, bool)]] * size
         folders = [tmp_path / f"{name}{size}.{len(peaks)}" for name in "ab"]

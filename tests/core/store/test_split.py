@@ -1,4 +1,4 @@
-"""Splitting loses and repeats nothing, keeps order and words, and puts equal documents on one side."""
+"""Splitting loses and repeats nothing, keeps order and words, and puts equal documents into one part."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def random_documents(seed: int, count: int) -> list[Document]:
 
 
 def make(folder: Path, documents: list[Document], unit: Unit = "line") -> TokenStore:
-    words = [[[each % 2 == 0 for each in line] for line in document] for document in documents]
+    words = [[[token % 2 == 0 for token in line] for line in document] for document in documents]
     return write_store(folder, documents, vocabulary=Vocabulary(size=100), unit=unit, word_starts=words)
 
 
@@ -41,7 +41,7 @@ def read(folder: Path) -> list[Document]:
 
 
 @pytest.mark.parametrize("window", [7, 1 << 14])
-def test_every_document_goes_to_one_side_in_order(tmp_path: Path, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_document_goes_to_one_part_in_order(tmp_path: Path, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("terakoya.store.split._DOCUMENTS", window)
     monkeypatch.setattr("terakoya.store.split._TOKENS", 5)
     documents = random_documents(1, 600)
@@ -58,7 +58,7 @@ def test_every_document_goes_to_one_side_in_order(tmp_path: Path, window: int, m
     assert facts[1].options["split"] == "part 2 of 8,1,1, seed 0"
 
 
-def test_equal_documents_are_on_one_side_in_every_store(tmp_path: Path) -> None:
+def test_equal_documents_are_in_one_part_in_every_store(tmp_path: Path) -> None:
     documents = random_documents(2, 300)
     make(tmp_path / "twice", [*documents, *reversed(documents)])
     make(tmp_path / "some", documents[100:])

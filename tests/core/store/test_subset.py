@@ -1,4 +1,4 @@
-"""A part of a store is the store of those documents alone, seen without a copy."""
+"""A subset of a store equals a store of those documents alone, without a copy."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ LAYOUTS = [
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
-    """A store of 40 documents whose tokens know words; its corpus lies beside it."""
+    """A store of 40 documents with word starts, next to its corpus."""
     store = TokenStore.open(toy.make_store(tmp_path_factory.mktemp("whole") / "toy", documents=40, seed=5))
     give_words(store, np.random.default_rng(5).integers(0, 2, store.facts.tokens).astype(bool))
     return store
 
 
 def give_words(store: TokenStore, starts: np.ndarray) -> None:
-    """Lets words start at `starts` (T,) bool."""
+    """Sets the word starts of `store` to `starts` (T,) bool."""
     np.packbits(starts, bitorder="little").tofile(store.folder / "tokens.words")
 
 
 @pytest.mark.parametrize(("first", "stop"), [(0, 13), (7, 8), (11, 40)])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: f"{layout.framing}-{layout.kind}")
-def test_its_rows_are_those_of_a_store_of_its_documents(
+def test_a_subset_has_the_rows_of_a_store_of_its_documents(
     whole: TokenStore, layout: Layout, first: int, stop: int, tmp_path: Path
 ) -> None:
     lines = (whole.folder.parent / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
@@ -62,9 +62,9 @@ def test_its_rows_are_those_of_a_store_of_its_documents(
     np.testing.assert_array_equal(some.word_starts(0, some.facts.tokens), alone.word_starts(0, alone.facts.tokens))
 
 
-def test_parts_have_fingerprints_of_their_own_and_travel(whole: TokenStore) -> None:
+def test_subsets_have_their_own_fingerprints_and_are_picklable(whole: TokenStore) -> None:
     parts = [select_documents(whole, 0, 20), select_documents(whole, 20, 40), select_documents(whole, 0, 21)]
-    assert len({each.fingerprint for each in [whole, *parts]}) == 4
+    assert len({store.fingerprint for store in [whole, *parts]}) == 4
     back = pickle.loads(pickle.dumps(parts[1]))
     assert back.fingerprint == parts[1].fingerprint
     np.testing.assert_array_equal(back.tokens, parts[1].tokens)
@@ -75,11 +75,11 @@ def test_parts_have_fingerprints_of_their_own_and_travel(whole: TokenStore) -> N
     [
         (1000, (949, 50, 1), [(0, 949), (949, 999), (999, 1000)]),
         (7, (998, 1, 1), [(0, 7), (7, 7), (7, 7)]),
-        (10, (3, 1), [(0, 8), (8, 10)]),  # 7.5 is rounded to the even number, as numpy and Megatron-Core do
+        (10, (3, 1), [(0, 8), (8, 10)]),  # 7.5 is rounded to the even number, as in numpy and Megatron-Core
         (153, (0.9, 0.1), [(0, 138), (138, 153)]),
     ],
 )
-def test_documents_are_cut_by_megatrons_rule(
+def test_document_ranges_follow_megatrons_rule(
     documents: int, shares: tuple[float, ...], expected: list[tuple[int, int]]
 ) -> None:
     assert document_ranges(documents, shares) == expected

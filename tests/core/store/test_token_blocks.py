@@ -1,4 +1,4 @@
-"""Blocks hold the whole text once, in order or shuffled, and come back as a store; what is no block is named."""
+"""Blocks hold the whole text once, in order or shuffled, and can be imported into a store; other lines are refused."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_blocks_are_the_joined_documents_cut(
     folder = tmp_path_factory.mktemp("blocks")
     vocabulary = VOCABULARY if end != "none" else Vocabulary(size=1000)
     write_store(folder / "s", [[one] for one in documents], vocabulary=vocabulary, eos=EOS if end == "stored" else None)
-    stream = [each for one in documents for each in [*one, *([] if end == "none" else [EOS])]]
+    stream = [token for document in documents for token in [*document, *([] if end == "none" else [EOS])]]
     whole, short = divmod(len(stream), block_size)
     expected = [stream[n * block_size : (n + 1) * block_size] for n in range(whole)]
     done = export_blocks(folder / "s", folder / "a.jsonl", block_size=block_size, keep_short=True, shuffle_seed=seed)
@@ -77,7 +77,7 @@ def test_the_shuffle_seed_decides_the_order(tmp_path: Path) -> None:
     assert sum(abs(a - b) == 10 for a, b in pairwise(orders[1])) < 20
 
 
-def bring_in(files: list[Path], out: Path, starts_word: np.ndarray | None = None) -> StoreFacts:
+def import_files(files: list[Path], out: Path, starts_word: np.ndarray | None = None) -> StoreFacts:
     tokenizer = out.with_name("tokenizer")
     if not tokenizer.exists():
         make_folder(tokenizer)
@@ -102,20 +102,20 @@ def test_blocks_become_documents_without_their_padding(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_text("\n".join(lines[:2]) + "\n\n")
     (tmp_path / "in" / "b.jsonl.gz").write_bytes(gzip.compress("\n".join(lines[2:]).encode()))
-    facts = bring_in([tmp_path / "in"], tmp_path / "store", np.arange(1000) % 2 == 0)
+    facts = import_files([tmp_path / "in"], tmp_path / "store", np.arange(1000) % 2 == 0)
     store = TokenStore.open(tmp_path / "store")
     assert [store.tokens[a:b].tolist() for a, b in pairwise(store.offsets)] == [[7, 8, 9], [10], [11, 12]]
     assert store.word_starts(0, 6).tolist() == [False, True, False, True, False, True]
     assert (facts.unit, facts.eos, facts.options) == ("document", None, {"imported": "blocks"})
     assert set(facts.inputs) == {"blocks", "tokenizer"} and verify(store.folder) == []
     (tmp_path / "c.json").write_text(lines[0])
-    assert bring_in([tmp_path / "c.json"], tmp_path / "one").tokens == 3
+    assert import_files([tmp_path / "c.json"], tmp_path / "one").tokens == 3
 
 
-def test_a_store_goes_out_and_comes_back(tmp_path: Path) -> None:
+def test_an_exported_store_can_be_imported(tmp_path: Path) -> None:
     write_store(tmp_path / "s", [[np.arange(6, 900)], [[7] * 100]], vocabulary=VOCABULARY, eos=EOS)
     export_blocks(tmp_path / "s", tmp_path / "a.jsonl", block_size=64, keep_short=True)
-    bring_in([tmp_path / "a.jsonl"], tmp_path / "again")
+    import_files([tmp_path / "a.jsonl"], tmp_path / "again")
     assert (tmp_path / "again" / "tokens.bin").read_bytes() == (tmp_path / "s" / "tokens.bin").read_bytes()
 
 
@@ -134,10 +134,10 @@ def test_a_store_goes_out_and_comes_back(tmp_path: Path) -> None:
         ('{"input_ids": [-1]}', "line 2: expected ids below 1,000, .*got -1"),
     ],
 )
-def test_what_is_no_block_is_named_and_leaves_nothing(tmp_path: Path, line: str, message: str) -> None:
+def test_invalid_blocks_are_reported_and_leave_nothing(tmp_path: Path, line: str, message: str) -> None:
     (tmp_path / "a.jsonl").write_text(f'{{"input_ids": [7]}}\n{line}\n')
     with pytest.raises(UserError, match=f"a.jsonl, {message}"):
-        bring_in([tmp_path / "a.jsonl"], tmp_path / "store")
+        import_files([tmp_path / "a.jsonl"], tmp_path / "store")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.jsonl", "tokenizer"]
 
 
@@ -150,7 +150,7 @@ def test_a_changed_store_is_not_exported(tmp_path: Path, name: str) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["s"]
 
 
-def test_export_refuses_what_would_be_lost_or_empty(tmp_path: Path) -> None:
+def test_export_refuses_loss_and_empty_output(tmp_path: Path) -> None:
     write_store(tmp_path / "s", [[[7, 8]]], vocabulary=VOCABULARY, eos=EOS)
     with pytest.raises(UserError, match="expected 4 tokens for a block, got 3; choose a smaller --block-size"):
         export_blocks(tmp_path / "s", tmp_path / "a.jsonl", block_size=4)

@@ -1,4 +1,4 @@
-"""The token store's files are Megatron's to the byte, and no damage to them passes unseen."""
+"""The token store's files are Megatron's to the byte, and every damage to them is detected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORDS = [[[True, False], [True]], [[True, True, False, True]]]
 
 
 def read_megatron(folder: Path) -> tuple[list[list[int]], list[int]]:
-    """Sequences and document index of `folder`, read with nothing but the published layout."""
+    """Reads sequences and document index of `folder` using only the published layout."""
     raw = (folder / "tokens.idx").read_bytes()
     assert raw[:9] == b"MMIDIDX\x00\x00"
     (version,) = struct.unpack("<Q", raw[9:17])
@@ -82,10 +82,10 @@ def test_document_units_with_eos_in_four_bytes(tmp_path: Path) -> None:
     part_tokens=st.integers(1, 20),
     data=st.data(),
 )
-def test_what_is_written_is_read(
+def test_a_written_store_reads_back(
     documents: list[list[list[int]]], unit: Unit, size: int, with_eos: bool, part_tokens: int, data: st.DataObject
 ) -> None:
-    documents = [[[each % size for each in line] for line in document] for document in documents]
+    documents = [[[token % size for token in line] for line in document] for document in documents]
     if not any(line for document in documents for line in document):
         documents[0].append([1])
     words = [[[data.draw(st.booleans()) for _ in line] for line in document] for document in documents]
@@ -127,7 +127,7 @@ def store(tmp_path: Path) -> TokenStore:
 
 @pytest.mark.parametrize("name", ["tokens.bin", "tokens.idx", "tokens.words"])
 @pytest.mark.parametrize("damage", ["shorter", "longer", "gone"])
-def test_a_damaged_store_is_refused_by_name(store: TokenStore, name: str, damage: str) -> None:
+def test_a_damaged_file_is_refused_by_name(store: TokenStore, name: str, damage: str) -> None:
     file = store.folder / name
     content = file.read_bytes()
     if damage == "gone":
@@ -156,7 +156,7 @@ def test_files_of_different_stores_are_refused(store: TokenStore, tmp_path: Path
         TokenStore.open(store.folder)
 
 
-def test_a_broken_record_is_named(store: TokenStore) -> None:
+def test_an_invalid_store_json_is_reported(store: TokenStore) -> None:
     file = store.folder / "store.json"
     record = json.loads(file.read_text())
     file.write_text(json.dumps({**record, "tokens": "many"}))
@@ -167,7 +167,7 @@ def test_a_broken_record_is_named(store: TokenStore) -> None:
         TokenStore.open(store.folder)
 
 
-def test_a_foreign_index_is_named(store: TokenStore) -> None:
+def test_an_index_of_another_format_is_reported(store: TokenStore) -> None:
     file = store.folder / "tokens.idx"
     content = file.read_bytes()
     file.write_bytes(b"TNTIDX\0\0\0" + content[9:])
@@ -178,7 +178,7 @@ def test_a_foreign_index_is_named(store: TokenStore) -> None:
         TokenStore.open(store.folder)
 
 
-def test_another_id_type_is_refused_by_name(store: TokenStore) -> None:
+def test_another_id_type_is_refused(store: TokenStore) -> None:
     file = store.folder / "tokens.idx"
     content = bytearray(file.read_bytes())
     content[17] = 3  # int16 is as large as uint16
@@ -219,7 +219,7 @@ def test_a_record_of_another_vocabulary_is_refused(store: TokenStore) -> None:
         (34 + 12 * 50 + 8 * 50, r"expected documents from sequence 0 to 50, got 0 to "),
     ],
 )
-def test_an_index_that_ends_elsewhere_is_refused(store: TokenStore, at: int, message: str) -> None:
+def test_an_index_with_other_ends_is_refused(store: TokenStore, at: int, message: str) -> None:
     file = store.folder / "tokens.idx"
     content = bytearray(file.read_bytes())
     content[at] += 1
@@ -238,7 +238,7 @@ def test_verify_finds_changed_content(store: TokenStore) -> None:
     assert f"token 5: expected an id below 100, got {256 + content[10]}" in faults
 
 
-def test_verify_finds_an_index_that_disagrees_with_itself(store: TokenStore) -> None:
+def test_verify_finds_an_inconsistent_index(store: TokenStore) -> None:
     file = store.folder / "tokens.idx"
     content = bytearray(file.read_bytes())
     content[34:38] = struct.pack("<i", 6)  # the first length
@@ -252,7 +252,7 @@ def test_verify_finds_an_index_that_disagrees_with_itself(store: TokenStore) -> 
     assert "document entries that rise from 0 to 50" in "\n".join(verify(store.folder))
 
 
-def test_a_store_without_words_says_so(tmp_path: Path) -> None:
+def test_a_store_without_word_starts_is_reported(tmp_path: Path) -> None:
     store = write_store(tmp_path / "s", DOCUMENTS, vocabulary=Vocabulary(size=10))
     assert not (store.folder / "tokens.words").exists()
     with pytest.raises(UserError, match=r"without tokens\.words"):
@@ -287,7 +287,7 @@ def test_a_store_is_picklable(store: TokenStore) -> None:
     assert np.array_equal(again.tokens, store.tokens)
 
 
-def test_the_lock_is_left_free(tmp_path: Path) -> None:
+def test_writing_a_store_releases_the_lock(tmp_path: Path) -> None:
     with locked(tmp_path):
         assert [file.name for file in tmp_path.iterdir()] == [".lock"]
     assert list(tmp_path.iterdir()) == []

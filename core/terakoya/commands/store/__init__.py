@@ -1,1 +1,1 @@
-"""`terakoya store` and its verbs."""
+"""`terakoya store` and its subcommands."""

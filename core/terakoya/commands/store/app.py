@@ -1,4 +1,4 @@
-"""`terakoya store`: what a token store holds, whether it is sound, and stores made of stores."""
+"""`terakoya store` describes, checks, samples, imports, merges, splits and exports token stores."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from terakoya.commands.store import sample as store_sample
 if TYPE_CHECKING:
     from terakoya.store.token_store import StoreFacts
 
-app = typer.Typer(no_args_is_help=True, help="Look into token stores, import, merge and split them.")
+app = typer.Typer(no_args_is_help=True, help="Inspect, check, import, merge, split and export token stores.")
 
 Store = Annotated[Path, typer.Argument(help="The store's folder.", metavar="STORE")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class Count(NamedTuple):
-    """What a store's index header says."""
+    """Numbers of documents, sequences and tokens of a store."""
 
     documents: int
     sequences: int
@@ -30,14 +30,15 @@ class Count(NamedTuple):
 
 
 def info(folder: Path) -> StoreFacts:
-    """The facts of the store in `folder`. UserError if it is missing, unfinished, truncated or inconsistent."""
+    """Returns the facts of the store `folder`. Raises UserError if it is missing, unfinished, truncated or
+    inconsistent."""
     from terakoya.store.token_store import TokenStore
 
     return TokenStore.open(folder).facts
 
 
 def count(folder: Path) -> Count:
-    """How much the store in `folder` holds, from headers and sizes of files alone; ids are not looked at. UserError as
+    """Returns the counts of the store `folder`, from headers and file sizes alone; reads no ids. Raises UserError as
     `info`."""
     from terakoya.store.token_store import TokenStore
 
@@ -46,7 +47,7 @@ def count(folder: Path) -> Count:
 
 
 def verify(folder: Path) -> list[str]:
-    """Every fault of the store in `folder`, found by reading all of it; none if it is sound. UserError as `info`."""
+    """Reads the whole store `folder` and returns a description of every fault. Raises UserError as `info`."""
     from terakoya.store.verify import verify
 
     return verify(folder)
@@ -86,7 +87,7 @@ def info_command(store: Store, json: Json = False) -> None:
 
 
 def _answers(folder: Path, facts: StoreFacts) -> dict[str, str]:
-    """How many tokens of a store of conversations belong to answers, and what was counted while they were written."""
+    """Returns the tokens of answers and the notes of a store of conversations; nothing for a store of plain text."""
     from terakoya.store.token_store import TokenStore
 
     if not facts.answers:
@@ -99,7 +100,7 @@ def _answers(folder: Path, facts: StoreFacts) -> dict[str, str]:
 def count_command(
     stores: Annotated[list[Path], typer.Argument(metavar="STORE...", show_default=False)], json: Json = False
 ) -> None:
-    """Count documents, sequences and tokens: reads headers, whatever the size. Several stores make a table."""
+    """Count documents, sequences and tokens, from headers alone. Several stores give a table."""
     import orjson
     from rich.table import Table
 
@@ -125,7 +126,7 @@ def count_command(
 
 @app.command("verify")
 def verify_command(store: Store) -> None:
-    """Read a whole store and check sizes, hashes, the index and the range of ids. Exits with 1 if it is not sound."""
+    """Read a whole store and check sizes, hashes, the index and the range of ids. Exits with 1 if it finds a fault."""
     from terakoya.log import console
 
     faults = verify(store)

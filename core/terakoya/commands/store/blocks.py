@@ -20,8 +20,8 @@ def import_blocks(
     type: str | None = None,
     word_starts: bool = True,
 ) -> StoreFacts:
-    """Makes the store `out` of files of `{"input_ids", "attention_mask"}` lines, whose ids are those of the tokenizer
-    in the folder `tokenizer`. Raises UserError; see `terakoya.store.token_blocks.import_blocks`."""
+    """Makes the store `out` from files of `{"input_ids", "attention_mask"}` lines with ids of the tokenizer in the
+    folder `tokenizer`. Raises UserError as `terakoya.store.token_blocks.import_blocks`."""
     from terakoya.store.token_blocks import import_blocks as import_files
     from terakoya.tokenization.recognise import recognise_tokenizer
     from terakoya.toolkit.tokenizers.word_start_marks import word_start_table
@@ -39,16 +39,14 @@ def import_blocks(
 
 def import_command(
     files: Annotated[list[str], typer.Argument(help="Files of JSON lines (.gz, .zst ... too), or folders of them.")],
-    tokenizer: Annotated[Path, typer.Option(help="The folder of the tokenizer that the ids come from.")],
+    tokenizer: Annotated[Path, typer.Option(help="Folder of the tokenizer that made the ids.")],
     out: Annotated[Path, typer.Option(help="The new store's folder.")],
     type: Annotated[
-        str | None, typer.Option(help="The tokenizer's kind. Default: recognised.", show_default=False)
+        str | None, typer.Option(help="The tokenizer's type. Default: recognised.", show_default=False)
     ] = None,
-    word_starts: Annotated[
-        bool, typer.Option(help="Rebuild word starts where the tokenizer's pieces tell them.")
-    ] = True,
+    word_starts: Annotated[bool, typer.Option(help="Rebuild word starts if the tokenizer's pieces mark them.")] = True,
 ) -> None:
-    """Make a store of blocks of ids: each becomes a document, its padding left out."""
+    """Make a store from blocks of ids: each becomes a document, without its padding."""
     from terakoya.log import console
 
     facts = import_blocks(files, tokenizer=tokenizer, out=out, type=type, word_starts=word_starts)
@@ -63,10 +61,10 @@ def import_command(
 def export_command(
     store: Annotated[Path, typer.Argument(help="The store's folder.", metavar="STORE")],
     out: Annotated[Path, typer.Option(help="The new file, such as train/blocks.jsonl or blocks.jsonl.gz.")],
-    block_size: Annotated[int, typer.Option(min=1, help="Tokens of a block.")] = 2048,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens per block.")] = 2048,
     keep_short: Annotated[bool, typer.Option("--keep-short", help="Keep the last, short block.")] = False,
     shuffle_seed: Annotated[
-        int | None, typer.Option(help="Put blocks in another order. Default: in order.", show_default=False)
+        int | None, typer.Option(help="Shuffle the blocks with this seed. Default: in order.", show_default=False)
     ] = None,
 ) -> None:
     """Write a store as blocks of ids, {"input_ids": [...], "attention_mask": [...]}."""

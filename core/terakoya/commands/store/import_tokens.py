@@ -1,4 +1,4 @@
-"""`terakoya store import`: Megatron's token files become a store."""
+"""`terakoya store import` makes a store from Megatron's token files."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def import_megatron(
     eos: int | Literal["find"] | None = "find",
     word_starts: bool = True,
 ) -> StoreFacts:
-    """Makes the store `out` of `prefix`.bin and `prefix`.idx, whose ids are those of the tokenizer in the folder
-    `tokenizer` (of the kind `type`; recognised if None).
+    """Makes the store `out` from `prefix`.bin and `prefix`.idx, with ids of the tokenizer in the folder `tokenizer` (of
+    the registered `type`; recognised if None).
 
-    `word_starts` rebuilds word starts where the tokenizer's pieces tell them. Raises UserError for anything the user
-    can mend; see `terakoya.store.megatron_import`.
+    `word_starts` rebuilds word starts if the tokenizer's pieces mark them. Raises UserError as
+    `terakoya.store.megatron_import.import_megatron`.
     """
     from terakoya.store.megatron_files import MegatronFiles
     from terakoya.store.megatron_import import import_megatron as import_files
@@ -53,7 +53,7 @@ def import_megatron(
 
 
 def parse_eos(text: str) -> int | Literal["find"] | None:
-    """An id, "find" or "none". UserError for anything else."""
+    """Parses an id, "find" or "none". Raises UserError for anything else."""
     if text == "find":
         return "find"
     if text == "none":
@@ -65,24 +65,20 @@ def parse_eos(text: str) -> int | Literal["find"] | None:
 
 def command(
     prefix: Annotated[Path, typer.Argument(help="The files are PREFIX.bin and PREFIX.idx.", metavar="PREFIX")],
-    tokenizer: Annotated[Path, typer.Option(help="The folder of the tokenizer that the ids come from.")],
+    tokenizer: Annotated[Path, typer.Option(help="Folder of the tokenizer that made the ids.")],
     out: Annotated[Path, typer.Option(help="The new store's folder.")],
     type: Annotated[
-        str | None, typer.Option(help="The tokenizer's kind. Default: recognised.", show_default=False)
+        str | None, typer.Option(help="The tokenizer's type. Default: recognised.", show_default=False)
     ] = None,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Mend an index that leaves out the ends of documents.")
-    ] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Repair an index that omits the ends of documents.")] = False,
     unit: Annotated[
         Unit | None,
-        typer.Option(help="What a sequence becomes. Default: line where documents are split.", show_default=False),
+        typer.Option(help="What one sequence becomes. Default: line if documents are split.", show_default=False),
     ] = None,
     eos: Annotated[str, typer.Option(metavar="ID|find|none", help="The id that ends every document.")] = "find",
-    word_starts: Annotated[
-        bool, typer.Option(help="Rebuild word starts where the tokenizer's pieces tell them.")
-    ] = True,
+    word_starts: Annotated[bool, typer.Option(help="Rebuild word starts if the tokenizer's pieces mark them.")] = True,
 ) -> None:
-    """Make a store of token files by Megatron-LM, Megatron-DeepSpeed or GPT-NeoX."""
+    """Make a store from token files of Megatron-LM, Megatron-DeepSpeed or GPT-NeoX."""
     from terakoya.log import console
 
     facts = import_megatron(

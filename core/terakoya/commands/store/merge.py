@@ -1,4 +1,4 @@
-"""`terakoya store merge` and `terakoya store split`: stores made of stores."""
+"""`terakoya store merge` and `terakoya store split` make stores from stores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def parse_weights(text: str) -> list[int]:
-    """Weights such as `998,1,1`. UserError for anything else."""
+    """Parses weights such as `998,1,1`. Raises UserError for anything else."""
     weights = [weight.strip() for weight in text.split(",")]
     if not all(weight.isdecimal() for weight in weights):
         raise UserError(f'--parts: expected weights such as 998,1,1, got "{text}"')
@@ -24,28 +24,28 @@ def parse_weights(text: str) -> list[int]:
 def merge_command(
     stores: Annotated[list[Path], typer.Argument(help="The stores, in order.", metavar="STORE STORE...")],
     out: Annotated[Path, typer.Option(help="The new store's folder.")],
-    word_starts: Annotated[bool, typer.Option(help="Keep word starts; every store must have them, or none.")] = True,
+    word_starts: Annotated[bool, typer.Option(help="Keep word starts; all stores or none must have them.")] = True,
 ) -> None:
-    """Join stores of one tokenizer; the shards of `prepare --shard` become the store of the whole corpus."""
+    """Merge stores of one tokenizer; the shards of `prepare --shard` become the store of the whole corpus."""
     from terakoya.store.merge import merge
 
-    _say(out, merge(stores, out, word_starts=word_starts))
+    _print_facts(out, merge(stores, out, word_starts=word_starts))
 
 
 def split_command(
     store: Annotated[Path, typer.Argument(help="The store's folder.", metavar="STORE")],
     parts: Annotated[str, typer.Option(help="Weights of the parts, such as 998,1,1.")],
     out: Annotated[list[Path], typer.Option(help="A new store's folder, once for each part.")],
-    seed: Annotated[int, typer.Option(help="Another seed is another split.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
 ) -> None:
-    """Share a store's documents among new stores; equal documents always go to the same one."""
+    """Split a store's documents among new stores; equal documents always go to the same store."""
     from terakoya.store.split import split
 
     for folder, facts in zip(out, split(store, out, weights=parse_weights(parts), seed=seed), strict=True):
-        _say(folder, facts)
+        _print_facts(folder, facts)
 
 
-def _say(out: Path, facts: StoreFacts) -> None:
+def _print_facts(out: Path, facts: StoreFacts) -> None:
     from terakoya.log import console
 
     console().print(

@@ -1,5 +1,5 @@
-"""`terakoya store sample`: a store's rows as text, with the borders of tokens and words, with masks, or as causal
-models see them."""
+"""`terakoya store sample` prints rows of a store as text, with the borders of tokens and words, with masks, or with the
+labels of causal models."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from terakoya.rows.sample import SampledToken
 
 _MASKED, _CAUSAL, _ANSWERS = "masked_lm", "causal_lm", "instruction"
-_GROUNDS = (("black on bright_cyan", "black on cyan"), ("black on bright_yellow", "black on yellow"))
-"""Words take turns between two colours, tokens of a word between two shades."""
+_BACKGROUNDS = (("black on bright_cyan", "black on cyan"), ("black on bright_yellow", "black on yellow"))
+"""Background colours: words alternate between two colours, tokens of a word between two shades."""
 _MARKINGS = {
     "masked": "bold white on red",
     "replaced": "bold white on magenta",
@@ -28,7 +28,7 @@ _MARKINGS = {
     "answer": "bold white on green",
 }
 _BEGIN = "‖"
-"""Stands before the first token of a document in causal rows."""
+"""Mark before the first token of a document in causal rows."""
 
 
 def sample(
@@ -43,14 +43,15 @@ def sample(
     sequence_length: int = 128,
     seed: int = 42,
 ) -> list[list[SampledToken]]:
-    """Rows of the store in `folder`, decoded with the store's own tokenizer.
+    """Returns rows of the store `folder`, decoded with the store's own tokenizer.
 
-    Without `masks` and `causal` these are `rows` sequences from `start` on, cut at `tokens` tokens. With `masks` they
-    are the first rows of `sequence_length` of the text as it stands, masked as in the first epoch of a run with `seed`:
-    whole words where the store knows them. With `causal` they are the first rows that `causal_lm` learns from, or of a
-    store of conversations `instruction`. `settings` are the objective's.
+    Without `masks` and `causal` these are `rows` sequences from `start` on, cut after `tokens` tokens. With `masks`
+    they are the first rows of `sequence_length` tokens of the running text, masked as in the first epoch of a run with
+    `seed`: whole words if the store has word starts. With `causal` they are the first rows that `causal_lm` learns
+    from, or `instruction` for a store of conversations. `settings` are the objective's.
 
-    Raises UserError for a damaged store, one without a tokenizer, and settings that the objective does not take.
+    Raises UserError for a damaged store, for a store without a tokenizer, and for settings that the objective does not
+    have.
     """
     from terakoya.rows.sample import sample as sample_rows
     from terakoya.rows.sample import sample_causal, sample_masked
@@ -60,7 +61,7 @@ def sample(
     if masks and causal:
         raise UserError("--masks and --causal: expected one of them: rows of an encoder, or of a causal model")
     if settings and not (masks or causal):
-        raise UserError("--set: settings are the objective's: give --masks or --causal too")
+        raise UserError("--set: these are settings of the objective: give --masks or --causal too")
     store = TokenStore.open(folder)
     tokenizer = recognise_tokenizer(store.tokenizer_folder).load(store.tokenizer_folder)
     if causal:
@@ -74,7 +75,7 @@ def sample(
 
 
 def _objective(name: str, settings: Mapping[str, Any]) -> Objective:
-    """The objective `name` with `settings`. UserError where it does not take them."""
+    """Returns the objective `name` with `settings`. Raises UserError if it does not have them."""
     from pydantic import ValidationError
 
     from terakoya import plugins
@@ -88,10 +89,10 @@ def _objective(name: str, settings: Mapping[str, Any]) -> Objective:
     return objective
 
 
-def plain(row: Sequence[SampledToken]) -> str:
-    """A row for a pipe: `|` where a word begins, `/` where a token inside a word does, `[text→what is shown]` where
-    the token is to be predicted. Of causal rows `‖` where a document begins, `text→label` where another token than the
-    next is to be predicted, `(text)` where none is. Of conversations `⟪` and `⟫` around answers."""
+def format_plain(row: Sequence[SampledToken]) -> str:
+    """Formats a row for a pipe: `|` at the start of a word, `/` at a token inside a word, and `[text→input]` for a
+    token to predict, with the input that replaces it. In causal rows `‖` at the start of a document, `text→label` if
+    the label is not the next token, and `(text)` if there is no label. In conversations `⟪` and `⟫` around answers."""
     parts, before = [], ""
     for number, token in enumerate(row):
         if before == "answer" != token.marking:
@@ -103,17 +104,17 @@ def plain(row: Sequence[SampledToken]) -> str:
         if before != "answer" == token.marking:
             parts.append("⟪")
         before = token.marking
-        text = _one_line(token.text)
+        text = _escape_line_ends(token.text)
         if token.marking == "ignored":
             text = f"({text})"
         elif token.marking not in ("none", "answer"):
             text = f"[{text}→{token.shown if token.shown != token.text else '='}]"
-        parts.append(f"{text}→{_one_line(token.label)}" if token.label else text)
+        parts.append(f"{text}→{_escape_line_ends(token.label)}" if token.label else text)
     return "".join(parts) + "⟫" * (before == "answer")
 
 
-def coloured(row: Sequence[SampledToken]) -> Text:
-    """A row for a terminal."""
+def format_coloured(row: Sequence[SampledToken]) -> Text:
+    """Formats a row for a terminal."""
     from rich.text import Text
 
     line, word, shade = Text(), 0, 0
@@ -122,26 +123,26 @@ def coloured(row: Sequence[SampledToken]) -> Text:
             shade = 1 - shade
         else:
             word, shade = 1 - word, 0
-        style = _MARKINGS.get(token.marking, _GROUNDS[word][shade])
+        style = _MARKINGS.get(token.marking, _BACKGROUNDS[word][shade])
         if token.begins_document:
             line.append(_BEGIN, "bold")
-        line.append(_one_line(token.text), style)
+        line.append(_escape_line_ends(token.text), style)
         if token.marking == "replaced":
             line.append(f"→{token.shown}", f"dim {style}")
         if token.label:
-            line.append(f"→{_one_line(token.label)}", "bold")
+            line.append(f"→{_escape_line_ends(token.label)}", "bold")
     return line
 
 
-def _one_line(text: str) -> str:
+def _escape_line_ends(text: str) -> str:
     return text.replace("\n", "\\n")
 
 
 def command(
     store: Annotated[Path, typer.Argument(help="The store's folder.", metavar="STORE")],
-    rows: Annotated[int, typer.Option(min=1, help="How many rows.")] = 3,
-    start: Annotated[int, typer.Option(min=0, help="The first sequence shown.")] = 0,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a sequence shown.")] = 200,
+    rows: Annotated[int, typer.Option(min=1, help="Number of rows.")] = 3,
+    start: Annotated[int, typer.Option(min=0, help="First sequence to show.")] = 0,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to show of each sequence.")] = 200,
     masks: Annotated[
         bool, typer.Option("--masks", help="Show the first training rows, and what masked_lm masks.")
     ] = False,
@@ -153,17 +154,17 @@ def command(
         list[str] | None,
         typer.Option(
             "--set",
-            help="Of --masks and --causal: a setting of the objective, such as layout=stream.",
+            help="With --masks and --causal: a setting of the objective, such as layout=stream.",
             metavar="KEY=VALUE",
         ),
     ] = None,
-    sequence_length: Annotated[int, typer.Option(min=8, help="Of --masks and --causal: tokens of a row.")] = 128,
-    seed: Annotated[int, typer.Option(min=0, help="Of --masks and --causal: the run's seed.")] = 42,
+    sequence_length: Annotated[int, typer.Option(min=8, help="With --masks and --causal: tokens per row.")] = 128,
+    seed: Annotated[int, typer.Option(min=0, help="With --masks and --causal: the run's seed.")] = 42,
 ) -> None:
     """Show some text of a store, with the borders of tokens and words.
 
-    Of causal rows: ‖ begins a document, →x is predicted where x is not what comes next, nothing is predicted after (x).
-    Of conversations: their chat template, and ⟪answers⟫.
+    In causal rows, ‖ begins a document, →x is the label if it is not the next token, and (x) has no label.
+    In conversations, ⟪ ⟫ enclose answers; their chat template is printed first.
     """
     from rich.text import Text
 
@@ -189,10 +190,10 @@ def command(
         out.print(Text(f"{template}:\n{template.read_text(encoding='utf-8').rstrip()}\n", "dim"), soft_wrap=True)
     for row in shown:
         if out.is_terminal:
-            out.print(coloured(row))
+            out.print(format_coloured(row))
             out.print()
         else:
-            out.print(Text(plain(row)), soft_wrap=True)
+            out.print(Text(format_plain(row)), soft_wrap=True)
     seen = {token.marking for row in shown for token in row}
     if out.is_terminal and (seen & _MARKINGS.keys()):
         out.print(*(Text(f" {marking} ", style) for marking, style in _MARKINGS.items() if marking in seen))
