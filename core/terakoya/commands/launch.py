@@ -30,7 +30,7 @@ def command(
     ] = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Also check the hosts, and start nothing; --submit always checks them first."),
+        typer.Option("--check", help="Also check the hosts, and start nothing; hosts --submit checks them first."),
     ] = False,
     submit: Annotated[bool, typer.Option("--submit", help="Also start the run.")] = False,
     watch: Annotated[

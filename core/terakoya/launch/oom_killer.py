@@ -41,7 +41,7 @@ def explain_exit(rank: int, code: int, before: Mapping[str, int], after: Mapping
     if -code != signal.SIGKILL:
         return message
     scopes = [scope for scope in (CONTAINER, MACHINE) if after.get(scope, 0) > before.get(scope, 0)]
-    advice = "`terakoya estimate` shows how much memory a run needs and for what; a smaller micro_batch_size needs less"
+    advice = "`terakoya estimate` shows how much memory each part of a run needs; a smaller micro_batch_size needs less"
     if scopes:
         return f"{message}: {scopes[0]} is out of memory, and the kernel killed a process to free some. {advice}"
     if not after:

@@ -30,7 +30,7 @@ STYLE = (
     ".dash1 polyline{stroke-dasharray:6 3}.dash2 polyline{stroke-dasharray:2 3}"
     ".dash3 polyline{stroke-dasharray:9 3 2 3}"
 )
-"""The style sheet of a chart that is a file of its own."""
+"""The style sheet of a standalone chart."""
 
 
 @dataclass(frozen=True)

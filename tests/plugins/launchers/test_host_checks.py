@@ -79,7 +79,7 @@ def table_text(answers: list[Answer], port: int) -> str:
 
 
 def test_equal_hosts_pass(place: Path, port: int) -> None:
-    answers = check_hosts(request(place, port, "localhost", "me@127.0.0.1", reads=[place / "programs"]))
+    answers = check_hosts(request(place, port, "localhost", "me@127.0.0.1", data_folders=[place / "programs"]))
     raise_on_problems(answers)
     assert [answer.facts and answer.facts["interface"] for answer in answers] == ["lo", "lo"]
     table = table_text(answers, port)
@@ -145,7 +145,7 @@ def test_for_a_port_in_use_a_free_one_is_suggested(place: Path, used_port: int) 
 
 
 def test_missing_folders_and_programs(place: Path, port: int) -> None:
-    lines = problems(check_hosts(request(place, port, "localhost", reads=[place / "store"])))
+    lines = problems(check_hosts(request(place, port, "localhost", data_folders=[place / "store"])))
     assert lines == [f"localhost: has no {place}/store: all hosts must mount the file system that it is on"]
     lines = problems(check_hosts(request(place, port, "localhost", folder=place / "nowhere")))
     assert lines == [f"localhost: has no folder {place}/nowhere: all hosts must mount the file system that it is on"]

@@ -45,7 +45,7 @@ class HostRequest:
         ssh: the command before a host and a command.
         folder: the folder where processes will start.
         shared: a folder that all hosts should share, to which a file is written.
-        reads: further folders that all hosts should see.
+        data_folders: further folders that all hosts should see.
         setup: lines of bash that run first.
         port: the port of the first host that the others should reach.
         interface: the network interface to use; None for the one with the route to the others.
@@ -57,7 +57,7 @@ class HostRequest:
     folder: Path
     shared: Path
     port: int
-    reads: Sequence[Path] = ()
+    data_folders: Sequence[Path] = ()
     setup: Sequence[str] = ()
     interface: str | None = None
 
@@ -78,7 +78,7 @@ def check_hosts(request: HostRequest) -> list[Answer]:
     """Collects the facts of all hosts and sets the `problems` of each answer, empty if there are none."""
     proof = request.shared / f".seen-{secrets.token_hex(4)}"
     proof.touch()
-    paths = [str(path) for path in (proof, *request.reads)]
+    paths = [str(path) for path in (proof, *request.data_folders)]
     addresses = [address(name) for name in request.names]
     query = {"paths": paths, "names": addresses, "interface": request.interface}
     try:

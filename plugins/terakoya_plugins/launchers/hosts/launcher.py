@@ -95,7 +95,7 @@ class Hosts(Launcher):
         answers = checks.check_hosts(
             checks.HostRequest(
                 names, self._counts(hosts), ssh=self.ssh, folder=job.folder, shared=folder, port=self.port,
-                reads=job.data_folders, setup=self.setup, interface=self.interface,
+                data_folders=job.data_folders, setup=self.setup, interface=self.interface,
             )
         )  # fmt: skip
         log.console().print(checks.results_table(answers, first=hosts[0].address, port=self.port))
