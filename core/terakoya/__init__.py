@@ -1,6 +1,6 @@
 """terakoya trains language models from raw text, Japanese first: tokenizer, token store, pre-training, export.
 
-What the command line does is a function of the same name here, imported when it is first used:
+Each command has a function of the same name here, which is imported when it is first used:
 `terakoya.train_tokenizer`, `terakoya.prepare`, `terakoya.estimate`, `terakoya.train`, `terakoya.evaluate`,
 `terakoya.export`, `terakoya.import_checkpoint`, `terakoya.fill_mask`, `terakoya.find_replaced`.
 """

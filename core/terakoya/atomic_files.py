@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, and locks on them."""
+"""Atomic writes of files, and locks on folders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from terakoya.errors import UserError
 
 
 class FileFacts(BaseModel):
-    """The size in bytes and the SHA-256 of a file of the store."""
+    """The size in bytes and the SHA-256 of a file of the token store."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -27,7 +27,7 @@ class FileFacts(BaseModel):
 
 
 class HashedFile:
-    """A file being written, with its size and hash so far."""
+    """A file that is being written, with its size and hash so far."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -42,15 +42,15 @@ class HashedFile:
         self._size += view.nbytes
 
     def facts(self) -> FileFacts:
-        """Size and hash of what was written."""
+        """Returns the size and hash of the written data."""
         return FileFacts(size=self._size, sha256=self._hash.hexdigest())
 
 
 @contextmanager
-def committed(file: Path, *, beside: Path | None = None) -> Iterator[HashedFile]:
-    """Writes `file` so that it is there whole or not at all: under another name (in the folder `beside`, else in its
-    own; it names host and process), flushed to disk, then renamed."""
-    draft = (beside or file.parent) / f"{file.name}.{socket.gethostname()}.{os.getpid()}.tmp"
+def write_atomically(file: Path, *, draft_folder: Path | None = None) -> Iterator[HashedFile]:
+    """Writes `file` completely or not at all. The data is written under another name, which contains host and process,
+    in `draft_folder` (by default the folder of `file`), flushed to disk, then renamed."""
+    draft = (draft_folder or file.parent) / f"{file.name}.{socket.gethostname()}.{os.getpid()}.tmp"
     with draft.open("wb") as stream:
         yield HashedFile(stream)
         stream.flush()
@@ -60,7 +60,7 @@ def committed(file: Path, *, beside: Path | None = None) -> Iterator[HashedFile]
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes renames in `folder` lasting."""
+    """Flushes renames in `folder` to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -77,8 +77,8 @@ LOCK = ".lock"
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Holds `folder` for this process. Raises UserError that names the host and process which holds it already."""
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Locks `folder` for this process. Raises UserError with the host and process that hold the lock already."""
     file = folder / LOCK
     while True:
         stream = file.open("a+")
@@ -89,10 +89,10 @@ def locked(folder: Path) -> Iterator[None]:
             holder = stream.read().strip() or "another process"
             stream.close()
             raise UserError(
-                f"{folder}: expected a folder that nobody writes to, but {holder} is preparing it; "
+                f"{folder}: expected a folder that no other process writes to, but {holder} is preparing it; "
                 "wait for it, or choose another --out"
             ) from None
-        # The holder before us may have removed the file between our opening and our locking it.
+        # The previous holder may have removed the file after we opened it and before we locked it.
         if file.exists() and os.fstat(stream.fileno()).st_ino == file.stat().st_ino:
             break
         stream.close()

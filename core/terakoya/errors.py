@@ -1,4 +1,4 @@
-"""Errors that a user can act on, in one shape: where, what was expected, what was got, what to do."""
+"""Errors that a user can fix. Every message has the same shape: where, what was expected, what was got, what to do."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Something the user can mend. The command line prints the message without a traceback and exits with 2."""
+    """An error that the user can fix. The command line prints the message without a traceback and exits with 2."""
 
     exit_code = 2
 
 
-class Stopped(UserError):  # noqa: N818 - no error, though it ends the command
-    """Training was asked to stop, and saved: whoever needs its end has to begin again. The command line exits with 75
+class Stopped(UserError):  # noqa: N818 - not an error, though it ends the command
+    """Training stopped on request and saved a checkpoint; the same command resumes it. The command line exits with 75
     (EX_TEMPFAIL)."""
 
     exit_code = 75
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`name`'s nearest known names as a sentence's end, or the known names when none is near.
-
-    Returns for example `; did you mean "hidden_size"?` or `; known: "bert", "electra"`.
-    """
+    """Returns the known names nearest to `name`, or all known names if none is near, as the end of a sentence:
+    `; did you mean "hidden_size"?` or `; known: "bert", "electra"`."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
     if close:

@@ -1,4 +1,5 @@
-"""Reading parameter JSON: no duplicate keys, no secrets, values of the command line on top, errors that say where."""
+"""Reading parameter JSON: duplicate keys and secrets are refused, the command line overrides values, errors name the
+key path."""
 
 from __future__ import annotations
 
@@ -28,10 +29,11 @@ SECRET_VALUE = re.compile(
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in the JSON file `path`.
+    """Returns the object in the JSON file `path`.
 
     Raises:
-        UserError: no such file, no JSON, a key given twice, NaN or Infinity, no object at the top.
+        UserError: there is no such file, it is not valid JSON, a key is given twice, a number is NaN or Infinity, or
+            the top level is not an object.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -40,32 +42,31 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: dict[str, Any] = {}
         for key, value in pairs:
             if key in seen:
-                raise UserError(
-                    f'{path}: the key "{key}" is given twice, as {shown(seen[key])} and as {shown(value)}; keep one'
-                )
+                both = f"{short_json(seen[key])} and as {short_json(value)}"
+                raise UserError(f'{path}: the key "{key}" is given twice, as {both}; keep one')
             seen[key] = value
         return seen
 
-    def no_constant(name: str) -> Any:
+    def refuse_constant(name: str) -> Any:
         raise UserError(f"{path}: expected a number, got {name}")
 
     try:
-        raw = json.loads(text, object_pairs_hook=once, parse_constant=no_constant)
+        raw = json.loads(text, object_pairs_hook=without_duplicates, parse_constant=refuse_constant)
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}:{error.colno}: no valid JSON: {error.msg}") from None
+        raise UserError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from None
     if not isinstance(raw, dict):
-        raise UserError(f"{path}: expected a JSON object, got {shown(raw)}")
+        raise UserError(f"{path}: expected a JSON object, got {short_json(raw)}")
     return raw
 
 
-def with_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """`raw` with each `a.b=value` of `overrides` set; a value is JSON where it parses as such, else a string.
+def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Returns `raw` with each `a.b=value` of `overrides` set. A value that parses as JSON is JSON, any other a string.
 
-    A number in a path is a list's index. Raises UserError for a path that leads nowhere.
+    A number in a path is a list index. Raises UserError for a path that does not exist.
     """
     result: dict[str, Any] = json.loads(json.dumps(raw))
     for override in overrides:
@@ -90,7 +91,7 @@ def with_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str
                         f"--set {override}: {above} is a list: expected an index below {len(place)}, got {key}"
                     )
             else:
-                raise UserError(f"--set {override}: {above} is {shown(place)}, which has no keys")
+                raise UserError(f"--set {override}: {above} is {short_json(place)}, which has no keys")
             step: Any = int(key) if isinstance(place, list) else key
             if last:
                 place[step] = value
@@ -100,18 +101,18 @@ def with_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str
 
 
 def refuse_secrets(raw: Mapping[str, Any], source: str) -> None:
-    """Raises UserError for a key or a value that looks like a password: parameters are copied into every run."""
+    """Raises UserError for a key or value that looks like a secret: parameters are copied into every run."""
     for path, value in leaves(raw):
         key = path.rpartition(".")[2]
         if isinstance(value, str) and value and (SECRET_KEY.search(key) or SECRET_VALUE.search(value)):
             raise UserError(
                 f"{source}: {path}: looks like a secret; parameters are copied into every run and checkpoint. "
-                "Take it out and use an environment variable"
+                "Remove it and use an environment variable"
             )
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every (dotted key path, value) of nested JSON; empty lists and objects count as values."""
+    """Yields every (dotted key path, value) of nested JSON; empty lists and objects count as values."""
     items: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
         items = value.items()
@@ -126,31 +127,31 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def origins(complete: Mapping[str, Any], raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Origin]:
-    """For every key path of the `complete` parameters where its value came from."""
+    """Returns the origin of the value at every key path of the `complete` parameters."""
     given = [override.partition("=")[0] for override in overrides]
-    filed = [path for path, _ in leaves(raw)]
+    in_file = [path for path, _ in leaves(raw)]
 
     def under(path: str, prefixes: Iterable[str]) -> bool:
-        # a store given as a plain string stands for its object, so what is below a given path is given too
+        # a store given as a plain string stands for its object, so everything below a given path is given too
         return any(path == prefix or path.startswith(prefix + ".") for prefix in prefixes)
 
     return {
-        path: "command line" if under(path, given) else "file" if under(path, filed) else "default"
+        path: "command line" if under(path, given) else "file" if under(path, in_file) else "default"
         for path, _ in leaves(complete)
     }
 
 
-def shown(value: Any) -> str:
-    """`value` as JSON in at most some 60 characters."""
+def short_json(value: Any) -> str:
+    """Returns `value` as JSON, cut to at most 60 characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-# ------------------------------------------------------------------------------------------- what pydantic found
+# ------------------------------------------------------------------------------------------- pydantic's errors
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[str]:
-    """One line for each problem: key path, what was expected, what was got, the nearest known name."""
+    """Returns one line for each problem: key path, expected value, given value, the nearest known name."""
     lines = []
     for problem in error.errors(include_url=False):
         keys = [str(key) for key in problem["loc"]]
@@ -170,7 +171,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
             expected = expected.replace("a valid tuple", "a list").replace("a valid dictionary", "an object")
             expected = expected.replace("Input should be ", "expected ").replace("a valid ", "a ").replace("'", '"')
             expected = re.sub(r" or instance of \w+", "", expected)
-            text = f"{expected}, got {shown(got)}"
+            text = f"{expected}, got {short_json(got)}"
         line = f"{path}: {text}" if path else text
         if line not in lines:
             lines.append(line)
@@ -178,7 +179,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
 
 
 def _nearest_key(key: str, known: Sequence[str]) -> str:
-    """As `nearest`; where none is near, the keys of which `key` is a part: `min` of `min_characters`."""
+    """Returns `nearest`; if no key is near, the keys that contain the words of `key`: `min_characters` for `min`."""
     text = nearest(key, known)
     parts = set(key.lower().split("_"))
     longer = [f'"{name}"' for name in known if parts <= set(name.split("_"))]
@@ -188,14 +189,14 @@ def _nearest_key(key: str, known: Sequence[str]) -> str:
 
 
 def field_names(model: type[BaseModel] | None) -> list[str]:
-    """The keys that JSON may give to `model`."""
+    """Returns the keys that `model` accepts in JSON."""
     if model is None:
         return []
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def _model_at(model: type[BaseModel], keys: Sequence[str]) -> type[BaseModel] | None:
-    """The model that describes the object at `keys` below `model`, None if that is no model."""
+    """Returns the model that describes the object at `keys` below `model`, None if no model does."""
     current: type[BaseModel] | None = model
     named = False
     for key in keys:
@@ -203,7 +204,7 @@ def _model_at(model: type[BaseModel], keys: Sequence[str]) -> type[BaseModel] | 
             return None
         if key.isdigit() or named:
             named = False
-            continue  # an item of a list or of an object: its model was found with the list's or the object's own key
+            continue  # an item of a list or an object: the key of the list or object has selected its model already
         field = current.model_fields.get(key)
         current = next(_models_in(field.annotation), None) if field else None
         named = field is not None and get_origin(field.annotation) is dict
@@ -211,7 +212,7 @@ def _model_at(model: type[BaseModel], keys: Sequence[str]) -> type[BaseModel] | 
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Every pydantic model named anywhere in a type annotation."""
+    """Yields every pydantic model in a type annotation."""
     if isinstance(annotation, type) and not get_args(annotation) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):

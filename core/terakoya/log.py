@@ -1,4 +1,4 @@
-"""Where the program's words go: one logger, `terakoya`, and two consoles."""
+"""The program's output: one logger, `terakoya`, and two consoles."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
 @cache
 def console() -> Console:
-    """The console of results: tables and answers, on standard output. In a pipe or a file lines are as long as they
-    need and tables end where their text ends."""
+    """Returns the console for results, on standard output: tables and answers. In a pipe or a file, lines are not
+    wrapped, and tables have no spaces after their text."""
     from rich.console import Console
     from rich.table import Table
 
     class PlainConsole(Console):
         def print(self, *objects: Any, **options: Any) -> None:
-            super().print(*(Trimmed(each) if isinstance(each, Table) else each for each in objects), **options)
+            super().print(*(TrimmedTable(each) if isinstance(each, Table) else each for each in objects), **options)
 
     return Console(highlight=False) if sys.stdout.isatty() else PlainConsole(highlight=False, width=1000)
 
 
-class Trimmed:
-    """A table without the spaces that fill its last column."""
+class TrimmedTable:
+    """A table without the spaces that fill up its last column."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The table's lines, each up to its last character that is no space."""
+        """Yields the table's lines, each up to its last character that is not a space."""
         from rich.segment import Segment
 
         for line in console.render_lines(self._table, options, pad=False):
@@ -50,7 +50,7 @@ class Trimmed:
 
 @cache
 def error_console() -> Console:
-    """The console of everything else: progress, warnings, errors, on standard error."""
+    """Returns the console for progress, warnings and errors, on standard error."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
@@ -58,8 +58,8 @@ def error_console() -> Console:
 
 @contextmanager
 def progress_bar(name: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on the error console while the block runs; nothing where that is no terminal. Yields what moves it: the
-    bytes done, the bytes in all."""
+    """Shows a progress bar on the error console while the block runs; shows nothing if that is not a terminal. Yields
+    the function `update(bytes_done, bytes_total)`."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = TextColumn(name), BarColumn(), DownloadColumn(), TimeRemainingColumn()
@@ -73,7 +73,7 @@ STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": "bold red"}
 
 
 class ConsoleHandler(logging.Handler):
-    """Prints records on the error console, above a progress bar if there is one; warnings and errors say so."""
+    """Prints records on the error console, above a progress bar if there is one; prefixes warnings and errors."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Prints one record."""
@@ -85,7 +85,8 @@ class ConsoleHandler(logging.Handler):
 
 
 def configure(level: int = logging.INFO) -> None:
-    """Shows the logger `terakoya` on standard error. The command line calls this; a library leaves it to its user."""
+    """Prints the messages of the logger `terakoya` on standard error. The command line calls this; importing terakoya
+    as a library does not."""
     logger = logging.getLogger("terakoya")
     if not any(isinstance(handler, ConsoleHandler) for handler in logger.handlers):
         logger.addHandler(ConsoleHandler())

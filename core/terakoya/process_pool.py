@@ -1,4 +1,4 @@
-"""Processes that share work: as many new ones as asked for, none of which outlives this one."""
+"""A pool of worker processes, which end when this process ends."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ Submit = Callable[..., "Future[Any]"]
 
 
 def warm_up(modules: Sequence[str] = ()) -> None:
-    """Starts the process that workers are forked from, which imports `modules` and what terakoya has loaded here, while
-    this process goes on with its own start. Without it `workers` does the same, only later."""
+    """Starts the server process from which workers are forked. It imports `modules` and the modules of terakoya that
+    this process has loaded, while this process continues with its own start. Without this call `workers` does the same,
+    but later."""
     context = _context()
     if context.get_start_method() != "forkserver":
         return
@@ -37,14 +38,16 @@ def warm_up(modules: Sequence[str] = ()) -> None:
 def workers(
     processes: int, start: Callable[..., None], arguments: Sequence[Any], *, task: str, remedy: str = ""
 ) -> Iterator[Submit]:
-    """`processes` new processes, each of which calls `start(*arguments)` first. Yields what hands a call to one of them
-    and returns its Future. They leave when the block is left by an error, and when this process dies.
+    """Starts `processes` worker processes, each of which first calls `start(*arguments)`. Yields a function that
+    submits a call to one of them and returns its Future. The workers end when the block ends with an error, and when
+    this process dies.
 
-    Raises UserError when one of them dies: `task` is what they were at, `remedy` a sentence on what to do next.
+    Raises:
+        UserError: a worker died. The message names the `task` and ends with the sentence `remedy`.
     """
     context = _context()
     warm_up([start.__module__])
-    worker_end, our_end = context.Pipe(duplex=False)
+    worker_end, parent_end = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(processes, context, _start, (worker_end, dict(os.environ), start, tuple(arguments)))
     try:
         yield pool.submit
@@ -54,17 +57,18 @@ def workers(
             f"--processes {processes}. {remedy}".rstrip()
         ) from error
     except BaseException:
-        our_end.close()  # the workers leave at once
+        parent_end.close()  # the workers exit at once
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-        our_end.close()
+        parent_end.close()
         worker_end.close()
 
 
 def _context() -> Any:
-    """Forked from a server that has imported everything, where the system can: a worker then starts in no time. Never
-    forked from this process, whose threads and locks would be copied in whatever state they are in."""
+    """Returns the multiprocessing context. Where the system supports it, workers are forked from a server process that
+    has imported everything, which is fast. They are never forked from this process: its threads and locks would be
+    copied in an arbitrary state."""
     methods = multiprocessing.get_all_start_methods()
     return multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
 
@@ -72,19 +76,19 @@ def _context() -> Any:
 def _start(
     parent: Connection, environment: dict[str, str], start: Callable[..., None], arguments: Sequence[Any]
 ) -> None:
-    """Makes this process a worker: it ends at once when the other end of `parent` is closed, by will or by death."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
-    os.environ.clear()  # the server's is that of its own start
+    """Makes this process a worker, which exits at once when the other end of `parent` is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
+    os.environ.clear()  # the server has the environment of its own start
     os.environ.update(environment)
     start(*arguments)
 
 
-def _leave_with(parent: Connection) -> None:
+def _exit_with(parent: Connection) -> None:
     parent.poll(None)
     os._exit(1)
 
 
-def cores() -> int:
-    """How many processors this process may use."""
+def available_cores() -> int:
+    """Returns the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from terakoya.components import Encoded, Tokenizer
+from terakoya.components import EncodedDocuments, Tokenizer
 from terakoya.components.vocabulary import Vocabulary
 
 SPECIAL = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "</s>": 5}
@@ -47,7 +47,7 @@ class WordEncoder:
             size=self.size, pad=0, unk=1, cls=2, sep=3, mask=4, eos=eos, special=tuple(SPECIAL.values())
         )
 
-    def encode(self, documents: Sequence[str]) -> Encoded:
+    def encode(self, documents: Sequence[str]) -> EncodedDocuments:
         time.sleep(float(os.environ.get("WORD_TOKENIZER_DELAY", "0")))
         if multiprocessing.parent_process() is not None:
             time.sleep(float(os.environ.get("WORD_TOKENIZER_WORKER_DELAY", "0")))
@@ -68,7 +68,7 @@ class WordEncoder:
                 if line_tokens:
                     line_lengths.append(len(line_tokens))
             document_lines.append(len(line_lengths) - before)
-        return Encoded(
+        return EncodedDocuments(
             ids=np.array(ids, dtype=np.int64),
             line_lengths=np.array(line_lengths, dtype=np.int32),
             document_lines=np.array(document_lines, dtype=np.int32),

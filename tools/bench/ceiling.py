@@ -41,7 +41,7 @@ def main() -> None:
     options = parser.parse_args()
 
     folder = mecab.dictionary_folder(options.dictionary)
-    words = mecab.MecabWords(mecab.dictionary_options(folder))
+    words = mecab.MecabSplitter(mecab.dictionary_options(folder))
     tasks = tasks_of(read(options.corpus, int(options.megabytes * 1e6)))
     lines = [line for task in tasks for text in task for line in words.lines(text)]
     megabytes = sum(len(text.encode()) for task in tasks for text in task) / 1e6
@@ -89,7 +89,7 @@ def main() -> None:
         print(f"| {name} | {median:.2f} | {megabytes / median:.2f} | {share:.0%} |")
 
 
-def _parse(words: mecab.MecabWords, lines: Sequence[str]) -> float:
+def _parse(words: mecab.MecabSplitter, lines: Sequence[str]) -> float:
     parse = words.parse
     began = time.process_time()
     for line in lines:

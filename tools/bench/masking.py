@@ -33,7 +33,7 @@ from transformers import DataCollatorForLanguageModeling
 from terakoya import plugins
 from terakoya.components.rows import Layout, Rows
 from terakoya.rows.row_source import RowSource
-from terakoya.toolkit.objectives.masking import Masked, mask
+from terakoya.toolkit.objectives.masking import MaskedRows, mask
 from terakoya.training.distributed import cpu_allocator
 
 GOAL = 100.0
@@ -64,7 +64,7 @@ def main() -> int:
         def read(number: int) -> Any:
             return source.load(0, batches[number])
 
-        def masked(rows: Rows, *, budgeted: bool = True) -> Masked:
+        def masked(rows: Rows, *, budgeted: bool = True) -> MaskedRows:
             maskable = ~vocabulary.is_special.take(rows.tokens)
             return mask(
                 rows.tokens,

@@ -26,7 +26,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import lines
 
-from terakoya.process_pool import cores
+from terakoya.process_pool import available_cores
 
 ENGINES: Mapping[str, dict[str, Any]] = {
     "ddp": {"engine": "ddp"},
@@ -77,7 +77,7 @@ def show(rates: Mapping[tuple[str, int], list[float]], arguments: argparse.Names
     counts = arguments.processes
     print(
         f"tokens/s of the same run ({arguments.rows} rows of 128 a step, {arguments.layers} layers of "
-        f"{arguments.hidden_size}, float32) on {cores()} cores, medians of {arguments.rounds} rounds of "
+        f"{arguments.hidden_size}, float32) on {available_cores()} cores, medians of {arguments.rounds} rounds of "
         f"{arguments.steps} steps, their range, and beside {first[0]} on {first[1]}:\n"
     )
     print("| engine | " + " | ".join(f"{count} process{'es' if count > 1 else ''}" for count in counts) + " |")

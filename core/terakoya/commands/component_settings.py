@@ -1,4 +1,4 @@
-"""The settings of a tokenizer, exporter or importer as the command line gives them: a file, --set, and flags."""
+"""Settings of a tokenizer, exporter, importer or launcher from the command line: a file, --set, and flags."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from typing import Any, get_args
 
 from terakoya.errors import UserError
 
-FLAGS = {"ignore_unknown_options": True}
-"""Options that a command does not know are the kind's own settings; they arrive among the arguments."""
+ACCEPT_UNKNOWN_OPTIONS = {"ignore_unknown_options": True}
+"""Lets a command accept options that it does not know, as arguments: they are the component's own settings."""
 
 
 def read_settings(file: Path) -> dict[str, Any]:
-    """The settings in `file`: YAML if its name ends in .yaml or .yml, else JSON.
+    """Returns the settings in `file`: YAML if its name ends in .yaml or .yml, else JSON.
 
-    Raises UserError: no such file, not readable, a key given twice, no object at the top.
+    Raises:
+        UserError: the file does not exist or cannot be read, a key is given twice, or the top level is not an object.
     """
-    from terakoya.json_settings import read_json, shown
+    from terakoya.json_settings import read_json, short_json
 
     if file.suffix.lower() not in (".yaml", ".yml"):
         return read_json(file)
     import yaml
 
-    class Once(yaml.SafeLoader):
-        """Refuses a key that stands twice in one mapping; the library would take the last in silence."""
+    class StrictLoader(yaml.SafeLoader):
+        """Refuses duplicate keys in a mapping; the library would silently take the last one."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             seen: dict[Any, str] = {}
@@ -34,34 +35,33 @@ def read_settings(file: Path) -> dict[str, Any]:
                 value = getattr(value_node, "value", "")
                 if key in seen:
                     raise UserError(
-                        f'{file}:{key_node.start_mark.line + 1}: the key "{key}" is given twice, as {shown(seen[key])} '
-                        f"and as {shown(value)}; keep one"
+                        f'{file}:{key_node.start_mark.line + 1}: the key "{key}" is given twice, as '
+                        f"{short_json(seen[key])} and as {short_json(value)}; keep one"
                     )
                 seen[key] = value
             return dict(super().construct_mapping(node, deep))
 
     try:
-        content = yaml.load(file.read_text(encoding="utf-8"), Once)
+        content = yaml.load(file.read_text(encoding="utf-8"), StrictLoader)
     except FileNotFoundError:
         raise UserError(f"{file}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: cannot be read: {error}") from error
     except yaml.YAMLError as error:
-        raise UserError(f"{file}: no valid YAML: {' '.join(str(error).split())}") from None
+        raise UserError(f"{file}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
-        raise UserError(f"{file}: expected keys with values, got {shown(content)}")
+        raise UserError(f"{file}: expected keys with values, got {short_json(content)}")
     return {str(key): value for key, value in content.items()}
 
 
 def gather(
     file: Mapping[str, Any], overrides: Sequence[str], flags: Mapping[str, Any], *, where: str = "--settings"
 ) -> dict[str, Any]:
-    """One mapping of the settings in `file` (which errors call `where`), `--set KEY=VALUE` and flags.
+    """Merges the settings in `file` (called `where` in errors), `--set KEY=VALUE` and flags into one mapping.
 
-    `--set` takes the place of the file's value: that is what it is for. Raises UserError for a key that is given in any
-    other way more than once.
+    `--set` overrides the value in the file. Raises UserError for a key that is given twice in any other way.
     """
-    from terakoya.json_settings import with_overrides
+    from terakoya.json_settings import apply_overrides
 
     keys = [override.partition("=")[0] for override in overrides]
     for key in sorted({key for key in keys if keys.count(key) > 1}):
@@ -70,20 +70,21 @@ def gather(
         for other, given in ((where, file), ("--set", keys)):
             if name in given:
                 raise UserError(f'"{name}" is given twice, as --{name.replace("_", "-")} and in {other}; keep one')
-    return {**with_overrides(file, overrides), **flags}
+    return {**apply_overrides(file, overrides), **flags}
 
 
 def take_flags(arguments: Sequence[str], fields: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """Takes `--key value`, `--key=value`, `--switch` and `--no-switch` out of `arguments`: (the rest, key -> value).
+    """Extracts `--key value`, `--key=value`, `--switch` and `--no-switch` from `arguments`; returns the remaining
+    arguments and key -> value.
 
-    `fields` are the kind's settings by name, pydantic's. Dashes in a name may be written as underscores. Raises
-    UserError for a flag that is given twice or lacks its value.
+    `fields` are the component's pydantic fields by name. Dashes in a flag may be written as underscores. Raises
+    UserError for a flag that is given twice or has no value.
     """
     rest: list[str] = []
     taken: dict[str, Any] = {}
-    waiting = list(arguments)
-    while waiting:
-        argument = waiting.pop(0)
+    remaining = list(arguments)
+    while remaining:
+        argument = remaining.pop(0)
         if not argument.startswith("--") or argument == "--":
             rest.append(argument)
             continue
@@ -94,13 +95,13 @@ def take_flags(arguments: Sequence[str], fields: Mapping[str, Any]) -> tuple[lis
         value: Any
         if not equals and key not in fields and positive in fields and _is(fields[positive].annotation, bool):
             key, value = positive, False
-        elif not equals and _is(annotation, bool) and not (waiting and waiting[0].lower() in ("true", "false")):
+        elif not equals and _is(annotation, bool) and not (remaining and remaining[0].lower() in ("true", "false")):
             value = True
         else:
             if not equals:
-                if not waiting or waiting[0].startswith("--"):
-                    raise UserError(f"{argument}: expected a value behind it")
-                text = waiting.pop(0)
+                if not remaining or remaining[0].startswith("--"):
+                    raise UserError(f"{argument}: expected a value after it")
+                text = remaining.pop(0)
             value = text.lower() == "true" if text.lower() in ("true", "false") else _value(text, annotation)
         if key in taken:
             raise UserError(f"{argument}: the option is given twice; keep one")
@@ -109,7 +110,7 @@ def take_flags(arguments: Sequence[str], fields: Mapping[str, Any]) -> tuple[lis
 
 
 def _value(text: str, annotation: Any) -> Any:
-    """What `text` means: as it is where a text is expected, else JSON where it parses as such."""
+    """Returns `text` itself where a string is expected, else the JSON value if it is valid JSON, else `text`."""
     if _is(annotation, str):
         return text
     try:
@@ -119,6 +120,6 @@ def _value(text: str, annotation: Any) -> Any:
 
 
 def _is(annotation: Any, kind: type) -> bool:
-    """Whether `annotation` is `kind`, or `kind` and None."""
+    """Returns whether `annotation` is `kind`, or `kind | None`."""
     arguments: Iterable[Any] = get_args(annotation) or (annotation,)
     return {each for each in arguments if each is not type(None)} == {kind}

@@ -1,4 +1,4 @@
-"""The command line: every verb, the options that all of them take, and how errors are shown."""
+"""The command line: every command, the options common to all of them, and the output of errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from terakoya.commands import (
     try_model,
     upload,
 )
-from terakoya.commands.component_settings import FLAGS
+from terakoya.commands.component_settings import ACCEPT_UNKNOWN_OPTIONS
 from terakoya.commands.plugins import app as plugins
 from terakoya.commands.store import app as store
 from terakoya.commands.tokenizer import app as tokenizer
@@ -37,19 +37,18 @@ from terakoya.version import __version__
 
 DEBUG_VARIABLE = "TERAKOYA_DEBUG"
 
-
 VERBS = (
     "demo", "run", "tokenizer", "prepare", "store", "estimate", "train", "launch", "status", "report", "evaluate",
     "export", "import", "try", "upload", "plugins", "parameters", "doctor",
 )  # fmt: skip
-"""In the order of use."""
+"""The commands in the order of use."""
 
 
 class InOrder(TyperGroup):
-    """Lists the verbs in the order of use."""
+    """Lists the commands in the order of use."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The verbs, as `VERBS` has them."""
+        """Returns the commands in the order of `VERBS`."""
         return sorted(self.commands, key=VERBS.index)
 
 
@@ -71,12 +70,12 @@ app.command("prepare")(prepare.command)
 app.add_typer(store.app, name="store")
 app.command("estimate")(estimate.command)
 app.command("train")(train.command)
-app.command("launch", context_settings=FLAGS)(launch.command)
+app.command("launch", context_settings=ACCEPT_UNKNOWN_OPTIONS)(launch.command)
 app.command("status")(status.command)
 app.command("report")(report.command)
 app.command("evaluate")(evaluate.command)
-app.command("export", context_settings=FLAGS)(export.command)
-app.command("import", context_settings=FLAGS)(import_checkpoint.command)
+app.command("export", context_settings=ACCEPT_UNKNOWN_OPTIONS)(export.command)
+app.command("import", context_settings=ACCEPT_UNKNOWN_OPTIONS)(import_checkpoint.command)
 app.command("try")(try_model.command)
 app.command("upload")(upload.command)
 app.add_typer(plugins.app, name="plugins")
@@ -97,16 +96,14 @@ def options(
     ] = None,
     without: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", help='Leave this plugin out; "third-party" leaves out all that did not come along.'
-        ),
+        typer.Option(metavar="NAME", help='Exclude this plugin; "third-party" excludes all that are not bundled.'),
     ] = None,
     trace_plugins: Annotated[bool, typer.Option("--trace-plugins", help="Log every call of a plugin.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """What comes before the verb: which plugins are loaded."""
+    """Handles the options before the command: which plugins are loaded."""
     log.configure()
     if trace_plugins:
         os.environ["TERAKOYA_TRACE_PLUGINS"] = "1"
@@ -117,8 +114,8 @@ def options(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line and exits: 0, 75 after training that was asked to stop and saved, or 2 after an error that
-    the user can mend, printed without a traceback."""
+    """Runs the command line and exits: with 0, with 75 after training that stopped on request and saved, or with 2
+    after an error that the user can fix, printed without a traceback."""
     try:
         app(list(arguments) if arguments is not None else None, prog_name="terakoya")
     except UserError as error:

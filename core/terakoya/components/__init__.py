@@ -16,7 +16,7 @@ from terakoya.components.launcher import Job, JobState, Launcher, LaunchPlan, Su
 from terakoya.components.objective import Batch, LossTerm, Objective
 from terakoya.components.optimization import Optimizer, Schedule
 from terakoya.components.progress import Progress
-from terakoya.components.tokenizer import Encoded, Encoder, Tokenizer
+from terakoya.components.tokenizer import EncodedDocuments, Encoder, Tokenizer
 from terakoya.components.tracker import Tracker, TrackerRun
 from terakoya.components.vocabulary import Vocabulary
 
@@ -28,7 +28,7 @@ __all__ = [
     "Component",
     "ConvertedConfig",
     "DocumentMasking",
-    "Encoded",
+    "EncodedDocuments",
     "Encoder",
     "Exporter",
     "Head",

@@ -1,4 +1,4 @@
-"""The table `batch_size`: how many rows of each optimizer step a node takes, by its rank or by its host's name."""
+"""The table `batch_size`: the rows of each optimizer step for each node, by its rank or its host's name."""
 
 from __future__ import annotations
 
@@ -7,51 +7,51 @@ import re
 from collections.abc import Mapping, Sequence
 
 from terakoya.errors import UserError
-from terakoya.json_settings import shown
+from terakoya.json_settings import short_json
 
 ONLY_NODE = "-1"
-"""The key of a table for one node, whichever it is."""
+"""The key of a table for a single node."""
 NAME = re.compile(r"(?!\d+$)[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")
 
 
-def check(table: Mapping[str, int]) -> None:
-    """ValueError, with a corrected table, unless `table` is for one node, or has a positive entry for each of the node
-    ranks 0 ... n - 1, or for hosts by name."""
+def check_table(table: Mapping[str, int]) -> None:
+    """Raises ValueError, with a corrected table, unless `table` is for one node, or has a positive entry for each of
+    the node ranks 0 ... n - 1, or for hosts by name."""
     ranks = {str(rank) for rank in range(len(table))}
     keys = set(table)
-    if table and (keys in ({ONLY_NODE}, ranks) or by_name(table)) and all(rows > 0 for rows in table.values()):
+    if table and (keys in ({ONLY_NODE}, ranks) or has_host_names(table)) and all(rows > 0 for rows in table.values()):
         return
     rows = [max(1, value) for value in table.values()] or [256]
-    names = list(table) if by_name(table) else [str(rank) for rank in range(len(rows))]
-    if len(rows) == 1 and not by_name(table):
+    names = list(table) if has_host_names(table) else [str(rank) for rank in range(len(rows))]
+    if len(rows) == 1 and not has_host_names(table):
         names = [ONLY_NODE]
-    mended = dict(zip(names, rows, strict=True))
+    corrected = dict(zip(names, rows, strict=True))
     raise ValueError(
-        'batch_size: expected {"-1": ROWS} for one node, or one entry of at least 1 row for each node rank '
-        f'"0", "1", ... or for each host by its name; got {shown(dict(table))}; for example {json.dumps(mended)}'
+        'batch_size: expected {"-1": ROWS} for one node, or one entry of at least 1 row for each node rank "0", "1", '
+        f"... or for each host by its name; got {short_json(dict(table))}; for example {json.dumps(corrected)}"
     )
 
 
-def by_name(table: Mapping[str, int]) -> bool:
-    """Whether the keys of `table` are names of hosts."""
+def has_host_names(table: Mapping[str, int]) -> bool:
+    """Returns whether the keys of `table` are names of hosts."""
     return bool(table) and all(NAME.fullmatch(key) for key in table)
 
 
-def hosts(table: Mapping[str, int]) -> list[str]:
-    """A name for each node that `table` is for, by node rank: its keys where these are names of hosts."""
-    return list(table) if by_name(table) else [f"node {rank}" for rank in range(len(table))]
+def node_names(table: Mapping[str, int]) -> list[str]:
+    """Returns a name for each node of `table`, by node rank: the keys where these are names of hosts."""
+    return list(table) if has_host_names(table) else [f"node {rank}" for rank in range(len(table))]
 
 
-def rows_of_nodes(
+def assign_rows(
     table: Mapping[str, int], nodes: Mapping[int, str], *, there: str, redistribute: bool = False
 ) -> dict[int, int]:
-    """Node rank -> rows, for `nodes`, node rank -> host. Their sum is the table's.
+    """Returns node rank -> rows for `nodes`, node rank -> host. The sum of rows is that of the table.
 
-    With `redistribute` fewer nodes than the table has entries share all its rows, in proportion to their own; a node
-    without an entry is an error all the same. `there` is how an error calls the nodes.
+    With `redistribute`, fewer nodes than the table has entries share all its rows, in proportion to their own rows; a
+    node without an entry is still an error. `there` describes the nodes in errors.
 
     Raises:
-        UserError: the table does not fit the nodes; the message holds one that would.
+        UserError: the table does not fit the nodes; the message contains a table that does.
     """
     nodes = dict(sorted(nodes.items()))
     if not redistribute and list(nodes) != list(range(len(nodes))):
@@ -62,10 +62,10 @@ def rows_of_nodes(
     known = [entry for entry in entries.values() if entry is not None]
     fits = len(known) == len(nodes) and len(set(known)) == len(known)
     if fits and (redistribute or len(known) == len(table)):
-        rows = proportional([table[entry] for entry in known], sum(table.values()))
+        rows = split_proportionally([table[entry] for entry in known], sum(table.values()))
         return dict(zip(nodes, rows, strict=True))
-    if by_name(table) and len(set(nodes.values())) < len(nodes):
-        raise UserError(f"batch_size: goes by hosts, but of {there} two are one host; give the rows of each node rank")
+    if has_host_names(table) and len(set(nodes.values())) < len(nodes):
+        raise UserError(f"batch_size: names hosts, but two of {there} are on one host; give the rows of each node rank")
     total = sum(table.values())
     raise UserError(
         f"batch_size: the table is for {_described(table)}, but there are {there}; a table that keeps the global batch "
@@ -73,11 +73,11 @@ def rows_of_nodes(
     )
 
 
-def proportional(weights: Sequence[int], total: int) -> list[int]:
-    """`total` in whole parts of at least 1, proportional to positive `weights` as nearly as can be; `weights`
-    themselves where these are the parts of `total`."""
+def split_proportionally(weights: Sequence[int], total: int) -> list[int]:
+    """Splits `total` into whole parts of at least 1, as nearly proportional to the positive `weights` as possible. The
+    parts are `weights` themselves where their sum is `total`."""
     assert total >= len(weights)
-    spare = total - len(weights)  # what is left when each part has its 1
+    spare = total - len(weights)  # the remainder after each part has 1
     wanted = [max(0, weight * total - sum(weights)) for weight in weights]  # (part - 1) x the sum of the weights
     scale = sum(wanted) or 1
     parts = [1 + each * spare // scale for each in wanted]
@@ -88,10 +88,10 @@ def proportional(weights: Sequence[int], total: int) -> list[int]:
 
 
 def _entry(table: Mapping[str, int], node: int, host: str) -> str | None:
-    """The key of `table` that is for the node; a name with or without its domain will do."""
+    """Returns the key of `table` for the node; host names match with or without their domain."""
     if set(table) == {ONLY_NODE}:
         return ONLY_NODE
-    if not by_name(table):
+    if not has_host_names(table):
         return str(node) if str(node) in table else None
     if host in table:
         return host
@@ -101,15 +101,16 @@ def _entry(table: Mapping[str, int], node: int, host: str) -> str | None:
 
 
 def _described(table: Mapping[str, int]) -> str:
-    if by_name(table):
+    if has_host_names(table):
         return f"the host{'s' if len(table) > 1 else ''} {', '.join(table)}"
     return f"{len(table)} node{'s' if len(table) > 1 else ''}"
 
 
 def _fitting(table: Mapping[str, int], nodes: Mapping[int, str], entries: Mapping[int, str | None]) -> dict[str, int]:
-    """A table for `nodes` with the same sum: by name hosts keep their part, new ones take the place of missing ones."""
+    """Returns a table for `nodes` with the same sum. With names, known hosts keep their rows, and new hosts take those
+    of missing ones."""
     total = sum(table.values())
-    if not by_name(table):
+    if not has_host_names(table):
         share, rest = divmod(total, len(nodes))
         if len(nodes) == 1:
             return {ONLY_NODE: total}
@@ -122,4 +123,4 @@ def _fitting(table: Mapping[str, int], nodes: Mapping[int, str], entries: Mappin
         weights[host] = table[entry] if entry is not None else missing.pop(0) if missing else mean
     if total < len(weights):
         return dict.fromkeys(weights, 1)
-    return dict(zip(weights, proportional(list(weights.values()), total), strict=True))
+    return dict(zip(weights, split_proportionally(list(weights.values()), total), strict=True))

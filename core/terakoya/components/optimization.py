@@ -1,4 +1,4 @@
-"""How weights are changed, and how fast."""
+"""Optimizers and learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -17,26 +17,29 @@ class Optimizer(Component):
     """An optimizer for the parameters of a module."""
 
     learning_rate: PositiveFloat = 1e-4
-    """The peak, which the schedule's factor multiplies."""
+    """The peak, which is multiplied by the schedule's factor."""
 
     elementwise: ClassVar[bool] = True
-    """Whether each weight's update looks at that weight's own numbers alone, so that ZeRO may cut parameters up."""
+    """Whether the update of each weight depends on that weight's own numbers only, so that ZeRO may split
+    parameters."""
 
     def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
-        """A torch optimizer over `module`'s trainable parameters, decay and no-decay in groups of their own."""
+        """Returns a torch optimizer over the trainable parameters of `module`, with separate groups for decay and no
+        decay. `fused` says whether torch's fused kernels fit the device."""
         raise NotImplementedError
 
 
 class Schedule(Component):
-    """The learning rate's course: a pure function of how far the run has come. `terakoya.toolkit.schedules` holds
-    what most of them share: warming up, falling to a floor, by steps or by tokens."""
+    """The learning rate over the run: a pure function of the run's progress. `terakoya.toolkit.schedules` has bases for
+    warm-up and decay, by steps or by tokens."""
 
     needs_validation: ClassVar[bool] = False
-    """Whether it looks at validation losses: a run without `evaluation` is then refused."""
+    """Whether the schedule uses validation losses: a run without `evaluation` is then refused."""
 
     def check(self, start: Progress) -> None:
-        """Called once before a run, with its first step's progress: raises UserError where settings do not fit it."""
+        """Raises UserError where the settings do not fit the run. Called once before the run, with its first
+        progress."""
 
     def factor(self, progress: Progress) -> float:
-        """What the peak learning rate is multiplied with in the optimizer step that `progress` stands before."""
+        """Returns the factor of the peak learning rate for the optimizer step that follows `progress`."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""How long a run is and how far it has come: what the loop ends by and schedules look at."""
+"""The length of a run and its progress, for the loop and for schedules."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Unit = Literal["steps", "tokens"]
 
 @dataclass(frozen=True, kw_only=True)
 class Length:
-    """How long a run is. The end is exact in one unit and expected, from the stores, in the other.
+    """The length of a run. It is exact in one unit; in the other it is the expectation from the stores.
 
     Attributes:
         steps: optimizer steps.
         tokens: real tokens.
-        unit: which of the two the run ends by.
-        rows: rows of the order that it takes, where it ends by rows; the last step may hold fewer than the others.
+        unit: the unit that ends the run.
+        rows: rows that the run takes, where their number ends it; the last step may hold fewer than the others.
     """
 
     steps: int
@@ -25,20 +25,20 @@ class Length:
     unit: Unit = "steps"
     rows: int | None = None
 
-    def reached(self, *, step: int, tokens: int) -> bool:
-        """Whether a run ends after `step` steps with `tokens` tokens."""
+    def is_reached(self, *, step: int, tokens: int) -> bool:
+        """Returns whether a run ends after `step` steps with `tokens` tokens."""
         return tokens >= self.tokens if self.unit == "tokens" else step >= self.steps
 
     def after_resuming(self, *, step: int, consumed_rows: int, global_rows: int) -> Length:
-        """This length for a run that took `consumed_rows` in its first `step` steps: where it ends by rows, its steps
-        follow from what is left."""
+        """Returns this length for a run that took `consumed_rows` in its first `step` steps: where the number of rows
+        ends the run, its steps follow from the remaining rows."""
         if self.rows is None:
             return self
-        left = max(0, self.rows - consumed_rows)
-        return replace(self, steps=max(1, step + math.ceil(left / global_rows)))
+        remaining = max(0, self.rows - consumed_rows)
+        return replace(self, steps=max(1, step + math.ceil(remaining / global_rows)))
 
     def describe(self) -> str:
-        """For example `12 steps, about 5,000 tokens`."""
+        """Returns for example `12 steps, about 5,000 tokens`."""
         steps = f"{self.steps:,} step{'s' if self.steps != 1 else ''}"
         if self.unit == "tokens":
             return f"{self.tokens:,} tokens, about {steps}"
@@ -48,15 +48,15 @@ class Length:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a run stands before an optimizer step, the same on every process: all that a schedule may look at.
+    """The progress of a run before an optimizer step, the same on every process: the only input of a schedule.
 
     Attributes:
-        step: optimizer steps finished, so the number of this one, counted from 0.
-        max_steps: the run's length in steps; expected where `unit` is tokens.
-        tokens: real tokens that the finished steps took.
-        max_tokens: the run's length in tokens; expected where `unit` is steps.
-        unit: what the run ends by.
-        learning_rate: the peak, which the schedule's factor multiplies.
+        step: finished optimizer steps; this is the number of the next step, counted from 0.
+        max_steps: the run's length in steps; an expectation where `unit` is tokens.
+        tokens: real tokens of the finished steps.
+        max_tokens: the run's length in tokens; an expectation where `unit` is steps.
+        unit: the unit that ends the run.
+        learning_rate: the peak, which is multiplied by the schedule's factor.
         validation: (step, loss) of each validation so far, oldest first; the loss is the mean over validation stores.
     """
 
@@ -70,5 +70,5 @@ class Progress:
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens that a step is expected to take."""
+        """The expected tokens of a step."""
         return self.max_tokens / max(1, self.max_steps)

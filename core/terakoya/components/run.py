@@ -1,4 +1,4 @@
-"""What hooks may see of a run."""
+"""The view of a run that hooks receive."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One optimizer step, as far as the host knows it without waiting for the device.
+    """One optimizer step: the values that the host knows without waiting for the device.
 
     Attributes:
-        step: optimizer steps finished, this one included.
+        step: finished optimizer steps, including this one.
         tokens: real tokens of this step's global batch.
-        learning_rate: the one this step used.
-        seconds: since the last step's end.
+        learning_rate: the learning rate of this step.
+        seconds: time since the end of the last step.
         values: losses and norms, averaged since the last logged step; None on steps that are not logged.
     """
 
@@ -37,16 +37,16 @@ class StepReport:
 
 
 class Run(Protocol):
-    """A run in progress, on one rank, as hooks see it: they read it, the loop alone writes to it.
+    """A run in progress, on one rank, as hooks see it. Hooks only read it; the loop writes to it.
 
     Attributes:
         folder: the run's folder, the same on every rank.
         module: the root module, unwrapped.
-        length: how long the run is.
-        step: optimizer steps finished.
-        consumed_rows: rows of the global order that those steps took.
-        consumed_tokens: real tokens among them.
-        validation_losses: (step, loss) of each validation so far, the loss meant over the stores.
+        length: the length of the run.
+        step: finished optimizer steps.
+        consumed_rows: rows of the global order that these steps took.
+        consumed_tokens: real tokens in these rows.
+        validation_losses: (step, loss) of each validation so far; the loss is the mean over the stores.
     """
 
     folder: Path

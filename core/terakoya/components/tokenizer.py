@@ -1,4 +1,4 @@
-"""Kinds of tokenizer."""
+"""Kinds of tokenizers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """Documents as token ids.
+class EncodedDocuments:
+    """Documents, converted to token ids.
 
     Attributes:
-        ids: every token of every line, (T,) in the vocabulary's dtype. No special tokens are added.
-        line_lengths: tokens of each line, (L,) int32. Lines without a token are left out.
-        document_lines: lines of each document, (D,) int32, zeros included.
+        ids: the tokens of all lines, (T,) in the vocabulary's dtype. No special tokens are added.
+        line_lengths: the number of tokens of each line, (L,) int32. Lines without tokens are left out.
+        document_lines: the number of these lines in each document, (D,) int32, including zeros.
         word_starts: (T,) bool, True where a word starts; None where the tokenizer does not know words.
-        literals: how many special tokens stood literally in the text, by token, for example {"[MASK]": 2}.
+        literals: special token -> how often it occurred literally in the text, for example {"[MASK]": 2}.
     """
 
     ids: np.ndarray
@@ -38,28 +38,29 @@ class Encoded:
 
 
 class Encoder(Protocol):
-    """The fast path from text to ids; holds caches, belongs to one process."""
+    """The fast path from text to ids. An encoder has caches and belongs to one process."""
 
     vocabulary: Vocabulary
 
-    def encode(self, documents: Sequence[str]) -> Encoded:
-        """The ids of `documents`, each split at newlines; equal, line by line, to
+    def encode(self, documents: Sequence[str]) -> EncodedDocuments:
+        """Returns the ids of `documents`, each split at newlines; equal, line by line, to
         `tokenizer.load(folder)(line, add_special_tokens=False)`."""
 
 
 class Tokenizer(Component):
-    """A kind of tokenizer: trains one into a folder, loads it with Transformers, encodes with it at full speed."""
+    """A kind of tokenizer. It trains a tokenizer into a folder, loads it with Transformers, and encodes with it
+    fast."""
 
     special_tokens_in_text: Literal["parse", "split", "reject"] = "parse"
-    """What a literal special token in the text becomes. `parse`: its id, as Transformers does. `split`: ordinary
-    tokens, as if it were plain text. `reject`: the document is quarantined."""
+    """The result of a literal special token in the text. `parse`: its id, as in Transformers. `split`: ordinary tokens,
+    as for plain text. `reject`: the document is rejected."""
 
     fallback: ClassVar[bool] = False
-    """Whether this kind is asked for a folder only where no other kind reads it."""
+    """Whether `from_folder` of this kind is called only if no other kind can read a folder."""
 
     keeps_line_ends: ClassVar[bool] = False
-    """Whether tokens may hold line ends. A store of documents is then encoded document by document, with
-    `encoder.encode(documents, whole=True)`: each is one line, equal to `tokenizer.load(folder)(document)`."""
+    """Whether tokens may contain line ends. A store of documents is then encoded document by document, with
+    `encoder.encode(documents, whole=True)`: each document is one line, equal to `tokenizer.load(folder)(document)`."""
 
     def train(
         self,
@@ -69,27 +70,29 @@ class Tokenizer(Component):
         processes: int = 1,
         progress: Callable[[int, int], None] | None = None,
     ) -> Mapping[str, Any]:
-        """Trains on `corpus` and saves into `folder` what `AutoTokenizer.from_pretrained` loads offline.
+        """Trains on `corpus` and saves into `folder` a tokenizer that `AutoTokenizer.from_pretrained` loads offline.
 
-        `progress(done_bytes, total_bytes)` is called now and then. Returns facts for the record (words seen, ...).
+        `progress(done_bytes, total_bytes)` is called repeatedly. Returns facts for the record (number of words, ...).
         """
         raise NotImplementedError
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self | None:
-        """The settings that read the tokenizer in `folder` with exactly its ids, or None if this kind cannot."""
+        """Returns the settings that read the tokenizer in `folder` with exactly its ids, or None if this kind
+        cannot."""
         raise NotImplementedError
 
     def load(self, folder: Path) -> PreTrainedTokenizerBase:
-        """The folder's tokenizer as Transformers loads it."""
+        """Returns the folder's tokenizer, loaded by Transformers."""
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
     def encoder(self, folder: Path) -> Encoder:
-        """A new fast encoder for the tokenizer in `folder`."""
+        """Returns a new fast encoder for the tokenizer in `folder`."""
         raise NotImplementedError
 
     def fingerprint(self, folder: Path) -> Mapping[str, str]:
-        """What ids depend on beside the settings, each hashed: vocabulary, dictionary, library versions."""
+        """Returns hashes of everything, other than the settings, on which ids depend: vocabulary, dictionary, library
+        versions."""
         raise NotImplementedError

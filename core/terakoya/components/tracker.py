@@ -1,4 +1,4 @@
-"""Places where numbers are shown."""
+"""Trackers of metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from terakoya.components.base import Component
 
 
 class TrackerRun(Protocol):
-    """An open tracker. Called from one background thread; may be slow, may raise: the loop never waits for it."""
+    """An open tracker, called from one background thread. It may be slow and may raise: the loop never waits for it."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None: ...
 
@@ -18,7 +18,7 @@ class TrackerRun(Protocol):
 
 
 class Tracker(Component):
-    """A place where numbers are shown."""
+    """A destination for the metrics of a run, such as TensorBoard."""
 
     def open(self, run_folder: Path, parameters: Mapping[str, Any]) -> TrackerRun:
         """Opens the tracker for the run in `run_folder` (rank 0 only)."""

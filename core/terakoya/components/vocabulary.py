@@ -1,4 +1,4 @@
-"""What training needs to know of a vocabulary, so that it never opens a tokenizer."""
+"""The facts of a vocabulary that training needs, so that training never opens a tokenizer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Vocabulary(BaseModel):
-    """The facts of a vocabulary: its size and the ids that mean something. Stored in `store.json`.
+    """The size of a vocabulary and its special ids. Stored in `store.json`.
 
-    `special` lists every id that text never means as text (padding, [CLS], unused slots, ...): such ids are never
-    masked and never drawn as random replacements.
+    `special` lists every id that never stands for text (padding, [CLS], unused slots, ...): such ids are never masked
+    and never drawn as random replacements.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -29,21 +29,21 @@ class Vocabulary(BaseModel):
 
     @property
     def end(self) -> int | None:
-        """What ends a document in a causal model: the end-of-sequence token, in a vocabulary without one [SEP]."""
+        """The id that ends a document in a causal model: the end-of-sequence token, or [SEP] if there is none."""
         return self.sep if self.eos is None else self.eos
 
     @cached_property
     def is_special(self) -> np.ndarray:
-        """A table (size,) of bool: True where an id is special."""
+        """(size,) bool: True where an id is special."""
         table = np.zeros(self.size, dtype=bool)
         table[list(self.special)] = True
         return table
 
     @cached_property
     def ordinary(self) -> np.ndarray:
-        """The ids (n,) int32 that are not special, ascending: what random replacements are drawn from."""
+        """The ids (n,) int32 that are not special, ascending: random replacements are drawn from these."""
         return np.flatnonzero(~self.is_special).astype(np.int32)
 
     def dtype(self) -> np.dtype:
-        """The stored type of an id: uint16 below 65,500 ids, else int32 (Megatron-LM's rule)."""
+        """Returns the stored type of an id: uint16 below 65,500 ids, else int32 (Megatron-LM's rule)."""
         return np.dtype(np.uint16 if self.size < 65_500 else np.int32)

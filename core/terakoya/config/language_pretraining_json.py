@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat
 
 from terakoya.config.language_pretraining_start import SIZES, StartFolders, read_start_folders
 from terakoya.errors import UserError, nearest
-from terakoya.json_settings import explain, read_json, shown
+from terakoya.json_settings import explain, read_json, short_json
 
 
 def _hyphenated(name: str) -> str:
@@ -86,7 +86,7 @@ def read_language_pretraining_json(
     raw = entries[model_type]
     where = f"{path.name}: {model_type}"
     if not isinstance(raw, Mapping):
-        raise UserError(f"{where}: expected an object, got {shown(raw)}")
+        raise UserError(f"{where}: expected an object, got {short_json(raw)}")
     family = model_type.partition("-")[0]
     family = RENAMED.get(family, family)
     start = read_start_folders(raw, where, family)

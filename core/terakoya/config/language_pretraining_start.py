@@ -16,7 +16,7 @@ from terakoya.components import Architecture
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.start_from import model_folder
 from terakoya.errors import UserError
-from terakoya.json_settings import explain, read_json, shown
+from terakoya.json_settings import explain, read_json, short_json
 
 ONE = "pretrained_model_name_or_path"
 PAIR = {
@@ -101,7 +101,7 @@ def read_start_folders(raw: Mapping[str, Any], where: str, family: str) -> Start
 
 def _find_folder(value: Any, where: str) -> Path:
     if not isinstance(value, str):
-        raise UserError(f"{where}: expected a folder, got {shown(value)}")
+        raise UserError(f"{where}: expected a folder, got {short_json(value)}")
     try:
         return model_folder(Path(value), where)
     except UserError as error:

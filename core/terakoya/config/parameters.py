@@ -25,7 +25,7 @@ from terakoya.config import conflicts
 from terakoya.config import lora as lora_settings
 from terakoya.config.fields import LENGTH_KEYS, ParameterFields
 from terakoya.errors import UserError, nearest
-from terakoya.json_settings import explain, leaves, read_json, refuse_secrets, shown, with_overrides
+from terakoya.json_settings import apply_overrides, explain, leaves, read_json, refuse_secrets, short_json
 from terakoya.plugins import Registry
 
 COMPONENTS: Mapping[str, str] = {
@@ -69,7 +69,7 @@ class Parameters(ParameterFields):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        batch_table.check(self.batch_size)
+        batch_table.check_table(self.batch_size)
         lora_settings.check_lora(
             self.lora, start_from=self.start_from, frozen_layers=self.frozen_layers, precision=self.precision
         )
@@ -96,7 +96,7 @@ class Parameters(ParameterFields):
         cls, raw: Mapping[str, Any], registry: Registry | None = None, *, source: str, overrides: Sequence[str] = ()
     ) -> Self:
         """The parameters of a JSON object. Raises UserError as `load`; errors name `source` as the file."""
-        raw = with_overrides(raw, overrides)
+        raw = apply_overrides(raw, overrides)
         registry = registry or plugins.registry()
         refuse_secrets(raw, source)
         values, problems = dict(raw), []
@@ -140,10 +140,10 @@ def _component(value: Any, kind: str, path: str, registry: Registry) -> Componen
     if isinstance(value, Component):
         return value
     if not isinstance(value, Mapping):
-        return [f'{path}: expected an object with a "type", got {shown(value)}']
+        return [f'{path}: expected an object with a "type", got {short_json(value)}']
     name = value.get("type")
     if not isinstance(name, str):
-        got = f"expected a string, got {shown(name)}" if "type" in value else "missing"
+        got = f"expected a string, got {short_json(name)}" if "type" in value else "missing"
         return [f"{path}.type: {got}{nearest('', registry.names(kind))}"]
     try:
         component: type[Component] = registry.component(kind, name)

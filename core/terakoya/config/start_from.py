@@ -11,7 +11,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from terakoya.errors import UserError
-from terakoya.json_settings import shown
+from terakoya.json_settings import short_json
 from terakoya.toolkit.hub_cache import find_snapshot, is_hub_name
 
 Folder = Annotated[Path, Field(strict=False)]
@@ -47,7 +47,7 @@ class StartFrom(BaseModel):
         folders = list(value.values()) if isinstance(value, Mapping) else [value]
         if folders and all(isinstance(folder, str | Path) and str(folder) for folder in folders):
             return value
-        raise ValueError(f'expected a folder, or {{"NAME": FOLDER, ...}} for several models, got {shown(value)}')
+        raise ValueError(f'expected a folder, or {{"NAME": FOLDER, ...}} for several models, got {short_json(value)}')
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

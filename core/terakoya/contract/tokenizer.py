@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from terakoya.components import Encoded, Tokenizer
+from terakoya.components import EncodedDocuments, Tokenizer
 from terakoya.contract import settings, toy
 from terakoya.contract.results import Check, CheckFailed, CheckSkipped
 from terakoya.corpus.corpus import Corpus
@@ -108,8 +108,8 @@ def check_ids(case: TokenizerCase) -> None:
     encoder, loaded = case.reader.encoder(case.folder), case.reader.load(case.folder)
     documents = ["\n".join(LINES), "", *LINES, *UNSEEN]
     encoded = encoder.encode(documents)
-    if not isinstance(encoded, Encoded):
-        raise CheckFailed(f"encode returned {type(encoded).__name__}, expected terakoya.components.Encoded")
+    if not isinstance(encoded, EncodedDocuments):
+        raise CheckFailed(f"encode returned {type(encoded).__name__}, expected terakoya.components.EncodedDocuments")
     lines = [line for document in documents for line in document.split("\n")]
     expected = [loaded(line, add_special_tokens=False)["input_ids"] for line in lines]
     lengths = [len(ids) for ids in expected if len(ids)]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from terakoya.atomic_files import committed, locked
+from terakoya.atomic_files import lock_folder, write_atomically
 from terakoya.corpus.cleaning import PLAN, Cleaning
 from terakoya.corpus.cleaning_steps import ExactDuplicates, HoldOut, NearDuplicates, Step
 from terakoya.corpus.deduplication import mark_exact_duplicates, mark_near_duplicates, minhash_signature
@@ -83,7 +83,7 @@ def make_plan(
     key = hashlib.sha256(json.dumps([facts, [str(file) for file in cleaning.files], settings]).encode()).hexdigest()
     folder = cleaning.folder
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
+    with lock_folder(folder):
         if not _has_key(folder / PLAN, key):
             (folder / PLAN).unlink(missing_ok=True)
             parts = folder / "parts"
@@ -116,7 +116,7 @@ def _has_key(file: Path, key: str) -> bool:
 
 
 def _write_json(file: Path, value: object) -> None:
-    with committed(file) as stream:
+    with write_atomically(file) as stream:
         stream.write(json.dumps(value, ensure_ascii=False, indent=1).encode() + b"\n")
 
 
@@ -152,7 +152,7 @@ class _PartWriter:
             self._fill_record(record, document.text)
         content = io.BytesIO()
         np.save(content, records)
-        with committed(_part(self._parts, number)) as stream:
+        with write_atomically(_part(self._parts, number)) as stream:
             stream.write(content.getvalue())
 
     def _fill_record(self, record: np.void, text: str) -> None:
@@ -241,8 +241,8 @@ def _write_plan(cleaning: Cleaning, parts: Path, key: str) -> None:
     held_out_examples: list[str] = []
     held_out, start = 0, 0
     with (
-        committed(cleaning.folder / "dropped.u8") as dropped_file,
-        committed(cleaning.folder / "held_out.u8") as held_out_file,
+        write_atomically(cleaning.folder / "dropped.u8") as dropped_file,
+        write_atomically(cleaning.folder / "held_out.u8") as held_out_file,
     ):
         for table in tables:
             verdict = verdicts[start : start + len(table)]

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from terakoya.corpus.sentences import split_sentences
 from terakoya.errors import UserError, nearest
-from terakoya.json_settings import explain, shown
+from terakoya.json_settings import explain, short_json
 
 VERSION = 1
 """Raise this number when a step changes its meaning, so that earlier cleanings are done again."""
@@ -138,7 +138,7 @@ def parse_steps(value: Any, *, source: str) -> tuple[Step, ...]:
     Raises UserError with one line for each problem; each line begins with `source`.
     """
     if not isinstance(value, list | tuple) or not value:
-        raise UserError(f"{source}: expected a list of one cleaning step or more, got {shown(value)}")
+        raise UserError(f"{source}: expected a list of one cleaning step or more, got {short_json(value)}")
     prefix = f"{source}." if source.endswith("clean") else f"{source}: "
     steps: list[Step] = []
     problems: list[str] = []
@@ -146,7 +146,7 @@ def parse_steps(value: Any, *, source: str) -> tuple[Step, ...]:
         kind = settings.get("type") if isinstance(settings, Mapping) else None
         if not isinstance(kind, str) or kind not in _TYPES:
             raise UserError(
-                f"{prefix}{number}.type: expected one of {', '.join(_TYPES)}, got {shown(kind)}"
+                f"{prefix}{number}.type: expected one of {', '.join(_TYPES)}, got {short_json(kind)}"
                 + (nearest(kind, _TYPES) if isinstance(kind, str) else "")
             )
         try:

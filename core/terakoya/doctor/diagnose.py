@@ -27,7 +27,7 @@ def diagnose(folder: Path) -> list[Finding]:
 
     (built_for, available), torch_findings = _check_torch()
     memory = psutil.virtual_memory()
-    cores = process_pool.cores()
+    cores = process_pool.available_cores()
     extensions = os.environ.get("TORCH_EXTENSIONS_DIR") or "~/.cache/torch_extensions"
     return [
         *check_versions(),

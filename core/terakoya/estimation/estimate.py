@@ -124,7 +124,7 @@ def estimate(
     target = devices.find_device(device) if device else devices.local_device()
     text = row_statistics(loaded, vocab_size)
     if processes is None:
-        processes = math.lcm(len(batch_table.hosts(loaded.batch_size)), loaded.parallel.replica_size)
+        processes = math.lcm(len(batch_table.node_names(loaded.batch_size)), loaded.parallel.replica_size)
     share = first_rank_batch(loaded, processes)
     held = model_sizes(loaded, text.vocabulary, context=text.context)
     memory, optimizer_bytes, notes = measure(loaded, text.vocabulary, share, held, processes=processes, gpu=target.gpu)
@@ -183,7 +183,7 @@ def first_rank_batch(parameters: Parameters, processes: int) -> RankBatch:
     Raises:
         UserError: the batch table has more nodes than there are processes, or their numbers do not go together.
     """
-    hosts = batch_table.hosts(parameters.batch_size)
+    hosts = batch_table.node_names(parameters.batch_size)
     nodes = len(hosts)
     if processes % nodes:
         raise UserError(

@@ -14,7 +14,7 @@ from types import FrameType
 
 from terakoya.launch import oom_killer
 from terakoya.log import error_console
-from terakoya.process_pool import cores
+from terakoya.process_pool import available_cores
 
 GRACE_SECONDS = 15.0
 """How long the other processes may run after one has failed, before they are terminated."""
@@ -36,7 +36,7 @@ def run_processes(arguments: Sequence[str], processes: int) -> int:
         "LOCAL_WORLD_SIZE": str(processes),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores() // processes))),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, available_cores() // processes))),
     }
     children = [
         subprocess.Popen(

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from terakoya.errors import UserError
 from terakoya.json_settings import explain, read_json
-from terakoya.process_pool import cores
+from terakoya.process_pool import available_cores
 from terakoya.rows.blending import PERIOD, integer_weights
 
 
@@ -219,7 +219,7 @@ class Pipeline(BaseModel):
     @cached_property
     def workers(self) -> int:
         """Number of processes for the tokenizer and the stores."""
-        return self.processes or cores()
+        return self.processes or available_cores()
 
 
 def read_pipeline(file: Path) -> Pipeline:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import orjson
 
-from terakoya.atomic_files import committed
+from terakoya.atomic_files import write_atomically
 from terakoya.corpus.corpus import Block, Corpus
 from terakoya.preparation.encoding import source_name
 from terakoya.preparation.job import PrepareJob
@@ -93,7 +93,7 @@ def list_blocks(job: PrepareJob) -> BlockList:
         (numbers[str(b.file)], b.start, b.stop, b.line, b.disk_bytes, b.column, b.columns, b.data is not None)
         for b in blocks
     ]
-    with committed(file) as stream:
+    with write_atomically(file) as stream:
         stream.write(orjson.dumps({"extent": blocks.extent, "blocks": rows}))
     return read_block_list(job)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from terakoya.components import Encoded
+from terakoya.components import EncodedDocuments
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.corpus.conversations import Message, read_messages
 from terakoya.corpus.documents import Reason
@@ -37,7 +37,7 @@ _TEXTS = 512
 
 
 @dataclass(frozen=True)
-class EncodedConversations(Encoded):
+class EncodedConversations(EncodedDocuments):
     """Conversations as ids, without the rejected ones.
 
     Attributes:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from terakoya.components import Encoded, Tokenizer
+from terakoya.components import EncodedDocuments, Tokenizer
 from terakoya.corpus.corpus import EXCERPT_CHARACTERS, Block, Corpus, Document, Reason, Reject
 from terakoya.errors import UserError
 from terakoya.preparation.chat_template import ChatTemplate
@@ -56,7 +56,9 @@ class BlockEncoder:
         self.encoder = tokenizer.encoder(task.tokenizer_folder)
         encode: Any = self.encoder.encode
         whole = tokenizer.keeps_line_ends and task.unit == "document"
-        self._encode_text: Callable[[Sequence[str]], Encoded] = partial(encode, whole=True) if whole else encode
+        self._encode_text: Callable[[Sequence[str]], EncodedDocuments] = (
+            partial(encode, whole=True) if whole else encode
+        )
         self._encode = self._encode_text
         vocabulary = self.encoder.vocabulary
         if task.template is not None:
@@ -116,7 +118,7 @@ class BlockEncoder:
             self._add(builder, batch[: len(batch) // 2])
             self._add(builder, batch[len(batch) // 2 :])
 
-    def sample(self, texts: Sequence[str]) -> Encoded:
+    def sample(self, texts: Sequence[str]) -> EncodedDocuments:
         """Encodes a few texts, for estimates; conversations as they are in the files, without their template."""
         return self._encode_text(texts)
 

@@ -14,7 +14,7 @@ from typing import Self
 
 import orjson
 
-from terakoya.atomic_files import locked
+from terakoya.atomic_files import lock_folder
 from terakoya.components import Tokenizer
 from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.documents import REMEDIES
@@ -114,7 +114,7 @@ class PrepareJob:
         """Keeps other processes out of `out`, and explains a full disk or an interrupt. Raises UserError if another
         process has locked it."""
         self.out.mkdir(parents=True, exist_ok=True)
-        with locked(self.out), _explain_interruptions(self.out):
+        with lock_folder(self.out), _explain_interruptions(self.out):
             yield
 
     def find_finished(self) -> StoreFacts | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from terakoya.errors import UserError
-from terakoya.process_pool import cores
+from terakoya.process_pool import available_cores
 
 if TYPE_CHECKING:
     from terakoya.corpus.cleaning_steps import StepsOrFile
@@ -70,7 +70,7 @@ class PrepareOptions:
     @property
     def process_count(self) -> int:
         """Number of processes to use."""
-        return self.processes or cores()
+        return self.processes or available_cores()
 
 
 def parse_max_rejects(text: str) -> int | float:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import orjson
 
-from terakoya.atomic_files import LOCK, committed
+from terakoya.atomic_files import LOCK, write_atomically
 from terakoya.errors import UserError
 from terakoya.store.recorded_options import SHARD_BLOCKS
 from terakoya.store.token_store import PARTS, StoreFacts, TokenStore, read_facts
@@ -50,7 +50,7 @@ def record_inputs(out: Path, inputs: Mapping[str, str], options: Mapping[str, ob
         logger.info("%s: continuing an interrupted preparation", out)
         return
     (out / PARTS).mkdir(exist_ok=True)
-    with committed(record) as stream:
+    with write_atomically(record) as stream:
         stream.write(orjson.dumps({"inputs": inputs, "options": options}))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import orjson
 
-from terakoya.atomic_files import committed
+from terakoya.atomic_files import write_atomically
 from terakoya.errors import UserError
 
 JOBS = "jobs.json"
@@ -17,7 +17,7 @@ JOBS = "jobs.json"
 
 def record_jobs(parts: Path, jobs: Sequence[str]) -> None:
     """Records that `jobs` were submitted for these parts."""
-    with committed(parts / JOBS) as stream:
+    with write_atomically(parts / JOBS) as stream:
         stream.write(orjson.dumps({"jobs": list(jobs)}))
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from terakoya.components.rows import Layout, Rows, ranges
+from terakoya.components.rows import Layout, Rows, group_indices
 from terakoya.errors import UserError
 from terakoya.rows.conversation_rows import ConversationPlan, check_store, flags_at, keep_last_runs
 from terakoya.rows.megatron_order import MegatronOrder
@@ -144,7 +144,7 @@ class CausalRows:
         start = self._spans.document_start(runs.document) - runs.first
         token = np.zeros(labels.size, np.int64)  # the index of each label in the store's tokens
         length = runs.stop - runs.begin
-        owner, ordinal = ranges(length)
+        owner, ordinal = group_indices(length)
         token[last[owner] - length[owner] + 1 + ordinal] = (start + runs.begin)[owner] + 1 + ordinal
         learnt = flags_at(self._answer_bits, token).reshape(labels.shape) & (labels != IGNORED)
         if settings.loss_on == "last_answer":
@@ -153,7 +153,7 @@ class CausalRows:
 
     def _packed_runs(self, plan: Plan, rows: np.ndarray) -> _Runs:
         first = plan.rows[rows]
-        row, ordinal = ranges(plan.rows[rows + 1] - first)
+        row, ordinal = group_indices(plan.rows[rows + 1] - first)
         pieces = first[row] + ordinal
         start, length = plan.starts[pieces], plan.lengths[pieces].astype(np.int64)
         document = self._spans.document_at(start)
@@ -176,7 +176,7 @@ class CausalRows:
         begin = rows * self._length
         stop = np.minimum(begin + self._length, stream.stream_length - 1)
         first = stream.document_at(begin)
-        row, ordinal = ranges(stream.document_at(stop - 1) - first + 1)
+        row, ordinal = group_indices(stream.document_at(stop - 1) - first + 1)
         number = first[row] + ordinal
         start = stream.stream_start(number)
         run = np.maximum(begin[row], start), np.minimum(stop[row], stream.stream_start(number + 1))

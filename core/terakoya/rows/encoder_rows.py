@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from terakoya.components.rows import Layout, Rows, ranges
+from terakoya.components.rows import Layout, Rows, group_indices
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.rows.next_sentence_pairs import PairPlan, plan_pairs, truncate_pairs
@@ -95,7 +95,7 @@ class EncoderRows:
         assert self._plan is not None
         first = self._plan.rows[rows]
         counts = self._plan.rows[rows + 1] - first
-        row, ordinal = ranges(counts)
+        row, ordinal = group_indices(counts)
         pieces = first[row] + ordinal
         ones = np.ones(len(row), np.int64)
         return RowSegments(
@@ -108,7 +108,7 @@ class EncoderRows:
         begin = rows * body
         end = np.minimum(begin + body, self._spans.stream_length)
         first = self._spans.document_at(begin)
-        row, ordinal = ranges(self._spans.document_at(end - 1) - first + 1)
+        row, ordinal = group_indices(self._spans.document_at(end - 1) - first + 1)
         document = first[row] + ordinal
         start, stop = self._spans.stream_start(document), self._spans.stream_start(document + 1)
         separators = (stop > start).astype(np.int64)  # the last place of a document's part of the stream

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from terakoya.toolkit.random_keys import below, chance, draws, row_keys
+from terakoya.toolkit.random_keys import bernoulli, draws, integers_below, row_keys
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ def plan_pairs(
     keys = row_keys(seed, epoch, store, number)
     zero = np.zeros(len(number), np.int64)
     target = np.full(len(number), budget, np.int64)
-    short = chance(draws(keys, "pairs short", zero), short_sequence_probability)
-    target[short] = 2 + below(draws(keys[short], "pairs target", zero[short]), max(1, budget - 1))
+    short = bernoulli(draws(keys, "pairs short", zero), short_sequence_probability)
+    target[short] = 2 + integers_below(draws(keys[short], "pairs target", zero[short]), max(1, budget - 1))
 
     parts: list[tuple[np.ndarray, ...]] = []
     active, line = np.arange(len(number)), first.copy()
@@ -69,13 +69,13 @@ def plan_pairs(
         key, aim, begin = keys[active], target[active], line_starts[line]
         chunk_stop = np.minimum(np.searchsorted(line_stops, begin + aim) + 1, last[active])
         lines = chunk_stop - line
-        a_lines = 1 + np.where(lines > 1, below(draws(key, "pairs cut", turns), np.maximum(lines - 1, 1)), 0)
-        random = (lines == 1) | chance(draws(key, "pairs random", turns), random_next_probability)
+        a_lines = 1 + np.where(lines > 1, integers_below(draws(key, "pairs cut", turns), np.maximum(lines - 1, 1)), 0)
+        random = (lines == 1) | bernoulli(draws(key, "pairs random", turns), random_next_probability)
         a_length = line_stops[line + a_lines - 1] - begin
 
-        other = below(draws(key, "pairs document", turns), len(number) - 1)
+        other = integers_below(draws(key, "pairs document", turns), len(number) - 1)
         other += other >= active
-        at = first[other] + below(draws(key, "pairs line", turns), last[other] - first[other])
+        at = first[other] + integers_below(draws(key, "pairs line", turns), last[other] - first[other])
         b_stop = np.searchsorted(line_stops, line_starts[at] + np.maximum(aim - a_length, 1)) + 1
         b_first = np.where(random, at, np.minimum(line + a_lines, chunk_stop - 1))
         b_stop = np.where(random, np.minimum(b_stop, last[other]), chunk_stop)

@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 import orjson
 
-from terakoya.atomic_files import FileFacts, committed, sync_folder
+from terakoya.atomic_files import FileFacts, sync_folder, write_atomically
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.store.parts import PartFacts
@@ -144,7 +144,7 @@ def assemble_store(
         options=dict(options),
         files=files,
     )
-    with committed(folder / "store.json", beside=parts) as out:
+    with write_atomically(folder / "store.json", draft_folder=parts) as out:
         out.write(facts.model_dump_json(indent=2).encode() + b"\n")
     shutil.rmtree(parts)
     return facts
@@ -174,13 +174,13 @@ def new_store_folder(out: Path) -> Iterator[Path]:
 
 def write_rejects(folder: Path, content: StoreContent) -> None:
     """Writes `rejects.jsonl`: file, line, reason and excerpt of each rejected document, in order."""
-    with committed(folder / "rejects.jsonl", beside=folder / PARTS) as out:
+    with write_atomically(folder / "rejects.jsonl", draft_folder=folder / PARTS) as out:
         for chunk in content.rejects():
             out.write(chunk)
 
 
 def _write_ids(folder: Path, content: StoreContent) -> FileFacts:
-    with committed(folder / "tokens.bin", beside=folder / PARTS) as out:
+    with write_atomically(folder / "tokens.bin", draft_folder=folder / PARTS) as out:
         for chunk in content.ids():
             out.write(chunk)
     return out.facts()
@@ -189,7 +189,7 @@ def _write_ids(folder: Path, content: StoreContent) -> FileFacts:
 def _write_index(folder: Path, content: StoreContent, vocabulary: Vocabulary) -> FileFacts:
     dtype, totals = vocabulary.dtype(), content.totals
     code = next(code for code, name in DTYPE_CODES.items() if np.dtype(name) == dtype)
-    with committed(folder / "tokens.idx", beside=folder / PARTS) as out:
+    with write_atomically(folder / "tokens.idx", draft_folder=folder / PARTS) as out:
         out.write(IDX_HEADER.pack(IDX_MAGIC, 1, code, totals.sequences, totals.documents + 1))
         for chunk in content.lengths():
             out.write(chunk.astype("<i4"))
@@ -214,7 +214,7 @@ def _starts(first: int, sizes: np.ndarray) -> tuple[np.ndarray, int]:
 
 def _write_bits(folder: Path, name: str, flags: Iterator[Bits]) -> FileFacts:
     remaining = np.zeros(0, dtype=np.uint8)  # the bits of a byte that spans two chunks
-    with committed(folder / name, beside=folder / PARTS) as out:
+    with write_atomically(folder / name, draft_folder=folder / PARTS) as out:
         for packed, count in flags:
             bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=count, bitorder="little")
             bits = np.concatenate([remaining, bits])
@@ -235,11 +235,11 @@ def _copy_tokenizer(source: Path, folder: Path, chat_template: str | None) -> No
         if file.is_file() and not hidden and not any(file.match(pattern) for pattern in _NOT_TOKENIZER):
             copy = draft / file.relative_to(source)
             copy.parent.mkdir(parents=True, exist_ok=True)
-            with committed(copy) as out, file.open("rb") as stream:
+            with write_atomically(copy) as out, file.open("rb") as stream:
                 while chunk := stream.read(1 << 20):
                     out.write(chunk)
     if chat_template is not None:  # Transformers prefers this file to the template in tokenizer_config.json
-        with committed(draft / CHAT_TEMPLATE) as out:
+        with write_atomically(draft / CHAT_TEMPLATE) as out:
             out.write(chat_template.encode())
     draft.rename(target)
     sync_folder(folder)

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from terakoya.atomic_files import _bytes, committed
-from terakoya.components import Encoded
+from terakoya.atomic_files import _bytes, write_atomically
+from terakoya.components import EncodedDocuments
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.corpus.corpus import Reject
 from terakoya.errors import UserError
@@ -105,7 +105,7 @@ class PartBuilder:
         self.notes: Counter[str] = Counter()
         self.tokens = 0
 
-    def add(self, encoded: Encoded, *, answers: np.ndarray | None = None) -> np.ndarray:
+    def add(self, encoded: EncodedDocuments, *, answers: np.ndarray | None = None) -> np.ndarray:
         """Appends the documents of `encoded` that have a token. Returns (D,) bool, True for these.
 
         `answers` (T,) bool says which tokens belong to answers; an `eos` cannot be stored then, since the last answer
@@ -185,10 +185,10 @@ class PartBuilder:
             notes=dict(sorted(self.notes.items())),
         )
         data_file, facts_file = part_files(folder, number)
-        with committed(data_file) as out:
+        with write_atomically(data_file) as out:
             for section in sections:
                 out.write(section)
-        with committed(facts_file) as out:
+        with write_atomically(facts_file) as out:
             out.write(orjson.dumps(asdict(facts)))
         return facts
 

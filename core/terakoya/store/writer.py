@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from terakoya.components import Encoded
+from terakoya.components import EncodedDocuments
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.store.assembly import Bits, Options, Totals, assemble_store, new_store_folder
@@ -102,7 +102,7 @@ def write_store(
         for document in documents:
             lines = [np.asarray(line) for line in document if len(line)]
             words = None if flags is None else _concatenate(next(flags), bool)
-            encoded = Encoded(
+            encoded = EncodedDocuments(
                 ids=_concatenate(lines, np.int64),
                 line_lengths=np.array([len(line) for line in lines], dtype=np.int32),
                 document_lines=np.array([len(lines)], dtype=np.int32),

@@ -15,7 +15,7 @@ from terakoya.errors import UserError
 from terakoya.tokenization.report_pieces import read_pieces
 
 if TYPE_CHECKING:
-    from terakoya.components import Encoded, Encoder, Tokenizer
+    from terakoya.components import EncodedDocuments, Encoder, Tokenizer
     from terakoya.corpus.corpus import Corpus
 
 BATCH_CHARACTERS = 1 << 20
@@ -126,12 +126,12 @@ def measure_tokenizer(
     without documents.
     """
     from terakoya.corpus.corpus import Reject
-    from terakoya.toolkit.tokenizers.word_counts import sampled
+    from terakoya.toolkit.tokenizers.word_counts import sample_blocks
 
     encoder = tokenizer.encoder(folder)
     tally = _Tally(encoder)
     done = 0
-    for block in sampled(corpus, sample_bytes):
+    for block in sample_blocks(corpus, sample_bytes):
         batch: list[str] = []
         size = 0
         for item in corpus.read(block):
@@ -194,7 +194,7 @@ class _Tally:
             self.words += np.bincount(np.minimum(lengths, MAX_WORD_TOKENS), minlength=MAX_WORD_TOKENS + 1)[1:]
 
 
-def _word_lengths(encoded: Encoded) -> np.ndarray | None:
+def _word_lengths(encoded: EncodedDocuments) -> np.ndarray | None:
     """Returns the number of tokens of each word (n,); None if words are not known."""
     if encoded.word_starts is None:
         return None

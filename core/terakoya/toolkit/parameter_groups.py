@@ -25,6 +25,6 @@ def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> lis
     return [group for group in groups if group["params"]]
 
 
-def trainable(module: nn.Module) -> list[nn.Parameter]:
+def trainable_parameters(module: nn.Module) -> list[nn.Parameter]:
     """The parameters of `module` that are trained, each once."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]

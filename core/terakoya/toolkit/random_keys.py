@@ -92,13 +92,13 @@ def draws(keys: np.ndarray, purpose: str, positions: np.ndarray) -> np.ndarray:
     return numbers(streams(keys, purpose), positions)
 
 
-def below(draws: np.ndarray, limit: int | np.ndarray) -> np.ndarray:
+def integers_below(draws: np.ndarray, limit: int | np.ndarray) -> np.ndarray:
     """Integers in [0, limit), int64, from uint64 `draws`; `limit` (an int or an array that broadcasts) is in
     [1, 2**32). Reads the draws' upper 32 bits."""
     return ((draws >> np.uint64(32)) * np.asarray(limit, np.uint64) >> np.uint64(32)).astype(np.int64)
 
 
-def chance(draws: np.ndarray, probability: float) -> np.ndarray:
+def bernoulli(draws: np.ndarray, probability: float) -> np.ndarray:
     """True, bool, with `probability` for each of uint64 `draws`."""
     if probability >= 1:
         return np.ones(draws.shape, dtype=bool)

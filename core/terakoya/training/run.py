@@ -57,7 +57,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether the run has reached its length."""
-        return self.length.reached(step=self.step, tokens=self.consumed_tokens)
+        return self.length.is_reached(step=self.step, tokens=self.consumed_tokens)
 
     def progress(self) -> Progress:
         """Returns the values that the schedule may use before the next step."""

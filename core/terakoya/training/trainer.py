@@ -211,7 +211,7 @@ class Trainer:
     def _takes_another_step(self, tokens: int) -> bool:
         """Whether several processes vote on a step after this one, which takes `tokens`."""
         run = self.run
-        is_last = run.length.reached(step=run.step + 1, tokens=run.consumed_tokens + tokens)
+        is_last = run.length.is_reached(step=run.step + 1, tokens=run.consumed_tokens + tokens)
         return self.context.world_size > 1 and not is_last and not self.parameters.data.skips(run.step + 1)
 
     def _skip_step(self) -> None:

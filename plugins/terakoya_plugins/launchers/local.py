@@ -10,7 +10,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from terakoya import hookimpl
 from terakoya.components import Job, Launcher, LaunchPlan
 from terakoya.errors import UserError
-from terakoya.toolkit.launchers.scripts import SETTLED, head, threads, words
+from terakoya.toolkit.launchers.scripts import FINAL_EXIT_CODES, limit_threads, quote, script_head
 
 SCRIPT = Template("""\
 #!/bin/bash
@@ -60,13 +60,13 @@ class Local(Launcher):
         script = SCRIPT.substitute(
             name=job.name,
             processes=f"{self.processes} process{'es' if self.processes > 1 else ''}",
-            head=head(job, self.setup),
-            threads=threads(self.processes),
-            command=words("python", "-m", "terakoya", *job.arguments, "--processes", str(self.processes)),
-            settled=SETTLED,
+            head=script_head(job, self.setup),
+            threads=limit_threads(self.processes),
+            command=quote("python", "-m", "terakoya", *job.arguments, "--processes", str(self.processes)),
+            settled=FINAL_EXIT_CODES,
             max_restarts=self.max_restarts,
         )
-        return LaunchPlan({"run.sh": script}, [words("bash", str(folder / "run.sh"))])
+        return LaunchPlan({"run.sh": script}, [quote("bash", str(folder / "run.sh"))])
 
 
 @hookimpl

@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from terakoya import hookimpl
 from terakoya.components import Optimizer
-from terakoya.toolkit.parameter_groups import decay_groups, trainable
+from terakoya.toolkit.parameter_groups import decay_groups, trainable_parameters
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ class Adafactor(Optimizer):
         import torch
 
         return torch.optim.Adafactor(
-            decay_groups(trainable(module), self.weight_decay),
+            decay_groups(trainable_parameters(module), self.weight_decay),
             lr=self.learning_rate,
             beta2_decay=self.beta2_decay,
             eps=self.eps,

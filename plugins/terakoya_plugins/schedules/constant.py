@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from terakoya import hookimpl
 from terakoya.components import Progress, Schedule
-from terakoya.toolkit.schedules import Warmed
+from terakoya.toolkit.schedules import WarmupSchedule
 
 
-class Constant(Warmed):
+class Constant(WarmupSchedule):
     """Rises and stays at the peak."""
 
     def factor(self, progress: Progress) -> float:
         """The share of the peak that warming up has reached, then 1."""
-        warming = self.warming(progress)
+        warming = self.warmup_factor(progress)
         return 1.0 if warming is None else warming
 
 

@@ -6,18 +6,18 @@ import math
 
 from terakoya import hookimpl
 from terakoya.components import Progress, Schedule
-from terakoya.toolkit.schedules import Decaying
+from terakoya.toolkit.schedules import DecaySchedule
 
 
-class Cosine(Decaying):
+class Cosine(DecaySchedule):
     """Rises, then falls along half a cosine to `min_lr`, and stays there."""
 
     def factor(self, progress: Progress) -> float:
         """min_lr + (peak - min_lr) (1 + cos(pi done)) / 2, over the peak."""
-        warming = self.warming(progress)
+        warming = self.warmup_factor(progress)
         if warming is not None:
             return warming
-        return self.above_floor((1.0 + math.cos(math.pi * self.falling(progress).done)) / 2.0, progress)
+        return self.factor_above_floor((1.0 + math.cos(math.pi * self.decay_span(progress).elapsed)) / 2.0, progress)
 
 
 @hookimpl

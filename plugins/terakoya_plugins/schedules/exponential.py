@@ -8,10 +8,10 @@ from pydantic import Field
 
 from terakoya import hookimpl
 from terakoya.components import Progress, Schedule
-from terakoya.toolkit.schedules import Decaying
+from terakoya.toolkit.schedules import DecaySchedule
 
 
-class Exponential(Decaying):
+class Exponential(DecaySchedule):
     """Rises, then falls by the same ratio from each step to the next, so that `decay_rate` of the peak is left at the
     end of the fall; never below `min_lr`."""
 
@@ -19,10 +19,10 @@ class Exponential(Decaying):
 
     def factor(self, progress: Progress) -> float:
         """decay_rate ** done, at least min_lr over the peak."""
-        warming = self.warming(progress)
+        warming = self.warmup_factor(progress)
         if warming is not None:
             return warming
-        return max(self.min_lr / progress.learning_rate, self.decay_rate ** self.falling(progress).done)
+        return max(self.min_lr / progress.learning_rate, self.decay_rate ** self.decay_span(progress).elapsed)
 
 
 @hookimpl

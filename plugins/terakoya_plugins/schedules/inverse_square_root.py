@@ -10,13 +10,13 @@ from pydantic import NonNegativeFloat, PositiveInt, model_validator
 from terakoya import hookimpl
 from terakoya.components import Progress, Schedule
 from terakoya.components.progress import Unit
-from terakoya.toolkit.schedules import Warmed, at_most_one, converted, position, refuse_high_floor
+from terakoya.toolkit.schedules import WarmupSchedule, check_at_most_one, check_min_lr, convert_unit, position
 
 TIMESCALE = 10_000
 """Steps of constant learning rate at the beginning of T5's schedule; Transformers' default without warming up."""
 
 
-class InverseSquareRoot(Warmed):
+class InverseSquareRoot(WarmupSchedule):
     """Rises, then falls as one over a square root, without an end: after three time scales half is left.
 
     `timescale`, in steps, or `timescale_tokens` is how fast; without either it is the length of warming up, and 10,000
@@ -29,20 +29,20 @@ class InverseSquareRoot(Warmed):
 
     @model_validator(mode="after")
     def _one_timescale(self) -> Self:
-        at_most_one(self, "timescale", "timescale_tokens")
+        check_at_most_one(self, "timescale", "timescale_tokens")
         return self
 
     def check(self, start: Progress) -> None:
         """See `Schedule`."""
-        refuse_high_floor(self.min_lr, start)
+        check_min_lr(self.min_lr, start)
 
     def factor(self, progress: Progress) -> float:
         """sqrt(timescale / (timescale + what is behind since warming up)), at least min_lr over the peak."""
-        warming = self.warming(progress)
+        warming = self.warmup_factor(progress)
         if warming is not None:
             return warming
         unit, scale = self._scale(progress)
-        since = position(progress, unit) - converted(self.warmup(progress), unit, progress)
+        since = position(progress, unit) - convert_unit(self.warmup(progress), unit, progress)
         return max(self.min_lr / progress.learning_rate, math.sqrt(scale / (scale + max(0.0, since))))
 
     def _scale(self, progress: Progress) -> tuple[Unit, int]:

@@ -8,10 +8,10 @@ from pydantic import model_validator
 
 from terakoya import hookimpl
 from terakoya.components import Progress, Schedule
-from terakoya.toolkit.schedules import Decaying
+from terakoya.toolkit.schedules import DecaySchedule
 
 
-class Linear(Decaying):
+class Linear(DecaySchedule):
     """Rises, then falls in a straight line to `min_lr`, 0 if nothing else is said."""
 
     simultaneous: bool = False
@@ -27,11 +27,11 @@ class Linear(Decaying):
     def factor(self, progress: Progress) -> float:
         """The share of the peak that warming up has reached, then the share of the fall that is still ahead, above
         `min_lr`; if `simultaneous`, (max_steps - step) / max_steps, while warming up times the first."""
-        warming = self.warming(progress)
+        warming = self.warmup_factor(progress)
         if self.simultaneous:
             left = max(0.0, (progress.max_steps - progress.step) / progress.max_steps)
-            return self.above_floor(left, progress) * (1.0 if warming is None else warming)
-        return self.above_floor(self.falling(progress).left, progress) if warming is None else warming
+            return self.factor_above_floor(left, progress) * (1.0 if warming is None else warming)
+        return self.factor_above_floor(self.decay_span(progress).remaining, progress) if warming is None else warming
 
 
 @hookimpl

@@ -9,10 +9,10 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
 from terakoya import hookimpl
 from terakoya.components import Progress, Schedule
-from terakoya.toolkit.schedules import Warmed, refuse_high_floor
+from terakoya.toolkit.schedules import WarmupSchedule, check_min_lr
 
 
-class Plateau(Warmed):
+class Plateau(WarmupSchedule):
     """Rises, then stays until more than `patience` validations in a row are no better than the best one; then goes on
     with `decay_factor` of the learning rate, never below `min_lr`. The first validation comes before the first step.
 
@@ -31,12 +31,12 @@ class Plateau(Warmed):
 
     def check(self, start: Progress) -> None:
         """See `Schedule`."""
-        refuse_high_floor(self.min_lr, start)
+        check_min_lr(self.min_lr, start)
 
     def factor(self, progress: Progress) -> float:
         """The share of the peak that warming up has reached, or what the validations so far have left of it if that is
         less."""
-        warming = self.warming(progress)
+        warming = self.warmup_factor(progress)
         return min(1.0 if warming is None else warming, self._left(progress) / progress.learning_rate)
 
     def _left(self, progress: Progress) -> float:

@@ -6,20 +6,20 @@ from pydantic import PositiveFloat
 
 from terakoya import hookimpl
 from terakoya.components import Progress, Schedule
-from terakoya.toolkit.schedules import Decaying
+from terakoya.toolkit.schedules import DecaySchedule
 
 
-class Polynomial(Decaying):
+class Polynomial(DecaySchedule):
     """Rises, then falls to `min_lr` as the share of the fall that is ahead, to the power `power`."""
 
     power: PositiveFloat = 1.0
 
     def factor(self, progress: Progress) -> float:
         """min_lr + (peak - min_lr) left ** power, over the peak."""
-        warming = self.warming(progress)
+        warming = self.warmup_factor(progress)
         if warming is not None:
             return warming
-        return self.above_floor(self.falling(progress).left ** self.power, progress)
+        return self.factor_above_floor(self.decay_span(progress).remaining ** self.power, progress)
 
 
 @hookimpl

@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeInt, model_validator
 from terakoya import hookimpl
 from terakoya.components import Progress, Schedule
 from terakoya.components.progress import Unit
-from terakoya.toolkit.schedules import Decaying, Span, at_most_one, converted, length
+from terakoya.toolkit.schedules import DecaySchedule, Span, check_at_most_one, convert_unit, length
 
 Shape = Literal["linear", "cosine", "1-sqrt"]
 
@@ -31,7 +31,7 @@ DECAY_RATIO = 0.1
 """The share of the run that WSD's authors found the decay needs."""
 
 
-class WarmupStableDecay(Decaying):
+class WarmupStableDecay(DecaySchedule):
     """Rises, stays at the peak, and falls to `min_lr` in the last `decay_steps`, `decay_tokens` or `decay_ratio` of the
     run (a tenth, if none is given) before its end, or before `lr_decay_steps` or `lr_decay_tokens`."""
 
@@ -43,26 +43,26 @@ class WarmupStableDecay(Decaying):
 
     @model_validator(mode="after")
     def _one_decay(self) -> Self:
-        at_most_one(self, "decay_steps", "decay_tokens", "decay_ratio")
+        check_at_most_one(self, "decay_steps", "decay_tokens", "decay_ratio")
         return self
 
-    def falling(self, progress: Progress) -> Span:
+    def decay_span(self, progress: Progress) -> Span:
         """The decay alone, no longer than what warming up leaves."""
-        whole = super().falling(progress)
+        whole = super().decay_span(progress)
         unit: Unit = self._given_end or progress.unit
         if self.decay_steps or self.decay_tokens:
             given: tuple[Unit, int] = ("steps", self.decay_steps) if self.decay_steps else ("tokens", self.decay_tokens)
-            decay = converted(given, unit, progress)
+            decay = convert_unit(given, unit, progress)
         else:
             decay = (self.decay_ratio or DECAY_RATIO) * length(progress, unit)
         return Span(whole.at, max(whole.start, whole.end - decay), whole.end)
 
     def factor(self, progress: Progress) -> float:
         """`warmup_type` over warming up, 1, `decay_type` over the decay, above `min_lr`."""
-        warming = self.warming(progress)
+        warming = self.warmup_factor(progress)
         if warming is not None:
             return RISING[self.warmup_type](warming)
-        return self.above_floor(FALLING[self.decay_type](self.falling(progress).done), progress)
+        return self.factor_above_floor(FALLING[self.decay_type](self.decay_span(progress).elapsed), progress)
 
 
 @hookimpl

@@ -16,8 +16,8 @@ from pydantic import Field
 from terakoya import hookimpl
 from terakoya.components import Tokenizer
 from terakoya.errors import UserError
-from terakoya.toolkit.tokenizers import byte_level_bpe as byte_pairs
-from terakoya.toolkit.tokenizers.word_counts_file import Splitting, counted
+from terakoya.toolkit.tokenizers import byte_level_bpe
+from terakoya.toolkit.tokenizers.word_counts_file import Splitting, load_or_count_words
 
 if TYPE_CHECKING:
     from terakoya.corpus.corpus import Corpus
@@ -57,9 +57,9 @@ class ByteBpe(Tokenizer):
     """A table that `terakoya tokenizer count` has written for the same corpus. None: count now."""
 
     def splitting(self) -> Splitting:
-        """Implements `LearnsFromCounts`: words are split by GPT-2's pattern."""
+        """Implements `WordCountTokenizer`: words are split by GPT-2's pattern."""
         return Splitting(
-            functools.partial(byte_pairs.splitter, self.add_prefix_space),
+            functools.partial(byte_level_bpe.document_splitter, self.add_prefix_space),
             {
                 "words": "byte level",
                 "add_prefix_space": str(self.add_prefix_space),
@@ -78,8 +78,8 @@ class ByteBpe(Tokenizer):
         progress: Callable[[int, int], None] | None = None,
     ) -> Mapping[str, Any]:
         """Implements `Tokenizer.train`. The files are the same for any number of processes."""
-        table = counted(corpus, self.splitting(), file=self.counts, processes=processes, progress=progress)
-        pieces, merges = byte_pairs.train_byte_pairs(
+        table = load_or_count_words(corpus, self.splitting(), file=self.counts, processes=processes, progress=progress)
+        pieces, merges = byte_level_bpe.train_byte_level_bpe(
             table.counts,
             vocab_size=self.vocab_size,
             min_frequency=self.min_frequency,

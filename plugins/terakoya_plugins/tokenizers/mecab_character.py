@@ -25,7 +25,7 @@ from terakoya.toolkit.tokenizers import bert_japanese_folder as japanese_folder
 from terakoya.toolkit.tokenizers import word_splitters
 from terakoya.toolkit.tokenizers.bert_folder import BertFolder, read_bert_folder, read_config
 from terakoya.toolkit.tokenizers.bert_japanese_folder import SPECIAL_TOKENS
-from terakoya.toolkit.tokenizers.word_counts_file import Splitting, counted
+from terakoya.toolkit.tokenizers.word_counts_file import Splitting, load_or_count_words
 from terakoya.toolkit.tokenizers.word_encoder import WordEncoder
 from terakoya.toolkit.tokenizers.wordpiece import PREFIX, WordPiece, bert_words, train_wordpiece
 
@@ -55,13 +55,13 @@ class MecabCharacter(Tokenizer):
     """A table that `terakoya tokenizer count` has written for the same corpus. None: count now."""
 
     def splitting(self) -> Splitting:
-        """Implements `LearnsFromCounts`: MeCab's words, the same as for `mecab_wordpiece`. Raises UserError for a wrong
-        dictionary or option."""
+        """Implements `WordCountTokenizer`: MeCab's words, the same as for `mecab_wordpiece`. Raises UserError for a
+        wrong dictionary or option."""
         config = self._config()
-        word_splitters.words_of(config)  # finds a wrong dictionary here and not in a worker
+        word_splitters.build_splitter(config)  # finds a wrong dictionary here and not in a worker
         return Splitting(
-            functools.partial(word_splitters.splitter, config, SPECIAL_TOKENS),
-            word_splitters.identity(config),
+            functools.partial(word_splitters.document_splitter, config, SPECIAL_TOKENS),
+            word_splitters.splitter_identity(config),
             max_words=self.max_words,
             sample_bytes=self.sample_bytes,
         )
@@ -75,7 +75,7 @@ class MecabCharacter(Tokenizer):
         progress: Callable[[int, int], None] | None = None,
     ) -> Mapping[str, Any]:
         """Implements `Tokenizer.train`. The files are the same for any number of processes."""
-        table = counted(corpus, self.splitting(), file=self.counts, processes=processes, progress=progress)
+        table = load_or_count_words(corpus, self.splitting(), file=self.counts, processes=processes, progress=progress)
         counts: Counter[str] = Counter()
         for word, count in table.counts.items():
             counts[word.lower() if self.do_lower_case else word] += count
@@ -84,7 +84,7 @@ class MecabCharacter(Tokenizer):
         record = {
             "type": NAME,
             "settings": self.model_dump(exclude={"special_tokens_in_text", "counts"}),
-            "words": word_splitters.identity(self._config()),
+            "words": word_splitters.splitter_identity(self._config()),
         }
         japanese_folder.save_folder(folder, pieces, self._config(), record)
         return {"pieces": len(pieces), **table.facts(self.max_words)}
@@ -101,7 +101,7 @@ class MecabCharacter(Tokenizer):
         if (
             kind not in (None, NAME)
             or (marks and kind != NAME)
-            or word_splitters.kind_of(config) != "mecab"
+            or word_splitters.splitter_kind(config) != "mecab"
             or config.get("subword_tokenizer_type", "wordpiece") not in ("wordpiece", "character")
             or not config.get("do_subword_tokenize", True)
         ):
@@ -120,7 +120,7 @@ class MecabCharacter(Tokenizer):
         marks = bert.config.get("subword_tokenizer_type", "wordpiece") == "wordpiece"
         return WordEncoder(
             bert,
-            word_splitters.words_of(bert.config, special=list(bert.special), white_space=not marks),
+            word_splitters.build_splitter(bert.config, special=list(bert.special), white_space=not marks),
             WordPiece(bert.pieces, bert.unknown).ids if marks else functools.partial(_character_ids, bert),
             parse=self.special_tokens_in_text != "split",
             lower=bool(bert.config.get("do_lower_case", False)),
@@ -134,7 +134,7 @@ class MecabCharacter(Tokenizer):
         return {
             "vocabulary": hashlib.sha256((folder / "vocab.txt").read_bytes()).hexdigest(),
             "tokenizer_config": hashlib.sha256(json.dumps(tokens, sort_keys=True).encode()).hexdigest(),
-            **word_splitters.identity(config),
+            **word_splitters.splitter_identity(config),
         }
 
     def _config(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from terakoya.toolkit.tokenizers import bert_japanese_folder as japanese_folder
 from terakoya.toolkit.tokenizers import word_splitters
 from terakoya.toolkit.tokenizers.bert_folder import read_bert_folder, read_config, read_vocabulary
 from terakoya.toolkit.tokenizers.bert_japanese_folder import SPECIAL_TOKENS
-from terakoya.toolkit.tokenizers.word_counts_file import Splitting, counted
+from terakoya.toolkit.tokenizers.word_counts_file import Splitting, load_or_count_words
 from terakoya.toolkit.tokenizers.word_encoder import WordEncoder
 from terakoya.toolkit.tokenizers.wordpiece import WordPiece, bert_words, train_wordpiece
 
@@ -65,12 +65,14 @@ class MecabWordPiece(Tokenizer):
     """A table that `terakoya tokenizer count` has written for the same corpus. None: count now."""
 
     def splitting(self) -> Splitting:
-        """Implements `LearnsFromCounts`: the analyser splits words. Raises UserError if it is not installed."""
+        """Implements `WordCountTokenizer`: the analyser splits words. Raises UserError if it is not installed."""
         config = self._config()
-        word_splitters.words_of(config, special=SPECIAL_TOKENS)  # finds a wrong dictionary here and not in a worker
+        word_splitters.build_splitter(
+            config, special=SPECIAL_TOKENS
+        )  # finds a wrong dictionary here and not in a worker
         return Splitting(
-            functools.partial(word_splitters.splitter, config, SPECIAL_TOKENS),
-            word_splitters.identity(config),
+            functools.partial(word_splitters.document_splitter, config, SPECIAL_TOKENS),
+            word_splitters.splitter_identity(config),
             max_words=self.max_words,
             sample_bytes=self.sample_bytes,
         )
@@ -84,7 +86,7 @@ class MecabWordPiece(Tokenizer):
         progress: Callable[[int, int], None] | None = None,
     ) -> Mapping[str, Any]:
         """Implements `Tokenizer.train`. The files are the same for any number of processes."""
-        table = counted(corpus, self.splitting(), file=self.counts, processes=processes, progress=progress)
+        table = load_or_count_words(corpus, self.splitting(), file=self.counts, processes=processes, progress=progress)
         counts: Counter[str] = Counter()
         for word, count in table.counts.items():
             counts[word.lower() if self.do_lower_case else word] += count
@@ -99,7 +101,7 @@ class MecabWordPiece(Tokenizer):
         record = {
             "type": NAME,
             "settings": self.model_dump(exclude={"special_tokens_in_text", "counts"}),
-            "words": word_splitters.identity(config),
+            "words": word_splitters.splitter_identity(config),
         }
         japanese_folder.save_folder(folder, pieces, config, record)
         if len(pieces) < self.vocab_size:
@@ -122,7 +124,7 @@ class MecabWordPiece(Tokenizer):
             return None
         settings = {name: value for name, value in recorded.items() if name in cls.model_fields}
         settings.setdefault("vocab_size", len(read_vocabulary(folder / "vocab.txt")))
-        words = word_splitters.kind_of(config)
+        words = word_splitters.splitter_kind(config)
         settings["word_tokenizer"] = "juman" if words == "jumanpp" else words
         if words == "mecab":
             mecab = japanese_folder.mecab_settings(config, recorded)
@@ -139,10 +141,10 @@ class MecabWordPiece(Tokenizer):
         """Implements `Tokenizer.encoder`. Uses the settings of the folder, and its own `special_tokens_in_text`."""
         bert = read_bert_folder(folder)
         # `basic` lowers case itself, `none` never does.
-        lowers = word_splitters.kind_of(bert.config) not in ("basic", "none")
+        lowers = word_splitters.splitter_kind(bert.config) not in ("basic", "none")
         return WordEncoder(
             bert,
-            word_splitters.words_of(bert.config, special=list(bert.special)),
+            word_splitters.build_splitter(bert.config, special=list(bert.special)),
             WordPiece(bert.pieces, bert.unknown).ids,
             parse=self.special_tokens_in_text != "split",
             lower=lowers and bool(bert.config.get("do_lower_case", False)),
@@ -156,7 +158,7 @@ class MecabWordPiece(Tokenizer):
         return {
             "vocabulary": hashlib.sha256((folder / "vocab.txt").read_bytes()).hexdigest(),
             "tokenizer_config": hashlib.sha256(json.dumps(tokens, sort_keys=True).encode()).hexdigest(),
-            **word_splitters.identity(config),
+            **word_splitters.splitter_identity(config),
         }
 
     def _config(self) -> dict[str, Any]:
@@ -196,7 +198,7 @@ def register_tokenizers() -> Mapping[str, type[Tokenizer]]:
 def _is_supported(config: Mapping[str, Any]) -> bool:
     return (
         config.get("tokenizer_class") == "BertJapaneseTokenizer"
-        and word_splitters.kind_of(config) in ("mecab", "sudachi", "jumanpp", "basic", "none")
+        and word_splitters.splitter_kind(config) in ("mecab", "sudachi", "jumanpp", "basic", "none")
         and config.get("subword_tokenizer_type", "wordpiece") == "wordpiece"
         and config.get("do_subword_tokenize", True)
     )

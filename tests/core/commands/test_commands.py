@@ -117,7 +117,7 @@ def test_plugins_list_shows_components_events_and_origins(plugin: str, capsys: p
     assert ["architecture", "bert", "terakoya_plugins.architectures.bert", "terakoya", "0.1.0"] in rows
     assert ["schedule", "mine", "mine", "--plugin", plugin, "-"] in rows
     assert ["run_started", "mine"] in rows
-    assert ["left", "out:", "terakoya_plugins.trackers.tensorboard"] in rows
+    assert ["excluded:", "terakoya_plugins.trackers.tensorboard"] in rows
     assert not any(row[:2] == ["tracker", "tensorboard"] for row in rows)
 
 

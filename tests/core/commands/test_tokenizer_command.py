@@ -77,8 +77,8 @@ def test_the_settings_file_may_contain_the_corpus_and_the_folder(corpus: Path, t
         ("input: other.txt\n", [], "the corpus is given twice, as CORPUS and as input"),
         ("output_dir: there\n", [], "the new folder is given twice"),
         ("- a\n- b\n", [], "expected keys with values"),
-        ("a: [1\n", [], "no valid YAML"),
-        ("", ["--vocab-size"], "--vocab-size: expected a value behind it"),
+        ("a: [1\n", [], "not valid YAML"),
+        ("", ["--vocab-size"], "--vocab-size: expected a value after it"),
         ("", ["--vocab-sise", "5"], 'did you mean "vocab_size"'),
     ],
 )

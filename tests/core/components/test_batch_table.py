@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from terakoya.components import batch_table
-from terakoya.components.batch_table import proportional
+from terakoya.components.batch_table import split_proportionally
 from terakoya.config.parameters import Parameters
 from terakoya.config.schema import json_schema
 from terakoya.errors import UserError
@@ -20,7 +20,7 @@ ORIGINAL = [{"0": 100, "1": 100, "2": 56}, {"0": 80, "1": 80, "2": 48, "3": 48}]
 
 def rows(table: dict[str, int], *hosts: str, redistribute: bool = False, ranks: list[int] | None = None) -> list[int]:
     nodes = dict(zip(ranks or range(len(hosts)), hosts, strict=True))
-    found = batch_table.rows_of_nodes(table, nodes, there=f"{len(hosts)} nodes", redistribute=redistribute)
+    found = batch_table.assign_rows(table, nodes, there=f"{len(hosts)} nodes", redistribute=redistribute)
     assert list(found) == sorted(nodes)
     return list(found.values())
 
@@ -29,7 +29,7 @@ def rows(table: dict[str, int], *hosts: str, redistribute: bool = False, ranks: 
 def test_names_give_hosts_what_ranks_give_nodes(table: dict[str, int]) -> None:
     hosts = [f"a{rank}" for rank in range(len(table))]
     by_name = dict(zip(reversed(hosts), reversed(table.values()), strict=True))
-    batch_table.check(by_name)
+    batch_table.check_table(by_name)
     assert rows(table, *hosts) == rows(by_name, *hosts) == list(table.values())
 
 
@@ -58,7 +58,7 @@ def test_hosts_the_table_does_not_know_are_answered_with_a_table(
 
 
 def test_one_host_with_two_nodes_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match="two are one host"):
+    with pytest.raises(UserError, match="are on one host"):
         rows({"a01": 3, "a02": 5}, "a01", "a01")
 
 
@@ -79,12 +79,12 @@ def test_redistributing_adds_no_node_and_stopping_takes_none_away() -> None:
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=12), st.integers(0, 5000))
 def test_parts_are_whole_and_none_is_empty(weights: list[int], more: int) -> None:
     total = len(weights) + more
-    parts = proportional(weights, total)
+    parts = split_proportionally(weights, total)
     assert sum(parts) == total and min(parts) >= 1
     wanted = [weight * total / sum(weights) for weight in weights]
     if min(wanted) >= 1:
         assert all(abs(part - want) < 1 for part, want in zip(parts, wanted, strict=True))
-    assert proportional(weights, sum(weights)) == weights
+    assert split_proportionally(weights, sum(weights)) == weights
 
 
 def test_parameters_and_their_schema_take_names(tmp_path: Path) -> None:

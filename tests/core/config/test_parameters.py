@@ -12,7 +12,7 @@ from terakoya.components.progress import Length
 from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters, changed_keys, resolve_length
 from terakoya.config.schema import json_schema
 from terakoya.errors import UserError
-from terakoya.json_settings import origins, read_json, with_overrides
+from terakoya.json_settings import apply_overrides, origins, read_json
 from terakoya.plugins import registry
 
 PRESETS = Path(__file__).resolve().parents[3] / "parameters"
@@ -177,7 +177,7 @@ def test_a_missing_key_is_named(file: Path) -> None:
     [
         ('{"seed": 1, "data": {}, "seed": 2}', 'the key "seed" is given twice, as 1 and as 2'),
         ('{"seed": NaN}', "expected a number, got NaN"),
-        ('{"seed": 1,}', r"p\.json:1:\d+: no valid JSON"),
+        ('{"seed": 1,}', r"p\.json:1:\d+: not valid JSON"),
         ("[1]", r"expected a JSON object, got \[1\]"),
         ("\udcff", "cannot be read"),
     ],
@@ -218,7 +218,7 @@ def test_keys_about_tokens_of_text_are_not_secrets(file: Path) -> None:
 
 
 def test_overrides_are_json_if_they_parse_and_strings_otherwise(file: Path) -> None:
-    raw = with_overrides(read_json(file), ["a.b=1e-4", "c=[1, 2]", "d=hello world", "data.train.0=x=y", 'e="3"'])
+    raw = apply_overrides(read_json(file), ["a.b=1e-4", "c=[1, 2]", "d=hello world", "data.train.0=x=y", 'e="3"'])
     assert raw["a"] == {"b": 1e-4} and raw["c"] == [1, 2] and raw["d"] == "hello world" and raw["e"] == "3"
     assert raw["data"]["train"][0] == "x=y"
     assert read_json(file) == BASE, "the file's own object does not change"
@@ -260,9 +260,9 @@ def test_the_length_comes_from_steps_tokens_or_epochs(file: Path) -> None:
     assert length("max_steps=null", "epochs=0.001") == Length(steps=1, tokens=100, rows=1)
     tokens = length("max_steps=null", "max_tokens=51201")
     assert tokens == Length(steps=3, tokens=51201, unit="tokens"), "25,600 tokens a step"
-    ends = [tokens.reached(step=step, tokens=seen) for step, seen in [(3, 51200), (3, 51201), (2, 60000), (9, 0)]]
+    ends = [tokens.is_reached(step=step, tokens=seen) for step, seen in [(3, 51200), (3, 51201), (2, 60000), (9, 0)]]
     assert ends == [False, True, True, False], "by the tokens seen, not by the steps expected"
-    assert [epochs.reached(step=step, tokens=10**9) for step in (9, 10)] == [False, True]
+    assert [epochs.is_reached(step=step, tokens=10**9) for step in (9, 10)] == [False, True]
     with pytest.raises(UserError, match="no row to train on"):
         length("max_steps=null", "epochs=1", rows=0, tokens_per_row=0.0)
 

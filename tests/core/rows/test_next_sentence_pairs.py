@@ -13,7 +13,7 @@ from small_store import CLS, FIRST, SEP, small_store
 from terakoya.components.rows import Layout
 from terakoya.rows.next_sentence_pairs import PairPlan, plan_pairs, truncate_pairs
 from terakoya.rows.row_source import RowSource
-from terakoya.toolkit.random_keys import below, chance, draws, row_keys
+from terakoya.toolkit.random_keys import bernoulli, draws, integers_below, row_keys
 
 DOCUMENTS = st.lists(st.lists(st.integers(1, 30), max_size=9), min_size=2, max_size=9).filter(
     lambda documents: sum(bool(lines) for lines in documents) >= 2
@@ -55,8 +55,8 @@ def slow_pairs(documents: list[list[int]], *, epoch: int, budget: int, short: fl
     for document in full:
         lines = documents[document]
         target = budget
-        if chance(draw(document, "pairs short", 0), short)[0]:
-            target = 2 + int(below(draw(document, "pairs target", 0), budget - 1)[0])
+        if bernoulli(draw(document, "pairs short", 0), short)[0]:
+            target = 2 + int(integers_below(draw(document, "pairs target", 0), budget - 1)[0])
         line = turn = 0
         while line < len(lines):
             chunk = [line]
@@ -64,14 +64,14 @@ def slow_pairs(documents: list[list[int]], *, epoch: int, budget: int, short: fl
                 chunk.append(chunk[-1] + 1)
             a_lines = 1
             if len(chunk) > 1:
-                a_lines += int(below(draw(document, "pairs cut", turn), len(chunk) - 1)[0])
+                a_lines += int(integers_below(draw(document, "pairs cut", turn), len(chunk) - 1)[0])
             a = chunk[:a_lines]
             a_length = sum(lines[each] for each in a)
-            random = len(chunk) == 1 or bool(chance(draw(document, "pairs random", turn), 0.5)[0])
+            random = len(chunk) == 1 or bool(bernoulli(draw(document, "pairs random", turn), 0.5)[0])
             if random:
                 others = [each for each in full if each != document]
-                other = others[int(below(draw(document, "pairs document", turn), len(others))[0])]
-                b = [int(below(draw(document, "pairs line", turn), len(documents[other]))[0])]
+                other = others[int(integers_below(draw(document, "pairs document", turn), len(others))[0])]
+                b = [int(integers_below(draw(document, "pairs line", turn), len(documents[other]))[0])]
                 while sum(documents[other][each] for each in b) < target - a_length and b[-1] + 1 < len(
                     documents[other]
                 ):

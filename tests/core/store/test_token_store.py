@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import terakoya.store.writer as store_writer
-from terakoya.atomic_files import locked
+from terakoya.atomic_files import lock_folder
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.store.token_store import TokenStore, Unit
@@ -288,6 +288,6 @@ def test_a_store_is_picklable(store: TokenStore) -> None:
 
 
 def test_writing_a_store_releases_the_lock(tmp_path: Path) -> None:
-    with locked(tmp_path):
+    with lock_folder(tmp_path):
         assert [file.name for file in tmp_path.iterdir()] == [".lock"]
     assert list(tmp_path.iterdir()) == []

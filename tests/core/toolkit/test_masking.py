@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from small_store import CLS, FIRST, MASK, PAD, SEP, vocabulary
 
 from terakoya.errors import UserError
-from terakoya.toolkit.objectives.masking import IGNORED, Masked, mask
+from terakoya.toolkit.objectives.masking import IGNORED, MaskedRows, mask
 from terakoya.toolkit.random_keys import draws, row_keys
 
 VOCABULARY = vocabulary(5000)
@@ -43,7 +43,7 @@ def slow_budget(words: np.ndarray | None, maskable: np.ndarray, key: int, probab
     return sorted(taken)
 
 
-def places_of(masked: Masked, batch: int, width: int) -> list[list[int]]:
+def places_of(masked: MaskedRows, batch: int, width: int) -> list[list[int]]:
     flat = masked.positions[: masked.count]
     return [(flat[flat // width == row] % width).tolist() for row in range(batch)]
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from terakoya.toolkit.random_keys import below, chance, draws, hash_u64, permute, row_keys
+from terakoya.toolkit.random_keys import bernoulli, draws, hash_u64, integers_below, permute, row_keys
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "keys.json").read_text())
 U64 = st.integers(0, 2**64 - 1)
@@ -59,10 +59,10 @@ def test_draws_are_uniform() -> None:
     for bit in range(64):
         share = float(np.mean(numbers >> np.uint64(bit) & np.uint64(1)))
         assert abs(share - 0.5) < 5 * 0.5 / 100_000**0.5, bit
-    counts = np.bincount(below(numbers, 7), minlength=7)
+    counts = np.bincount(integers_below(numbers, 7), minlength=7)
     assert counts.max() - counts.min() < 0.05 * counts.mean()
-    assert abs(chance(numbers, 0.15).mean() - 0.15) < 0.005
-    assert chance(numbers, 1.0).all() and not chance(numbers, 0.0).any()
+    assert abs(bernoulli(numbers, 0.15).mean() - 0.15) < 0.005
+    assert bernoulli(numbers, 1.0).all() and not bernoulli(numbers, 0.0).any()
 
 
 @settings(max_examples=50)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from terakoya.errors import UserError
-from terakoya.toolkit.formats import restricted_unpickler as pickled
+from terakoya.toolkit.formats import restricted_unpickler
 
 
 class Harmful:
@@ -30,7 +30,7 @@ class Harmful:
 def test_code_in_a_file_is_named_and_never_run(tmp_path: Path) -> None:
     torch.save({"model": torch.ones(2), "args": Harmful(tmp_path / "made")}, tmp_path / "file.pt")
     with pytest.raises(UserError, match=r"asks for (posix|nt)\.mkdir, which is not known to be harmless"):
-        pickled.load(tmp_path / "file.pt")
+        restricted_unpickler.load(tmp_path / "file.pt")
     assert not (tmp_path / "made").exists()
 
 
@@ -38,10 +38,10 @@ def test_code_in_the_format_before_zip_is_not_run_either(tmp_path: Path) -> None
     file = tmp_path / "file.pt"
     torch.save({"args": Harmful(tmp_path / "made")}, file, _use_new_zipfile_serialization=False)
     with pytest.raises(UserError, match="cannot be read as tensors and plain values"):
-        pickled.load(file)
+        restricted_unpickler.load(file)
     assert not (tmp_path / "made").exists()
     torch.save({"model": torch.ones(2)}, file, _use_new_zipfile_serialization=False)
-    assert torch.equal(pickled.load(file)["model"], torch.ones(2))
+    assert torch.equal(restricted_unpickler.load(file)["model"], torch.ones(2))
 
 
 def test_objects_of_training_programs_hold_their_values_and_are_nothing_else(
@@ -63,9 +63,9 @@ def test_objects_of_training_programs_hold_their_values_and_are_nothing_else(
     torch.save({"args": given, "rng": np.random.RandomState(3).get_state(), "w": torch.ones(2)}, tmp_path / "file.pt")
     for name in ("megatron", "megatron.core", module.__name__):
         monkeypatch.delitem(sys.modules, name)
-    content = pickled.load(tmp_path / "file.pt")
+    content = restricted_unpickler.load(tmp_path / "file.pt")
     assert content["args"].lr == 1e-4 and content["args"].params_dtype is torch.bfloat16
-    assert isinstance(content["args"].model_type, pickled.Inert)
+    assert isinstance(content["args"].model_type, restricted_unpickler.Stub)
     assert content["args"].model_type.kind in ("megatron.core.enums.ModelType", "builtins.getattr")
     assert "megatron.core.enums" not in sys.modules
     assert torch.equal(content["w"], torch.ones(2))
@@ -74,9 +74,9 @@ def test_objects_of_training_programs_hold_their_values_and_are_nothing_else(
 def test_what_torch_did_not_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file.pt").write_bytes(b"PK nothing")
     with pytest.raises(UserError, match="cannot be read"):
-        pickled.load(tmp_path / "file.pt")
+        restricted_unpickler.load(tmp_path / "file.pt")
     (tmp_path / "file.pt").write_bytes(b"")
     with pytest.raises(UserError, match="cannot be read"):
-        pickled.load(tmp_path / "file.pt")
+        restricted_unpickler.load(tmp_path / "file.pt")
     with pytest.raises(UserError, match="no such file"):
-        pickled.load(tmp_path / "other.pt")
+        restricted_unpickler.load(tmp_path / "other.pt")

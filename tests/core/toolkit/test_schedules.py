@@ -10,16 +10,16 @@ from pydantic import ValidationError
 from terakoya.components import Progress
 from terakoya.errors import UserError
 from terakoya.plugins import load
-from terakoya.toolkit.schedules import Decaying, Warmed
+from terakoya.toolkit.schedules import DecaySchedule, WarmupSchedule
 
 
-class Line(Decaying):
+class Line(DecaySchedule):
     """What is left."""
 
     def factor(self, progress: Progress) -> float:
         """As linear."""
-        warming = self.warming(progress)
-        return self.falling(progress).left if warming is None else warming
+        warming = self.warmup_factor(progress)
+        return self.decay_span(progress).remaining if warming is None else warming
 
 
 def by_tokens(tokens: int, *, step: int = 0, **changes: Any) -> Progress:
@@ -67,11 +67,9 @@ def test_one_way_to_say_each() -> None:
 
 
 def test_an_end_within_warming_up_is_refused() -> None:
-    with pytest.raises(
-        UserError, match=r"schedule.lr_decay_steps: expected more than the 10 steps of warming up, got 8"
-    ):
+    with pytest.raises(UserError, match=r"schedule.lr_decay_steps: expected more than the 10 steps of warm-up, got 8"):
         Line(warmup_steps=10, lr_decay_steps=8).check(Progress(step=0, max_steps=100))
-    with pytest.raises(UserError, match=r"schedule.lr_decay_tokens: expected more than the 1,000 tokens of warming up"):
+    with pytest.raises(UserError, match=r"schedule.lr_decay_tokens: expected more than the 1,000 tokens of warm-up"):
         Line(warmup_steps=10, lr_decay_tokens=900).check(by_tokens(0))
     Line(warmup_steps=10).check(Progress(step=0, max_steps=5))  # a short trial of a long schedule is none of it
 
@@ -107,6 +105,6 @@ def test_every_course_rises_once_then_falls_to_its_floor(
     assert course[: top + 1] == sorted(course[: top + 1])
     assert all(after <= before + 1e-12 for before, after in zip(course[top:], course[top + 1 :], strict=False))
     last = schedule.factor(by_tokens(100_000, step=1000, unit=unit))
-    if issubclass(component, Decaying) and name != "exponential":
+    if issubclass(component, DecaySchedule) and name != "exponential":
         assert last == pytest.approx(0.05)
-    assert issubclass(component, Warmed)
+    assert issubclass(component, WarmupSchedule)

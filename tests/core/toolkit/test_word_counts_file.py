@@ -14,7 +14,7 @@ from terakoya.errors import UserError
 from terakoya.tokenization.train import train_tokenizer
 from terakoya.toolkit.tokenizers import word_counts_file as counts_file
 from terakoya.toolkit.tokenizers.word_counts import Splitter
-from terakoya.toolkit.tokenizers.word_counts_file import Splitting, counted, read_counts, write_counts
+from terakoya.toolkit.tokenizers.word_counts_file import Splitting, load_or_count_words, read_counts, write_counts
 
 TEXTS = ["橋を渡ると、古い茶屋がある。", "茶屋の主人は、橋の話をよくする。\n話は長い。", "bad \u2028 茶屋\0橋"] * 4
 
@@ -35,9 +35,9 @@ def corpus(tmp_path: Path) -> Corpus:
 
 
 def test_what_is_read_is_what_was_counted(corpus: Corpus, tmp_path: Path) -> None:
-    table = counted(corpus, SPLITTING)
+    table = load_or_count_words(corpus, SPLITTING)
     write_counts(tmp_path / "table", corpus, SPLITTING, table)
-    again = counted(corpus, SPLITTING, file=tmp_path / "table")
+    again = load_or_count_words(corpus, SPLITTING, file=tmp_path / "table")
     assert again == table and list(again.counts) == list(table.counts)
     assert again.counts["a"] == 2 and again.rejected == {"bad JSON": 1}
     assert [file.name for file in tmp_path.iterdir() if "staging" in file.name] == []
@@ -46,7 +46,7 @@ def test_what_is_read_is_what_was_counted(corpus: Corpus, tmp_path: Path) -> Non
 def test_an_empty_table(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n")
     corpus = Corpus([tmp_path / "a.txt"])
-    table = counted(corpus, SPLITTING)
+    table = load_or_count_words(corpus, SPLITTING)
     write_counts(tmp_path / "table", corpus, SPLITTING, table)
     assert read_counts(tmp_path / "table", corpus, SPLITTING) == table and not table.counts
 
@@ -63,7 +63,7 @@ def test_an_empty_table(tmp_path: Path) -> None:
 def test_a_table_of_other_settings_is_refused(
     changed: dict[str, Any], name: str, corpus: Corpus, tmp_path: Path
 ) -> None:
-    write_counts(tmp_path / "table", corpus, SPLITTING, counted(corpus, SPLITTING))
+    write_counts(tmp_path / "table", corpus, SPLITTING, load_or_count_words(corpus, SPLITTING))
     fields = {"splitter": by_spaces, "identity": SPLITTING.identity, "max_words": 1000, **changed}
     with pytest.raises(UserError, match=f"table: settings: {name}"):
         read_counts(tmp_path / "table", corpus, Splitting(**fields))
@@ -71,7 +71,7 @@ def test_a_table_of_other_settings_is_refused(
 
 def test_a_table_of_another_corpus_is_refused(corpus: Corpus, tmp_path: Path) -> None:
     table = tmp_path / "table"
-    write_counts(table, corpus, SPLITTING, counted(corpus, SPLITTING))
+    write_counts(table, corpus, SPLITTING, load_or_count_words(corpus, SPLITTING))
     other_field = Corpus(corpus.sources, field="body")
     with pytest.raises(UserError, match=r'corpus: field: expected "body", got .* "text"'):
         read_counts(table, other_field, SPLITTING)
@@ -86,7 +86,7 @@ def test_broken_tables_are_refused(corpus: Corpus, tmp_path: Path) -> None:
     table = tmp_path / "table"
     with pytest.raises(UserError, match="found no file"):
         read_counts(table, corpus, SPLITTING)
-    write_counts(table, corpus, SPLITTING, counted(corpus, SPLITTING))
+    write_counts(table, corpus, SPLITTING, load_or_count_words(corpus, SPLITTING))
     content = table.read_bytes()
     for broken in (content[:-1], content[:-1] + b"?"):
         table.write_bytes(broken)

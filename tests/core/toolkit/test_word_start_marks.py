@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from terakoya.components import Encoded, Tokenizer
+from terakoya.components import EncodedDocuments, Tokenizer
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.toolkit.tokenizers.word_start_marks import word_start_table
 
@@ -25,8 +25,8 @@ class Marked(Tokenizer):
         """The whole text is piece 1 and piece 2, again and again."""
         starts = None if self.starts is None else np.array(self.starts)
 
-        def encode(documents: Sequence[str]) -> Encoded:
-            return Encoded(np.array([1, 2, 1, 2]), np.array([4]), np.array([1]), starts)
+        def encode(documents: Sequence[str]) -> EncodedDocuments:
+            return EncodedDocuments(np.array([1, 2, 1, 2]), np.array([4]), np.array([1]), starts)
 
         return SimpleNamespace(vocabulary=Vocabulary(size=4, special=(0,)), encode=encode)
 

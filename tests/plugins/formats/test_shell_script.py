@@ -60,7 +60,7 @@ python pretrain_gpt.py ${OPTIONS} --data-path ${MIX} "${EXTRA[@]}" --root "${ROO
 """
 
 
-def words_of(text: str, folder: Path, **defined: str) -> list[list[str]]:
+def build_splitter(text: str, folder: Path, **defined: str) -> list[list[str]]:
     """Returns the words of the commands that start with python or torchrun."""
     return [words for words in Script(folder, defined).commands(text) if words[0].endswith(("python", "torchrun"))]
 
@@ -73,14 +73,14 @@ def test_words_are_expanded_as_in_bash(tmp_path: Path) -> None:
     subprocess.run(["bash", "-c", command], check=True, timeout=60, capture_output=True)
     expected = (tmp_path / "words").read_text().split("\0")[:-1]
     assert "--no-load-rng" in expected and "tiny model" in expected and "2072" in expected  # bash ran the script
-    assert words_of(TRAINING, tmp_path) == [expected]
+    assert build_splitter(TRAINING, tmp_path) == [expected]
 
 
 def test_the_output_of_a_program_is_unknown_and_the_program_never_runs(tmp_path: Path) -> None:
     text = (
         f"N=$(touch {tmp_path}/file; echo 3)\npython train.py --num-layers $N --node ${{SLURM_NODEID}} --x $(date)y\n"
     )
-    (words,) = words_of(text, tmp_path)
+    (words,) = build_splitter(text, tmp_path)
     assert not (tmp_path / "file").exists()
     layers, node, joined = words[3], words[5], words[7]
     assert unknown_text(layers) == f"$(touch {tmp_path}/file; echo 3)"
@@ -90,10 +90,10 @@ def test_the_output_of_a_program_is_unknown_and_the_program_never_runs(tmp_path:
 
 def test_defined_values_replace_those_of_the_script(tmp_path: Path) -> None:
     text = "n=$(yq -e '.layers' config.yaml)\npython train.py --num-layers ${n}\n"
-    assert unknown_text(words_of(text, tmp_path)[0][3]) == "$(yq -e '.layers' config.yaml)"
-    assert words_of(text, tmp_path, n="12") == [["python", "train.py", "--num-layers", "12"]]
+    assert unknown_text(build_splitter(text, tmp_path)[0][3]) == "$(yq -e '.layers' config.yaml)"
+    assert build_splitter(text, tmp_path, n="12") == [["python", "train.py", "--num-layers", "12"]]
     (tmp_path / "config.yaml").write_text("layers: 9\n")
-    assert words_of(text, tmp_path) == [["python", "train.py", "--num-layers", "9"]]
+    assert build_splitter(text, tmp_path) == [["python", "train.py", "--num-layers", "9"]]
 
 
 def test_commands_in_strings_are_found(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_commands_in_strings_are_found(tmp_path: Path) -> None:
         'log="out_$(date "+%Y").log"\ncmd="torchrun --nnodes 2 pretrain_gpt.py --num-layers 3 \\\n 2>&1 | tee ${log}"\n'
     )
     expected = [["torchrun", "--nnodes", "2", "pretrain_gpt.py", "--num-layers", "3"]]
-    assert words_of(f"{text}echo ${{cmd}}\neval ${{cmd}}\n", tmp_path) == expected
-    assert words_of(f'{text}srun bash -c "${{cmd}}"\n', tmp_path) == expected
+    assert build_splitter(f"{text}echo ${{cmd}}\neval ${{cmd}}\n", tmp_path) == expected
+    assert build_splitter(f'{text}srun bash -c "${{cmd}}"\n', tmp_path) == expected
 
 
 def test_the_scripts_own_arguments_do_not_change_its_defaults(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_the_scripts_own_arguments_do_not_change_its_defaults(tmp_path: Path) ->
         "  shift\ndone\n"
         "python train.py --num-layers 2 --train-iters ${steps}\n"
     )
-    assert words_of(text, tmp_path)[0][-1] == "1000"
+    assert build_splitter(text, tmp_path)[0][-1] == "1000"
 
 
 def test_without_the_parser_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

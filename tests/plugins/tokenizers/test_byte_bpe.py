@@ -18,7 +18,7 @@ from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.tokenization.recognise import recognise_tokenizer
 from terakoya.toolkit.tokenizers import bpe_merges as pair_merging
-from terakoya.toolkit.tokenizers.byte_level_bpe import splitter, train_byte_pairs
+from terakoya.toolkit.tokenizers.byte_level_bpe import document_splitter, train_byte_level_bpe
 from terakoya_plugins.tokenizers.byte_bpe import ByteBpe
 
 TEXTS = [
@@ -52,8 +52,8 @@ def library(lines: list[str], *, prefix: bool = False, **options: Any) -> tuple[
 @pytest.mark.parametrize(("vocab_size", "min_frequency"), [(257, 2), (300, 2), (330, 1), (2000, 3)])
 def test_training_gives_the_result_of_tokenizers(prefix: bool, vocab_size: int, min_frequency: int) -> None:
     options = {"vocab_size": vocab_size, "min_frequency": min_frequency}
-    counts = Counter(word for text in TEXTS for word in splitter(prefix)(text))
-    ours = train_byte_pairs(counts, special_tokens=[EOS], **options)
+    counts = Counter(word for text in TEXTS for word in document_splitter(prefix)(text))
+    ours = train_byte_level_bpe(counts, special_tokens=[EOS], **options)
     assert ours == library(TEXTS, prefix=prefix, **options)
 
 
@@ -64,8 +64,8 @@ def test_ties_and_runs_are_merged_as_by_tokenizers(seed: int, few: int, monkeypa
     monkeypatch.setattr(pair_merging, "_FEW", few)
     draw = random.Random(seed)
     lines = ["".join(draw.choices("aab ", k=draw.randint(1, 40))) for _ in range(60)]
-    counts = Counter(word for line in lines for word in splitter(False)(line))
-    ours = train_byte_pairs(counts, vocab_size=340, min_frequency=1, special_tokens=[EOS])
+    counts = Counter(word for line in lines for word in document_splitter(False)(line))
+    ours = train_byte_level_bpe(counts, vocab_size=340, min_frequency=1, special_tokens=[EOS])
     assert ours == library(lines, vocab_size=340, min_frequency=1)
 
 
@@ -74,15 +74,15 @@ def test_merges_of_real_length(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(5)
     words = ["".join(draw.choices("かきくけこ", weights=[5, 4, 3, 2, 1], k=draw.randint(2, 30))) for _ in range(400)]
     lines = [" ".join(draw.choices(words, k=20)) for _ in range(100)]
-    counts = Counter(word for line in lines for word in splitter(False)(line))
-    ours = train_byte_pairs(counts, vocab_size=700, min_frequency=2, special_tokens=[EOS])
+    counts = Counter(word for line in lines for word in document_splitter(False)(line))
+    ours = train_byte_level_bpe(counts, vocab_size=700, min_frequency=2, special_tokens=[EOS])
     assert ours == library(lines, vocab_size=700, min_frequency=2)
 
 
 def test_too_small_a_vocabulary_is_refused() -> None:
     with pytest.raises(UserError, match="expected at least 257"):
-        train_byte_pairs({}, vocab_size=256, min_frequency=1, special_tokens=[EOS])
-    assert len(train_byte_pairs({}, vocab_size=300, min_frequency=1, special_tokens=[EOS])[0]) == 257
+        train_byte_level_bpe({}, vocab_size=256, min_frequency=1, special_tokens=[EOS])
+    assert len(train_byte_level_bpe({}, vocab_size=300, min_frequency=1, special_tokens=[EOS])[0]) == 257
 
 
 @pytest.fixture(scope="module", params=[False, True])

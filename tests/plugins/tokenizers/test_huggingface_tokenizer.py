@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import BertJapaneseTokenizer, BertTokenizerFast, PreTrainedTokenizerFast
 
-from terakoya.components import Encoded
+from terakoya.components import EncodedDocuments
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.tokenization.recognise import recognise_tokenizer
@@ -73,7 +73,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return MAKERS[request.param](tmp_path_factory.mktemp("huggingface") / request.param)
 
 
-def check(encoded: Encoded, tokenizer: Any, texts: Sequence[str], **options: Any) -> None:
+def check(encoded: EncodedDocuments, tokenizer: Any, texts: Sequence[str], **options: Any) -> None:
     rows = [
         [tokenizer(line, add_special_tokens=False, **options)["input_ids"] for line in text.split("\n")]
         for text in texts

@@ -21,7 +21,7 @@ from real_data import real_data
 from transformers import AutoTokenizer
 
 import terakoya
-from terakoya.components import Encoded
+from terakoya.components import EncodedDocuments
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.toolkit.tokenizers.word_encoder import WordEncoder
@@ -76,7 +76,7 @@ def reference(tokenizer: Any, documents: Sequence[str]) -> list[list[int]]:
     return [tokenizer(line, add_special_tokens=False)["input_ids"] for text in documents for line in text.split("\n")]
 
 
-def check(encoded: Encoded, lines: list[list[int]]) -> None:
+def check(encoded: EncodedDocuments, lines: list[list[int]]) -> None:
     assert encoded.ids.tolist() == [id for line in lines for id in line]
     assert encoded.line_lengths.tolist() == [len(line) for line in lines if line]
     assert encoded.document_lines.sum() == len(encoded.line_lengths)

@@ -19,7 +19,7 @@ from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.tokenization.recognise import recognise_tokenizer
 from terakoya.toolkit.tokenizers.word_encoder import WordEncoder
-from terakoya.toolkit.tokenizers.word_splitters import identity, words_of
+from terakoya.toolkit.tokenizers.word_splitters import build_splitter, splitter_identity
 from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece
 
 TEXTS = [
@@ -118,7 +118,7 @@ def test_sudachis_modes_split_differently() -> None:
     cuts = []
     for mode in "ABC":
         config = {"word_tokenizer_type": "sudachi", "sudachi_kwargs": {"sudachi_split_mode": mode}}
-        cuts.append(words_of(config).split(["選挙管理委員会"])[0].split(" "))
+        cuts.append(build_splitter(config).split(["選挙管理委員会"])[0].split(" "))
     assert len(cuts[0]) > len(cuts[1]) >= len(cuts[2]) == 1
 
 
@@ -177,12 +177,12 @@ def juman(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     [("# 床は光る", "#床は光る"), ("＃　# 床", "##床"), ("#", "#"), ("#床", "#床"), ("床 # 光", "床#光"), ("# ", "#")],
 )
 def test_a_line_that_juman_reads_as_a_comment_has_words(juman: str, line: str, same: str) -> None:
-    words = words_of({"word_tokenizer_type": "jumanpp"})
+    words = build_splitter({"word_tokenizer_type": "jumanpp"})
     assert "".join(words.split([line])[0].split()) == same
 
 
 def test_a_line_beyond_jumans_limit_is_split_with_a_warning(juman: str, caplog: pytest.LogCaptureFixture) -> None:
-    words = words_of({"word_tokenizer_type": "jumanpp"})
+    words = build_splitter({"word_tokenizer_type": "jumanpp"})
     line = "床は光る。" * 273 + "c"
     assert len(line.encode()) == 4096
     assert "".join(words.split([line])[0].split()) == line and not caplog.text
@@ -191,13 +191,13 @@ def test_a_line_beyond_jumans_limit_is_split_with_a_warning(juman: str, caplog: 
 
 
 def test_fingerprint_names_jumans_version(juman: str) -> None:
-    facts = identity({"word_tokenizer_type": "jumanpp"})
+    facts = splitter_identity({"word_tokenizer_type": "jumanpp"})
     assert facts["jumanpp version"].startswith("Juman++ Version: 2")
 
 
 @pytest.mark.parametrize("juman", ["a stand-in"], indirect=True)
 def test_a_line_without_an_answer_from_juman_is_reported(juman: str) -> None:
-    words = words_of({"word_tokenizer_type": "jumanpp"})
+    words = build_splitter({"word_tokenizer_type": "jumanpp"})
     with pytest.raises(UserError, match=r"got none for the line '止まれ'.*take the line out of the corpus"):
         words.split(["止まれ"])
 

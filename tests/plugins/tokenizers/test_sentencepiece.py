@@ -300,7 +300,7 @@ def test_skipped_lines_are_counted_and_logged(tmp_path: Path, caplog: pytest.Log
 
 def test_no_piece_spans_words_in_training_and_word_starts_are_from_mecab(folders: Any) -> None:
     folder = folders("words")
-    words = mecab.MecabWords(mecab.dictionary_options(mecab.dictionary_folder("unidic_lite")), normalize=False)
+    words = mecab.MecabSplitter(mecab.dictionary_options(mecab.dictionary_folder("unidic_lite")), normalize=False)
     model = load_model(folder / "tokenizer.model")
     clean = [model.normalize(line) for line in LINES]
     cut = [words.split([line.replace("▁", " ")])[0].split(" ") for line in clean]

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_che
 import typer
 
 from terakoya.commands.cleaning import CleanFolderOption, CleanOption
-from terakoya.commands.component_settings import FLAGS, gather, read_settings, take_flags
+from terakoya.commands.component_settings import ACCEPT_UNKNOWN_OPTIONS, gather, read_settings, take_flags
 from terakoya.commands.tokenizer import count as count_words
 from terakoya.commands.tokenizer import report as tokenizer_report
 from terakoya.errors import UserError
-from terakoya.process_pool import cores
+from terakoya.process_pool import available_cores
 
 if TYPE_CHECKING:
     from terakoya.corpus.cleaning_steps import StepsOrFile
@@ -56,7 +56,7 @@ def train_tokenizer(
     """
     from terakoya.process_pool import warm_up
 
-    out, processes = Path(out), processes or cores()
+    out, processes = Path(out), processes or available_cores()
     if processes > 1:
         warm_up(["terakoya.toolkit.tokenizers.word_counts"])
 
@@ -123,7 +123,7 @@ Set = Annotated[
 Out = Annotated[Path | None, typer.Option(help="The new tokenizer's folder.", show_default=False)]
 
 
-@app.command("train", context_settings=FLAGS)
+@app.command("train", context_settings=ACCEPT_UNKNOWN_OPTIONS)
 def command(
     corpus: Annotated[
         list[str] | None,
@@ -165,7 +165,7 @@ def command(
     _print_facts(out, facts)
 
 
-@app.command("import", context_settings=FLAGS)
+@app.command("import", context_settings=ACCEPT_UNKNOWN_OPTIONS)
 def import_command(
     model: Annotated[list[str], typer.Argument(help="The trained model's file, for example tokenizer.model.")],
     out: Out = None,

@@ -10,7 +10,7 @@ import typer
 
 from terakoya.commands.cleaning import CleanFolderOption, CleanOption
 from terakoya.errors import UserError
-from terakoya.process_pool import cores
+from terakoya.process_pool import available_cores
 
 if TYPE_CHECKING:
     from terakoya.corpus.cleaning_steps import StepsOrFile
@@ -41,7 +41,7 @@ def count_words(
     """
     from terakoya.process_pool import warm_up
 
-    processes = processes or cores()
+    processes = processes or available_cores()
     if processes > 1:
         warm_up(["terakoya.toolkit.tokenizers.word_counts"])
 
@@ -50,10 +50,10 @@ def count_words(
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files
     from terakoya.tokenization.train import make_tokenizer
-    from terakoya.toolkit.tokenizers.word_counts_file import LearnsFromCounts, counted, write_counts
+    from terakoya.toolkit.tokenizers.word_counts_file import WordCountTokenizer, load_or_count_words, write_counts
 
     tokenizer = make_tokenizer(settings)
-    if not isinstance(tokenizer, LearnsFromCounts):
+    if not isinstance(tokenizer, WordCountTokenizer):
         raise UserError(
             f"tokenizer type {settings['type']}: expected a kind that learns from word counts, such as mecab_wordpiece "
             "or byte_bpe; this one reads the corpus itself"
@@ -64,7 +64,7 @@ def count_words(
     splitting = tokenizer.splitting()
     corpus = clean_corpus(corpus, load_steps(clean), clean_folder, out=out, processes=processes)
     sizes_and_times = corpus.sizes_and_times()
-    table = counted(corpus, splitting, processes=processes, progress=progress)
+    table = load_or_count_words(corpus, splitting, processes=processes, progress=progress)
     if corpus.sizes_and_times() != sizes_and_times:
         raise UserError("corpus: a file was changed while it was read; leave the files alone and start again")
     write_counts(out, corpus, splitting, table)
@@ -85,14 +85,14 @@ def command(
     ] = None,
 ) -> None:
     """Count words once. `tokenizer train --set counts=TABLE` then skips counting, for kinds that split words alike."""
-    from terakoya.json_settings import with_overrides
+    from terakoya.json_settings import apply_overrides
     from terakoya.log import console, progress_bar
 
     with progress_bar("count") as progress:
         table = count_words(
             corpus,
             out,
-            settings={**with_overrides({}, set_ or ()), "type": type},
+            settings={**apply_overrides({}, set_ or ()), "type": type},
             processes=processes,
             documents=documents,
             field=field,

@@ -177,7 +177,7 @@ def batch_size(parameters: Parameters, cluster: Cluster) -> dict[str, int]:
         return dict(table)
     if nodes == 1:
         return {batch_table.ONLY_NODE: sum(table.values())}
-    rows = batch_table.proportional([1] * nodes, sum(table.values()))
+    rows = batch_table.split_proportionally([1] * nodes, sum(table.values()))
     return {str(node): each for node, each in enumerate(rows)}
 
 

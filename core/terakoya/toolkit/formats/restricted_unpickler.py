@@ -1,7 +1,7 @@
 """Reading what `torch.save` wrote elsewhere: tensors and plain values, never another program's objects.
 
 Such files are pickles, and unpickling runs whatever a file asks for. Here torch's own restricted reader reads them, and
-each object of a known training program becomes an `Inert` that holds the values it was made of.
+each object of a known training program becomes an `Stub` that holds the values it was made of.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from terakoya.errors import UserError
 REAL: dict[str, type] = {"argparse.Namespace": argparse.Namespace, "types.SimpleNamespace": types.SimpleNamespace}
 """Read as what they are: they hold values and do nothing."""
 
-INERT = (
+STUBBED_PREFIXES = (
     "megatron.", "deepspeed.", "transformer_engine.", "apex.", "smdistributed.", "transformers.", "accelerate.",
     "numpy.", "torch.", "pathlib.", "enum.", "datetime.", "collections.", "signal.Signals", "functools.partial",
     "_io.BytesIO", "builtins.getattr",
@@ -25,7 +25,7 @@ INERT = (
 """What training programs put beside their weights, by the beginning of the name. None of it is imported or called."""
 
 
-class Inert:
+class Stub:
     """Stands for an object of another program: which one, and the values it was made of."""
 
     kind = ""
@@ -34,7 +34,7 @@ class Inert:
     args: tuple[Any, ...]
     state: Any
 
-    def __new__(cls, *args: Any) -> Inert:
+    def __new__(cls, *args: Any) -> Stub:
         made = super().__new__(cls)
         made.args, made.state = args, None
         return made
@@ -63,7 +63,7 @@ def load(file: Path) -> Any:
     try:
         zipped = _is_zip(file)
         asked = torch.serialization.get_unsafe_globals_in_checkpoint(file) if zipped else []
-        unknown = sorted(name for name in asked if name not in REAL and not name.startswith(INERT))
+        unknown = sorted(name for name in asked if name not in REAL and not name.startswith(STUBBED_PREFIXES))
         if unknown:
             raise UserError(
                 f"{file}: asks for {', '.join(unknown[:5])}, which is not known to be harmless; nothing was read. "
@@ -83,5 +83,5 @@ def _is_zip(file: Path) -> bool:
         return stream.read(2) == b"PK"
 
 
-def _stand_in(name: str) -> type[Inert]:
-    return type(name.rpartition(".")[2], (Inert,), {"kind": name})
+def _stand_in(name: str) -> type[Stub]:
+    return type(name.rpartition(".")[2], (Stub,), {"kind": name})

@@ -16,7 +16,7 @@ import numpy as np
 from terakoya.components import Batch
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.toolkit.random_keys import below, chance, numbers, streams
+from terakoya.toolkit.random_keys import bernoulli, integers_below, numbers, streams
 
 if TYPE_CHECKING:
     from terakoya.components.rows import Rows
@@ -28,7 +28,7 @@ _SPREAD = np.uint64(0x9E3779B9)
 
 
 @dataclass(frozen=True)
-class Masked:
+class MaskedRows:
     """A masked batch.
 
     Attributes:
@@ -53,7 +53,7 @@ def mask_rows(
     whole_words: bool,
     budgeted: bool,
     replace: tuple[float, float],
-) -> tuple[Masked, Batch]:
+) -> tuple[MaskedRows, Batch]:
     """Masks `rows` (B, T) by their keys, special tokens excepted; `objective` is the name that errors bear.
 
     The batch has `input_ids`, `position_ids`, `document_ids` (B, T), `masked_positions` (K,), places in the flattened
@@ -98,7 +98,7 @@ def mask(
     budgeted: bool = True,
     replace: tuple[float, float] = (0.8, 0.1),
     per_word: bool = False,
-) -> Masked:
+) -> MaskedRows:
     """Masks `tokens` (B, T) by the rows' `keys` (B,) uint64.
 
     Only tokens where `maskable` (B, T) is True can be chosen. A word starts where `word_starts` (B, T) says so, and
@@ -125,7 +125,7 @@ def mask(
         budgets = np.maximum(1, (probability * np.count_nonzero(maskable, axis=1) + 0.5).astype(np.int64))
         chosen = _within_budget(drawn, edges, maskable, budgets, probability)
     else:
-        chosen = _words(chance(drawn, probability), edges, maskable)
+        chosen = _words(bernoulli(drawn, probability), edges, maskable)
     starts = edges.take(chosen)
     lengths = edges.take(chosen + 1) - starts
     positions = np.repeat(starts - (lengths.cumsum() - lengths), lengths)
@@ -139,13 +139,13 @@ def mask(
     labels[: len(positions)] = flat.take(positions)
     second = drawn.take(positions) << np.uint64(32)  # the lower half: the choice of words read the upper one
     decision = np.repeat(drawn.take(starts) << np.uint64(32), lengths) if per_word else second
-    masked = chance(decision, replace[0])
+    masked = bernoulli(decision, replace[0])
     flat[positions.compress(masked)] = vocabulary.mask
     if replace[1] > 0:
-        random = np.flatnonzero(chance(decision, sum(replace)) & ~masked)
-        fresh = below(second.take(random) * _SPREAD, len(vocabulary.ordinary))
+        random = np.flatnonzero(bernoulli(decision, sum(replace)) & ~masked)
+        fresh = integers_below(second.take(random) * _SPREAD, len(vocabulary.ordinary))
         flat[positions.take(random)] = vocabulary.ordinary.take(fresh)
-    return Masked(input_ids, padded, labels, len(positions))
+    return MaskedRows(input_ids, padded, labels, len(positions))
 
 
 def _edges(word_starts: np.ndarray | None, maskable: np.ndarray) -> np.ndarray:
@@ -180,7 +180,7 @@ def _within_budget(
     """
     batch, width = maskable.shape
     margin = 3 * (1.5 * probability * batch / max(1, len(edges))) ** 0.5
-    early = _words(chance(drawn, probability + margin), edges, maskable)
+    early = _words(bernoulli(drawn, probability + margin), edges, maskable)
     taken, unfilled = _greedy(drawn, edges, early, width, budgets)
     if unfilled.any() and probability + margin < 1:
         others = np.repeat(unfilled, width)

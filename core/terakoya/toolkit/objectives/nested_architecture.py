@@ -11,14 +11,14 @@ from pydantic import PlainSerializer, PlainValidator, ValidationError, WithJsonS
 from terakoya import plugins
 from terakoya.components import Architecture
 from terakoya.errors import UserError
-from terakoya.json_settings import explain, shown
+from terakoya.json_settings import explain, short_json
 
 
 def _read(value: Any) -> Architecture:
     if isinstance(value, Architecture):
         return value
     if not isinstance(value, Mapping) or not isinstance(value.get("type"), str):
-        raise ValueError(f'expected an object with a "type", got {shown(value)}')
+        raise ValueError(f'expected an object with a "type", got {short_json(value)}')
     try:
         component = plugins.registry().component("architectures", value["type"])
     except UserError as error:

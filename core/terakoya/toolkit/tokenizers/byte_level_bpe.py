@@ -15,7 +15,7 @@ from terakoya.errors import UserError
 from terakoya.toolkit.tokenizers.bpe_merges import codes_of, merge_pairs
 
 
-def splitter(add_prefix_space: bool) -> Callable[[str], Iterator[str]]:
+def document_splitter(add_prefix_space: bool) -> Callable[[str], Iterator[str]]:
     """A function from a document, line ends and all, to its words, for `word_counts.count_words`."""
     from tokenizers.pre_tokenizers import ByteLevel
 
@@ -23,7 +23,7 @@ def splitter(add_prefix_space: bool) -> Callable[[str], Iterator[str]]:
     return lambda text: (word for word, _ in split(text))
 
 
-def train_byte_pairs(
+def train_byte_level_bpe(
     counts: Mapping[str, int], *, vocab_size: int, min_frequency: int, special_tokens: Sequence[str]
 ) -> tuple[list[str], list[tuple[str, str]]]:
     """The vocabulary learnt from `counts` (word in `ByteLevel`'s characters -> how often), by id: special tokens, the

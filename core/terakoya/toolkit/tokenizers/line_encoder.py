@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from terakoya.components import Encoded
+from terakoya.components import EncodedDocuments
 from terakoya.components.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class LineEncoder:
         self._literal = re.compile("|".join(map(re.escape, literal)) or "(?!)")
         self._knows_words = has_words(tokenizer)
 
-    def encode(self, documents: Sequence[str], *, whole: bool = False) -> Encoded:
+    def encode(self, documents: Sequence[str], *, whole: bool = False) -> EncodedDocuments:
         """See `Encoder.encode` and `Tokenizer.keeps_line_ends`."""
 
         def rows_of(lines: list[str], _: bool) -> tuple[list[list[int]], np.ndarray]:
@@ -79,7 +79,7 @@ def encode_lines(
     dtype: np.dtype,
     literal: re.Pattern[str],
     whole: bool,
-) -> Encoded:
+) -> EncodedDocuments:
     """The lines of `documents`, or with `whole` each document as one, some at a time through `rows_of`.
 
     `rows_of(lines, literals)` gives the ids of each line and the word starts (T,) bool over all of them, or (0,) where
@@ -96,11 +96,11 @@ def encode_lines(
     for batch in _batches(lines):
         rows, batch_starts = rows_of(batch, bool(literals))
         lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
-        ids.append(joined(rows, dtype))
+        ids.append(join_rows(rows, dtype))
         starts.append(batch_starts)
     every = np.concatenate(lengths)
     before = np.concatenate([[0], np.cumsum(every > 0)])[ends]
-    return Encoded(
+    return EncodedDocuments(
         ids=np.concatenate(ids),
         line_lengths=every[every > 0].astype(np.int32),
         document_lines=np.diff(before).astype(np.int32),
@@ -109,7 +109,7 @@ def encode_lines(
     )
 
 
-def joined(rows: Sequence[Row], dtype: np.dtype | type) -> np.ndarray:
+def join_rows(rows: Sequence[Row], dtype: np.dtype | type) -> np.ndarray:
     """The ids of all `rows`, one after the other, (T,)."""
     if rows and isinstance(rows[0], np.ndarray):
         return np.concatenate(rows, dtype=dtype, casting="unsafe")

@@ -111,7 +111,7 @@ def _values(options: str, names: tuple[str, ...]) -> list[str]:
     return values
 
 
-class MecabWords:
+class MecabSplitter:
     """Cuts lines into words. Holds MeCab's state: belongs to one process.
 
     Words come as one string with one space between them, the cheapest form to take apart. Text behind a NUL in a

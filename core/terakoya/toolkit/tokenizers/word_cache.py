@@ -11,7 +11,7 @@ LINE_END = "\n"
 """Stands among the words wherever a line ends."""
 
 
-class WordTable:
+class WordCache:
     """Each word's ids, found once and kept in one flat array.
 
     A web corpus never stops bringing new words: beyond `max_words` entries the table starts anew.

@@ -84,7 +84,7 @@ def count_words(
     if processes < 1 or max_words < 1 or (sample_bytes is not None and sample_bytes < 1):
         raise UserError("processes, max_words and sample_bytes: expected at least 1")
     merger = _Merger(max_words)
-    blocks = sampled(corpus, sample_bytes)
+    blocks = sample_blocks(corpus, sample_bytes)
     done = 0
     for block, counted in _in_order(blocks, corpus, splitter, processes):
         merger.add(counted)
@@ -166,7 +166,7 @@ class _BlockCounter:
         return _Counted(dict(counts), documents, dict(rejected), block.stop - block.start)
 
 
-def sampled(corpus: Corpus, sample_bytes: int | None) -> Iterator[Block]:
+def sample_blocks(corpus: Corpus, sample_bytes: int | None) -> Iterator[Block]:
     """The blocks to read. Which ones depends on the corpus alone."""
     block_bytes = max(1 << 16, min(4 << 20, corpus.total_bytes // 64))  # small enough to keep every process at work
     if sample_bytes is None:

@@ -45,14 +45,14 @@ class Splitting:
 
 
 @runtime_checkable
-class LearnsFromCounts(Protocol):
+class WordCountTokenizer(Protocol):
     """A kind of tokenizer that learns from word counts, so that `terakoya tokenizer count` can count for it."""
 
     def splitting(self) -> Splitting:
         """How this tokenizer wants words counted. Raises UserError for wrong settings."""
 
 
-def counted(
+def load_or_count_words(
     corpus: Corpus,
     splitting: Splitting,
     *,

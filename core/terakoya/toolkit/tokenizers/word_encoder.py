@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from terakoya.components import Encoded
+from terakoya.components import EncodedDocuments
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.toolkit.tokenizers.bert_folder import BertFolder
-from terakoya.toolkit.tokenizers.word_cache import LINE_END, WordTable
-from terakoya.toolkit.tokenizers.word_splitters import Words
+from terakoya.toolkit.tokenizers.word_cache import LINE_END, WordCache
+from terakoya.toolkit.tokenizers.word_splitters import WordSplitter
 from terakoya.toolkit.tokenizers.wordpiece import PREFIX
 
 CHUNK_CHARACTERS = 1 << 19
@@ -28,7 +28,7 @@ class WordEncoder:
     def __init__(
         self,
         folder: BertFolder,
-        words: Words,
+        words: WordSplitter,
         pieces: Callable[[str], list[int]],
         *,
         parse: bool,
@@ -45,9 +45,9 @@ class WordEncoder:
         self._literal = re.compile(f"({self._special.pattern})")
         self._pieces, self._lower = pieces, lower
         self._never_split = {*(folder.config.get("never_split") or ()), *special}
-        self._table = WordTable(self._word_ids, self.vocabulary.dtype())
+        self._table = WordCache(self._word_ids, self.vocabulary.dtype())
 
-    def encode(self, documents: Sequence[str]) -> Encoded:
+    def encode(self, documents: Sequence[str]) -> EncodedDocuments:
         """See `Encoder.encode`."""
         literals: Counter[str] = Counter()
         lines: list[str] = []
@@ -68,7 +68,7 @@ class WordEncoder:
             lengths.append(chunk_lengths)
         every_length = np.concatenate(lengths)
         before = np.concatenate([[0], np.cumsum(every_length > 0)])[ends]
-        return Encoded(
+        return EncodedDocuments(
             ids=np.concatenate(ids),
             line_lengths=every_length[every_length > 0].astype(np.int32),
             document_lines=np.diff(before).astype(np.int32),
@@ -113,7 +113,7 @@ class WordEncoder:
 
 
 def _chunks(lines: Sequence[str]) -> Iterator[list[str]]:
-    """Words and line ends of all `lines`, some `CHUNK_CHARACTERS` at a time."""
+    """Yields the words and line ends of all `lines`, some `CHUNK_CHARACTERS` at a time."""
     start = size = 0
     for stop, line in enumerate(lines, 1):
         size += len(line)

@@ -28,7 +28,7 @@ _NFKC_GROWTH = 18  # so many characters at most become of one
 logger = logging.getLogger("terakoya")
 
 
-class Words(Protocol):
+class WordSplitter(Protocol):
     """Cuts lines into words; belongs to one process."""
 
     def lines(self, text: str) -> list[str]:
@@ -38,7 +38,7 @@ class Words(Protocol):
         """The words of each line, joined by spaces, one string a line. Other white space may be inside words."""
 
 
-class LineWords:
+class FunctionSplitter:
     """Cuts lines with any function from a line to its words."""
 
     def __init__(self, cut: Callable[[str], Sequence[str]], *, max_bytes: int | None = None) -> None:
@@ -46,11 +46,11 @@ class LineWords:
         self._cut, self._max_bytes = cut, max_bytes
 
     def lines(self, text: str) -> list[str]:
-        """See `Words.lines`."""
+        """See `WordSplitter.lines`."""
         return text.split("\n")
 
     def split(self, lines: Sequence[str]) -> list[str]:
-        """See `Words.split`."""
+        """See `WordSplitter.split`."""
         return [" ".join(self._words(line)) for line in lines]
 
     def _words(self, line: str) -> Sequence[str]:
@@ -69,18 +69,20 @@ class LineWords:
         return [word for piece in pieces for word in self._cut(piece)]
 
 
-def words_of(config: Mapping[str, Any], *, special: Sequence[str] = (), white_space: bool = False) -> Words:
+def build_splitter(
+    config: Mapping[str, Any], *, special: Sequence[str] = (), white_space: bool = False
+) -> WordSplitter:
     """The splitter that `config` describes; `special` tokens in text are left as they are where it matters.
-    `white_space`: see `MecabWords`, which alone looks at it.
+    `white_space`: see `MecabSplitter`, which alone looks at it.
 
     Case is left alone, except by `basic`, which takes accents away with it. Raises UserError for what is not installed.
     """
-    kind = kind_of(config)
+    kind = splitter_kind(config)
     if kind == "none":
-        return LineWords(str.split)
+        return FunctionSplitter(str.split)
     if kind == "mecab":
         normalize = mecab_arguments(config).get("normalize_text", True)
-        return mecab.MecabWords(mecab_options(config), normalize=normalize, white_space=white_space)
+        return mecab.MecabSplitter(mecab_options(config), normalize=normalize, white_space=white_space)
     from transformers.models.bert_japanese import tokenization_bert_japanese as japanese
 
     never = list(special)
@@ -90,15 +92,15 @@ def words_of(config: Mapping[str, Any], *, special: Sequence[str] = (), white_sp
             never_split=config.get("never_split"),
             tokenize_chinese_chars=False,
         )
-        return LineWords(lambda line: basic.tokenize(line, never_split=never))
+        return FunctionSplitter(lambda line: basic.tokenize(line, never_split=never))
     _check_installed(kind, config)
     if kind == "sudachi":
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Dictionary.create", DeprecationWarning)  # Transformers' own way in
             sudachi = japanese.SudachiTokenizer(**(config.get("sudachi_kwargs") or {}))
-        return LineWords(lambda line: sudachi.tokenize(line), max_bytes=SUDACHI_BYTES)
+        return FunctionSplitter(lambda line: sudachi.tokenize(line), max_bytes=SUDACHI_BYTES)
     juman = japanese.JumanppTokenizer(**(config.get("jumanpp_kwargs") or {}))
-    return LineWords(lambda line: _juman_words(juman, line), max_bytes=JUMAN_BYTES)
+    return FunctionSplitter(lambda line: _juman_words(juman, line), max_bytes=JUMAN_BYTES)
 
 
 def _juman_words(juman: Any, line: str) -> list[str]:
@@ -117,9 +119,9 @@ def _juman_words(juman: Any, line: str) -> list[str]:
     return words
 
 
-def splitter(config: Mapping[str, Any], special: Sequence[str]) -> Callable[[str], Iterator[str]]:
+def document_splitter(config: Mapping[str, Any], special: Sequence[str]) -> Callable[[str], Iterator[str]]:
     """A function from a document to its words, for `word_counts.count_words`."""
-    words = words_of(config, special=special)
+    words = build_splitter(config, special=special)
 
     def cut(text: str) -> Iterator[str]:
         for line in words.split(words.lines(text)):
@@ -128,9 +130,10 @@ def splitter(config: Mapping[str, Any], special: Sequence[str]) -> Callable[[str
     return cut
 
 
-def identity(config: Mapping[str, Any]) -> dict[str, str]:
-    """What the words depend on, by name: dictionaries hashed or with their versions. Raises UserError as `words_of`."""
-    kind = kind_of(config)
+def splitter_identity(config: Mapping[str, Any]) -> dict[str, str]:
+    """What the words depend on, by name: dictionaries hashed or with their versions. Raises UserError as
+    `build_splitter`."""
+    kind = splitter_kind(config)
     facts = {"words": kind, "unicode": unicodedata.unidata_version}  # NFKC comes with Python
     if kind == "mecab":
         facts["dictionary"] = mecab.options_fingerprint(mecab_options(config))
@@ -153,7 +156,7 @@ def identity(config: Mapping[str, Any]) -> dict[str, str]:
     return facts
 
 
-def kind_of(config: Mapping[str, Any]) -> str:
+def splitter_kind(config: Mapping[str, Any]) -> str:
     """`mecab`, `sudachi`, `jumanpp`, `basic` or `none`."""
     return config.get("word_tokenizer_type", "basic") if config.get("do_word_tokenize", True) else "none"
 

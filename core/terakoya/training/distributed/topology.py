@@ -164,7 +164,7 @@ def node_rows(batch_size: Mapping[str, int], topology: Topology, *, redistribute
     Raises:
         UserError: the table does not fit the processes that came up; the message gives a table that would.
     """
-    rows = batch_table.rows_of_nodes(batch_size, topology.hosts(), there=topology.describe(), redistribute=redistribute)
+    rows = batch_table.assign_rows(batch_size, topology.hosts(), there=topology.describe(), redistribute=redistribute)
     return list(rows.values())
 
 
@@ -173,7 +173,7 @@ def describe_lost_nodes(batch_size: Mapping[str, int], topology: Topology) -> st
     rows = node_rows(batch_size, topology, redistribute=True)
     if len(rows) == len(batch_size):
         return None
-    by_name = batch_table.by_name(batch_size)
+    by_name = batch_table.has_host_names(batch_size)
     nodes = zip(sorted(topology.hosts().items()), rows, strict=True)
     table = {host if by_name else str(node): rows for (node, host), rows in nodes}
     return (

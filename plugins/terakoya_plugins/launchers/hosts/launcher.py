@@ -16,7 +16,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from terakoya import hookimpl
 from terakoya.components import Job, Launcher, LaunchPlan, batch_table
 from terakoya.errors import UserError
-from terakoya.toolkit.launchers.scripts import head, threads, words
+from terakoya.toolkit.launchers.scripts import limit_threads, quote, script_head
 from terakoya_plugins.launchers.hosts.hostfile import Host, read_hosts
 
 NODE = Template("""\
@@ -71,7 +71,7 @@ class Hosts(Launcher):
             f"  node {rank}: {host.name}, {count} process{'es' if count > 1 else ''}, {share} rows a step"
             for rank, (host, count, share) in enumerate(zip(hosts, counts, rows, strict=True))
         )
-        scripts = {host.name: words("bash", str(folder / name)) for host, name in zip(hosts, files, strict=True)}
+        scripts = {host.name: quote("bash", str(folder / name)) for host, name in zip(hosts, files, strict=True)}
         paste = "\n".join(f"  {host}: {line}" for host, line in scripts.items())
         notes = [
             f"{sum(counts)} processes, {sum(rows)} rows a step:\n{table}",
@@ -79,7 +79,7 @@ class Hosts(Launcher):
         ]
         if self._restarts(job) and len(hosts) > 1:
             notes.append(self._restart_note(job, hosts))
-        return LaunchPlan(files, [f"{self.ssh} {host} {words(line)}" for host, line in scripts.items()], notes)
+        return LaunchPlan(files, [f"{self.ssh} {host} {quote(line)}" for host, line in scripts.items()], notes)
 
     def check(self, job: Job, folder: Path) -> None:
         """Collects facts from all hosts, prints them as a table, and reports problems.
@@ -109,7 +109,7 @@ class Hosts(Launcher):
         hosts = read_hosts(self.hosts)
         return run_on_hosts(
             [
-                RemoteCommand(host.name, command, f"{self.ssh} {host.name} {words(_stop_command(folder, rank))}")
+                RemoteCommand(host.name, command, f"{self.ssh} {host.name} {quote(_stop_command(folder, rank))}")
                 for rank, (host, command) in enumerate(zip(hosts, plan.commands, strict=True))
             ],
             continue_after_failure=job.on_lost_node == "redistribute",
@@ -137,27 +137,27 @@ class Hosts(Launcher):
             nodes=len(hosts),
             processes=processes,
             es="es" if processes > 1 else "",
-            head=head(job, self.setup),
-            threads=threads(processes),
+            head=script_head(job, self.setup),
+            threads=limit_threads(processes),
             environment=self._environment(job, hosts, rank),
-            folder=words(str(folder)),
+            folder=quote(str(folder)),
             # torchrun numbers its agents in the order of joining; batch_size goes by this rank
-            command=words(
+            command=quote(
                 *self._torchrun(job, hosts, processes, rank), "-m", "terakoya", *job.arguments, "--node-rank", str(rank)
             ),
         )
 
     def _environment(self, job: Job, hosts: Sequence[Host], rank: int) -> str:
         """Returns lines of bash that set the variables of torchrun, NCCL and gloo."""
-        lines = [f"export TERAKOYA_HOST={words(hosts[rank].address)}"]  # the name that batch_size may use
+        lines = [f"export TERAKOYA_HOST={quote(hosts[rank].address)}"]  # the name that batch_size may use
         if self._restarts(job):
             lines.append(
                 "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # torchrun's store keeps the addresses of dead processes"
             )
         if len(hosts) > 1:
             peer = hosts[1 if rank == 0 else 0].address
-            lookup = f"$(python -m terakoya.launch.host_facts --interface {words(peer)})"
-            lines.append(f"interface={words(self.interface) if self.interface else lookup}")
+            lookup = f"$(python -m terakoya.launch.host_facts --interface {quote(peer)})"
+            lines.append(f"interface={quote(self.interface) if self.interface else lookup}")
             lines.append('export NCCL_SOCKET_IFNAME="$interface" GLOO_SOCKET_IFNAME="$interface"')
         return "".join(f"{line}\n" for line in lines)
 
@@ -191,7 +191,7 @@ def _rows(job: Job, hosts: Sequence[Host]) -> list[int]:
         UserError: `batch_size` does not match the hosts; the message has a table that does.
     """
     names = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''} ({', '.join(host.address for host in hosts)})"
-    rows = batch_table.rows_of_nodes(
+    rows = batch_table.assign_rows(
         job.batch_size,
         {rank: host.address for rank, host in enumerate(hosts)},
         there=names,
@@ -202,7 +202,7 @@ def _rows(job: Job, hosts: Sequence[Host]) -> list[int]:
 
 def _stop_command(folder: Path, rank: int) -> str:
     """Returns a command that, on the host of `rank`, sends a stop request to its processes."""
-    return f"kill -TERM $(cat {words(str(folder / f'node-{rank}.pid'))})"
+    return f"kill -TERM $(cat {quote(str(folder / f'node-{rank}.pid'))})"
 
 
 @hookimpl

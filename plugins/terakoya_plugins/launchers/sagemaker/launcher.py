@@ -15,7 +15,7 @@ from terakoya.components import Job, Launcher, LaunchPlan, SubmittedJob
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.toolkit.hub_cache import is_hub_name
-from terakoya.toolkit.launchers.scripts import words
+from terakoya.toolkit.launchers.scripts import quote
 from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
 from terakoya_plugins.launchers.sagemaker import job as sagemaker_job
 from terakoya_plugins.launchers.sagemaker import request as sagemaker_request
@@ -47,7 +47,7 @@ class SageMaker(SageMakerSettings):
         global_options = [_ship_plugin(word, files) for word in global_options]
         sets += [f"{key}={value}" for key, value in self.hyperparameters]
         train = [*global_options, "train", f"{DATA}/{CODE}/parameters.json", "--out", run]
-        command = words(*train, *(word for value in sets for word in ("--set", value)))
+        command = quote(*train, *(word for value in sets for word in ("--set", value)))
         name = f"{job.name[:47].rstrip('-')}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
         code = f"{(self.code_location or self.output_path).rstrip('/')}/{name}/{CODE}"
         files["entry.sh"] = sagemaker_script.script(
@@ -59,9 +59,9 @@ class SageMaker(SageMakerSettings):
             f"rows a step on each instance: {', '.join(map(str, job.batch_size.values()))}; run folder: {run}",
             *sagemaker_request.problems(request),
         ]
-        uploads = [words("aws", "s3", "cp", str(folder / file), f"{code}/{file}") for file in files]
+        uploads = [quote("aws", "s3", "cp", str(folder / file), f"{code}/{file}") for file in files]
         files["request.json"] = json.dumps(request, indent=2, ensure_ascii=False) + "\n"
-        create = words("aws", "sagemaker", "create-training-job", "--cli-input-json", f"file://{folder}/request.json")
+        create = quote("aws", "sagemaker", "create-training-job", "--cli-input-json", f"file://{folder}/request.json")
         return LaunchPlan(files, [*uploads, create + (f" --region {self.region}" if self.region else "")], notes)
 
     def submit(self, job: Job, plan: LaunchPlan, folder: Path) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from string import Template
 
-from terakoya.toolkit.launchers.scripts import words
+from terakoya.toolkit.launchers.scripts import quote
 from terakoya_plugins.launchers.sagemaker.settings import ROOT
 
 SCRIPT = Template(r"""#!/bin/bash
@@ -120,14 +120,14 @@ def script(
         instances=instances,
         s="s" if instances > 1 else "",
         root=ROOT,
-        run=words(run),
+        run=quote(run),
         command=command,
         setup="\n".join(setup) or ":",
         processes=GPUS if processes is None else str(processes),
         saving_seconds=SAVING_SECONDS,
         port=PORT,
         export=EXPORT.substitute(
-            before="".join(f"{words(word)} " for word in global_options), run=words(run), root=ROOT
+            before="".join(f"{quote(word)} " for word in global_options), run=quote(run), root=ROOT
         )
         if export
         else "",

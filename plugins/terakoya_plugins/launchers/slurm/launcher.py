@@ -16,7 +16,7 @@ from pydantic import NonNegativeInt, PositiveInt, field_validator, model_validat
 from terakoya import hookimpl
 from terakoya.components import Job, Launcher, LaunchPlan, SubmittedJob, batch_table
 from terakoya.errors import UserError
-from terakoya.toolkit.launchers.scripts import SETTLED, head, words
+from terakoya.toolkit.launchers.scripts import FINAL_EXIT_CODES, quote, script_head
 from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
 from terakoya_plugins.launchers.slurm import job as slurm_job
 
@@ -153,7 +153,7 @@ class Slurm(Launcher):
         options = {
             "job-name": job.name,
             "nodes": nodes,
-            "nodelist": ",".join(job.batch_size) if batch_table.by_name(job.batch_size) else None,
+            "nodelist": ",".join(job.batch_size) if batch_table.has_host_names(job.batch_size) else None,
             "ntasks-per-node": self.processes,
             "cpus-per-task": self.cpus_per_process,
             "gpus-per-node": self.gpus or None,
@@ -177,14 +177,14 @@ class Slurm(Launcher):
             es="es" if self.processes > 1 else "",
             nodes=nodes,
             s="s" if nodes > 1 else "",
-            head=head(job, self.setup),
+            head=script_head(job, self.setup),
             environment=self._environment(),
             srun="".join(f"{word} " for word in self._srun(job)),
             inside=self._inside(job),
-            command=words("python", "-m", "terakoya", *job.arguments),
-            settled=SETTLED,
+            command=quote("python", "-m", "terakoya", *job.arguments),
+            settled=FINAL_EXIT_CODES,
             max_restarts=self.max_restarts,
-            folder=words(str(folder)),
+            folder=quote(str(folder)),
         )
         rows = ", ".join(map(str, job.batch_size.values()))
         notes = [
@@ -192,7 +192,7 @@ class Slurm(Launcher):
             f"the job's output is appended to {folder}/JOB.out; --after JOB waits for jobs that prepare its data "
             "(prepare --executor slurm)",
         ]
-        return LaunchPlan({"job.sbatch": script}, [words("sbatch", str(folder / "job.sbatch"))], notes)
+        return LaunchPlan({"job.sbatch": script}, [quote("sbatch", str(folder / "job.sbatch"))], notes)
 
     def submit(self, job: Job, plan: LaunchPlan, folder: Path) -> int:
         """Submits the script and records the job's number; returns 0.
@@ -224,7 +224,7 @@ class Slurm(Launcher):
             mounts = ",".join(f"{folder}:{folder}" for folder in self._mounts(job))
             options += [f"--container-image={self.container}", f"--container-mounts={mounts}"]
             options += [f"--container-workdir={job.folder}"]
-        return [words(option) for option in options]
+        return [quote(option) for option in options]
 
     def _inside(self, job: Job) -> str:
         """Returns the command before that of each process, with a trailing space."""
@@ -233,7 +233,7 @@ class Slurm(Launcher):
         command = ["apptainer", "exec", *(["--nv"] if self.gpus or self.gres else [])]
         for folder in self._mounts(job):
             command += ["--bind", folder]
-        return words(*command, "--pwd", str(job.folder), self.container) + " "
+        return quote(*command, "--pwd", str(job.folder), self.container) + " "
 
     def _mounts(self, job: Job) -> list[str]:
         """Returns the folders of the node to mount in the container, without duplicates."""

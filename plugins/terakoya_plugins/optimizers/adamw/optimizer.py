@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from terakoya import hookimpl
 from terakoya.components import Optimizer
-from terakoya.toolkit.parameter_groups import decay_groups, trainable
+from terakoya.toolkit.parameter_groups import decay_groups, trainable_parameters
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ class AdamW(Optimizer):
         from terakoya_plugins.optimizers.adamw import uncorrected
 
         return uncorrected.build(
-            decay_groups(trainable(module), self.weight_decay),
+            decay_groups(trainable_parameters(module), self.weight_decay),
             learning_rate=self.learning_rate,
             betas=self.betas,
             eps=self.eps,

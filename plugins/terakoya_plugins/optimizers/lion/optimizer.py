@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeFloat
 from terakoya import hookimpl
 from terakoya.components import Optimizer
 from terakoya.errors import UserError
-from terakoya.toolkit.parameter_groups import decay_groups, trainable
+from terakoya.toolkit.parameter_groups import decay_groups, trainable_parameters
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +37,7 @@ class Lion(Optimizer):
         except ImportError as error:
             raise UserError(f'optimizer lion: {error}; install it with `pip install "terakoya[lion]"`') from error
         optimizer: torch.optim.Optimizer = LionByGroups(
-            decay_groups(trainable(module), self.weight_decay), lr=self.learning_rate, betas=self.betas
+            decay_groups(trainable_parameters(module), self.weight_decay), lr=self.learning_rate, betas=self.betas
         )
         return optimizer
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from terakoya.toolkit.parameter_groups import decay_groups, dimensions, trainable
+from terakoya.toolkit.parameter_groups import decay_groups, dimensions, trainable_parameters
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
@@ -71,8 +71,8 @@ def build(
 ) -> MuonAndAdamW:
     """Muon over the trained matrices of `module`'s blocks, AdamW over the rest, with the settings of `Muon`."""
     hidden = {id(parameter) for parameter in hidden_matrices(module)}
-    matrices = [parameter for parameter in trainable(module) if id(parameter) in hidden]
-    rest = [parameter for parameter in trainable(module) if id(parameter) not in hidden]
+    matrices = [parameter for parameter in trainable_parameters(module) if id(parameter) in hidden]
+    rest = [parameter for parameter in trainable_parameters(module) if id(parameter) not in hidden]
     muon = adamw = None
     if matrices:
         muon = torch.optim.Muon(

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from terakoya.components import Encoded
+from terakoya.components import EncodedDocuments
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.toolkit.tokenizers.line_encoder import encode_lines, joined
+from terakoya.toolkit.tokenizers.line_encoder import encode_lines, join_rows
 from terakoya.toolkit.tokenizers.sentencepiece_folder import SentencePieceFolder
 from terakoya_plugins.tokenizers.sentencepiece.words import WordBounds, word_start_flags
 
@@ -35,7 +35,7 @@ class SentencePieceEncoder:
         self._literal = re.compile(f"({self._special.pattern})")
         self._silent = _any_of(filter(None, map(folder.processor.id_to_piece, folder.silent)) if parse else ())
 
-    def encode(self, documents: Sequence[str], *, whole: bool = False) -> Encoded:
+    def encode(self, documents: Sequence[str], *, whole: bool = False) -> EncodedDocuments:
         """Implements `Encoder.encode` and `Tokenizer.keeps_line_ends`. MeCab, if it is used, reads single lines."""
         whole = whole and self._words is None
 
@@ -104,7 +104,7 @@ class SentencePieceEncoder:
         """Returns the word starts of all texts, concatenated."""
         assert self._words is not None
         counts = [*map(len, rows)]
-        lengths = self._lengths[joined(rows, np.int64)]
+        lengths = self._lengths[join_rows(rows, np.int64)]
         unknown = np.flatnonzero(lengths < 0)  # their number of characters depends on the text
         if len(unknown):
             ends = np.cumsum(counts)

@@ -7,7 +7,7 @@ from pathlib import Path
 from terakoya import hookimpl
 from terakoya.components import Job, Launcher, LaunchPlan
 from terakoya.errors import UserError
-from terakoya.toolkit.launchers.scripts import head, words
+from terakoya.toolkit.launchers.scripts import quote, script_head
 
 
 class Example(Launcher):
@@ -21,9 +21,9 @@ class Example(Launcher):
         so that a user can read it first; `submit` runs the commands, unless it is written too."""
         if len(job.batch_size) > 1:
             raise UserError(f"launcher example: batch_size is for {len(job.batch_size)} nodes; here is one")
-        command = words("python", "-m", "terakoya", *job.arguments)
-        script = f"#!/bin/bash\n{head(job, ())}export OMP_NUM_THREADS={self.threads}\nexec {command}\n"
-        return LaunchPlan({"run.sh": script}, [words("bash", str(folder / "run.sh"))])
+        command = quote("python", "-m", "terakoya", *job.arguments)
+        script = f"#!/bin/bash\n{script_head(job, ())}export OMP_NUM_THREADS={self.threads}\nexec {command}\n"
+        return LaunchPlan({"run.sh": script}, [quote("bash", str(folder / "run.sh"))])
 
 
 @hookimpl

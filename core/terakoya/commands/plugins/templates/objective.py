@@ -12,7 +12,7 @@ from terakoya.components import Architecture, Batch, LossTerm, Objective
 from terakoya.components.rows import Layout, Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.toolkit.random_keys import chance, draws
+from terakoya.toolkit.random_keys import bernoulli, draws
 
 if TYPE_CHECKING:  # torch and transformers are imported inside methods, so that the command line answers at once
     import torch
@@ -40,7 +40,7 @@ class Example(Objective):
             raise UserError("objective example: the tokenizer has no [MASK]; train one that has")
         real = rows.document_ids >= 0
         drawn = draws(rows.keys[:, None], "example", np.arange(rows.tokens.shape[1]))
-        chosen = real & ~vocabulary.is_special[rows.tokens] & chance(drawn, self.probability)
+        chosen = real & ~vocabulary.is_special[rows.tokens] & bernoulli(drawn, self.probability)
         arrays = {
             "input_ids": np.where(chosen, vocabulary.mask, rows.tokens).astype(np.int64),
             "position_ids": rows.position_ids.astype(np.int64),
