@@ -1,4 +1,4 @@
-"""A plugin that breaks a run where the environment says: loaded with `--plugin` by the tests."""
+"""A plugin that breaks a run where the environment variables say; tests load it with `--plugin`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAULT, _, WHERE = os.environ.get("FAULT", ":").partition(":")
 RANK = int(os.environ.get("FAULT_RANK", "0"))
 
 
-def here() -> bool:
+def is_chosen_rank() -> bool:
     return int(os.environ.get("RANK", "0")) == RANK
 
 
@@ -25,25 +25,25 @@ def die(*_: Any, **__: Any) -> None:
 
 
 @hookimpl(specname="run_started")
-def arm_a_late_wish(run: Any) -> None:
-    """One process is asked to stop after step `WHERE`; the others hear of it from that one, and are asked themselves
-    while they save."""
-    if FAULT != "late" or here():
+def arm_late_stop_request(run: Any) -> None:
+    """One process receives a stop request after step `WHERE`; the others learn of it from that one, and receive their
+    own request while they save."""
+    if FAULT != "late" or is_chosen_rank():
         return
     real = checkpoint_state.save_file
 
-    def asked(*arguments: Any, **options: Any) -> Any:
+    def save_after_a_signal(*arguments: Any, **options: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
         return real(*arguments, **options)
 
-    checkpoint_state.save_file = asked
+    checkpoint_state.save_file = save_after_a_signal
 
 
 @hookimpl
 def run_started(run: Any) -> None:
-    """Arms the faults that lie inside a save: where `WHERE`, `what@count`, is about to happen for the `count`-th time,
-    the process dies or finds the disk full."""
-    if FAULT not in ("save", "full") or not here():
+    """Arms the faults inside a save: just before the action of `WHERE`, `action@count`, happens for the `count`-th
+    time, the process dies or finds the disk full."""
+    if FAULT not in ("save", "full") or not is_chosen_rank():
         return
     name, _, count = WHERE.partition("@")
     owner, attribute = {
@@ -56,7 +56,7 @@ def run_started(run: Any) -> None:
     real = getattr(owner, attribute)
     calls = [0]
 
-    def counted(*arguments: Any, **options: Any) -> Any:
+    def fail_at_count(*arguments: Any, **options: Any) -> Any:
         if name != "manifest" or (arguments and isinstance(arguments[0], dict) and "files" in arguments[0]):
             calls[0] += 1
             if calls[0] == int(count):
@@ -65,20 +65,20 @@ def run_started(run: Any) -> None:
                 die()
         return real(*arguments, **options)
 
-    setattr(owner, attribute, counted)
+    setattr(owner, attribute, fail_at_count)
 
 
 @hookimpl
 def checkpoint_saved(run: Any, folder: Any) -> None:
-    """Breaks after the checkpoint of step `WHERE`."""
-    if FAULT == "saved" and here() and run.step == int(WHERE):
+    """Fails after the checkpoint of step `WHERE`."""
+    if FAULT == "saved" and is_chosen_rank() and run.step == int(WHERE):
         raise RuntimeError("the plugin gave up")
 
 
 @hookimpl
 def step_finished(run: Any, report: Any) -> None:
-    """Breaks after step `WHERE`."""
-    if not here() or not WHERE.isdigit() or run.step != int(WHERE):
+    """Fails after step `WHERE`."""
+    if not is_chosen_rank() or not WHERE.isdigit() or run.step != int(WHERE):
         return
     if FAULT == "kill":
         die()

@@ -1,4 +1,4 @@
-"""The commit protocol: whole or not there, whatever happens in between."""
+"""How a checkpoint is committed: it is complete or absent, whatever happens during the save."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_what_is_saved_is_what_is_loaded(save: Callable[..., Path]) -> None:
+def test_a_loaded_checkpoint_equals_the_saved_state(save: Callable[..., Path]) -> None:
     before = engine(1)
     folder = save(10, of=before)
     after = engine(2)
@@ -76,21 +76,21 @@ def test_what_is_saved_is_what_is_loaded(save: Callable[..., Path]) -> None:
     assert torch.equal(plain[1].running_mean, before.module[1].running_mean)
 
 
-def test_what_was_loaded_stands_in_one_order_in_every_process(save: Callable[..., Path]) -> None:
-    """Processes deal the next checkpoint's parts by this order; that of a set of names is another in each."""
+def test_loaded_optimizer_state_has_the_same_order_in_every_process(save: Callable[..., Path]) -> None:
+    """Processes assign the next checkpoint's shards in this order; sets of names are ordered differently in each."""
     after = engine(2)
     checkpoint_state.load(save(10), after)
     loaded = [name.rpartition("/")[2] for name, _ in after.optimizer_state()]
     assert loaded == ["exp_avg", "exp_avg_sq", "step"] * 5
 
 
-def test_old_ones_go_but_never_below_two(tmp_path: Path, save: Callable[..., Path]) -> None:
+def test_pruning_keeps_at_least_two_checkpoints(tmp_path: Path, save: Callable[..., Path]) -> None:
     for step in (1, 2, 3, 4):
         save(step, keep=2)
     assert names(tmp_path / "checkpoints") == ["step-00000003", "step-00000004"]
     save(5, keep=1)
     assert names(tmp_path / "checkpoints") == ["step-00000004", "step-00000005"]
-    # a truncated one does not count as one of the two that stay
+    # a truncated checkpoint does not count as one of the two
     weights = tmp_path / "checkpoints/step-00000005/state/model-00000.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     save(6, keep=2)
@@ -98,7 +98,7 @@ def test_old_ones_go_but_never_below_two(tmp_path: Path, save: Callable[..., Pat
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "missing", "manifest", "no manifest"])
-def test_a_damaged_one_is_put_aside_and_the_one_before_taken(
+def test_a_damaged_checkpoint_goes_to_quarantine_and_the_one_before_is_used(
     damage: str, tmp_path: Path, save: Callable[..., Path]
 ) -> None:
     save(1)
@@ -116,22 +116,22 @@ def test_a_damaged_one_is_put_aside_and_the_one_before_taken(
         (folder / "manifest.json").write_text('{"format": 1')
     else:
         (folder / "manifest.json").unlink()
-    found, said = checkpoint.recover_newest(tmp_path / "checkpoints")
+    found, messages = checkpoint.recover_newest(tmp_path / "checkpoints")
     assert found is not None and found.name == "step-00000001"
-    assert len(said) == 1 and "step-00000002 is damaged" in said[0]
+    assert len(messages) == 1 and "step-00000002 is damaged" in messages[0]
     assert (tmp_path / "checkpoints/quarantine/step-00000002").is_dir()
 
 
-def test_what_a_killed_save_left_is_removed_and_said(tmp_path: Path, save: Callable[..., Path]) -> None:
+def test_leftovers_of_a_killed_save_are_removed_and_reported(tmp_path: Path, save: Callable[..., Path]) -> None:
     folder = save(1)
     shutil.copytree(folder, tmp_path / "checkpoints/.staging-step-00000002")
     shutil.copytree(folder, tmp_path / "checkpoints/.removing-step-00000000")
-    found, said = checkpoint.recover_newest(tmp_path / "checkpoints")
-    assert found == folder and len(said) == 2
+    found, messages = checkpoint.recover_newest(tmp_path / "checkpoints")
+    assert found == folder and len(messages) == 2
     assert names(tmp_path / "checkpoints") == ["step-00000001"]
 
 
-def test_a_failing_disk_leaves_nothing_and_is_named(
+def test_a_full_disk_leaves_no_files_and_is_named(
     tmp_path: Path, save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(1)
@@ -145,10 +145,10 @@ def test_a_failing_disk_leaves_nothing_and_is_named(
     assert names(tmp_path / "checkpoints") == ["step-00000001"]
 
 
-def test_the_manifest_is_written_last_and_the_name_given_after_it(
+def test_the_manifest_is_written_last_and_the_folder_renamed_after_it(
     tmp_path: Path, save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever instant the process dies at, the folder bears its name only when its manifest describes all of it."""
+    """At whatever instant the process dies, a folder with its final name has a manifest of all its files."""
     events: list[str] = []
     real_fsync, real_rename = os.fsync, Path.rename
 
@@ -171,7 +171,7 @@ def test_the_manifest_is_written_last_and_the_name_given_after_it(
     assert len(events) == named + 2, "the parent folder is synced after the rename"
 
 
-def test_strangers_and_links_are_not_checkpoints(tmp_path: Path, save: Callable[..., Path]) -> None:
+def test_other_folders_and_links_are_not_checkpoints(tmp_path: Path, save: Callable[..., Path]) -> None:
     folder = save(3)
     root = tmp_path / "checkpoints"
     (root / "step-7").mkdir()
@@ -188,7 +188,7 @@ def test_a_manifest_cannot_point_outside(tmp_path: Path, save: Callable[..., Pat
     assert checkpoint.find_problems(folder) == ["../../tokenizer/vocab.txt: missing"]
 
 
-def test_large_states_are_cut_into_several_files(
+def test_large_states_are_split_into_several_files(
     tmp_path: Path, save: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint_state, "FILE_BYTES", 64)

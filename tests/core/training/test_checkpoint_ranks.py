@@ -1,4 +1,4 @@
-"""One checkpoint that several ranks write, ranks being threads here: shares, order, and one that fails."""
+"""A checkpoint that several ranks write, which are threads here: shards, order, and a rank that fails."""
 
 import json
 import os
@@ -28,7 +28,7 @@ RANKS = 3
 
 
 class Exchange:
-    """Where threads hand each other a value each."""
+    """Exchanges one value of each thread."""
 
     def __init__(self) -> None:
         self.values: list[Any] = [None] * RANKS
@@ -37,14 +37,14 @@ class Exchange:
     def swap(self, rank: int, value: Any) -> list[Any]:
         self.values[rank] = value
         self.barrier.wait()
-        everybody = list(self.values)
+        values = list(self.values)
         self.barrier.wait()
-        return everybody
+        return values
 
 
 @dataclass
 class Threads(DistributedContext):
-    """A link between threads."""
+    """The context of a rank that is a thread."""
 
     exchange: Exchange = field(default_factory=Exchange)
 
@@ -56,7 +56,7 @@ class Threads(DistributedContext):
 
 
 class Source:
-    """A rank of a module that all have alike."""
+    """The shards of a rank; every rank has the same module."""
 
     def __init__(self, rank: int, module: nn.Module) -> None:
         self.rank = rank
@@ -64,24 +64,26 @@ class Source:
 
     def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
         values = list(self.module.state_dict().items()) if kind == "model" else []
-        values = values[self.rank :] + values[: self.rank]  # in an order of its own
+        values = values[self.rank :] + values[: self.rank]  # each rank in another order
         yield from assign_shards((whole_shard(name, value) for name, value in values), self.rank, RANKS)
 
 
 def on_every_rank(work: Callable[[DistributedContext], Any]) -> list[Any]:
-    """What each rank's `work` returned, or raised."""
-    places = Topology(tuple(ProcessInfo(rank, 0, rank, f"host{rank}") for rank in range(RANKS)))
+    """Returns what `work` returned or raised on each rank."""
+    topology = Topology(tuple(ProcessInfo(rank, 0, rank, f"host{rank}") for rank in range(RANKS)))
     exchange = Exchange()
-    links = [Threads(rank, RANKS, torch.device("cpu"), places, None, None, exchange=exchange) for rank in range(RANKS)]
+    contexts = [
+        Threads(rank, RANKS, torch.device("cpu"), topology, None, None, exchange=exchange) for rank in range(RANKS)
+    ]
 
-    def tried(link: DistributedContext) -> Any:
+    def run(context: DistributedContext) -> Any:
         try:
-            return work(link)
+            return work(context)
         except (UserError, Shutdown) as error:
             return error
 
     with ThreadPoolExecutor(RANKS) as pool:
-        return list(pool.map(tried, links))
+        return list(pool.map(run, contexts))
 
 
 @pytest.fixture
@@ -96,15 +98,15 @@ def save(tmp_path: Path, module: nn.Module, step: int) -> list[Any]:
     tokenizer.mkdir(exist_ok=True)
     (tokenizer / "vocab.txt").write_text("[PAD]\n")
     return on_every_rank(
-        lambda link: checkpoint.save(
-            tmp_path / "checkpoints", step, link, Source(link.rank, module), facts={"world": RANKS},
+        lambda context: checkpoint.save(
+            tmp_path / "checkpoints", step, context, Source(context.rank, module), facts={"world": RANKS},
             write_models=lambda folder: (folder / "model.json").write_text("{}") and None,
             tokenizer_folder=tokenizer, keep=2,
         )
     )  # fmt: skip
 
 
-def test_every_rank_writes_its_share_and_the_manifest_has_all(tmp_path: Path, module: nn.Module) -> None:
+def test_every_rank_writes_its_shards_and_the_manifest_lists_all(tmp_path: Path, module: nn.Module) -> None:
     folder = tmp_path / "checkpoints/step-00000001"
     assert save(tmp_path, module, 1) == [folder] * RANKS
     assert checkpoint.find_problems(folder) == []
@@ -130,9 +132,9 @@ def test_a_damaged_shard_sends_the_checkpoint_to_quarantine(damage: str, tmp_pat
         shard.unlink()
     else:
         shard.write_bytes(content)
-    found, said = checkpoint.recover_newest(tmp_path / "checkpoints")
+    found, messages = checkpoint.recover_newest(tmp_path / "checkpoints")
     assert found is not None and found.name == "step-00000001"
-    assert len(said) == 1 and "state/model-00002.safetensors" in said[0] and "quarantine" in said[0]
+    assert len(messages) == 1 and "state/model-00002.safetensors" in messages[0] and "quarantine" in messages[0]
     assert (tmp_path / "checkpoints/quarantine/step-00000002").is_dir()
 
 
@@ -141,7 +143,7 @@ def test_a_damaged_shard_sends_the_checkpoint_to_quarantine(damage: str, tmp_pat
     [OSError(28, "No space left on device"), PermissionError(13, "Permission denied"), SafetensorError("disk full")],
 )
 @pytest.mark.parametrize("rank", [0, 2])
-def test_where_one_rank_cannot_write_all_hear_of_it_and_nothing_is_touched(
+def test_where_one_rank_cannot_write_all_raise_and_other_checkpoints_stay(
     rank: int, failure: Exception, tmp_path: Path, module: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, module, 1)
@@ -164,12 +166,12 @@ def test_where_one_rank_cannot_write_all_hear_of_it_and_nothing_is_touched(
 def test_the_manifest_waits_for_the_slowest_rank(
     tmp_path: Path, module: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that it lists is on the disk before it is written, whoever wrote it."""
+    """All files that it lists are on the disk before it is written, whichever rank wrote them."""
     events: list[str] = []
     real_save, real_fsync, real_rename = checkpoint_state.save_file, os.fsync, Path.rename
     slow = threading.Event()
 
-    def written(tensors: Any, path: Path, metadata: Any) -> None:
+    def save_slowly(tensors: Any, path: Path, metadata: Any) -> None:
         if path.name == "model-00001.safetensors":
             slow.wait(0.5)
         real_save(tensors, path, metadata)
@@ -183,7 +185,7 @@ def test_the_manifest_waits_for_the_slowest_rank(
         return real_rename(self, target)
 
     monkeypatch.setattr(all_ranks, "HEARTBEAT_SECONDS", 0.05)
-    monkeypatch.setattr(checkpoint_state, "save_file", written)
+    monkeypatch.setattr(checkpoint_state, "save_file", save_slowly)
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Path, "rename", rename)
     save(tmp_path, module, 1)
@@ -192,8 +194,8 @@ def test_the_manifest_waits_for_the_slowest_rank(
     assert events[-2:] == ["rename step-00000001", "checkpoints"] and manifest < len(events) - 2
 
 
-def test_what_is_not_written_once_is_never_committed(tmp_path: Path, module: nn.Module) -> None:
-    """A process that leaves to others what nobody writes would find out when it resumes."""
+def test_a_checkpoint_with_a_tensor_that_no_rank_wrote_is_never_committed(tmp_path: Path, module: nn.Module) -> None:
+    """Otherwise the missing tensor would only be noticed when the run resumes."""
     (tmp_path / "tokenizer").mkdir()
     alone = DistributedContext(0, 1, torch.device("cpu"), Topology((ProcessInfo(0, 0, 0, "here"),)), None, None)
     with pytest.raises(AssertionError, match=r"weight'\] were not written once"):
@@ -204,26 +206,26 @@ def test_what_is_not_written_once_is_never_committed(tmp_path: Path, module: nn.
     assert checkpoint.list_checkpoints(tmp_path / "checkpoints") == []
 
 
-def test_everyone_returns_when_the_last_is_through_with_what_each_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_return_the_results_of_all_when_the_last_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(all_ranks, "HEARTBEAT_SECONDS", 0.02)
-    through: list[int] = []
+    finished: list[int] = []
     last = threading.Event()
 
-    def work(link: DistributedContext) -> list[int]:
-        def mine() -> int:
-            if link.rank == 1:
+    def work(context: DistributedContext) -> list[int]:
+        def square() -> int:
+            if context.rank == 1:
                 last.wait(0.3)
-            through.append(link.rank)
-            return link.rank**2
+            finished.append(context.rank)
+            return context.rank**2
 
-        found = run_on_all_ranks(link, "counting", mine)
-        assert through[-1] == 1 and len(through) == RANKS
-        return found
+        results = run_on_all_ranks(context, "counting", square)
+        assert finished[-1] == 1 and len(finished) == RANKS
+        return results
 
     assert on_every_rank(work) == [[0, 1, 4]] * RANKS
 
 
-def test_who_is_to_leave_leaves() -> None:
+def test_a_shutdown_ends_the_wait() -> None:
     alone = DistributedContext(0, 1, torch.device("cpu"), Topology((ProcessInfo(0, 0, 0, "here"),)), None, None)
     shutdown = threading.Event()
     with pytest.raises(Shutdown):

@@ -1,5 +1,5 @@
-"""Two processes that write their checkpoints together, waited for and behind the next steps: killed, stopped, without
-space, and gone on with by other worlds."""
+"""Two processes that write checkpoints together, in the foreground and in the background: killed, stopped, on a full
+disk, and resumed by other numbers of processes."""
 
 import json
 import signal
@@ -15,8 +15,8 @@ TWO = (1, 1)
 STEPS = (2, 4, 6)
 
 
-def settings(store: Path, *, behind: bool, **changes: Any) -> dict[str, Any]:
-    checkpoint = {"save_steps": 2, "keep": 5, "async_save": behind}
+def settings(store: Path, *, background: bool, **changes: Any) -> dict[str, Any]:
+    checkpoint = {"save_steps": 2, "keep": 5, "async_save": background}
     rows = {"0": 9, "1": 7}
     return {**toy.parameters(store, batch_size=rows, max_steps=6, checkpoint=checkpoint), **changes}
 
@@ -27,14 +27,14 @@ def folder(out: Path, step: int) -> Path:
 
 @pytest.fixture(scope="module")
 def straight(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two processes that nothing happened to, and that waited for its checkpoints."""
+    """A run of two processes without faults, which waits for its checkpoints."""
     out = tmp_path_factory.mktemp("straight") / "run"
-    toy.train(settings(store, behind=False), out, nodes=TWO, plugins=FAULTS)
+    toy.train(settings(store, background=False), out, nodes=TWO, plugins=FAULTS)
     return out
 
 
 def assert_same(out: Path, straight: Path, step: int = STEPS[-1]) -> None:
-    """Losses and the whole state, to the bit."""
+    """Losses and the whole state are bit-identical."""
     assert toy.losses(out) == toy.losses(straight)
     for kind in ("model", "optimizer"):
         mine, theirs = toy.saved(folder(out, step), kind), toy.saved(folder(straight, step), kind)
@@ -60,8 +60,8 @@ def test_each_process_writes_about_half(straight: Path) -> None:
         assert abs(written - whole / 2) <= largest
 
 
-def test_written_behind_the_next_steps_it_is_the_same_to_the_byte(store: Path, straight: Path, tmp_path: Path) -> None:
-    toy.train(settings(store, behind=True), tmp_path / "run", nodes=TWO, plugins=FAULTS)
+def test_a_background_save_writes_the_same_bytes(store: Path, straight: Path, tmp_path: Path) -> None:
+    toy.train(settings(store, background=True), tmp_path / "run", nodes=TWO, plugins=FAULTS)
     assert_same(tmp_path / "run", straight)
     for step in STEPS:
         one, two = folder(straight, step), folder(tmp_path / "run", step)
@@ -83,44 +83,42 @@ SLOW = [
 
 
 @pytest.mark.parametrize(
-    ("behind", "rank", "instant"), [*QUICK, *(pytest.param(*each, marks=pytest.mark.nightly) for each in SLOW)]
+    ("background", "rank", "instant"), [*QUICK, *(pytest.param(*each, marks=pytest.mark.nightly) for each in SLOW)]
 )
-def test_killed_inside_the_second_save_the_first_is_taken(
-    behind: bool, rank: int, instant: str, store: Path, straight: Path, tmp_path: Path
+def test_a_run_killed_inside_its_second_save_resumes_from_the_first(
+    background: bool, rank: int, instant: str, store: Path, straight: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "run.json"
-    file.write_text(json.dumps(settings(store, behind=behind)))
+    file.write_text(json.dumps(settings(store, background=background)))
     environment = {"FAULT": f"save:{instant}", "FAULT_RANK": str(rank)}
     started = toy.start(file, tmp_path / "run", nodes=TWO, plugins=FAULTS, environment=environment)
     toy.finish(started, code=None)
     codes = [each.process.exitcode for each in started]
     assert codes[rank] == -signal.SIGKILL and codes[1 - rank] not in (0, -signal.SIGKILL)
     assert not folder(tmp_path / "run", 4).exists()
-    said = toy.train(settings(store, behind=behind), tmp_path / "run", nodes=TWO, plugins=FAULTS)
-    assert "at step 2" in said and "removed .staging-step-00000004, left by an interrupted save" in said
+    output = toy.train(settings(store, background=background), tmp_path / "run", nodes=TWO, plugins=FAULTS)
+    assert "at step 2" in output and "removed .staging-step-00000004, left by an interrupted save" in output
     assert_same(tmp_path / "run", straight)
     assert not list((tmp_path / "run/checkpoints").glob(".*"))
 
 
-def test_a_disk_that_is_full_on_one_rank_ends_all_and_harms_nothing(
-    store: Path, straight: Path, tmp_path: Path
-) -> None:
-    """Behind the steps: it is noticed at the next one."""
+def test_a_full_disk_on_one_rank_ends_all_and_damages_nothing(store: Path, straight: Path, tmp_path: Path) -> None:
+    """The save runs in the background: ranks notice the error at the next step."""
     environment = {"FAULT": "full:write@3", "FAULT_RANK": "1"}
-    said = toy.train(
-        settings(store, behind=True), tmp_path / "run", nodes=TWO, plugins=FAULTS, environment=environment, code=2
+    output = toy.train(
+        settings(store, background=True), tmp_path / "run", nodes=TWO, plugins=FAULTS, environment=environment, code=2
     )
-    assert "failed on 1 of 2 processes; rank 1 on" in said and "OSError: [Errno 28] No space left on device" in said
-    assert "Traceback" not in said
+    assert "failed on 1 of 2 processes; rank 1 on" in output and "OSError: [Errno 28] No space left on device" in output
+    assert "Traceback" not in output
     assert [path.name for path in sorted((tmp_path / "run/checkpoints").iterdir())] == ["step-00000002"]
-    toy.train(settings(store, behind=True), tmp_path / "run", nodes=TWO, plugins=FAULTS)
+    toy.train(settings(store, background=True), tmp_path / "run", nodes=TWO, plugins=FAULTS)
     assert_same(tmp_path / "run", straight)
 
 
-def test_asked_to_stop_it_waits_for_what_it_saves(store: Path, straight: Path, tmp_path: Path) -> None:
-    environment = {"FAULT": "term:2", "FAULT_RANK": "1"}  # told to rank 0 in step 3
+def test_a_stop_request_waits_for_the_background_save(store: Path, straight: Path, tmp_path: Path) -> None:
+    environment = {"FAULT": "term:2", "FAULT_RANK": "1"}  # rank 0 receives the request in step 3
     toy.train(
-        settings(store, behind=True), tmp_path / "run", nodes=TWO, plugins=FAULTS, environment=environment, code=75
+        settings(store, background=True), tmp_path / "run", nodes=TWO, plugins=FAULTS, environment=environment, code=75
     )
     assert sorted(toy.records(tmp_path / "run", "checkpoint")) == [2, 3]
     assert (folder(tmp_path / "run", 3) / "manifest.json").is_file()
@@ -128,18 +126,20 @@ def test_asked_to_stop_it_waits_for_what_it_saves(store: Path, straight: Path, t
     assert sorted(stopped) == [1, 2, 3] and stopped.items() <= toy.losses(straight).items()
 
 
-def test_who_is_asked_to_stop_while_it_saves_because_another_was_goes_on_saving(store: Path, tmp_path: Path) -> None:
-    """As ssh has it, which asks one host after another."""
+def test_a_stop_request_during_the_save_of_an_earlier_request_does_not_interrupt_it(
+    store: Path, tmp_path: Path
+) -> None:
+    """As with ssh, which sends the request to one host after another."""
     environment = {"FAULT": "late:3", "FAULT_RANK": "0"}
-    no_other_save = settings(store, behind=False, checkpoint={"save_steps": 100})
+    no_other_save = settings(store, background=False, checkpoint={"save_steps": 100})
     toy.train(no_other_save, tmp_path / "run", nodes=TWO, plugins=FAULTS, environment=environment, code=75)
     (step,) = toy.records(tmp_path / "run", "stopped")
     assert step in (3, 4) and (folder(tmp_path / "run", step) / "manifest.json").is_file()
 
 
 def test_two_processes_then_one_then_three(store: Path, tmp_path: Path) -> None:
-    """A shard of each world that went before is read by the next."""
-    base = settings(store, behind=True, schedule={"type": "constant"})
+    """Each number of processes reads the shards that the one before has written."""
+    base = settings(store, background=True, schedule={"type": "constant"})
     base["architecture"] = toy.without_dropout(base["architecture"])
     toy.train({**base, "batch_size": {"-1": 16}}, tmp_path / "straight")
     for steps, rows in ((2, {"0": 9, "1": 7}), (4, {"-1": 16}), (6, {"0": 6, "1": 5, "2": 5})):

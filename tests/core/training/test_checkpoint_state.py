@@ -1,4 +1,4 @@
-"""What many processes write is what one reads: pieces of any form, dealt, found again, whole or in ranges."""
+"""The state that many processes write is what one reads: shards of any form, assigned, read whole or in ranges."""
 
 import json
 import math
@@ -17,28 +17,28 @@ from terakoya.errors import UserError
 from terakoya.training.checkpoint import checkpoint
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.checkpoint.state import SavedState
-from terakoya.training.engines import tensor_shards as pieces
+from terakoya.training.engines import tensor_shards
 from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
 
 
 class Source:
-    """Gives the same pieces of the weights whenever it is asked; of the optimizer it has nothing."""
+    """Yields the same shards of the model each time, and none of the optimizer; counts them."""
 
-    def __init__(self, *owned: TensorShard) -> None:
-        self.owned = owned
-        self.given = 0
+    def __init__(self, *shards: TensorShard) -> None:
+        self.shards = shards
+        self.yielded = 0
 
     def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
-        for piece in self.owned if kind == "model" else ():
-            self.given += 1
-            yield piece
+        for shard in self.shards if kind == "model" else ():
+            self.yielded += 1
+            yield shard
 
 
-def write(folder: Path, *owners: Source) -> SavedState:
-    """The state that as many ranks write as there are `owners`."""
+def write(folder: Path, *sources: Source) -> SavedState:
+    """Returns the state that one rank per source writes."""
     (folder / "state").mkdir(parents=True, exist_ok=True)
-    for rank, owner in enumerate(owners):
-        checkpoint_state.write(folder / "state", rank, owner)
+    for rank, source in enumerate(sources):
+        checkpoint_state.write(folder / "state", rank, source)
     return SavedState(folder, "model")
 
 
@@ -54,16 +54,16 @@ VALUE = torch.arange(60.0).reshape(6, 10)
 
 
 @pytest.mark.parametrize("ranges", [(0, 60), (0, 7, 60), (0, 20, 40, 60), (0, 1, 2, 59, 60)])
-def test_ranges_of_the_flattened_tensor_are_put_together(ranges: tuple[int, ...], tmp_path: Path) -> None:
-    owners = [Source(flat("w", VALUE, *each)) for each in pairwise(ranges)]
-    state = write(tmp_path, *reversed(owners))  # whichever rank has which
+def test_ranges_of_the_flattened_tensor_are_joined(ranges: tuple[int, ...], tmp_path: Path) -> None:
+    sources = [Source(flat("w", VALUE, *each)) for each in pairwise(ranges)]
+    state = write(tmp_path, *reversed(sources))  # the order of ranks does not matter
     assert state.names() == {"w"} and state.shape("w") == (6, 10)
     assert torch.equal(state("w"), VALUE)
     for start, size in ((0, 60), (0, 1), (6, 2), (19, 22), (59, 1), (30, 0)):
         assert torch.equal(state.part("w", start, size), VALUE.flatten()[start : start + size]), (start, size)
 
 
-def test_rows_and_columns_are_put_together(tmp_path: Path) -> None:
+def test_rows_and_columns_are_joined(tmp_path: Path) -> None:
     top, rest = VALUE[:2], VALUE[2:]
     rows = [Source(box("w", VALUE, slice(0, 2), slice(0, 10))), Source(box("w", VALUE, slice(2, 6), slice(0, 10)))]
     state = write(tmp_path / "rows", *rows)
@@ -79,7 +79,7 @@ def test_rows_and_columns_are_put_together(tmp_path: Path) -> None:
     assert torch.equal(state("w"), VALUE) and torch.equal(state.part("w", 15, 10), VALUE.flatten()[15:25])
 
 
-def test_scalars_and_other_types_stay_what_they_are(tmp_path: Path) -> None:
+def test_scalars_and_other_types_are_kept(tmp_path: Path) -> None:
     values = {"step": torch.tensor(7.0), "half": torch.ones(3, dtype=torch.bfloat16), "count": torch.tensor([2**40])}
     state = write(tmp_path, *(Source(whole_shard(name, value)) for name, value in values.items()))
     for name, value in values.items():
@@ -87,7 +87,7 @@ def test_scalars_and_other_types_stay_what_they_are(tmp_path: Path) -> None:
         assert read.dtype == value.dtype and read.shape == value.shape and torch.equal(read, value)
 
 
-def test_a_piece_that_is_all_of_a_tensor_is_an_ordinary_tensor_of_an_ordinary_file(tmp_path: Path) -> None:
+def test_a_shard_of_a_whole_tensor_is_an_ordinary_tensor_in_an_ordinary_file(tmp_path: Path) -> None:
     write(tmp_path, Source(flat("w", VALUE, 0, 60)))
     content = (tmp_path / "state/model-00000.safetensors").read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -111,37 +111,37 @@ def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
     holders=st.integers(1, 5),
     block=st.integers(4, 200),
 )
-def test_what_many_hold_is_dealt_once_and_evenly(shapes: list[list[int]], holders: int, block: int) -> None:
+def test_replicated_tensors_are_assigned_once_and_evenly(shapes: list[list[int]], holders: int, block: int) -> None:
     values = {f"w{number}": torch.rand(shape) for number, shape in enumerate(shapes)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "BLOCK_BYTES", block)
-        shares = [
+        patch.setattr(tensor_shards, "BLOCK_BYTES", block)
+        assigned = [
             list(assign_shards((whole_shard(name, value) for name, value in values.items()), holder, holders))
             for holder in range(holders)
         ]
     times = {name: torch.zeros(value.shape) for name, value in values.items()}
-    for piece in (piece for share in shares for piece in share):
-        assert isinstance(piece.start, tuple) and piece.shape == tuple(values[piece.name].shape)
-        where = tuple(slice(at, at + size) for at, size in zip(piece.start, piece.value.shape, strict=True))
-        assert torch.equal(values[piece.name][where], piece.value)
-        times[piece.name][where] += 1
+    for shard in (shard for shards in assigned for shard in shards):
+        assert isinstance(shard.start, tuple) and shard.shape == tuple(values[shard.name].shape)
+        where = tuple(slice(at, at + size) for at, size in zip(shard.start, shard.value.shape, strict=True))
+        assert torch.equal(values[shard.name][where], shard.value)
+        times[shard.name][where] += 1
     assert all(bool((each == 1).all()) for each in times.values())
     row = max(value[:1].nbytes if value.ndim else value.nbytes for value in values.values())
-    sizes = [sum(piece.nbytes for piece in share) for share in shares]
+    sizes = [sum(shard.nbytes for shard in shards) for shards in assigned]
     assert max(sizes) - min(sizes) <= max(block, row)
 
 
-def test_blocks_that_were_cut_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the whole tensor, which may have been gathered for a moment, would stay as long as a block of it."""
-    monkeypatch.setattr(pieces, "BLOCK_BYTES", 80)
-    for piece in assign_shards([whole_shard("w", VALUE)], 1, 2):
-        assert piece.value.untyped_storage().nbytes() == piece.nbytes
+def test_blocks_have_their_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a whole tensor, which may have been gathered for a moment, would stay in memory as long as a block."""
+    monkeypatch.setattr(tensor_shards, "BLOCK_BYTES", 80)
+    for shard in assign_shards([whole_shard("w", VALUE)], 1, 2):
+        assert shard.value.untyped_storage().nbytes() == shard.nbytes
 
 
-def test_after_a_failure_the_pieces_are_gone_through_to_their_end(
+def test_after_a_failure_the_iteration_over_shards_continues_to_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They may be gathered one by one, and the others wait in each gathering."""
+    """Each shard may be a collective gather, in which the other ranks wait."""
     written: list[Path] = []
 
     def full(tensors: object, path: Path, metadata: object) -> None:
@@ -150,14 +150,14 @@ def test_after_a_failure_the_pieces_are_gone_through_to_their_end(
 
     monkeypatch.setattr(checkpoint_state, "save_file", full)
     monkeypatch.setattr(checkpoint_state, "FILE_BYTES", 1)
-    owner = Source(*(whole_shard(f"w{number}", VALUE) for number in range(5)))
+    source = Source(*(whole_shard(f"w{number}", VALUE) for number in range(5)))
     with pytest.raises(OSError, match="No space left"):
-        write(tmp_path, owner)
-    assert owner.given == 5 and len(written) == 1
+        write(tmp_path, source)
+    assert source.yielded == 5 and len(written) == 1
 
 
 def test_a_checkpoint_of_the_first_format_is_read(tmp_path: Path) -> None:
-    """As they were written: whole tensors by rank 0, in files that go on when one is large."""
+    """Rank 0 wrote whole tensors, in a further file where one was large."""
     folder = tmp_path / "checkpoints/step-00000003"
     (folder / "state").mkdir(parents=True)
     save_file({"a": VALUE}, folder / "state/model-00000.safetensors")
@@ -166,18 +166,19 @@ def test_a_checkpoint_of_the_first_format_is_read(tmp_path: Path) -> None:
     files = {
         path.relative_to(folder).as_posix(): checkpoint_state.file_facts(path) for path in folder.rglob("*.safetensors")
     }
-    for number, said in ((1, []), (3, ["expected checkpoint format 2; written by another version"])):
+    for number, expected in ((1, []), (3, ["expected checkpoint format 2; written by another version"])):
         (folder / "manifest.json").write_text(json.dumps({"format": number, "step": 3, "files": files}))
-        wrong = checkpoint.find_problems(folder)
-        assert len(wrong) == len(said) and all(text in found for text, found in zip(said, wrong, strict=True))
+        problems = checkpoint.find_problems(folder)
+        assert len(problems) == len(expected)
+        assert all(text in problem for text, problem in zip(expected, problems, strict=True))
     state = SavedState(folder, "model")
     assert state.names() == {"a", "b"} and torch.equal(state("b"), VALUE + 1)
     assert torch.equal(state.part("a", 3, 4), torch.arange(3.0, 7.0))
     assert SavedState(folder, "optimizer")("a/step") == 3.0
 
 
-def test_sizes_of_pieces_are_those_of_the_files(tmp_path: Path) -> None:
-    """Nothing but the pieces is written: 4 bytes an element, and a header."""
+def test_files_are_as_large_as_their_shards(tmp_path: Path) -> None:
+    """A file holds only its shards, 4 bytes per element, and a header."""
     write(tmp_path, Source(flat("w", VALUE, 0, 45)), Source(flat("w", VALUE, 45, 60)))
     for rank, elements in ((0, 45), (1, 15)):
         content = (tmp_path / f"state/model-{rank:05d}.safetensors").read_bytes()

@@ -1,4 +1,4 @@
-"""Checkpoints of ZeRO: each process writes what it keeps, and any other stage, or none, goes on from it."""
+"""Checkpoints of ZeRO: each process writes its own shards, and every other stage, or none, continues from them."""
 
 import importlib.util
 import json
@@ -15,12 +15,12 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, r
 LAST = 6
 ONE, TWO = {"-1": 7}, {"0": 5, "1": 2}
 LEGS = ((3, 2), (None, 4), (1, LAST))
-"""Stage, None being ddp, and the step that it trains to."""
+"""Stage, where None is ddp, and the last step that it trains."""
 
 
 @pytest.fixture(scope="module")
 def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One process from beginning to end, and two that change stages on the way, saving behind the steps."""
+    """One process from beginning to end, and two that change stages on the way, with saves in the background."""
     base = tmp_path_factory.mktemp("zero")
     common: dict[str, Any] = {"evaluation": None, "schedule": {"type": "constant"}}
     here(base / "straight", settings(store, validation_store, None, ONE, max_steps=LAST, **common))
@@ -33,8 +33,8 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
         jobs.append({"out": str(out), "settings": changes, "start_from": before, "watch": stage is not None})
         before = str(checkpoint(out, last))
     processes = start(jobs, base / "pair", 2)
-    said = [process.communicate(timeout=240)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n---\n".join(said)
+    output = [process.communicate(timeout=240)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "\n---\n".join(output)
     return base
 
 
@@ -49,8 +49,8 @@ def test_from_stage_three_to_ddp_to_stage_one(runs: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_nothing_is_gathered_to_be_saved(runs: Path, number: int) -> None:
-    """Of the weights that are spread no process writes, or sees, more than its half."""
+def test_saving_gathers_no_weights(runs: Path, number: int) -> None:
+    """Of sharded weights no process writes, or sees, more than its half."""
     last = LEGS[number][1]
     whole = {name: value.numel() for name, value in toy.saved(checkpoint(runs / f"leg{number}", last)).items()}
     watched = json.loads((runs / f"leg{number}/watched.json").read_text())
@@ -59,11 +59,11 @@ def test_nothing_is_gathered_to_be_saved(runs: Path, number: int) -> None:
     written = [sum(each["sizes"].values()) for each in watched]
     assert sum(written) == total and max(written) < 0.51 * total
     largest = max(whole, key=lambda name: whole[name])
-    if number == 0:  # stage 3 cuts every weight in two, stage 1 all of them laid end to end
+    if number == 0:  # stage 3 splits every weight in two, stage 1 the concatenation of all
         assert all(each["sizes"][largest] <= -(-whole[largest] // 2) for each in watched)
 
 
-def test_files_hold_ranges_and_no_more(runs: Path) -> None:
+def test_files_hold_only_the_ranges_of_their_process(runs: Path) -> None:
     folder = checkpoint(runs / "leg0", 2) / "state"
     sizes = [path.stat().st_size for path in sorted(folder.glob("optimizer-*"))]
     elements = sum(value.numel() for value in toy.saved(folder.parent, "optimizer").values())

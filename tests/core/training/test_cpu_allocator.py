@@ -1,4 +1,4 @@
-"""Large tensors freed in one step are there for the next without a page fault."""
+"""The memory of large tensors that one step frees is reused by the next without page faults."""
 
 import platform
 import resource
@@ -25,7 +25,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to keep memory")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has mallopt")
 def test_page_faults_go_away() -> None:
     faults = {
         mode: int(
@@ -33,7 +33,7 @@ def test_page_faults_go_away() -> None:
         )
         for mode in ("keep", "give back")
     }
-    # above 32 MiB glibc never keeps a tensor: each of the twenty pays for its pages anew
+    # above 32 MiB glibc by default never keeps a tensor: each of the twenty faults all its pages again
     pages = 20 * (48 << 20) // resource.getpagesize()
     assert faults["give back"] > 0.7 * pages
     assert faults["keep"] < 0.5 * faults["give back"]

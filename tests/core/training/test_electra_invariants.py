@@ -1,4 +1,4 @@
-"""The promises for two models in one: neither topology nor stopping changes it. Real processes, real kills."""
+"""The main guarantees for two models in one: neither topology nor stopping changes it. Real processes, real kills."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ ARCHITECTURE = {
     "intermediate_size": 32, "max_position_embeddings": 32,
 }  # fmt: skip
 TIMED = {"time", "tokens_per_second", "samples_per_second", "tflops", "mfu"}
-"""Numbers of the clock, which no run repeats."""
+"""Values that depend on the clock, which no run repeats."""
 NUMBERS = (
     "loss", "generator_loss", "generator_accuracy", "sampled_accuracy", "discriminator_loss", "discriminator_accuracy",
     "discriminator_precision", "discriminator_recall", "discriminator_auc", "replaced_rate", "grad_norm",
@@ -48,8 +48,8 @@ def test_seven_five_four_on_three_nodes_is_sixteen_on_one(
     exact = 1e-6 if precision == "fp32" else 1e-2
     toy.train({**settings, "batch_size": {"-1": 16}}, tmp_path / "one", plugins=FIXED)
     table = {"0": 7, "1": 5, "2": 4}
-    said = toy.train({**settings, "batch_size": table}, tmp_path / "three", nodes=(1, 1, 1), plugins=FIXED)
-    assert "3 processes on 3 nodes" in said and "3 micro-steps of 3" in said
+    output = toy.train({**settings, "batch_size": table}, tmp_path / "three", nodes=(1, 1, 1), plugins=FIXED)
+    assert "3 processes on 3 nodes" in output and "3 micro-steps of 3" in output
     one, three = toy.records(tmp_path / "one"), toy.records(tmp_path / "three")
     assert one.keys() == three.keys() == {1, 2, 3}
     for step in one:
@@ -77,8 +77,8 @@ def test_killed_and_resumed_is_bit_identical(
     environment = {"FAULT": "kill:8", "FAULT_RANK": str(processes - 1)}
     toy.finish(toy.start(file, tmp_path / "cut", nodes=nodes, plugins=FAULTS, environment=environment), code=None)
     assert max(toy.records(tmp_path / "cut")) < 12
-    said = toy.train(settings, tmp_path / "cut", nodes=nodes, plugins=FAULTS)
-    assert "resumed from" in said and "at step 5" in said
+    output = toy.train(settings, tmp_path / "cut", nodes=nodes, plugins=FAULTS)
+    assert "resumed from" in output and "at step 5" in output
     for kind in ("step", "validation"):
         cut, straight = (toy.records(tmp_path / name, kind) for name in ("cut", "straight"))
         assert cut.keys() == straight.keys()
@@ -89,8 +89,8 @@ def test_killed_and_resumed_is_bit_identical(
     assert same_weights(tmp_path / "cut", tmp_path / "straight", 12)
 
 
-def test_another_world_draws_the_same_samples(store: Path, tmp_path: Path) -> None:
-    """With the generator's own draws: one process and three report the same, as long as no rounding flips one."""
+def test_another_number_of_processes_draws_the_same_samples(store: Path, tmp_path: Path) -> None:
+    """With samples of the generator: one process and three report the same, as long as rounding flips no sample."""
     settings = parameters(store, architecture=toy.without_dropout(ARCHITECTURE), max_steps=4)
     toy.train(settings, tmp_path / "one")
     toy.train({**settings, "batch_size": {"0": 7, "1": 5, "2": 4}}, tmp_path / "three", nodes=(1, 1, 1))
@@ -106,6 +106,6 @@ def test_every_layout_trains(layout: str, store: Path, line_store: Path, tmp_pat
     settings = parameters(line_store if layout == "lines" else store, max_steps=40, logging_steps=10)
     settings["objective"] = {**settings["objective"], "layout": layout, "budgeted": layout != "stream"}
     train_in_this_process(Parameters.from_dict(settings, source="test"), tmp_path / "run")
-    course = [line for _, line in sorted(toy.records(tmp_path / "run").items())]
-    assert course[-1]["generator_loss"] < course[0]["generator_loss"] - 0.5
-    assert course[-1]["discriminator_auc"] > 0.6 > course[0]["discriminator_auc"]
+    records = [line for _, line in sorted(toy.records(tmp_path / "run").items())]
+    assert records[-1]["generator_loss"] < records[0]["generator_loss"] - 0.5
+    assert records[-1]["discriminator_auc"] > 0.6 > records[0]["discriminator_auc"]

@@ -1,4 +1,4 @@
-"""The promises: neither topology nor stopping changes the training. Real processes, real kills."""
+"""The main guarantees: neither topology nor stopping changes the training. Real processes, real kills."""
 
 import json
 import os
@@ -17,11 +17,11 @@ def test_seven_five_four_on_three_nodes_is_sixteen_on_one(precision: str, store:
     """Uneven nodes, an unequal number of micro-steps: the gradients of one big batch."""
     settings = toy.parameters(store, max_steps=3, precision=precision, micro_batch_size=3)
     settings["architecture"] = toy.without_dropout(settings["architecture"])
-    # plain gradient descent, as it were: with eps 1 the update is nearly proportional to the gradient
+    # almost plain gradient descent: with eps 1 the update is nearly proportional to the gradient
     settings["optimizer"] = {"type": "adamw", "learning_rate": 0.1, "eps": 1.0, "weight_decay": 0.0}
     toy.train({**settings, "batch_size": {"-1": 16}}, tmp_path / "one")
-    said = toy.train({**settings, "batch_size": {"0": 7, "1": 5, "2": 4}}, tmp_path / "three", nodes=(1, 1, 1))
-    assert "3 processes on 3 nodes" in said and "3 micro-steps of 3" in said
+    output = toy.train({**settings, "batch_size": {"0": 7, "1": 5, "2": 4}}, tmp_path / "three", nodes=(1, 1, 1))
+    assert "3 processes on 3 nodes" in output and "3 micro-steps of 3" in output
     one, three = toy.losses(tmp_path / "one"), toy.losses(tmp_path / "three")
     assert one.keys() == three.keys() == {1, 2, 3}
     tolerance = 1e-6 if precision == "fp32" else 1e-2
@@ -46,7 +46,7 @@ def test_several_processes_a_node_and_a_table_that_does_not_divide(store: Path, 
 def test_killed_and_resumed_is_bit_identical(
     processes: int, store: Path, validation_store: Path, tmp_path: Path
 ) -> None:
-    """Kill -9 in the middle of a step's aftermath; the logging interval is cut by the checkpoint too."""
+    """Kill -9 right after a step; the checkpoint is in the middle of a logging interval, too."""
     table = {str(node): rows for node, rows in enumerate([7, 5, 4][:processes])} if processes > 1 else {"-1": 16}
     settings = toy.parameters(store, validation_store, batch_size=table, logging_steps=3)
     nodes = (1,) * processes
@@ -56,8 +56,8 @@ def test_killed_and_resumed_is_bit_identical(
     environment = {"FAULT": "kill:8", "FAULT_RANK": str(processes - 1)}
     toy.finish(toy.start(file, tmp_path / "cut", nodes=nodes, plugins=FAULTS, environment=environment), code=None)
     assert max(toy.records(tmp_path / "cut")) < 12
-    said = toy.train(settings, tmp_path / "cut", nodes=nodes, plugins=FAULTS)
-    assert "resumed from" in said and "at step 5" in said
+    output = toy.train(settings, tmp_path / "cut", nodes=nodes, plugins=FAULTS)
+    assert "resumed from" in output and "at step 5" in output
     assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
     validation = [toy.records(tmp_path / name, "validation")[12]["loss"] for name in ("cut", "straight")]
     assert validation[0] == validation[1]
@@ -68,7 +68,9 @@ SAVES = ["write@3", "fsync@16", "fsync@24", "manifest@2", "rename@2", "prune@3"]
 
 
 @pytest.mark.parametrize("instant", SAVES)
-def test_killed_inside_a_save_the_one_before_is_taken(instant: str, store: Path, tmp_path: Path) -> None:
+def test_a_run_killed_inside_a_save_resumes_from_the_checkpoint_before(
+    instant: str, store: Path, tmp_path: Path
+) -> None:
     settings = toy.parameters(store, checkpoint={"save_steps": 2, "keep": 2}, max_steps=6)
     toy.train(settings, tmp_path / "straight", plugins=FAULTS)
     file = tmp_path / "cut.json"
@@ -77,19 +79,19 @@ def test_killed_inside_a_save_the_one_before_is_taken(instant: str, store: Path,
         toy.start(file, tmp_path / "cut", plugins=FAULTS, environment={"FAULT": f"save:{instant}"}),
         code=-signal.SIGKILL,
     )
-    said = toy.train(settings, tmp_path / "cut", plugins=FAULTS)
-    assert "resumed from" in said
+    output = toy.train(settings, tmp_path / "cut", plugins=FAULTS)
+    assert "resumed from" in output
     assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
     assert same_weights(tmp_path / "cut", tmp_path / "straight", 6)
     assert not list((tmp_path / "cut/checkpoints").glob(".*"))
 
 
-def test_asked_to_stop_it_saves_leaves_and_goes_on(store: Path, tmp_path: Path) -> None:
+def test_a_stop_request_saves_exits_and_resumes(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, batch_size={"0": 9, "1": 7})
     toy.train(settings, tmp_path / "straight", nodes=(1, 1))
     file = tmp_path / "cut.json"
     file.write_text(json.dumps(settings))
-    environment = {"FAULT": "term:6", "FAULT_RANK": "1"}  # told to rank 0 in step 7
+    environment = {"FAULT": "term:6", "FAULT_RANK": "1"}  # rank 0 receives the request in step 7
     toy.finish(toy.start(file, tmp_path / "cut", plugins=FAULTS, nodes=(1, 1), environment=environment), code=75)
     assert (tmp_path / "cut/checkpoints/step-00000007/manifest.json").is_file()
     toy.train(settings, tmp_path / "cut", plugins=FAULTS, nodes=(1, 1))
@@ -97,18 +99,20 @@ def test_asked_to_stop_it_saves_leaves_and_goes_on(store: Path, tmp_path: Path) 
     assert same_weights(tmp_path / "cut", tmp_path / "straight", 12)
 
 
-def test_another_world_gives_the_same_rows_and_nearly_the_same_losses(store: Path, tmp_path: Path) -> None:
+def test_another_number_of_processes_gives_the_same_rows_and_nearly_the_same_losses(
+    store: Path, tmp_path: Path
+) -> None:
     settings = toy.parameters(store, max_steps=8, checkpoint={"save_steps": 4})
     settings["architecture"] = toy.without_dropout(settings["architecture"])
     toy.train(settings, tmp_path / "straight")
     toy.train({**settings, "max_steps": 4, "schedule": {"type": "constant"}}, tmp_path / "moved")
     toy.train({**settings, "schedule": {"type": "constant"}}, tmp_path / "alone")
-    said = toy.train(
+    output = toy.train(
         {**settings, "schedule": {"type": "constant"}, "batch_size": {"0": 6, "1": 10}},
         tmp_path / "moved",
         nodes=(1, 1),
     )
-    assert "resumed from" in said
+    assert "resumed from" in output
     moved, alone = toy.losses(tmp_path / "moved"), toy.losses(tmp_path / "alone")
     assert moved.keys() == alone.keys()
     assert all(abs(moved[step][0] - alone[step][0]) < 1e-5 for step in alone)
@@ -116,7 +120,7 @@ def test_another_world_gives_the_same_rows_and_nearly_the_same_losses(store: Pat
 
 @pytest.mark.nightly
 def test_two_hundred_kills(store: Path, tmp_path: Path) -> None:
-    """Killed at 200 random instants, saving at every step: it always goes on, and ends where it should."""
+    """Killed at 200 random instants, saving at every step: the run always resumes, and ends with the right weights."""
     settings = toy.parameters(
         store, max_steps=1_000_000, schedule={"type": "constant"}, checkpoint={"save_steps": 1, "keep": 2},
         logging_steps=1,
@@ -139,7 +143,7 @@ def test_two_hundred_kills(store: Path, tmp_path: Path) -> None:
         process.process.join()
     length = max(toy.records(tmp_path / "cut")) + 3
     interrupted = metrics.read_text().count("left by an interrupted save")
-    assert length > 100 and interrupted > 20, "lives long enough to save, and short enough to die in it"
+    assert length > 100 and interrupted > 20, "it must run long enough to save, and be killed inside saves"
     settings["max_steps"] = length
     toy.train(settings, tmp_path / "cut")
     toy.train({**settings, "checkpoint": {"save_steps": length}}, tmp_path / "straight")

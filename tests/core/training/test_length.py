@@ -1,4 +1,4 @@
-"""Where a run ends: with the step that reaches its tokens, after each row once, or when its time is over."""
+"""Where a run ends: with the step that reaches its tokens, after one epoch of rows, or at its time limit."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from terakoya.training.distributed.topology import RankBatch
 
 
 def in_tokens(store: Path, **changes: Any) -> dict[str, Any]:
-    """A toy run of 2,800 tokens, a dozen steps of lines of many lengths, whose learning rate goes by tokens."""
+    """A toy run of 2,800 tokens, a dozen steps of lines of many lengths, with a learning rate by tokens."""
     settings = toy.parameters(
         store, max_steps=None, max_tokens=2800, objective={"type": "masked_lm", "layout": "lines"}, logging_steps=1,
         schedule={"type": "cosine", "warmup_tokens": 300, "lr_decay_tokens": 2300, "min_lr": 0.0005}, **changes,
@@ -37,14 +37,16 @@ def manifest(out: Path, step: int) -> dict[str, Any]:
     return loaded
 
 
-def test_it_ends_with_the_step_that_reaches_its_tokens_in_any_world(line_store: Path, tmp_path: Path) -> None:
-    said = toy.train(in_tokens(line_store), tmp_path / "one")
+def test_a_run_ends_with_the_step_that_reaches_its_tokens_on_any_number_of_processes(
+    line_store: Path, tmp_path: Path
+) -> None:
+    output = toy.train(in_tokens(line_store), tmp_path / "one")
     toy.train(in_tokens(line_store, batch_size={"0": 9, "1": 7}), tmp_path / "two", nodes=(1, 1))
     tokens = {step: line["tokens"] for step, line in toy.records(tmp_path / "one").items()}
     last = max(tokens)
     assert tokens[last] >= 2800 > tokens[last - 1]
     assert len({tokens[step] - tokens.get(step - 1, 0) for step in tokens}) > 3, "steps of many sizes"
-    assert "2,800 tokens, about" in said and f"step {last:,}  {tokens[last]:,}/2,800 tokens" in said
+    assert "2,800 tokens, about" in output and f"step {last:,}  {tokens[last]:,}/2,800 tokens" in output
     rates = learning_rates(tmp_path / "one")
     assert learning_rates(tmp_path / "two") == rates
     for step, rate in rates.items():
@@ -58,7 +60,7 @@ def test_it_ends_with_the_step_that_reaches_its_tokens_in_any_world(line_store: 
 
 
 def test_killed_and_resumed_by_tokens_is_bit_identical(line_store: Path, tmp_path: Path) -> None:
-    """With an optimizer made of two, in two processes."""
+    """With an optimizer that combines two, in two processes."""
     settings = in_tokens(line_store, batch_size={"0": 9, "1": 7}, optimizer={"type": "muon", "learning_rate": 0.005})
     toy.train(settings, tmp_path / "straight", nodes=(1, 1), plugins=FAULTS)
     file = tmp_path / "cut.json"
@@ -66,13 +68,13 @@ def test_killed_and_resumed_by_tokens_is_bit_identical(line_store: Path, tmp_pat
     environment = {"FAULT": "kill:8", "FAULT_RANK": "1"}
     toy.finish(toy.start(file, tmp_path / "cut", nodes=(1, 1), plugins=FAULTS, environment=environment), code=None)
     assert max(toy.records(tmp_path / "cut")) < max(toy.records(tmp_path / "straight"))
-    said = toy.train(settings, tmp_path / "cut", nodes=(1, 1), plugins=FAULTS)
-    assert "resumed from" in said and "at step 5" in said
+    output = toy.train(settings, tmp_path / "cut", nodes=(1, 1), plugins=FAULTS)
+    assert "resumed from" in output and "at step 5" in output
     assert learning_rates(tmp_path / "cut") == learning_rates(tmp_path / "straight")
     assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
 
 
-def test_what_validation_said_survives_a_kill(store: Path, validation_store: Path, tmp_path: Path) -> None:
+def test_validation_losses_survive_a_kill(store: Path, validation_store: Path, tmp_path: Path) -> None:
     """A threshold no loss can meet: every second validation lowers the learning rate."""
     settings = toy.parameters(
         store, validation_store, evaluation={"steps": 2, "batches": 1}, checkpoint={"save_steps": 4},
@@ -100,11 +102,13 @@ def test_an_epoch_takes_each_row_once_whatever_the_split(store: Path) -> None:
     for split in ([(0, 16)], [(0, 6), (6, 11), (11, 16)]):
         keys: list[int] = []
         for start, stop in split:
-            share = RankBatch(start, stop, 4, -(-(stop - start) // 4), 16)
-            make = BatchMaker(Loader([source], [1.0]), parameters.objective, opened.facts.vocabulary, share, end=rows)
+            rank_batch = RankBatch(start, stop, 4, -(-(stop - start) // 4), 16)
+            make = BatchMaker(
+                Loader([source], [1.0]), parameters.objective, opened.facts.vocabulary, rank_batch, end=rows
+            )
             for step in range(-(-rows // 16)):
                 batches = make(step)
-                assert len(batches.real) == share.micro_steps or batches.dummy is not None
+                assert len(batches.real) == rank_batch.micro_steps or batches.dummy is not None
                 keys += [hash(row.tobytes()) for batch in batches.real for row in batch.arrays["input_ids"]]
         seen.append(sorted(keys))
         assert len(keys) == rows
@@ -113,33 +117,33 @@ def test_an_epoch_takes_each_row_once_whatever_the_split(store: Path) -> None:
     assert len(set(every.keys.tolist())) == rows
 
 
-def test_a_run_of_epochs_ends_after_its_rows_and_may_go_on(store: Path, tmp_path: Path) -> None:
+def test_a_run_of_epochs_ends_after_its_rows_and_can_be_extended(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, max_steps=None, epochs=1, checkpoint={"save_steps": 1000})
     opened = TokenStore.open(store)
     objective = Parameters.from_dict(settings, source="test").objective
     rows = len(RowSource(opened, objective.row_layout(), sequence_length=32, seed=42, store_index=0))
     steps = -(-rows // 16)
-    said = toy.train({**settings, "batch_size": {"0": 9, "1": 7}}, tmp_path / "run", nodes=(1, 1))
-    assert f"{rows:,} rows in {steps} steps" in said
+    output = toy.train({**settings, "batch_size": {"0": 9, "1": 7}}, tmp_path / "run", nodes=(1, 1))
+    assert f"{rows:,} rows in {steps} steps" in output
     assert max(toy.records(tmp_path / "run")) == steps
     assert manifest(tmp_path / "run", steps)["consumed_rows"] == rows
-    said = toy.train({**settings, "epochs": 1.5}, tmp_path / "run")
-    assert f"the last of the {steps} steps before held fewer rows" in said
+    output = toy.train({**settings, "epochs": 1.5}, tmp_path / "run")
+    assert f"the last of the {steps} steps before held fewer rows" in output
     wanted = math.ceil(1.5 * rows)
     last = max(toy.records(tmp_path / "run"))
     assert last == steps + -(-(wanted - rows) // 16)
     assert manifest(tmp_path / "run", last)["consumed_rows"] == wanted
 
 
-def test_when_its_time_is_over_it_saves_and_says_so(store: Path, tmp_path: Path) -> None:
+def test_a_run_saves_and_stops_at_its_time_limit(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, max_steps=1_000_000, max_minutes=0.001, logging_steps=1000)
-    said = toy.train(settings, tmp_path / "run", code=75)
-    assert "stopped by max_minutes 0.001 at step" in said and "the same command continues the run" in said
+    output = toy.train(settings, tmp_path / "run", code=75)
+    assert "stopped by max_minutes 0.001 at step" in output and "the same command continues the run" in output
     assert list((tmp_path / "run/checkpoints").glob("step-*/manifest.json"))
 
 
 @pytest.mark.parametrize("optimizer", ["adafactor", "muon"])
-def test_zero_refuses_by_name_what_looks_at_whole_matrices(optimizer: str, store: Path, tmp_path: Path) -> None:
+def test_zero_refuses_optimizers_that_need_whole_matrices_by_name(optimizer: str, store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, optimizer={"type": optimizer}, parallel={"engine": "deepspeed", "zero_stage": 2})
-    said = toy.train(settings, tmp_path / "run", code=2)
-    assert f"optimizer {optimizer.capitalize()} needs whole parameters" in said
+    output = toy.train(settings, tmp_path / "run", code=2)
+    assert f"optimizer {optimizer.capitalize()} needs whole parameters" in output

@@ -1,4 +1,4 @@
-"""Global normalisation, and the means that are told."""
+"""Global normalisation, and the means that are logged."""
 
 from collections.abc import Mapping
 
@@ -12,16 +12,18 @@ from terakoya.training.loss import Meter, weighted_loss
 TERMS = {"one": LossTerm("tokens", 1.0), "two": LossTerm("rows", 50.0), "accuracy": LossTerm("tokens")}
 
 
-def test_shares_add_up_to_the_loss_of_one_big_batch() -> None:
-    pieces = [
+def test_contributions_add_up_to_the_loss_of_one_big_batch() -> None:
+    micro_batches = [
         {"one": torch.tensor(6.0), "two": torch.tensor(1.0)},
         {"one": torch.tensor(2.0), "two": torch.tensor(3.0)},
     ]
     counts = {"tokens": 16, "rows": 8}
-    assert sum(float(weighted_loss(piece, TERMS, counts)) for piece in pieces) == pytest.approx(8 / 16 + 50 * 4 / 8)
+    assert sum(float(weighted_loss(sums, TERMS, counts)) for sums in micro_batches) == pytest.approx(
+        8 / 16 + 50 * 4 / 8
+    )
 
 
-def test_nothing_counted_is_exactly_nothing() -> None:
+def test_a_count_of_zero_and_a_dummy_give_exactly_zero() -> None:
     parameter = torch.tensor(3.0, requires_grad=True)
     loss = weighted_loss({"one": parameter * 2, "two": parameter * 5}, TERMS, {"tokens": 0, "rows": 0})
     loss.backward()
@@ -30,7 +32,7 @@ def test_nothing_counted_is_exactly_nothing() -> None:
     assert float(dummy.detach()) == 0.0
 
 
-def test_means_are_over_all_that_was_added_since_the_last_time() -> None:
+def test_means_are_over_all_sums_since_the_last_time() -> None:
     meter = Meter(TERMS, torch.device("cpu"))
     for loss, tokens in ((4.0, 2), (8.0, 6)):
         meter.add_sums({"one": torch.tensor(loss), "two": torch.tensor(1.0)})
@@ -41,17 +43,17 @@ def test_means_are_over_all_that_was_added_since_the_last_time() -> None:
     assert meter.take_means(meter.local_sums()) == {"loss": 0.0, "accuracy": 0.75}
 
 
-def test_bins_are_summed_and_what_follows_from_them_is_told() -> None:
-    """A histogram is no mean: the objective makes numbers of it, of what was seen by all since the last time."""
+def test_bins_are_summed_and_the_objective_derives_metrics_from_them() -> None:
+    """A histogram has no mean: the objective derives metrics from the sums of all ranks since the last time."""
     terms = {"one": LossTerm("tokens", 1.0), "bins": LossTerm("rows", bins=3), "unseen": LossTerm("rows", bins=2)}
-    told = []
+    received = []
 
-    def derived(sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> dict[str, float]:
-        told.append((sorted(sums), dict(counts)))
+    def derive_metrics(sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> dict[str, float]:
+        received.append((sorted(sums), dict(counts)))
         return {"share": float(sums["bins"][2] / sums["bins"].sum())}
 
     def meter() -> Meter:
-        return Meter(terms, torch.device("cpu"), derived)
+        return Meter(terms, torch.device("cpu"), derive_metrics)
 
     first, second = meter(), meter()
     first.add_sums({"one": torch.tensor(4.0), "bins": torch.tensor([1.0, 0.0, 3.0])})
@@ -63,5 +65,5 @@ def test_bins_are_summed_and_what_follows_from_them_is_told() -> None:
     assert torch.equal(resumed.local_sums(), first.local_sums()) and first.local_sums().shape == (6,)
     expected = {"loss": 2.0, "one": 2.0, "share": 0.4}
     assert resumed.take_means(first.local_sums() + second.local_sums()) == expected
-    assert told == [(["bins", "one"], {"tokens": 3, "rows": 0})]
-    assert not resumed.local_sums().any(), "a new start"
+    assert received == [(["bins", "one"], {"tokens": 3, "rows": 0})]
+    assert not resumed.local_sums().any(), "sums are reset"

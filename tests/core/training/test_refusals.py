@@ -1,4 +1,4 @@
-"""Nothing goes wrong in silence: each of these ends with a message that says what to do."""
+"""No error is silent: each of these runs ends with a message that says what to do."""
 
 import json
 from pathlib import Path
@@ -16,38 +16,38 @@ def run(settings: dict[str, object], out: Path, **options: object) -> None:
     train_in_this_process(Parameters.from_dict(settings, source="test"), out, **options)  # type: ignore[arg-type]
 
 
-def test_a_gradient_that_is_no_number_ends_the_run_before_it_is_saved(store: Path, tmp_path: Path) -> None:
+def test_a_gradient_that_is_not_finite_ends_the_run_before_the_next_save(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, logging_steps=4, checkpoint={"save_steps": 4})
-    said = toy.train(settings, tmp_path / "run", plugins=FAULTS, environment={"FAULT": "nan:5"}, code=2)
-    assert "step 8: gradients were not finite in 3 step(s)" in said
+    output = toy.train(settings, tmp_path / "run", plugins=FAULTS, environment={"FAULT": "nan:5"}, code=2)
+    assert "step 8: gradients were not finite in 3 step(s)" in output
     assert [folder.name for folder in (tmp_path / "run/checkpoints").iterdir()] == ["step-00000004"]
     assert toy.records(tmp_path / "run", "error")[8]["text"].startswith("UserError: step 8")
 
 
 def test_an_event_that_fails_on_one_rank_stops_all_and_is_named(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, batch_size={"0": 8, "1": 8})
-    said = toy.train(
+    output = toy.train(
         settings, tmp_path / "run", nodes=(1, 1), plugins=FAULTS, code=2,
         environment={"FAULT": "raise:3", "FAULT_RANK": "1"},
     )  # fmt: skip
-    assert "failed on 1 of 2 processes; rank 1 on" in said
-    assert "the plugin gave up" in said and "faults" in said
-    assert max(toy.records(tmp_path / "run")) == 4  # rank 0 hears of it while the step after is under way
+    assert "failed on 1 of 2 processes; rank 1 on" in output
+    assert "the plugin gave up" in output and "faults" in output
+    assert max(toy.records(tmp_path / "run")) == 4  # rank 0 learns of it during the step after
 
 
 def test_an_event_that_fails_after_the_last_step_is_not_lost(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, max_steps=2)
-    said = toy.train(settings, tmp_path / "run", plugins=FAULTS, code=2, environment={"FAULT": "saved:2"})
-    assert "the plugin gave up" in said
+    output = toy.train(settings, tmp_path / "run", plugins=FAULTS, code=2, environment={"FAULT": "saved:2"})
+    assert "the plugin gave up" in output
     assert (tmp_path / "run/checkpoints/step-00000002/manifest.json").is_file()
 
 
-def test_the_world_that_came_up_is_compared_with_the_table_first(store: Path, tmp_path: Path) -> None:
-    said = toy.train(toy.parameters(store), tmp_path / "run", nodes=(1, 1), code=2)
-    assert "the table is for 1 node, but there are 2 processes on 2 nodes" in said
-    assert '{"0": 8, "1": 8}' in said
-    said = toy.train(toy.parameters(store), tmp_path / "run", "--processes", "3", nodes=(2,), code=2)
-    assert "--processes 3, but torchrun started 2" in said
+def test_the_processes_that_came_up_are_compared_with_the_table_first(store: Path, tmp_path: Path) -> None:
+    output = toy.train(toy.parameters(store), tmp_path / "run", nodes=(1, 1), code=2)
+    assert "the table is for 1 node, but there are 2 processes on 2 nodes" in output
+    assert '{"0": 8, "1": 8}' in output
+    output = toy.train(toy.parameters(store), tmp_path / "run", "--processes", "3", nodes=(2,), code=2)
+    assert "--processes 3, but torchrun started 2" in output
 
 
 def hold(folder: str, ready: object, leave: object) -> None:
@@ -68,7 +68,7 @@ def test_two_runs_never_share_a_folder(store: Path, tmp_path: Path) -> None:
         run(toy.parameters(store, max_steps=1), tmp_path)
     leave.set()
     holder.join(30)
-    run(toy.parameters(store, max_steps=1), tmp_path)  # a lock whose holder is gone holds nobody back
+    run(toy.parameters(store, max_steps=1), tmp_path)  # the lock of a process that has exited is free
 
 
 def test_resuming_with_other_parameters_is_refused_unless_allowed(store: Path, tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_another_store_under_the_same_name_is_refused(store: Path, validation_st
 def test_a_missing_plugin_is_named_on_resume(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, max_steps=1)
     toy.train(settings, tmp_path / "run", plugins=FAULTS)
-    said = toy.train({**settings, "max_steps": 2}, tmp_path / "run", code=2)
-    assert "plugin faults" in said and "is missing" in said
+    output = toy.train({**settings, "max_steps": 2}, tmp_path / "run", code=2)
+    assert "plugin faults" in output and "is missing" in output
 
 
 def test_rows_longer_than_the_positions_are_refused(store: Path, tmp_path: Path) -> None:
@@ -120,6 +120,6 @@ def test_a_dry_run_takes_a_step_and_writes_nothing(store: Path, tmp_path: Path) 
     before = sorted(tmp_path.iterdir())
     file = tmp_path.parent / "dry.json"
     file.write_text(json.dumps(toy.parameters(store)))
-    said = toy.finish(toy.start(file, tmp_path / "run", "--dry-run"))
-    assert "one step: loss 5." in said and "GB are free" in said
+    output = toy.finish(toy.start(file, tmp_path / "run", "--dry-run"))
+    assert "one step: loss 5." in output and "GB are free" in output
     assert sorted(tmp_path.iterdir()) == before

@@ -1,4 +1,4 @@
-"""The record of a run: complete, and never in the way of the loop."""
+"""The log of a run: it is complete, and never delays the loop."""
 
 import json
 import logging
@@ -50,7 +50,7 @@ def test_a_hanging_tracker_never_stalls(tmp_path: Path) -> None:
 
 
 class Opening(Slow):
-    """A tracker that hangs for ever before it can take anything."""
+    """A tracker that hangs for ever while it opens."""
 
     def open(self, run_folder: Path, parameters: Mapping[str, Any]) -> "Slow":
         threading.Event().wait()
@@ -65,7 +65,7 @@ class Quitting(Slow):
 
 
 class Closing(Slow):
-    """A tracker that hangs for ever when it should finish."""
+    """A tracker that hangs for ever while it closes."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         pass
@@ -74,24 +74,24 @@ class Closing(Slow):
         threading.Event().wait()
 
 
-class Kept(Slow):
-    """A tracker that keeps what it is given."""
+class Recording(Slow):
+    """A tracker that keeps the steps it receives."""
 
-    taken: ClassVar[list[int]] = []
+    steps: ClassVar[list[int]] = []
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        self.taken.append(step)
+        self.steps.append(step)
 
 
-def test_trackers_that_hang_for_ever_end_no_run_and_keep_no_other_from_its_numbers(
+def test_trackers_that_hang_for_ever_block_neither_the_run_nor_other_trackers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two hang, one for ever in opening and one in closing; the record is closed after one wait, not one for each."""
+    """One hangs while opening, one while closing; the log is closed after one wait for both."""
     monkeypatch.setattr("terakoya.training.run_log.SECONDS_TO_FINISH", 1.0)
     monkeypatch.setattr("terakoya.training.run_log.QUEUE_LENGTH", 50)
-    Kept.taken.clear()
+    Recording.steps.clear()
     with caplog.at_level(logging.WARNING, logger="terakoya"):
-        run_log = RunLog(tmp_path, [Opening(), Closing(), Quitting(), Kept()], {}, active=True)
+        run_log = RunLog(tmp_path, [Opening(), Closing(), Quitting(), Recording()], {}, active=True)
         slowest = 0.0
         for step in range(200):
             start = time.perf_counter()
@@ -104,43 +104,43 @@ def test_trackers_that_hang_for_ever_end_no_run_and_keep_no_other_from_its_numbe
         run_log.close()
     assert time.perf_counter() - start < 1.9 and slowest < 0.5
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 200
-    assert Kept.taken == sorted(Kept.taken) and len(Kept.taken) >= 50
-    told = "\n".join(caplog.messages)
-    assert "tracker Opening fell behind" in told and "tracker Closing fell behind" in told
-    assert "tracker Quitting: SystemExit: 1; it is off" in told
+    assert Recording.steps == sorted(Recording.steps) and len(Recording.steps) >= 50
+    messages = "\n".join(caplog.messages)
+    assert "tracker Opening fell behind" in messages and "tracker Closing fell behind" in messages
+    assert "tracker Quitting: SystemExit: 1; it is off" in messages
 
 
-def test_a_program_ends_though_a_tracker_hangs(tmp_path: Path) -> None:
-    """In a process of its own: nothing is left that would keep it."""
+def test_a_process_exits_although_a_tracker_hangs(tmp_path: Path) -> None:
+    """In its own process, which no leftover thread may keep alive."""
     program = f"""
 import threading
 from pathlib import Path
 from terakoya.components import Tracker
-from terakoya.training import run_log as record
+from terakoya.training import run_log
 class Hangs(Tracker):
     def open(self, run_folder, parameters):
         threading.Event().wait()
-record.SECONDS_TO_FINISH = 0.2
-kept = record.RunLog(Path({str(tmp_path)!r}), [Hangs()], {{}}, active=True)
-kept.track(1, {{"loss": 1.0}})
-kept.close()
+run_log.SECONDS_TO_FINISH = 0.2
+log = run_log.RunLog(Path({str(tmp_path)!r}), [Hangs()], {{}}, active=True)
+log.track(1, {{"loss": 1.0}})
+log.close()
 """
     done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_broken_tracker_is_named_once_and_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_tracker_is_named_once_and_switched_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="terakoya"):
         run_log = RunLog(tmp_path, [Broken()], {}, active=True)
         for step in range(5):
             run_log.track(step, {"loss": 1.0})
         run_log.close()
-    told = [message for message in caplog.messages if "Broken" in message]
-    assert "ConnectionError: 401" in told[0]
-    assert sum("is off for the rest" in message for message in told) == 1
+    messages = [message for message in caplog.messages if "Broken" in message]
+    assert "ConnectionError: 401" in messages[0]
+    assert sum("is off for the rest" in message for message in messages) == 1
 
 
-def test_metrics_are_json_lines_even_when_a_number_is_none(tmp_path: Path) -> None:
+def test_metrics_are_json_lines_even_for_nan(tmp_path: Path) -> None:
     run_log = RunLog(tmp_path, [], {}, active=True)
     run_log.write("step", step=1, loss=float("nan"), grad_norm=2.0)
     run_log.warn("日本語", step=1)
@@ -150,7 +150,7 @@ def test_metrics_are_json_lines_even_when_a_number_is_none(tmp_path: Path) -> No
     assert second["text"] == "日本語" and second["kind"] == "warning"
 
 
-def test_a_line_that_a_killed_run_left_unfinished_does_not_swallow_the_next(tmp_path: Path) -> None:
+def test_an_unfinished_line_of_a_killed_run_is_removed(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     for before in ('{"kind": "step", "step": 1}\n{"kind": "st', '{"kind": "step", "step": 1}\n'):
         file.write_text(before)

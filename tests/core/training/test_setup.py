@@ -1,4 +1,4 @@
-"""Weights come from the seed alone; a run goes on under a version that knows more settings."""
+"""Weights depend only on the seed; a run can be resumed by a version with more settings."""
 
 import json
 from pathlib import Path
@@ -12,11 +12,11 @@ from terakoya.training.model.build import build_module
 from terakoya.training.setup import train_in_this_process
 
 
-def test_weights_are_drawn_after_seeding(store: Path) -> None:
+def test_weights_are_initialised_after_seeding(store: Path) -> None:
     vocabulary = TokenStore.open(store).facts.vocabulary
 
     def build(seed: int) -> torch.Tensor:
-        torch.rand(7)  # whatever was drawn before
+        torch.rand(7)  # random numbers that were drawn before
         module = build_module(Parameters.from_dict(toy.parameters(store, seed=seed), source="test"), vocabulary)
         return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
@@ -24,7 +24,7 @@ def test_weights_are_drawn_after_seeding(store: Path) -> None:
     assert not torch.equal(build(1), build(2))
 
 
-def test_a_setting_that_did_not_exist_is_no_change(store: Path, tmp_path: Path) -> None:
+def test_a_setting_that_did_not_exist_counts_as_unchanged(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, max_steps=1)
     train_in_this_process(Parameters.from_dict(settings, source="test"), tmp_path)
     (manifest,) = tmp_path.glob("checkpoints/*/manifest.json")

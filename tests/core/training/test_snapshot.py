@@ -1,4 +1,4 @@
-"""A copy of the state stays what it was while training goes on; slow writing is no reason to give a process up."""
+"""A snapshot of the state stays the same while training continues; slow writing does not time a process out."""
 
 import json
 import threading
@@ -24,12 +24,12 @@ from terakoya.training.engines.tensor_shards import KINDS
 
 
 def engine() -> DDPEngine:
-    """A small network that takes its steps alone."""
+    """A small network on one process."""
     torch.manual_seed(0)
-    link = DistributedContext(0, 1, torch.device("cpu"), Topology((ProcessInfo(0, 0, 0, "here"),)), None, None)
+    context = DistributedContext(0, 1, torch.device("cpu"), Topology((ProcessInfo(0, 0, 0, "here"),)), None, None)
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.1, fused=True)
-    return DDPEngine(link, module, optimizer, precision="fp32", max_grad_norm=1.0)
+    return DDPEngine(context, module, optimizer, precision="fp32", max_grad_norm=1.0)
 
 
 def step(trained: DDPEngine) -> None:
@@ -37,25 +37,25 @@ def step(trained: DDPEngine) -> None:
     trained.step(0.1)
 
 
-def test_what_was_copied_stays_as_it_was_in_memory_that_is_used_again() -> None:
+def test_a_snapshot_stays_the_same_and_its_memory_is_reused() -> None:
     trained, snapshot = engine(), Snapshot(threading.Event())
     step(trained)
-    before = {(kind, piece.name): piece.value.clone() for kind in KINDS for piece in trained.shards_to_save(kind)}
+    before = {(kind, shard.name): shard.value.clone() for kind in KINDS for shard in trained.shards_to_save(kind)}
     snapshot.take(trained)
     step(trained)
-    copied = {(kind, piece.name): piece.value for kind in KINDS for piece in snapshot.shards_to_save(kind)}
+    copied = {(kind, shard.name): shard.value for kind in KINDS for shard in snapshot.shards_to_save(kind)}
     assert copied.keys() == before.keys() and len(before) == 4 + 3 * 4
     assert all(torch.equal(copied[key], before[key]) for key in before)
-    places = {key: value.data_ptr() for key, value in copied.items()}
+    addresses = {key: value.data_ptr() for key, value in copied.items()}
     snapshot.take(trained)
-    again = {(kind, piece.name): piece.value for kind in KINDS for piece in snapshot.shards_to_save(kind)}
-    assert {key: value.data_ptr() for key, value in again.items()} == places
-    now = {(kind, piece.name): piece.value for kind in KINDS for piece in trained.shards_to_save(kind)}
+    again = {(kind, shard.name): shard.value for kind in KINDS for shard in snapshot.shards_to_save(kind)}
+    assert {key: value.data_ptr() for key, value in again.items()} == addresses
+    now = {(kind, shard.name): shard.value for kind in KINDS for shard in trained.shards_to_save(kind)}
     assert all(torch.equal(again[key], now[key]) for key in now)
     assert any(not torch.equal(again[key], before[key]) for key in before)
 
 
-def test_models_are_written_as_they_were_with_their_tied_weights_once(tmp_path: Path) -> None:
+def test_models_are_written_as_they_were_copied_with_tied_weights_once(tmp_path: Path) -> None:
     shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
     model = BertForMaskedLM(BertConfig(**shape, vocab_size=20))
     model.save_pretrained(tmp_path / "direct")
@@ -69,36 +69,36 @@ def test_models_are_written_as_they_were_with_their_tied_weights_once(tmp_path: 
     assert "cls.predictions.decoder.weight" not in load_file(tmp_path / "model/a/model.safetensors")
 
 
-def test_nobody_writes_on_who_is_to_leave() -> None:
+def test_reading_a_snapshot_ends_at_a_shutdown() -> None:
     trained, shutdown = engine(), threading.Event()
     snapshot = Snapshot(shutdown)
     snapshot.take(trained)
-    pieces = iter(snapshot.shards_to_save("model"))
-    next(pieces)
+    shards = iter(snapshot.shards_to_save("model"))
+    next(shards)
     shutdown.set()
     with pytest.raises(Shutdown):
-        next(pieces)
+        next(shards)
 
 
 def work_longer_than_the_timeout(rank: int, meeting: Path, out: Path) -> None:
-    """One of two processes; the second is at work for longer than the group's timeout."""
+    """One of two processes; the second works for longer than the group's timeout."""
     all_ranks.HEARTBEAT_SECONDS = 0.1
     dist.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
     )
     topology = Topology((ProcessInfo(0, 0, 0, "here"), ProcessInfo(1, 0, 1, "here")))
-    link = DistributedContext(rank, 2, torch.device("cpu"), topology, dist.group.WORLD, None).new_group(3.0)
+    context = DistributedContext(rank, 2, torch.device("cpu"), topology, dist.group.WORLD, None).new_group(3.0)
 
     def work() -> int:
         time.sleep(4.0 * rank)
         return rank + 7
 
-    found = run_on_all_ranks(link, "sleeping", work)
-    (out / f"{rank}.json").write_text(json.dumps(found))
+    results = run_on_all_ranks(context, "sleeping", work)
+    (out / f"{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 
 
-def test_work_may_take_longer_than_the_timeout_of_those_who_wait(tmp_path: Path) -> None:
+def test_work_may_take_longer_than_the_timeout_of_waiting_ranks(tmp_path: Path) -> None:
     started = [
         toy.FORKSERVER.Process(target=work_longer_than_the_timeout, args=(rank, tmp_path / "meeting", tmp_path))
         for rank in range(2)

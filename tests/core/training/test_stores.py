@@ -1,4 +1,4 @@
-"""What a run reads: stores cut into training and validation, stages, order, steps passed over."""
+"""Which rows a run reads: stores split into training and validation, stages, order, skipped steps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_split_trains_on_the_first_documents_and_validates_on_the_next(store: 
     assert names == {f"{store} (validation)"}
 
 
-def test_steps_passed_over_change_nothing_but_count(store: Path, tmp_path: Path) -> None:
+def test_skipped_steps_count_but_change_nothing(store: Path, tmp_path: Path) -> None:
     changes = {"max_steps": 8, "checkpoint": {"save_steps": 2, "keep": 9}}
     whole = settings(store, {}, **changes, optimizer={"type": "adamw", "learning_rate": 1e-12})
     some = settings(
@@ -46,10 +46,10 @@ def test_steps_passed_over_change_nothing_but_count(store: Path, tmp_path: Path)
     )
     for name, parameters in (("whole", whole), ("some", some)):
         train_in_this_process(parameters, tmp_path / name)
-    every, left = toy.records(tmp_path / "whole"), toy.records(tmp_path / "some")
-    assert sorted(left) == [1, 2, 5, 6, 8]
-    for step in left:  # weights hardly move, so equal losses are equal rows
-        assert left[step]["loss"] == pytest.approx(every[step]["loss"], abs=1e-6)
+    whole_run, some_run = toy.records(tmp_path / "whole"), toy.records(tmp_path / "some")
+    assert sorted(some_run) == [1, 2, 5, 6, 8]
+    for step in some_run:  # weights hardly move, so equal losses are equal rows
+        assert some_run[step]["loss"] == pytest.approx(whole_run[step]["loss"], abs=1e-6)
     trained = settings(store, {"skip_steps": [[3, 4]]}, **changes)
     train_in_this_process(trained, tmp_path / "trained")
     saved = [
@@ -58,17 +58,17 @@ def test_steps_passed_over_change_nothing_but_count(store: Path, tmp_path: Path)
     manifest = json.loads((tmp_path / "trained/checkpoints/step-00000006/manifest.json").read_text())
     assert manifest["consumed_rows"] == 6 * 16
     assert any(not np.array_equal(value, saved[1][name]) for name, value in saved[0].items())
-    assert not (tmp_path / "trained/checkpoints/step-00000004").exists(), "nothing to save there"
+    assert not (tmp_path / "trained/checkpoints/step-00000004").exists(), "a skipped step is not saved"
 
 
-def test_a_run_goes_on_past_steps_that_it_is_told_to_skip(store: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_skips_steps(store: Path, tmp_path: Path) -> None:
     changes = {"checkpoint": {"save_steps": 2, "keep": 9}}
     train_in_this_process(settings(store, {}, max_steps=4, **changes), tmp_path / "run")
     train_in_this_process(settings(store, {"skip_steps": [[5, 6]]}, max_steps=8, **changes), tmp_path / "run")
     assert sorted(toy.records(tmp_path / "run")) == [1, 2, 3, 4, 7, 8]
 
 
-def test_a_run_goes_on_within_a_stage(store: Path, validation_store: Path, tmp_path: Path) -> None:
+def test_a_run_resumes_within_a_stage(store: Path, validation_store: Path, tmp_path: Path) -> None:
     data = {"stages": [{"from_step": 4, "train": [str(validation_store), {"store": str(store), "weight": 3}]}]}
     changes = {"checkpoint": {"save_steps": 3, "keep": 9}, "schedule": {"type": "constant"}}
     train_in_this_process(settings(store, data, max_steps=7, **changes), tmp_path / "whole")
@@ -92,7 +92,7 @@ def test_sequential_order_reads_the_store_from_its_beginning(store: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         ({"split": [0, 1]}, "first share above 0"),
         ({"split": [9, 1], "validation": ["a"]}, "not both"),
@@ -103,11 +103,11 @@ def test_sequential_order_reads_the_store_from_its_beginning(store: Path) -> Non
         ({"order": "random"}, "sequential"),
     ],
 )
-def test_what_does_not_go_is_said(store: Path, data: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_invalid_settings_are_refused(store: Path, data: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         settings(store, data)
 
 
-def test_a_split_too_fine_for_the_store_is_refused(store: Path) -> None:
+def test_a_split_that_is_too_fine_for_the_store_is_refused(store: Path) -> None:
     with pytest.raises(UserError, match="leaves no document of"):
         Stores.open(settings(store, {"split": [10000, 1]}).data)

@@ -1,4 +1,4 @@
-"""Rates of a run: arithmetic, the table of devices, and what a real run writes down."""
+"""Rates of a run: arithmetic, the table of devices, and the values that a real run logs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.training.throughput import Throughput, peak_tflops
 
 
-def test_rates_are_those_of_the_whole_run_and_tflops_a_devices_share() -> None:
+def test_rates_are_of_the_whole_run_and_tflops_per_device() -> None:
     both = Throughput(flops_per_token=2e9, devices=("a", "b"), peak=400.0)
     values = both.values(tokens=300_000, samples=600, seconds=3.0)
     assert values == pytest.approx({"tokens_per_second": 1e5, "samples_per_second": 200.0, "tflops": 100.0, "mfu": 0.5})
@@ -36,12 +36,12 @@ def test_rates_are_those_of_the_whole_run_and_tflops_a_devices_share() -> None:
         ("cpu", None),
     ],
 )
-def test_peaks_by_the_name_a_driver_gives(name: str, peak: float | None) -> None:
+def test_peaks_by_the_drivers_name_of_a_device(name: str, peak: float | None) -> None:
     assert peak_tflops(name) == peak
 
 
-def test_a_run_writes_its_rates_down(store: Path, tmp_path: Path) -> None:
-    """2 layers of width 16, feed-forward 32, 200 pieces: everything but the context is known beforehand."""
+def test_a_run_logs_its_rates(store: Path, tmp_path: Path) -> None:
+    """2 layers of width 16, feed-forward 32, a vocabulary of 200: all values but the context are known."""
     settings = toy.parameters(store, max_steps=6, logging_steps=2)
     train(Parameters.from_dict(settings, source="test"), tmp_path / "run")
     start = toy.records(tmp_path / "run", "start")[0]

@@ -1,4 +1,4 @@
-"""Who takes which rows, for any table and any number of processes."""
+"""Which rows each rank takes, for any table and any number of processes."""
 
 import pytest
 from hypothesis import given, settings
@@ -10,15 +10,17 @@ from terakoya.training.distributed.topology import LaunchInfo, ProcessInfo, Topo
 
 def topology(*processes: int) -> Topology:
     """Node i with `processes[i]` processes, ranks in node order."""
-    places = [(node, local) for node, count in enumerate(processes) for local in range(count)]
-    return Topology(tuple(ProcessInfo(rank, node, local, f"h{node}") for rank, (node, local) in enumerate(places)))
+    node_and_local_ranks = [(node, local) for node, count in enumerate(processes) for local in range(count)]
+    return Topology(
+        tuple(ProcessInfo(rank, node, local, f"h{node}") for rank, (node, local) in enumerate(node_and_local_ranks))
+    )
 
 
 def spans(table: dict[str, int], *processes: int, micro: int | None = None) -> list[tuple[int, int]]:
-    return [(share.start, share.stop) for share in rank_batches(table, micro, topology(*processes))]
+    return [(batch.start, batch.stop) for batch in rank_batches(table, micro, topology(*processes))]
 
 
-def test_the_tables_of_the_original() -> None:
+def test_tables_of_language_pretraining() -> None:
     assert spans({"0": 100, "1": 100, "2": 56}, 1, 1, 1) == [(0, 100), (100, 200), (200, 256)]
     assert spans({"0": 80, "1": 80, "2": 48, "3": 48}, 1, 1, 1, 1) == [(0, 80), (80, 160), (160, 208), (208, 256)]
     assert spans({"-1": 256}, 1) == [(0, 256)]
@@ -33,12 +35,14 @@ def test_processes_of_a_node_share_nearly_equally() -> None:
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 4)), min_size=1, max_size=5), st.integers(1, 50))
 def test_every_row_is_taken_once_in_equally_many_micro_steps(nodes: list[tuple[int, int]], micro: int) -> None:
     table = {str(node): rows for node, (rows, _) in enumerate(nodes)} if len(nodes) > 1 else {"-1": nodes[0][0]}
-    taken = rank_batches(table, micro, topology(*(count for _, count in nodes)))
-    rows = [row for share in taken for row in range(share.start, share.stop)]
+    batches = rank_batches(table, micro, topology(*(count for _, count in nodes)))
+    rows = [row for batch in batches for row in range(batch.start, batch.stop)]
     assert rows == list(range(sum(table.values())))
-    assert len({share.micro_steps for share in taken}) == 1
-    assert all(share.stop - share.start <= share.micro_steps * share.micro_batch_size for share in taken)
-    assert max(share.stop - share.start for share in taken) > (taken[0].micro_steps - 1) * taken[0].micro_batch_size
+    assert len({batch.micro_steps for batch in batches}) == 1
+    assert all(batch.stop - batch.start <= batch.micro_steps * batch.micro_batch_size for batch in batches)
+    assert (
+        max(batch.stop - batch.start for batch in batches) > (batches[0].micro_steps - 1) * batches[0].micro_batch_size
+    )
 
 
 def test_a_table_that_does_not_fit_is_refused_with_one_that_does() -> None:
@@ -52,14 +56,14 @@ def test_a_table_that_does_not_fit_is_refused_with_one_that_does() -> None:
 
 
 @given(st.integers(0, 1000), st.integers(1, 20))
-def test_split_covers_everything_larger_pieces_first(rows: int, parts: int) -> None:
-    pieces = [split_evenly(rows, parts, part) for part in range(parts)]
-    sizes = [stop - start for start, stop in pieces]
-    assert [row for start, stop in pieces for row in range(start, stop)] == list(range(rows))
+def test_split_evenly_covers_everything_larger_parts_first(rows: int, parts: int) -> None:
+    bounds = [split_evenly(rows, parts, part) for part in range(parts)]
+    sizes = [stop - start for start, stop in bounds]
+    assert [row for start, stop in bounds for row in range(start, stop)] == list(range(rows))
     assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
 
 
-def test_every_launcher_is_read() -> None:
+def test_the_variables_of_every_launcher_are_read() -> None:
     torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "GROUP_RANK": "1"}
     assert LaunchInfo.from_environment(torchrun) == LaunchInfo(3, 4, 1, 1, "torchrun")
     srun = {"SLURM_PROCID": "2", "SLURM_NTASKS": "3", "SLURM_LOCALID": "0", "SLURM_NODEID": "2"}
@@ -78,26 +82,26 @@ def replicas(size: int, *processes: int) -> Topology:
 
 
 def test_ranks_of_a_replica_take_the_same_rows() -> None:
-    taken = rank_batches({"0": 7, "1": 5}, 2, replicas(2, 4, 2))
-    assert [(share.start, share.stop) for share in taken] == [(0, 4), (0, 4), (4, 7), (4, 7), (7, 12), (7, 12)]
-    assert {(share.micro_batch_size, share.micro_steps, share.global_rows) for share in taken} == {(2, 3, 12)}
+    batches = rank_batches({"0": 7, "1": 5}, 2, replicas(2, 4, 2))
+    assert [(batch.start, batch.stop) for batch in batches] == [(0, 4), (0, 4), (4, 7), (4, 7), (7, 12), (7, 12)]
+    assert {(batch.micro_batch_size, batch.micro_steps, batch.global_rows) for batch in batches} == {(2, 3, 12)}
     assert [replicas(2, 4, 2).is_replica_leader(rank) for rank in range(6)] == [True, False] * 3
 
 
 def test_a_replica_of_several_nodes_takes_the_rows_of_all() -> None:
-    taken = rank_batches({"0": 3, "1": 4, "2": 5, "3": 1}, None, replicas(2, 1, 1, 1, 1))
-    assert [(share.start, share.stop) for share in taken] == [(0, 7), (0, 7), (7, 13), (7, 13)]
+    batches = rank_batches({"0": 3, "1": 4, "2": 5, "3": 1}, None, replicas(2, 1, 1, 1, 1))
+    assert [(batch.start, batch.stop) for batch in batches] == [(0, 7), (0, 7), (7, 13), (7, 13)]
 
 
 @pytest.mark.parametrize(
-    ("size", "processes", "said"),
+    ("size", "processes", "message"),
     [
         (2, (3,), "2 processes work on the same rows, but there are 3 processes on h0; start a multiple of 2"),
         (2, (3, 1), "replicas of 2 processes do not fit 4 processes on 2 nodes"),
         (3, (4, 2), "start a multiple of 3 on each node"),
     ],
 )
-def test_replicas_that_do_not_fit_the_nodes_are_refused(size: int, processes: tuple[int, ...], said: str) -> None:
+def test_replicas_that_do_not_fit_the_nodes_are_refused(size: int, processes: tuple[int, ...], message: str) -> None:
     table = {str(node): 8 for node in range(len(processes))} if len(processes) > 1 else {"-1": 8}
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         rank_batches(table, None, replicas(size, *processes))
