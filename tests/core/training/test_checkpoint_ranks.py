@@ -21,7 +21,7 @@ from terakoya.training.distributed import all_ranks
 from terakoya.training.distributed.all_ranks import Shutdown, run_on_all_ranks
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.topology import ProcessInfo, Topology
-from terakoya.training.engines import tensor_shards as pieces
+from terakoya.training.engines import tensor_shards
 from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
 
 RANKS = 3
@@ -88,7 +88,7 @@ def on_every_rank(work: Callable[[DistributedContext], Any]) -> list[Any]:
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
-    monkeypatch.setattr(pieces, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(tensor_shards, "BLOCK_BYTES", 64)
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 3))
 
