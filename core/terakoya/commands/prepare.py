@@ -83,8 +83,9 @@ def command(
     ] = None,
 ) -> None:
     """Encode text into a token store. After an interruption, the same command finishes the rest."""
+    # the first statement: locals() holds the arguments and nothing else
     arguments = {**locals(), "max_rejects": parse_max_rejects(max_rejects)}
-    options = PrepareOptions(**{each.name: arguments[each.name] for each in dataclasses.fields(PrepareOptions)})
+    options = PrepareOptions(**{option.name: arguments[option.name] for option in dataclasses.fields(PrepareOptions)})
 
     from terakoya.log import console, progress_bar
     from terakoya.preparation.prepare import prepare_store

@@ -46,7 +46,7 @@ class BlockList:
         """Returns those of `numbers` that process `rank` of `world_size` encodes: adjacent blocks, so that few
         processes read the same compressed file, with about the same amount of text for each process."""
         ends = [0, *accumulate(_weight(self.blocks[number]) for number in numbers)]
-        low, high = (bisect_left(ends, ends[-1] * each / world_size) for each in (rank, rank + 1))
+        low, high = (bisect_left(ends, ends[-1] * bound / world_size) for bound in (rank, rank + 1))
         return numbers[low:high]
 
     def with_bytes(self, corpus: Corpus, numbers: Sequence[int], *, block_bytes: int) -> Iterator[tuple[int, Block]]:
@@ -55,12 +55,12 @@ class BlockList:
             if not self.has_bytes[run[0]]:
                 yield from ((number, self.blocks[number]) for number in run)
                 continue
-            wanted = {self.blocks[number].start: number for number in run}
-            one = replace(corpus, sources=(self.blocks[run[0]].file,))
-            for block in one.blocks(block_bytes=block_bytes):
-                if (number := wanted.pop(block.start, None)) is not None:
+            remaining = {self.blocks[number].start: number for number in run}
+            file_corpus = replace(corpus, sources=(self.blocks[run[0]].file,))
+            for block in file_corpus.blocks(block_bytes=block_bytes):
+                if (number := remaining.pop(block.start, None)) is not None:
                     yield number, block
-                    if not wanted:
+                    if not remaining:
                         break
 
     def _runs(self, numbers: Sequence[int]) -> Iterator[list[int]]:

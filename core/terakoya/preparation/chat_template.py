@@ -64,7 +64,7 @@ def find_template(wanted: str | None, tokenizer: PreTrainedTokenizerBase, folder
         UserError: the tokenizer has no template of its own, the file does not exist, the template is invalid or omits
             messages, or the tokenizer has no token that could end an answer.
     """
-    template = _find(wanted, tokenizer, folder)
+    template = _read_template(wanted, tokenizer, folder)
     renderer = template.create_renderer(tokenizer)
     if not renderer.ends_answers:
         logger.warning("template %s writes nothing after an answer: the model will not learn to stop", template.name)
@@ -76,7 +76,7 @@ def find_template(wanted: str | None, tokenizer: PreTrainedTokenizerBase, folder
     return template
 
 
-def _find(wanted: str | None, tokenizer: PreTrainedTokenizerBase, folder: Path) -> ChatTemplate:
+def _read_template(wanted: str | None, tokenizer: PreTrainedTokenizerBase, folder: Path) -> ChatTemplate:
     own = getattr(tokenizer, "chat_template", None)
     if wanted == OWN or (wanted is None and own):
         if not own:
@@ -86,7 +86,7 @@ def _find(wanted: str | None, tokenizer: PreTrainedTokenizerBase, folder: Path) 
             )
         return ChatTemplate(OWN, tokenizer.get_chat_template())
     if wanted is None or wanted in BUILT_IN:
-        return _built_in(wanted or BUILT_IN[0], tokenizer, folder)
+        return _read_built_in(wanted or BUILT_IN[0], tokenizer, folder)
     file = Path(wanted)
     if not file.is_file():
         raise UserError(
@@ -99,7 +99,7 @@ def _find(wanted: str | None, tokenizer: PreTrainedTokenizerBase, folder: Path) 
         raise UserError(f"{file}: expected a template in UTF-8, got something else: {error}") from None
 
 
-def _built_in(name: str, tokenizer: PreTrainedTokenizerBase, folder: Path) -> ChatTemplate:
+def _read_built_in(name: str, tokenizer: PreTrainedTokenizerBase, folder: Path) -> ChatTemplate:
     """Returns the built-in template `name`. It begins with the tokenizer's beginning-of-sequence token if the tokenizer
     adds this token to texts."""
     if tokenizer.eos_token is None and tokenizer.sep_token is None:
@@ -154,12 +154,12 @@ class Renderer:
         Raises:
             TemplateError: with the message of the template.
         """
-        texts, spans = self._run(turns, add_generation_prompt=False, return_assistant_tokens_mask=self._marked)
+        texts, spans = self._call_jinja(turns, add_generation_prompt=False, return_assistant_tokens_mask=self._marked)
         return texts[0], [(int(start), int(stop)) for start, stop in spans[0]] if self._marked else None
 
     def prompt(self, turns: Sequence[Message]) -> str:
         """Returns the text that asks a model for the answer to `turns`. Raises TemplateError."""
-        return str(self._run(turns, add_generation_prompt=True)[0][0])
+        return str(self._call_jinja(turns, add_generation_prompt=True)[0][0])
 
     def join_inputs(self, turns: Sequence[Message]) -> list[Message]:
         """Returns `turns` with each `input` joined to its `content`, if the template does not use `input`."""
@@ -172,7 +172,7 @@ class Renderer:
             for turn in turns
         ]
 
-    def _run(self, turns: Sequence[Message], **options: bool) -> Any:
+    def _call_jinja(self, turns: Sequence[Message], **options: bool) -> Any:
         from jinja2 import exceptions
         from transformers.utils.chat_template_utils import render_jinja_template
 

@@ -93,16 +93,16 @@ class ConversationEncoder:
         ids: list[np.ndarray] = []
         marks: list[np.ndarray] = []
         lengths = np.zeros(len(documents), np.int32)
-        for number, (one, rows) in enumerate(zip(rendered, self._ids(rendered), strict=True)):
-            if one is None:
+        for number, (conversation, rows) in enumerate(zip(rendered, self._ids(rendered), strict=True)):
+            if conversation is None:
                 continue
-            whole = rows[one.text]
-            marked = _answer_mask(one, rows)
+            whole = rows[conversation.text]
+            marked = _answer_mask(conversation, rows)
             if not marked.any():
                 rejected[number] = "no answer in the template's text"
                 continue
-            prompts = [rows[prompt] for prompt in one.prompts]
-            notes[UNLIKE_PROMPT] += any(not np.array_equal(whole[: len(each)], each) for each in prompts)
+            prompts = [rows[prompt] for prompt in conversation.prompts]
+            notes[UNLIKE_PROMPT] += any(not np.array_equal(whole[: len(prompt)], prompt) for prompt in prompts)
             ids.append(whole)
             marks.append(marked)
             lengths[number] = len(whole)
@@ -124,7 +124,7 @@ class ConversationEncoder:
         answers = [number for number, turn in enumerate(turns) if turn["role"] == "assistant"]
         prompts = [self._renderer.prompt(turns[:number]) for number in answers]
         if marked is not None:
-            return _Rendered(text, [self._with_end(text, span) for span in marked], prompts)
+            return _Rendered(text, [self._extend_to_end(text, span) for span in marked], prompts)
         spans = []
         for number, prompt in zip(answers, prompts, strict=True):
             start = _common_length(prompt, text)
@@ -134,10 +134,10 @@ class ConversationEncoder:
             spans.append(self._until_end(text, (start, stop), turns[number]["content"]))
         return _Rendered(text, spans, prompts)
 
-    def _with_end(self, text: str, span: Span) -> Span:
+    def _extend_to_end(self, text: str, span: Span) -> Span:
         """Returns `span` of a marked answer, extended by the special token that follows it, unless it ends with one."""
         start, stop = span
-        if any(found.end() == stop for found in self._literal.finditer(text, start, stop)):
+        if any(match.end() == stop for match in self._literal.finditer(text, start, stop)):
             return span
         end = self._literal.match(text, stop)
         return (start, end.end()) if end else span
@@ -146,8 +146,8 @@ class ConversationEncoder:
         """Returns the span of a rendered answer up to and including the first special token after its `content`;
         without such a token, up to the white space at its end."""
         start, stop = span
-        found = text.find(content.strip(), start, stop)
-        after = start if found < 0 else found + len(content.strip())
+        at = text.find(content.strip(), start, stop)
+        after = start if at < 0 else at + len(content.strip())
         end = self._literal.search(text, after, stop)
         if end:
             return start, end.end()
@@ -155,35 +155,37 @@ class ConversationEncoder:
 
     def _ids(self, rendered: Sequence[_Rendered | None]) -> list[dict[str, np.ndarray]]:
         """Returns for each conversation the ids of its text, of its prompts, and of its text up to each border."""
-        wanted = [{} if one is None else dict.fromkeys(_texts_to_encode(one)) for one in rendered]
-        texts = [text for each in wanted for text in each]
+        texts_of = [
+            {} if conversation is None else dict.fromkeys(_texts_to_encode(conversation)) for conversation in rendered
+        ]
+        texts = [text for text_set in texts_of for text in text_set]
         rows: list[np.ndarray] = []
         for start in range(0, len(texts), _TEXTS):
-            found = self._tokenizer(texts[start : start + _TEXTS], add_special_tokens=False)["input_ids"]
-            rows += [np.array(row, self._dtype) for row in found]
+            encoded = self._tokenizer(texts[start : start + _TEXTS], add_special_tokens=False)["input_ids"]
+            rows += [np.array(row, self._dtype) for row in encoded]
         every = iter(rows)
-        return [{text: next(every) for text in each} for each in wanted]
+        return [{text: next(every) for text in text_set} for text_set in texts_of]
 
 
-def _common_length(one: str, other: str) -> int:
+def _common_length(first: str, second: str) -> int:
     """Returns the length of the common prefix of both texts."""
-    if other.startswith(one):
-        return len(one)
-    return next(number for number, (a, b) in enumerate(zip(one, f"{other}\0", strict=False)) if a != b)
+    if second.startswith(first):
+        return len(first)
+    return next(number for number, (a, b) in enumerate(zip(first, f"{second}\0", strict=False)) if a != b)
 
 
-def _texts_to_encode(one: _Rendered) -> list[str]:
-    borders = sorted({border for span in one.spans for border in span})
-    return [one.text, *one.prompts, *(one.text[:border] for border in borders)]
+def _texts_to_encode(conversation: _Rendered) -> list[str]:
+    borders = sorted({border for span in conversation.spans for border in span})
+    return [conversation.text, *conversation.prompts, *(conversation.text[:border] for border in borders)]
 
 
-def _answer_mask(one: _Rendered, rows: Mapping[str, np.ndarray]) -> np.ndarray:
+def _answer_mask(conversation: _Rendered, rows: Mapping[str, np.ndarray]) -> np.ndarray:
     """Returns (n,) bool: which tokens of the conversation belong to answers."""
-    whole = rows[one.text]
+    whole = rows[conversation.text]
     marks = np.zeros(len(whole), bool)
-    for start, stop in one.spans:
-        first, _ = _count_common(whole, rows[one.text[:start]])
-        last, crossed = _count_common(whole, rows[one.text[:stop]])
+    for start, stop in conversation.spans:
+        first, _ = _count_common(whole, rows[conversation.text[:start]])
+        last, crossed = _count_common(whole, rows[conversation.text[:stop]])
         marks[first : last + crossed] = True
     return marks
 

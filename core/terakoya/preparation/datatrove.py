@@ -60,7 +60,7 @@ def prepare_with_datatrove(
     Raises UserError as `prepare_locally` does, for settings that the executor does not have, if parts are missing after
     it has returned, and if Slurm or Ray is not available.
     """
-    chosen = executor_settings(executor, settings or {})
+    parsed = executor_settings(executor, settings or {})
     if executor == "slurm" and "SLURM_ARRAY_TASK_ID" in os.environ:
         raise UserError("--executor slurm: expected to be started outside of Slurm's array jobs, this is a task of one")
     with job.lock_folder():
@@ -72,13 +72,13 @@ def prepare_with_datatrove(
         numbers = blocks.missing_parts(job.task.parts)
         if len(numbers) < len(blocks.blocks):
             logger.info("%d of %d parts were there already", len(blocks.blocks) - len(numbers), len(blocks.blocks))
-        logs = Path(chosen.logging_dir or job.out.with_name(f"{job.out.name}.datatrove")).absolute()
+        logs = Path(parsed.logging_dir or job.out.with_name(f"{job.out.name}.datatrove")).absolute()
         encode, join = EncodeBlocks(job, numbers), JoinParts(job)
-        if isinstance(chosen, SlurmSettings):
-            return _submit(encode, join, chosen, logs)
+        if isinstance(parsed, SlurmSettings):
+            return _submit(encode, join, parsed, logs)
         if numbers:
-            run = _run_ray if isinstance(chosen, RaySettings) else _run_local
-            run(encode, chosen, logs, job.options.process_count)
+            run = _run_ray if isinstance(parsed, RaySettings) else _run_local
+            run(encode, parsed, logs, job.options.process_count)
         return join_parts(job, encoder, logs=logs)
 
 
@@ -92,11 +92,11 @@ def _user_settings(settings: ExecutorSettings, *without: str) -> dict[str, Any]:
 
 def _run_local(step: EncodeBlocks, settings: ExecutorSettings, logs: Path, processes: int) -> None:
     tasks = min(settings.tasks or processes, len(step.numbers))
-    wanted = processes if settings.workers is None else settings.workers
+    most = processes if settings.workers is None else settings.workers
     _Local(
         pipeline=[step],
         tasks=tasks,
-        workers=tasks if wanted == -1 else min(wanted, tasks),
+        workers=tasks if most == -1 else min(most, tasks),
         logging_dir=str(logs),
         skip_completed=False,
         **_user_settings(settings, "tasks", "workers", "logging_dir"),
@@ -198,7 +198,7 @@ def _submit(encode: EncodeBlocks, join: JoinParts, settings: SlurmSettings, logs
     except subprocess.CalledProcessError as error:
         raise UserError(f"--executor slurm: sbatch refused the job ({error}); its own message is above") from error
     finally:
-        jobs = [str(each.job_id) for each in (array, joining) if each is not None and each.job_id is not None]
+        jobs = [str(step.job_id) for step in (array, joining) if step is not None and step.job_id is not None]
         if jobs:
             record_jobs(encode.job.task.parts, jobs)
     return SubmittedJobs(str(array.job_id) if array is not None else None, str(joining.job_id))

@@ -58,16 +58,16 @@ def check_disk_space(out: Path, corpus: Corpus, encoder: BlockEncoder, disk_byte
     written = sum(f.stat().st_size for f in (out / PARTS).glob("*")) if (out / PARTS).exists() else 0
     if 2 * estimated.store_bytes - written <= free:
         return
-    wanted = _format_megabytes(2 * estimated.store_bytes - written)
+    missing = _format_megabytes(2 * estimated.store_bytes - written)
     if estimated.store_bytes - written > free:
         raise UserError(
-            f"{out}: expected about {wanted} of free disk, got {_format_megabytes(free)}; make room or choose an "
+            f"{out}: expected about {missing} of free disk, got {_format_megabytes(free)}; make room or choose an "
             "--out on a larger disk"
         )
     logger.warning(
         "%s: about %s of free disk may be needed, %s are free; if the disk fills up, finished parts are kept",
         out,
-        wanted,
+        missing,
         _format_megabytes(free),
     )
 
@@ -83,12 +83,12 @@ def estimate_store(corpus: Corpus, encoder: BlockEncoder, disk_bytes: int, *, un
     disk = sequences = documents = 0
     tokens = 0.0
     for file in files:
-        one = replace(corpus, sources=(file,))
-        block = next(one.blocks(block_bytes=_BLOCK_BYTES), None)
+        file_corpus = replace(corpus, sources=(file,))
+        block = next(file_corpus.blocks(block_bytes=_BLOCK_BYTES), None)
         if block is None:
             continue
         disk += block.disk_bytes
-        texts = [item.text for item in one.read(block) if isinstance(item, Document)]
+        texts = [item.text for item in file_corpus.read(block) if isinstance(item, Document)]
         documents += len(texts)
         sequences += len(texts) if unit == "document" else sum(map(_lines, texts))
         text = "\n".join(texts)

@@ -182,8 +182,8 @@ def _sizes_and_times(corpus: Corpus) -> tuple[tuple[int, int | str], ...]:
 def _block_bytes(corpus: Corpus) -> int:
     """Returns the bytes of a block: few enough to split a small corpus evenly, enough for few parts of a large
     corpus."""
-    wanted = min(corpus.block_bytes, max(_MIN_BLOCK, corpus.total_bytes // 64))
-    return max(wanted, min(_MAX_BLOCK, corpus.total_bytes // _MAX_PARTS))
+    size = min(corpus.block_bytes, max(_MIN_BLOCK, corpus.total_bytes // 64))
+    return max(size, min(_MAX_BLOCK, corpus.total_bytes // _MAX_PARTS))
 
 
 @contextmanager

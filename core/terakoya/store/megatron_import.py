@@ -147,25 +147,25 @@ def _find_document_end(
     if eos is None and not files.omits_document_ends:
         return None
     first = int(next(ids for ids in files.last_ids(most=1) if len(ids))[0])
-    wanted = first if eos in (None, "find") else int(eos)
-    ended = total = other = 0
+    candidate = first if eos in (None, "find") else int(eos)
+    ended = total = with_tokenizer_eos = 0
     for ids in files.last_ids(most=most):
-        total, ended = total + len(ids), ended + int(np.count_nonzero(ids == wanted))
-        other += 0 if vocabulary.eos is None else int(np.count_nonzero(ids == vocabulary.eos))
+        total, ended = total + len(ids), ended + int(np.count_nonzero(ids == candidate))
+        with_tokenizer_eos += 0 if vocabulary.eos is None else int(np.count_nonzero(ids == vocabulary.eos))
     if files.omits_document_ends:
         if ended < total:
             raise UserError(
                 f"{files.file('bin')}: holds as many ids beyond its index as there are documents ({total:,}), but "
-                f"only {ended:,} documents would then end with id {wanted}: not a missing end of document; {REMEDY}"
+                f"only {ended:,} documents would then end with id {candidate}: not a missing end of document; {REMEDY}"
             )
-        return wanted
-    if ended == total and (eos != "find" or wanted in {vocabulary.eos, *vocabulary.special} - {vocabulary.unk}):
-        return wanted
-    ended = other if eos == "find" else ended
-    if eos == "find" and not other:
+        return candidate
+    if ended == total and (eos != "find" or candidate in {vocabulary.eos, *vocabulary.special} - {vocabulary.unk}):
+        return candidate
+    ended = with_tokenizer_eos if eos == "find" else ended
+    if eos == "find" and not with_tokenizer_eos:
         return None
     raise UserError(
-        f"{files.prefix}: expected every document to end with id {vocabulary.eos if eos == 'find' else wanted}, or "
+        f"{files.prefix}: expected every document to end with id {vocabulary.eos if eos == 'find' else candidate}, or "
         f"none, got {ended:,} of {total:,}; give --eos ID for another id, or --eos none to treat it as an "
         "ordinary token"
     )

@@ -35,10 +35,10 @@ def merge(folders: Sequence[Path], out: Path, *, word_starts: bool = True) -> St
         raise UserError(f"expected two stores or more to merge, got {len(folders)}")
     stores = tuple(TokenStore.open(Path(folder)) for folder in folders)
     for store in stores[1:]:
-        _check_alike(stores[0], store, word_starts)
+        _check_compatible(stores[0], store, word_starts)
     for store in stores:
         check_hashes(store, "tokens.idx")
-    inputs, options = _record(stores)
+    inputs, options = _merge_records(stores)
     facts = stores[0].facts
     tokenizer = stores[0].tokenizer_folder
     with new_store_folder(out) as folder:
@@ -121,7 +121,7 @@ def _read(file: Path) -> Iterator[bytes]:
 # ---------------------------------------------------------------------------------------------------- compatibility
 
 
-def _check_alike(first: TokenStore, other: TokenStore, word_starts: bool) -> None:
+def _check_compatible(first: TokenStore, other: TokenStore, word_starts: bool) -> None:
     ours, theirs = first.facts, other.facts
     tokenizers = [{k: v for k, v in facts.inputs.items() if k.startswith("tokenizer ")} for facts in (ours, theirs)]
     facts: dict[str, tuple[object, object]] = {
@@ -137,7 +137,7 @@ def _check_alike(first: TokenStore, other: TokenStore, word_starts: bool) -> Non
             name: (tokenizers[0].get(name), tokenizers[1].get(name)) for name in {**tokenizers[0], **tokenizers[1]}
         }
     if word_starts:
-        known = ["known" if one.word_starts else "not known" for one in (ours, theirs)]
+        known = ["known" if each.word_starts else "not known" for each in (ours, theirs)]
         facts["word starts"] = (known[0], known[1])
     for name, (wanted, got) in facts.items():
         if wanted != got:
@@ -152,30 +152,35 @@ def _check_alike(first: TokenStore, other: TokenStore, word_starts: bool) -> Non
 # -------------------------------------------------------------------------------------------- inputs and options
 
 
-def _record(stores: Sequence[TokenStore]) -> tuple[Mapping[str, str], Options]:
+def _merge_records(stores: Sequence[TokenStore]) -> tuple[Mapping[str, str], Options]:
     """Returns inputs and options of the merged store; for all shards of one corpus they are those of the whole one."""
-    facts = [store.facts for store in stores]
-    shards = [one.inputs.get(SHARD) for one in facts]
-    inputs = [{k: v for k, v in one.inputs.items() if k != SHARD} for one in facts]
-    options = [{k: v for k, v in one.options.items() if k not in (SHARD, SHARD_BLOCKS)} for one in facts]
-    if all(one == inputs[0] for one in inputs) and all(shards):
+    shards = [store.facts.inputs.get(SHARD) for store in stores]
+    inputs = [{k: v for k, v in store.facts.inputs.items() if k != SHARD} for store in stores]
+    options = [{k: v for k, v in store.facts.options.items() if k not in (SHARD, SHARD_BLOCKS)} for store in stores]
+    if all(each == inputs[0] for each in inputs) and all(shards):
         count = len(shards)
-        wanted = [f"{number}/{count}" for number in range(1, count + 1)]
-        if shards != wanted:
+        expected = [f"{number}/{count}" for number in range(1, count + 1)]
+        if shards != expected:
             raise UserError(
-                f"expected the shards {', '.join(wanted)} of one corpus in this order, got "
+                f"expected the shards {', '.join(expected)} of one corpus in this order, got "
                 f"{', '.join(str(shard) for shard in shards)}; name them all, in order"
             )
-        check_adjacent([str(one.options[SHARD_BLOCKS]) for one in facts])
+        check_adjacent([str(store.facts.options[SHARD_BLOCKS]) for store in stores])
         return inputs[0], options[0]
-    joined = {name: [one.inputs.get(name, "") for one in facts] for name in {k: 0 for one in facts for k in one.inputs}}
-    listed = {name: [one.options.get(name) for one in facts] for name in {k: 0 for one in facts for k in one.options}}
+    facts = [store.facts for store in stores]
+    all_inputs = {
+        name: [each.inputs.get(name, "") for each in facts] for name in {k: 0 for each in facts for k in each.inputs}
+    }
+    all_options = {
+        name: [each.options.get(name) for each in facts] for name in {k: 0 for each in facts for k in each.options}
+    }
     return (
-        {"merged": _hash([one.fingerprint for one in facts])}
-        | {name: values[0] if len(set(values)) == 1 else _hash(values) for name, values in joined.items()},
+        {"merged": _hash([each.fingerprint for each in facts])}
+        | {name: values[0] if len(set(values)) == 1 else _hash(values) for name, values in all_inputs.items()},
         {"merged": len(stores)}
         | {
-            name: values[0] if len(set(values)) == 1 else ", ".join(map(str, values)) for name, values in listed.items()
+            name: values[0] if len(set(values)) == 1 else ", ".join(map(str, values))
+            for name, values in all_options.items()
         },
     )
 

@@ -13,8 +13,8 @@ SHARD, SHARD_BLOCKS = "shard", "shard blocks"
 
 def check_adjacent(extents: Sequence[str]) -> None:
     """Raises UserError unless each of these shards of one corpus begins where the shard before it ends."""
-    for number, (one, other) in enumerate(pairwise(extents), start=1):
-        end, begin = one.split(" to ")[-1], other.split(" to ")[0]
+    for number, (extent, next_extent) in enumerate(pairwise(extents), start=1):
+        end, begin = extent.split(" to ")[-1], next_extent.split(" to ")[0]
         if begin != end and not (end.endswith(":end") and begin.endswith(":0")):
             raise UserError(
                 f"shards {number} and {number + 1}: expected the second to begin where the first ends ({end}), it "

@@ -101,12 +101,12 @@ def import_blocks(
     says which ids start a word; `fingerprints` identify the tokenizer. Raises UserError with file and line for anything
     but a block of ids of `vocabulary`, and if `out` is not empty.
     """
-    files = [file for source in sources for file in _files(source)]
-    words = None if starts_word is None else ([starts_word[ids]] for ids in _blocks(files, vocabulary))
+    files = [file for source in sources for file in _source_files(source)]
+    words = None if starts_word is None else ([starts_word[ids]] for ids in _read_blocks(files, vocabulary))
     hashes = [[file.name, content_hash(file)] for file in files]
     store = write_store(
         out,
-        ([ids] for ids in _blocks(files, vocabulary)),
+        ([ids] for ids in _read_blocks(files, vocabulary)),
         vocabulary=vocabulary,
         word_starts=words,
         tokenizer_folder=tokenizer_folder,
@@ -157,20 +157,20 @@ def _open_new(file: Path, *, compressed: bool) -> IO[bytes] | gzip.GzipFile:
     return gzip.GzipFile(file, "wb", mtime=0) if compressed else file.open("wb")
 
 
-def _files(source: Path | str) -> Sequence[Source]:
+def _source_files(source: Path | str) -> Sequence[Source]:
     """Returns the files of `source`. A single file may have any suffix."""
     return [Path(source)] if Path(source).is_file() else find_files([source])
 
 
-def _blocks(files: Sequence[Source], vocabulary: Vocabulary) -> Iterator[np.ndarray]:
+def _read_blocks(files: Sequence[Source], vocabulary: Vocabulary) -> Iterator[np.ndarray]:
     for file in files:
         with open_decompressed(file) as (stream, _):
             for number, line in enumerate(stream, start=1):
                 if line.strip():
-                    yield _block(f"{file}, line {number}", line, vocabulary)
+                    yield _parse_block(f"{file}, line {number}", line, vocabulary)
 
 
-def _block(place: str, line: bytes, vocabulary: Vocabulary) -> np.ndarray:
+def _parse_block(place: str, line: bytes, vocabulary: Vocabulary) -> np.ndarray:
     """Returns the ids of one line without padding."""
     try:
         value = orjson.loads(line)
@@ -179,7 +179,7 @@ def _block(place: str, line: bytes, vocabulary: Vocabulary) -> np.ndarray:
     if not isinstance(value, dict) or "input_ids" not in value:
         got = f"keys {', '.join(value)}" if isinstance(value, dict) else type(value).__name__
         raise UserError(f'{place}: expected an object with "input_ids", got {got}')
-    ids, mask = (_integers(place, name, value.get(name)) for name in ("input_ids", "attention_mask"))
+    ids, mask = (_parse_integers(place, name, value.get(name)) for name in ("input_ids", "attention_mask"))
     assert ids is not None, "input_ids is in the object"
     if mask is not None:
         if len(mask) != len(ids):
@@ -196,7 +196,7 @@ def _block(place: str, line: bytes, vocabulary: Vocabulary) -> np.ndarray:
     return ids
 
 
-def _integers(place: str, name: str, value: object) -> np.ndarray | None:
+def _parse_integers(place: str, name: str, value: object) -> np.ndarray | None:
     if value is None and name != "input_ids":
         return None
     if not isinstance(value, list):
