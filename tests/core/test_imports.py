@@ -9,6 +9,7 @@ import sys
 import grimp
 import pytest
 
+import terakoya
 import terakoya.commands
 
 MODULES = [
@@ -38,6 +39,16 @@ def test_commands_and_contracts_import_nothing_heavy(heavy: str) -> None:
         f"    assert {heavy!r} not in sys.modules, name + ' imports {heavy}'\n"
         "import terakoya.plugins; terakoya.plugins.load()\n"
         f"assert {heavy!r} not in sys.modules, 'loading plugins imports {heavy}'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_functions_of_the_package_do_not_import_the_command_line() -> None:
+    program = (
+        f"import sys, terakoya\nfor name in {sorted(terakoya._FUNCTIONS)!r}:\n    getattr(terakoya, name)\n"
+        "    loaded = [module for module in ('typer', 'terakoya.commands') if module in sys.modules]\n"
+        "    assert not loaded, f'{name} imports {loaded}'\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

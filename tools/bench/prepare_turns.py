@@ -21,7 +21,7 @@ WORKERS = 2
 OURS = """
 import json, sys, time
 from pathlib import Path
-from terakoya.commands.prepare import prepare
+from terakoya import prepare
 if __name__ == "__main__":
     told = []
     prepare([Path(sys.argv[1])], tokenizer=Path(sys.argv[2]), out=Path(sys.argv[3]), append_eos=sys.argv[5] == "True",

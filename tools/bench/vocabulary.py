@@ -26,8 +26,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import fugashi
 from tokenizers import BertWordPieceTokenizer
 
-from terakoya.commands.tokenizer.count import count_words
 from terakoya.corpus.corpus import Block, Corpus, Document
+from terakoya.tokenization.count_words import save_word_counts
 from terakoya.toolkit.tokenizers.mecab import dictionary_folder, dictionary_options
 from terakoya_plugins.tokenizers.mecab_wordpiece import SPECIAL_TOKENS, MecabWordPiece
 
@@ -85,7 +85,7 @@ def main() -> int:
         scratch = Path(temporary)
         kept = settings.model_copy(update={"counts": scratch / "counts"})
         words = {"type": "mecab_wordpiece", "dictionary": options.dictionary}
-        count_words(options.corpus, scratch / "counts", settings=words)
+        save_word_counts(options.corpus, scratch / "counts", settings=words)
         fields: list[set[str]] = []
         for round_ in range(options.rounds):
             for name, tokenizer in (("from nothing", settings), ("from the kept table", kept)):

@@ -1,4 +1,4 @@
-"""Measures how a tokenizer encodes a text, for `terakoya tokenizer report`."""
+"""Measures how tokenizers encode a text, for `terakoya tokenizer report`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -108,6 +108,35 @@ class TokenizerReport:
         """Returns the share of the k most frequent ids in all tokens, for each k of `numbers`."""
         ordered = np.sort(self.counts)[::-1].cumsum()
         return [float(ordered[min(k, len(ordered)) - 1] / max(1, self.tokens)) for k in numbers]
+
+
+def report_tokenizers(
+    folders: Sequence[Path],
+    corpus: Sequence[Path],
+    *,
+    documents: Literal["blank", "line"] = "blank",
+    field: str = "text",
+    sample_bytes: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[TokenizerReport]:
+    """Measures the tokenizers in `folders` on the files `corpus`; the other arguments are as for `Corpus` and
+    `measure_tokenizer`.
+
+    Raises UserError as `Corpus`, `recognise_tokenizer` and `measure_tokenizer`.
+    """
+    from terakoya.corpus.corpus import Corpus
+    from terakoya.plugins import registry
+    from terakoya.tokenization.recognise import recognise_tokenizer
+
+    text = Corpus([Path(file) for file in corpus], field=field, documents=documents)
+    names = {registry().component("tokenizers", name): name for name in registry().names("tokenizers")}
+    components = [recognise_tokenizer(Path(folder)) for folder in folders]
+    return [
+        measure_tokenizer(
+            component, Path(folder), text, kind=names[type(component)], sample_bytes=sample_bytes, progress=progress
+        )
+        for folder, component in zip(folders, components, strict=True)
+    ]
 
 
 def measure_tokenizer(

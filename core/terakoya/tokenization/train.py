@@ -1,20 +1,74 @@
-"""Trains a tokenizer of any kind from settings."""
+"""Trains a tokenizer of any kind from settings: `terakoya.train_tokenizer`."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
 from terakoya.errors import UserError
+from terakoya.process_pool import available_cores, warm_up
 
 if TYPE_CHECKING:
     from terakoya.components import Tokenizer
+    from terakoya.corpus.cleaning_steps import StepsOrFile
     from terakoya.corpus.corpus import Corpus
+    from terakoya.corpus.files import RemoteFile
+
+
+def train_tokenizer(
+    corpus: Corpus | Sequence[Path | str | RemoteFile],
+    out: Path,
+    *,
+    settings: Mapping[str, Any],
+    processes: int | None = None,
+    documents: Literal["blank", "line"] = "blank",
+    field: str = "text",
+    clean: StepsOrFile | None = None,
+    clean_folder: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Mapping[str, Any]:
+    """Trains a tokenizer on `corpus` and saves it in the new folder `out`, which appears only when it is complete.
+
+    Args:
+        corpus: a `Corpus`; or files, folders, patterns and addresses, which are read with `documents` and `field` as
+            `Corpus` reads them.
+        settings: `type`, the kind of tokenizer, and the settings of that kind.
+        processes: number of worker processes; by default one for each CPU.
+        clean: cleaning steps, or a JSON file with a list of them. Documents that a step `hold_out` holds out are not
+            used for training.
+        clean_folder: where the decisions of the cleaning steps are kept; by default `OUT.clean` next to `out`.
+        progress: is called from time to time with the number of bytes read and their total.
+
+    Returns:
+        The facts that the kind reports.
+
+    Raises:
+        UserError: wrong settings, or `out` exists and is not empty; and as `Corpus` and `clean_corpus`.
+    """
+    out, processes = Path(out), processes or available_cores()
+    if processes > 1:
+        warm_up(["terakoya.toolkit.tokenizers.word_counts"])
+
+    from terakoya.corpus.cleaning_plan import clean_corpus
+    from terakoya.corpus.cleaning_steps import load_steps
+    from terakoya.corpus.corpus import Corpus
+    from terakoya.corpus.files import find_files
+
+    if not isinstance(corpus, Corpus):
+        corpus = Corpus(find_files(corpus), field=field, documents=documents)
+    elif (documents, field) != ("blank", "text"):
+        raise UserError("documents, field: a Corpus has its own; leave them out")
+    tokenizer = make_tokenizer(settings)
+    check_new_folder(out)
+    corpus = clean_corpus(corpus, load_steps(clean), clean_folder, out=out, processes=processes)
+    with new_tokenizer_folder(out) as folder:
+        return tokenizer.train(corpus, folder, processes=processes, progress=progress)
 
 
 def make_tokenizer(settings: Mapping[str, Any], *, source: str = "tokenizer") -> Tokenizer:
@@ -43,29 +97,19 @@ def check_new_folder(folder: Path) -> None:
         raise UserError(f"{folder}: expected a new or empty folder, got one that is not empty; choose another --out")
 
 
-def train_tokenizer(
-    corpus: Corpus,
-    folder: Path,
-    *,
-    settings: Mapping[str, Any],
-    processes: int = 1,
-    progress: Callable[[int, int], None] | None = None,
-) -> Mapping[str, Any]:
-    """Trains the tokenizer of `settings` (`type` and the settings of that kind) and saves it in the folder `folder`.
+@contextmanager
+def new_tokenizer_folder(out: Path) -> Iterator[Path]:
+    """Yields a folder to write a tokenizer into. It becomes `out` if the block succeeds, else it is removed.
 
-    `folder` appears only when it is complete. Calls `progress(done_bytes, total_bytes)` from time to time. Returns the
-    facts that the kind reports. Raises UserError for wrong settings and if `folder` exists and is not empty.
+    Raises UserError if `out` is not empty.
     """
-    tokenizer = make_tokenizer(settings)
-    folder = Path(folder)
-    check_new_folder(folder)
-    staging = folder.with_name(f".{folder.name}.staging-{os.getpid()}")
+    check_new_folder(out)
+    staging = out.with_name(f".{out.name}.staging-{os.getpid()}")
     staging.mkdir(parents=True)
     try:
-        facts = tokenizer.train(corpus, staging, processes=processes, progress=progress)
-        if folder.exists():
-            folder.rmdir()
-        staging.rename(folder)
+        yield staging
+        if out.exists():
+            out.rmdir()
+        staging.rename(out)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return facts

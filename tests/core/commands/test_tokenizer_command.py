@@ -1,19 +1,14 @@
-"""`terakoya tokenizer train`: flags, settings files and errors; the folder is complete or missing."""
+"""`terakoya tokenizer train`: flags, settings files and errors."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from terakoya.commands.main import main
-from terakoya.commands.tokenizer.app import import_tokenizer, train_tokenizer
-from terakoya.corpus.corpus import Corpus
-from terakoya.errors import UserError
-from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece
 
 TEXT = "庭の池に、赤い魚と白い魚がいる。\n\n魚は池の底で休む。\n" * 5
 
@@ -128,61 +123,3 @@ def test_mistakes_are_reported_and_leave_no_files(
     assert run(corpus, "--out", tmp_path / "out", "--processes", 1, *options) == 2
     assert message in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["corpus.txt"]
-
-
-def test_a_folder_with_files_is_not_changed(corpus: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "mine").write_text("keep")
-    with pytest.raises(UserError, match="expected a new or empty folder"):
-        train_tokenizer([corpus], out, type="mecab_wordpiece", processes=1)
-    assert (out / "mine").read_text() == "keep"
-
-
-def test_a_failure_half_way_leaves_no_folder(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(
-        self: MecabWordPiece,
-        corpus: Corpus,
-        folder: Path,
-        *,
-        processes: int = 1,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Mapping[str, Any]:
-        (folder / "vocab.txt").write_text("half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(MecabWordPiece, "train", fail)
-    with pytest.raises(OSError, match="disk full"):
-        train_tokenizer([corpus], tmp_path / "out", type="mecab_wordpiece", processes=1)
-    assert [file.name for file in tmp_path.iterdir()] == ["corpus.txt"]
-
-
-def test_as_a_function(corpus: Path, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    facts = train_tokenizer(
-        [corpus],
-        tmp_path / "out",
-        type="mecab_wordpiece",
-        settings={"vocab_size": 60},
-        documents="line",
-        processes=1,
-    )
-    assert facts["documents"] == 10
-    assert MecabWordPiece.from_folder(tmp_path / "out") is not None
-
-
-@pytest.mark.parametrize(
-    ("file", "advice"),
-    [
-        (
-            "tokenizer.json",
-            "put tokenizer.json, unpacked, into a folder of its own as tokenizer.json, and use that folder",
-        ),
-        ("other.json.gz", "put other.json.gz, unpacked, into a folder of its own as tokenizer.json, and use that"),
-        ("folder", "a tokenizer of Transformers is used as it is, by its folder"),
-    ],
-)
-def test_a_ready_tokenizer_is_not_imported(file: str, advice: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=advice):
-        import_tokenizer(Path(file), tmp_path / "out", type="huggingface")
-    assert not (tmp_path / "out").exists()

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from terakoya.commands.tokenizer import count as command
 from terakoya.corpus import corpus as corpus_module
 from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.files import Source, content_hash
 from terakoya.errors import UserError
+from terakoya.tokenization.count_words import save_word_counts
 from terakoya.tokenization.train import make_tokenizer
 from terakoya.toolkit.tokenizers.word_counts_file import read_counts
 
@@ -95,7 +95,7 @@ def test_a_file_that_changed_is_refused(folder: Path) -> None:
 
 def test_a_counted_table_is_found_again(folder: Path, tmp_path: Path, hashed: list[str]) -> None:
     sources = [folder / "a.jsonl", folder / "b.jsonl.gz"]
-    command.count_words(sources, tmp_path / "table", settings=SETTINGS, processes=1)
+    save_word_counts(sources, tmp_path / "table", settings=SETTINGS, processes=1)
     assert hashed == []
     tokenizer: Any = make_tokenizer(SETTINGS)
     assert read_counts(tmp_path / "table", Corpus(sources), tokenizer.splitting()).documents == 3 * len(TEXTS)
@@ -116,5 +116,5 @@ def test_no_table_is_written_for_a_file_that_changes_meanwhile(
 
     monkeypatch.setattr(counts_file, "counted", changing)
     with pytest.raises(UserError, match="a file was changed while it was read"):
-        command.count_words([folder / "a.jsonl"], tmp_path / "table", settings=SETTINGS, processes=1)
+        save_word_counts([folder / "a.jsonl"], tmp_path / "table", settings=SETTINGS, processes=1)
     assert not (tmp_path / "table").exists()

@@ -12,10 +12,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from terakoya.commands.tokenizer.report import report_tokenizers
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
-from terakoya.tokenization.report import TokenizerReport, character_class
+from terakoya.tokenization.report import TokenizerReport, character_class, report_tokenizers
 from terakoya.tokenization.report_page import COLOURS, render_page, summary_figures
 from terakoya.tokenization.report_pieces import read_pieces
 from terakoya.tokenization.train import train_tokenizer

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from terakoya.commands.tokenizer.count import count_words as command
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
+from terakoya.tokenization.count_words import save_word_counts
 from terakoya.tokenization.train import train_tokenizer
 from terakoya.toolkit.tokenizers import word_counts_file as counts_file
 from terakoya.toolkit.tokenizers.word_counts import Splitter
@@ -110,7 +110,7 @@ def test_a_tokenizer_learns_the_same_from_the_table(
 ) -> None:
     settings = {"type": kind, **fields}
     for processes in (1, 2):
-        command(list(corpus.sources), tmp_path / str(processes), settings=settings, processes=processes)
+        save_word_counts(list(corpus.sources), tmp_path / str(processes), settings=settings, processes=processes)
     assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes()
     straight = train_tokenizer(corpus, tmp_path / "straight", settings=settings)
     monkeypatch.setattr(counts_file, "count_words", None)  # nothing is counted twice
@@ -121,7 +121,7 @@ def test_a_tokenizer_learns_the_same_from_the_table(
 
 
 def test_another_dictionary_is_named(corpus: Corpus, tmp_path: Path) -> None:
-    command(list(corpus.sources), tmp_path / "t", settings={"type": "mecab_wordpiece", "dictionary": "ipadic"})
+    save_word_counts(list(corpus.sources), tmp_path / "t", settings={"type": "mecab_wordpiece", "dictionary": "ipadic"})
     settings = {"type": "mecab_wordpiece", "vocab_size": 60, "counts": str(tmp_path / "t")}
     with pytest.raises(UserError, match="dictionary: expected"):
         train_tokenizer(corpus, tmp_path / "out", settings=settings)
@@ -130,7 +130,7 @@ def test_another_dictionary_is_named(corpus: Corpus, tmp_path: Path) -> None:
 def test_what_cannot_be_counted_for_is_told(corpus: Corpus, tmp_path: Path) -> None:
     sources = list(corpus.sources)
     with pytest.raises(UserError, match="huggingface: expected a kind that learns from word counts"):
-        command(sources, tmp_path / "t", settings={"type": "huggingface"})
+        save_word_counts(sources, tmp_path / "t", settings={"type": "huggingface"})
     (tmp_path / "t").write_text("")
     with pytest.raises(UserError, match="expected a new file"):
-        command(sources, tmp_path / "t", settings={"type": "byte_bpe"})
+        save_word_counts(sources, tmp_path / "t", settings={"type": "byte_bpe"})

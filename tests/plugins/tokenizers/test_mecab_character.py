@@ -125,11 +125,11 @@ def test_literal_special_tokens(mode: Any, trained: Path) -> None:
 
 
 def test_trains_from_the_table_counted_for_wordpiece(tmp_path: Path) -> None:
-    from terakoya.commands.tokenizer.count import count_words
+    from terakoya.tokenization.count_words import save_word_counts
 
     straight = train(tmp_path / "straight")
     corpus = tmp_path / "straight.jsonl"
-    count_words([corpus], tmp_path / "table", settings={"type": "mecab_wordpiece"}, processes=1)
+    save_word_counts([corpus], tmp_path / "table", settings={"type": "mecab_wordpiece"}, processes=1)
     train_tokenizer(
         Corpus([corpus]), tmp_path / "kept", settings={"type": "mecab_character", "counts": str(tmp_path / "table")}
     )

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal
 
 import typer
 
 from terakoya.commands.cleaning import CleanFolderOption, CleanOption
 from terakoya.commands.component_settings import ACCEPT_UNKNOWN_OPTIONS, gather, read_settings, take_flags
-from terakoya.commands.tokenizer import count as count_words
+from terakoya.commands.tokenizer import count as tokenizer_count
 from terakoya.commands.tokenizer import report as tokenizer_report
 from terakoya.errors import UserError
-from terakoya.process_pool import available_cores
-
-if TYPE_CHECKING:
-    from terakoya.corpus.cleaning_steps import StepsOrFile
 
 Documents = Literal["blank", "line"]
 
@@ -31,85 +25,7 @@ def describe() -> None:
 
 
 app.command("report")(tokenizer_report.command)
-count_words.register(app)
-
-
-def train_tokenizer(
-    sources: Sequence[Path | str],
-    out: Path,
-    *,
-    type: str,
-    settings: Mapping[str, Any] | None = None,
-    processes: int | None = None,
-    documents: Documents = "blank",
-    field: str = "text",
-    clean: StepsOrFile | None = None,
-    clean_folder: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Mapping[str, Any]:
-    """Trains a tokenizer of kind `type` on the files `sources` into the new folder `out`; returns facts about it.
-
-    `clean`: cleaning steps, or a JSON file with a list of them; `clean_folder`, by default `OUT.clean` next to the
-    tokenizer, keeps their decisions. Documents that a step `hold_out` holds out are not used for training.
-
-    Raises UserError for errors that the user can fix; see `terakoya.tokenization.train.train_tokenizer`.
-    """
-    from terakoya.process_pool import warm_up
-
-    out, processes = Path(out), processes or available_cores()
-    if processes > 1:
-        warm_up(["terakoya.toolkit.tokenizers.word_counts"])
-
-    from terakoya.corpus.cleaning_plan import clean_corpus
-    from terakoya.corpus.cleaning_steps import load_steps
-    from terakoya.corpus.corpus import Corpus
-    from terakoya.corpus.files import find_files
-    from terakoya.tokenization.train import check_new_folder, make_tokenizer
-    from terakoya.tokenization.train import train_tokenizer as train
-
-    settings = {**(settings or {}), "type": type}
-    corpus = Corpus(find_files(sources), field=field, documents=documents)
-    make_tokenizer(settings)  # finds wrong settings before the corpus is cleaned
-    check_new_folder(out)
-    corpus = clean_corpus(corpus, load_steps(clean), clean_folder, out=out, processes=processes)
-    return train(corpus, out, settings=settings, processes=processes, progress=progress)
-
-
-def import_tokenizer(
-    model: Path, out: Path, *, type: str, settings: Mapping[str, Any] | None = None
-) -> Mapping[str, Any]:
-    """Makes a folder `out` that Transformers loads from the file of a trained model; returns facts about it.
-
-    Raises UserError for errors that the user can fix, such as a kind that has no model files.
-    """
-    from terakoya.tokenization.train import check_new_folder, make_tokenizer
-
-    kind = make_tokenizer({**(settings or {}), "type": type})
-    if not isinstance(kind, ModelImporter):
-        advice = "a tokenizer of Transformers is used as it is, by its folder"
-        if ".json" in Path(model).suffixes:
-            advice = f"put {model}, unpacked, into a folder of its own as tokenizer.json, and use that folder"
-        raise UserError(f"--type {type}: this kind has no model files to import: {advice}")
-    out = Path(out)
-    check_new_folder(out)
-    staging = out.with_name(f".{out.name}.staging-{os.getpid()}")
-    staging.mkdir(parents=True)
-    try:
-        facts = kind.import_file(Path(model), staging)
-        if out.exists():
-            out.rmdir()
-        staging.rename(out)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    return facts
-
-
-@runtime_checkable
-class ModelImporter(Protocol):
-    """A kind of tokenizer that can import a model trained by another program."""
-
-    def import_file(self, file: Path, folder: Path) -> Mapping[str, Any]:
-        """Writes `folder` from the model `file`; returns facts for the record."""
+app.command("count")(tokenizer_count.command)
 
 
 Kind = Annotated[
@@ -146,14 +62,14 @@ def command(
     `model_prefix` may replace CORPUS and --out.
     """
     from terakoya.log import progress_bar
+    from terakoya.tokenization.train import train_tokenizer
 
-    kind, kind_settings, sources = _read_arguments(corpus or (), type=type, settings=settings, overrides=set_ or ())
+    kind_settings, sources = _read_arguments(corpus or (), type=type, settings=settings, overrides=set_ or ())
     sources, out = _take_paths(kind_settings, sources, out)
     with progress_bar("tokenizer") as progress:
         facts = train_tokenizer(
             sources,
             out,
-            type=kind,
             settings=kind_settings,
             processes=processes,
             documents=documents,
@@ -174,16 +90,18 @@ def import_command(
     set_: Set = None,
 ) -> None:
     """Make a folder that Transformers loads from the file of a trained model. Settings are options, as for train."""
-    kind, kind_settings, sources = _read_arguments(model, type=type, settings=settings, overrides=set_ or ())
+    from terakoya.tokenization.import_model import import_tokenizer
+
+    kind_settings, sources = _read_arguments(model, type=type, settings=settings, overrides=set_ or ())
     if len(sources) != 1 or out is None:
         raise UserError("expected the file of one model, and --out, the new folder")
-    _print_facts(out, import_tokenizer(Path(sources[0]), out, type=kind, settings=kind_settings))
+    _print_facts(out, import_tokenizer(Path(sources[0]), out, settings=kind_settings))
 
 
 def _read_arguments(
     arguments: Sequence[str], *, type: str | None, settings: Path | None, overrides: Sequence[str]
-) -> tuple[str, dict[str, Any], list[str]]:
-    """Returns the name of the kind, its settings, and the arguments that are not flags."""
+) -> tuple[dict[str, Any], list[str]]:
+    """Returns the settings, among them the kind as `type`, and the arguments that are not flags."""
     from terakoya import plugins
 
     file = read_settings(settings) if settings is not None else {}
@@ -194,7 +112,7 @@ def _read_arguments(
     rest, flags = take_flags(arguments, component.model_fields)
     file.pop("type", None)
     without_type = [override for override in overrides if override.partition("=")[0] != "type"]
-    return kind, gather(file, without_type, flags, where=str(settings)), rest
+    return {**gather(file, without_type, flags, where=str(settings)), "type": kind}, rest
 
 
 def _take_paths(settings: dict[str, Any], sources: list[str], out: Path | None) -> tuple[list[str], Path]:

@@ -2,44 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from terakoya.errors import UserError
 
-if TYPE_CHECKING:
-    from terakoya.tokenization.report import TokenizerReport
-
 Documents = Literal["blank", "line"]
-
-
-def report_tokenizers(
-    folders: Sequence[Path],
-    corpus: Sequence[Path],
-    *,
-    documents: Documents = "blank",
-    field: str = "text",
-    sample_bytes: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[TokenizerReport]:
-    """Measures the tokenizers in `folders` on the files `corpus`. Raises UserError for errors that the user can fix."""
-    from terakoya.corpus.corpus import Corpus
-    from terakoya.plugins import registry
-    from terakoya.tokenization.recognise import recognise_tokenizer
-    from terakoya.tokenization.report import measure_tokenizer
-
-    text = Corpus([Path(file) for file in corpus], field=field, documents=documents)
-    names = {registry().component("tokenizers", name): name for name in registry().names("tokenizers")}
-    components = [recognise_tokenizer(Path(folder)) for folder in folders]
-    return [
-        measure_tokenizer(
-            component, Path(folder), text, kind=names[type(component)], sample_bytes=sample_bytes, progress=progress
-        )
-        for folder, component in zip(folders, components, strict=True)
-    ]
 
 
 def command(
@@ -56,6 +26,7 @@ def command(
     from rich.table import Table
 
     from terakoya.log import console, progress_bar
+    from terakoya.tokenization.report import report_tokenizers
     from terakoya.tokenization.report_page import render_page, summary_figures
 
     if html is not None and not html.parent.is_dir():

@@ -1,4 +1,4 @@
-"""--clean and --clean-folder of the commands that learn from a corpus: what is held out is not learnt from."""
+"""Cleaning steps of functions that learn from a corpus: a tokenizer does not learn from held-out documents."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from terakoya.commands.tokenizer.app import train_tokenizer
-from terakoya.commands.tokenizer.count import count_words
 from terakoya.corpus.cleaning_steps import HoldOut
 from terakoya.errors import UserError
+from terakoya.tokenization.count_words import save_word_counts
+from terakoya.tokenization.train import train_tokenizer
 
 TEXTS = [f"w{n} w{n}" for n in range(200)]
 STEPS: list[dict[str, Any]] = [{"type": "exact_duplicates"}, {"type": "hold_out", "share": 0.3}]
@@ -34,12 +34,14 @@ def _held_out() -> set[str]:
 def _train(corpus: Path, out: str, **options: Any) -> bytes:
     options = {"clean": corpus.with_name("clean.json"), "processes": 1, **options}
     settings = {**SETTINGS, **options.pop("settings", {})}
-    train_tokenizer([corpus], corpus.with_name(out), type=settings.pop("type"), settings=settings, **options)
+    train_tokenizer([corpus], corpus.with_name(out), settings=settings, **options)
     return corpus.with_name(out).joinpath("tokenizer.json").read_bytes()
 
 
 def test_words_of_held_out_documents_are_not_counted(corpus: Path, tmp_path: Path) -> None:
-    table = count_words([corpus], tmp_path / "table", settings=SETTINGS, clean=tmp_path / "clean.json", processes=1)
+    table = save_word_counts(
+        [corpus], tmp_path / "table", settings=SETTINGS, clean=tmp_path / "clean.json", processes=1
+    )
     held_out = _held_out()
     assert 30 < len(held_out) < 90
     assert table.documents == len(TEXTS) - len(held_out)
@@ -53,14 +55,14 @@ def test_a_tokenizer_is_that_of_the_kept_documents(corpus: Path, tmp_path: Path)
     held_out = _held_out()
     kept.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS if text not in held_out))
     cleaned = _train(corpus, "cleaned")
-    train_tokenizer([kept], tmp_path / "plain", type="byte_bpe", settings={"vocab_size": 400}, processes=1)
+    train_tokenizer([kept], tmp_path / "plain", settings={"type": "byte_bpe", "vocab_size": 400}, processes=1)
     assert cleaned == (tmp_path / "plain" / "tokenizer.json").read_bytes()
     assert cleaned == _train(corpus, "steps", clean=STEPS, clean_folder=tmp_path / "shared", processes=2)
 
 
 def test_a_table_is_accepted_only_with_the_same_steps(corpus: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
-    count_words([corpus], tmp_path / "table", settings=SETTINGS, clean=STEPS, clean_folder=shared, processes=1)
+    save_word_counts([corpus], tmp_path / "table", settings=SETTINGS, clean=STEPS, clean_folder=shared, processes=1)
     settings = {"counts": str(tmp_path / "table")}
     assert _train(corpus, "kept", settings=settings) == _train(corpus, "counted")
     with pytest.raises(UserError, match=r"table: corpus: cleaning: expected none"):

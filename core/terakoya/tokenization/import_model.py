@@ -1,0 +1,37 @@
+"""Imports a tokenizer's model that another program trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from terakoya.errors import UserError
+from terakoya.tokenization.train import make_tokenizer, new_tokenizer_folder
+
+
+@runtime_checkable
+class ModelImporter(Protocol):
+    """A kind of tokenizer that can import a model trained by another program."""
+
+    def import_file(self, file: Path, folder: Path) -> Mapping[str, Any]:
+        """Writes `folder` from the model `file`; returns facts for the record."""
+
+
+def import_tokenizer(model: Path, out: Path, *, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Writes the trained model in the file `model` as the new folder `out`, which Transformers loads.
+
+    `settings` are `type`, the kind of tokenizer, and the settings of that kind. Returns facts about the tokenizer.
+
+    Raises:
+        UserError: wrong settings, a kind that has no model files, or `out` exists and is not empty; and as the kind
+            raises.
+    """
+    kind = make_tokenizer(settings)
+    if not isinstance(kind, ModelImporter):
+        advice = "a tokenizer of Transformers is used as it is, by its folder"
+        if ".json" in Path(model).suffixes:
+            advice = f"put {model}, unpacked, into a folder of its own as tokenizer.json, and use that folder"
+        raise UserError(f"--type {settings['type']}: this kind has no model files to import: {advice}")
+    with new_tokenizer_folder(Path(out)) as folder:
+        return kind.import_file(Path(model), folder)

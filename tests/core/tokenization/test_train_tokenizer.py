@@ -1,0 +1,86 @@
+"""Tokenizers trained and imported from Python: the folder is complete or missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from terakoya.corpus.corpus import Corpus
+from terakoya.errors import UserError
+from terakoya.tokenization.import_model import import_tokenizer
+from terakoya.tokenization.train import train_tokenizer
+from terakoya_plugins.tokenizers.mecab_wordpiece import MecabWordPiece
+
+TEXT = "庭の池に、赤い魚と白い魚がいる。\n\n魚は池の底で休む。\n" * 5
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    file = tmp_path / "corpus.txt"
+    file.write_text(TEXT, encoding="utf-8")
+    return file
+
+
+def test_a_folder_with_files_is_not_changed(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine").write_text("keep")
+    with pytest.raises(UserError, match="expected a new or empty folder"):
+        train_tokenizer([corpus], out, settings={"type": "mecab_wordpiece"}, processes=1)
+    assert (out / "mine").read_text() == "keep"
+
+
+def test_a_failure_half_way_leaves_no_folder(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(
+        self: MecabWordPiece,
+        corpus: Corpus,
+        folder: Path,
+        *,
+        processes: int = 1,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Mapping[str, Any]:
+        (folder / "vocab.txt").write_text("half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(MecabWordPiece, "train", fail)
+    with pytest.raises(OSError, match="disk full"):
+        train_tokenizer([corpus], tmp_path / "out", settings={"type": "mecab_wordpiece"}, processes=1)
+    assert [file.name for file in tmp_path.iterdir()] == ["corpus.txt"]
+
+
+def test_files_and_a_corpus_of_them_give_the_same_tokenizer(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    settings = {"type": "mecab_wordpiece", "vocab_size": 60}
+    lines = Corpus([corpus], documents="line")
+    facts = train_tokenizer([str(corpus)], tmp_path / "files", settings=settings, documents="line", processes=1)
+    assert facts == train_tokenizer(lines, tmp_path / "corpus", settings=settings, processes=2)
+    assert facts["documents"] == 10
+    assert MecabWordPiece.from_folder(tmp_path / "files") is not None
+    for file in (tmp_path / "files").iterdir():
+        assert file.read_bytes() == (tmp_path / "corpus" / file.name).read_bytes()
+
+
+def test_a_corpus_keeps_its_own_options(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a Corpus has its own"):
+        train_tokenizer(Corpus([corpus]), tmp_path / "out", settings={"type": "byte_bpe"}, documents="line")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "advice"),
+    [
+        (
+            "tokenizer.json",
+            "put tokenizer.json, unpacked, into a folder of its own as tokenizer.json, and use that folder",
+        ),
+        ("other.json.gz", "put other.json.gz, unpacked, into a folder of its own as tokenizer.json, and use that"),
+        ("folder", "a tokenizer of Transformers is used as it is, by its folder"),
+    ],
+)
+def test_a_ready_tokenizer_is_not_imported(file: str, advice: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=advice):
+        import_tokenizer(Path(file), tmp_path / "out", settings={"type": "huggingface"})
+    assert not (tmp_path / "out").exists()
