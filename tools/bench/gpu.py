@@ -174,12 +174,12 @@ def train_ours(number: int, raw: Mapping[str, Any], *, steps: int, warm_up: int)
     """Our run; every step that is not logged may not wait for the device."""
     step = Trainer._step
 
-    def watched(self: Trainer, batches: StepBatches, counts: Mapping[str, int]) -> Any:
+    def watched(self: Trainer, batches: StepBatches, counts: Mapping[str, int], *begin_vote: Any) -> Any:
         logged = self.run.step == 0 or self.run.step + 1 == self.run.max_steps
         if not logged and torch.cuda.is_available():
             torch.cuda.set_sync_debug_mode("error")
         try:
-            return step(self, batches, counts)
+            return step(self, batches, counts, *begin_vote)
         finally:
             if torch.cuda.is_available():
                 torch.cuda.set_sync_debug_mode("default")
