@@ -87,7 +87,7 @@ class Run:
         return self.context.device
 
     def reduce(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Returns the sum over ranks of each value, for the hook `evaluate`; collective, names are equal."""
+        """Returns the sum over ranks of each value, for the hook `evaluate`. Collective, with equal names."""
         names = sorted(values)
         ranks = self.context.gather([values[name] for name in names])
         return {name: sum(rank[index] for rank in ranks) for index, name in enumerate(names)}

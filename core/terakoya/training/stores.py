@@ -123,7 +123,7 @@ def _check_templates(stores: Sequence[TokenStore]) -> None:
 
 
 def _split(stores: Sequence[TokenStore], shares: Sequence[float]) -> tuple[list[TokenStore], dict[str, TokenStore]]:
-    """Returns the part of each store to train on, and by name the part to validate on."""
+    """Returns the part of each store to train on, and the part to validate on, by name."""
     train: list[TokenStore] = []
     validation: dict[str, TokenStore] = {}
     for store in stores:

@@ -35,7 +35,7 @@ from terakoya.training.throughput import Throughput
 from terakoya.training.validation import validate
 
 DROPOUT = "dropout"
-"""Sets the random keys of dropout apart from all others."""
+"""Distinguishes the random keys of dropout from all others."""
 VALIDATION_BATCHES = 50
 """Batches per validation where the parameters have no `evaluation`."""
 
@@ -112,6 +112,9 @@ class Trainer:
 
         Args:
             stop: receives stop requests. After a run that was stopped it keeps listening until the caller closes it.
+
+        Raises:
+            UserError: gradients were not finite, a checkpoint could not be saved, or a plugin's event failed.
         """
         if stop is None:
             with StopRequest() as own_stop:

@@ -1,6 +1,6 @@
-"""Checkpoints: complete or absent, and readable on any number of processes, whoever wrote them.
+"""Checkpoints: complete or absent, and readable on any number of processes, whichever wrote them.
 
-Six files share the work, two of them in `training/`:
+How the files divide the work, with the two in `training/` that use them:
 
     training/saving.py    when and how a run saves: waiting for each save, or in the background
     checkpoint.py         one checkpoint folder: writes it with its manifest, verifies, lists and prunes folders

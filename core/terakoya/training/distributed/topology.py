@@ -177,7 +177,7 @@ def describe_lost_nodes(batch_size: Mapping[str, int], topology: Topology) -> st
     nodes = zip(sorted(topology.hosts().items()), rows, strict=True)
     table = {host if by_name else str(node): rows for (node, host), rows in nodes}
     return (
-        f"{len(rows)} of {len(batch_size)} nodes are there, {topology.describe()}; they share the global batch of "
+        f"{len(rows)} of {len(batch_size)} nodes came up, {topology.describe()}; they share the global batch of "
         f"{sum(rows)}: {json.dumps(table)}"
     )
 
