@@ -106,7 +106,7 @@ def test_no_table_is_written_for_a_file_that_changes_meanwhile(
 ) -> None:
     from terakoya.toolkit.tokenizers import word_counts_file as counts_file
 
-    real: Callable[..., Any] = counts_file.counted
+    real: Callable[..., Any] = counts_file.load_or_count_words
 
     def changing(*arguments: Any, **options: Any) -> Any:
         table = real(*arguments, **options)
@@ -114,7 +114,7 @@ def test_no_table_is_written_for_a_file_that_changes_meanwhile(
             stream.write(b'{"text": "more"}\n')
         return table
 
-    monkeypatch.setattr(counts_file, "counted", changing)
+    monkeypatch.setattr(counts_file, "load_or_count_words", changing)
     with pytest.raises(UserError, match="a file was changed while it was read"):
         save_word_counts([folder / "a.jsonl"], tmp_path / "table", settings=SETTINGS, processes=1)
     assert not (tmp_path / "table").exists()
