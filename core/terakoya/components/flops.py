@@ -1,17 +1,17 @@
-"""Floating point operations of training a Transformer, for one real token: what must be computed, whatever computes it.
+"""Floating point operations of training a Transformer, for one real token: the necessary work, however it is computed.
 
     6 x weights of the body + 12 x attention's width x context, summed over layers + 6 x share x weights of the head
 
-Forward and backward of a product take 6 operations a weight, those of scores and weighted values 12 a channel and
-position seen (Kaplan et al., 2020, arXiv:2001.08361; Chowdhery et al., 2022, arXiv:2204.02311, appendix B).
+Forward and backward of a product take 6 operations a weight; those of scores and weighted values take 12 a channel and
+visible position (Kaplan et al., 2020, arXiv:2001.08361; Chowdhery et al., 2022, arXiv:2204.02311, appendix B).
 
-Of the 6, 2 each are the product, the gradient of what goes in, and that of the weights. A frozen weight takes 4, as it
-needs no gradient itself; where nothing before it is trained either, none passes, and it takes 2, scores and weighted
-values 4. What comes before what is told by the order of modules, a block being one of them: all of the lowest block in
-which anything is trained is counted as if a gradient passed.
+Of the 6, the product, the gradient of its input and the gradient of the weights take 2 each. A frozen weight takes 4,
+as it needs no gradient itself. Where no weight before it is trained either, no gradient passes, and it takes 2; scores
+and weighted values then take 4. The order of modules decides which weights come before which, and a block counts as one
+module: the whole lowest block with a trained weight is counted as if a gradient passed.
 
-Padding, logits that nobody asks for and what activation checkpointing computes twice are no work that must be done:
-they are not counted. Nor are embeddings, norms and softmaxes, which are no matrix products.
+Padding, unused logits and the recomputation of activation checkpointing are not necessary work and are not counted. Nor
+are embeddings, norms and softmaxes, which are not matrix products.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 WINDOWS = ("local_attention", "sliding_window")
-"""Where Transformers' configs keep how many positions a layer of `layer_types` "sliding_attention" looks at; where both
-are there, as in ModernBERT's, the second is one side of the first."""
+"""The keys of Transformers' configs for the number of positions that a layer of `layer_types` "sliding_attention" sees.
+Where a config has both, as ModernBERT's, the second is one side of the first."""
 
 
 def per_token(
@@ -38,18 +38,19 @@ def per_token(
     head_share: float = 1.0,
     causal: bool | None = None,
 ) -> float:
-    """Operations of forward and backward for one real token of `model`, from its weights and its config.
+    """Returns the operations of forward and backward for one real token of `model`, from its weights and its config.
 
-    Of an encoder-decoder each token is taken to pass one of the two halves (Raffel et al., 2020, section 3.2.2). A
-    mixture of experts, which does not use all its weights for a token, must say so itself.
+    In an encoder-decoder each token is assumed to pass one of the two halves (Raffel et al., 2020, section 3.2.2). A
+    mixture of experts, which does not use all its weights for a token, needs a count of its own.
 
     Args:
-        model: with all its weights, of any device, `meta` too; those with `requires_grad` are trained.
-        blocks: its repeated blocks, none where they are not known. Fewer than the config's layers are used again and
-            again, as ALBERT's.
+        model: the model with all its weights, on any device, also `meta`; weights with `requires_grad` are trained.
+        blocks: its repeated blocks, empty where they are not known. If there are fewer than the config's layers, each
+            is used several times, as in ALBERT.
         context: positions of its own document that a position sees, on average, if it sees both sides: `mean_context`.
         head_share: share of the positions at which the head is run.
-        causal: whether a position sees what is before it alone, half of `context`; None asks the model's class.
+        causal: whether a position sees only the positions before it, half of `context`; None takes the answer from the
+            model's class.
     """
     config = model.config
     halves = bool(getattr(config, "is_encoder_decoder", False))
@@ -58,7 +59,7 @@ def per_token(
     repeated = max(1.0, layers / len(blocks)) if blocks else 1.0
     block_of = {id(module): block for block in blocks for module in block.modules()}
     body, head, passes = 0.0, 0.0, False
-    reached: set[int] = set()  # blocks that a gradient passes
+    trained: set[int] = set()  # blocks that a gradient passes
     outside = _head_modules(model)
     unused = _unused(model)
     for module in model.modules():
@@ -66,22 +67,22 @@ def per_token(
         whole = module.parameters(recurse=False) if block is None else block.parameters()
         passes = passes or any(weight.requires_grad for weight in whole)
         if passes and block is not None:
-            reached.add(id(block))
+            trained.add(id(block))
         work = 0 if id(module) in unused else _work(module, passes=passes)
         if id(module) in outside:
             head += work
         else:
             body += work * (1.0 if block is None else repeated)
     seen = sum(
-        _seen(config, layer, context / 2 if causal else context) * _attention_work(blocks, layer, layers, reached)
+        _seen(config, layer, context / 2 if causal else context) * _attention_work(blocks, layer, layers, trained)
         for layer in range(layers)
     )
     return body * (0.5 if halves else 1.0) + _attention_width(config) * seen + head_share * head
 
 
 def mean_context(document_ids: np.ndarray) -> float:
-    """How many positions of its own document a position has, itself included, averaged over the real positions of
-    `document_ids` (B, T), -1 for padding: sum of squared lengths / sum of lengths."""
+    """Returns the mean length of a position's own document over the real positions of `document_ids` (B, T), -1 for
+    padding: sum of squared lengths / sum of lengths."""
     width = document_ids.shape[1]
     rows = np.arange(len(document_ids))[:, None] * (width + 1)
     _, lengths = np.unique((rows + document_ids)[document_ids >= 0], return_counts=True)
@@ -89,7 +90,7 @@ def mean_context(document_ids: np.ndarray) -> float:
 
 
 def _head_modules(model: PreTrainedModel) -> set[int]:
-    """The modules that turn hidden states into predictions."""
+    """Returns the ids of the modules that turn hidden states into predictions."""
     base = model.base_model
     if base is not model:
         return {id(each) for each in model.modules()} - {id(each) for each in base.modules()}
@@ -98,8 +99,8 @@ def _head_modules(model: PreTrainedModel) -> set[int]:
 
 
 def _unused(model: PreTrainedModel) -> set[int]:
-    """The modules that a token does not pass: a pooler, which looks at one position of a row, and what peft keeps of a
-    module that is trained as a copy."""
+    """Returns the ids of the modules that a token does not pass: a pooler, which reads one position of a row, and the
+    original of a module that peft trains as a copy."""
     pooler = getattr(model.base_model, "pooler", None)
     parts = [] if pooler is None else [pooler]
     parts += [each.original_module for each in model.modules() if hasattr(each, "modules_to_save")]
@@ -107,8 +108,8 @@ def _unused(model: PreTrainedModel) -> set[int]:
 
 
 def _work(module: torch.nn.Module, *, passes: bool) -> int:
-    """Operations with the weights of `module` itself that are multiplied with what comes in: of the product, of the
-    gradient of what comes in where one `passes`, of the weights' own where they are trained."""
+    """Returns the operations with the matrices of `module` itself: the product, the gradient of its input where one
+    `passes`, and the gradient of the weights where they are trained."""
     from torch import nn
 
     if isinstance(module, nn.Embedding):
@@ -117,25 +118,25 @@ def _work(module: torch.nn.Module, *, passes: bool) -> int:
     return sum(2 * weight.numel() * (1 + passes + weight.requires_grad) for weight in matrices)
 
 
-def _attention_work(blocks: Sequence[torch.nn.Module], layer: int, layers: int, reached: set[int]) -> float:
-    """Operations a channel and position seen of scores and weighted values in layer number `layer` of `layers`: 12, or
-    4 where no gradient passes; the mean over the blocks of that height."""
+def _attention_work(blocks: Sequence[torch.nn.Module], layer: int, layers: int, trained: set[int]) -> float:
+    """Returns the operations of scores and weighted values, for one channel and visible position, in layer number
+    `layer` of `layers`: 12, or 4 where no gradient passes; the mean over the blocks at that depth."""
     if not blocks:
         return 12.0
     first = layer * len(blocks) // layers
-    there = blocks[first : max(first + 1, (layer + 1) * len(blocks) // layers)]
-    return sum(12.0 if id(block) in reached else 4.0 for block in there) / len(there)
+    at_depth = blocks[first : max(first + 1, (layer + 1) * len(blocks) // layers)]
+    return sum(12.0 if id(block) in trained else 4.0 for block in at_depth) / len(at_depth)
 
 
 def _attention_width(config: object) -> int:
-    """Heads x the size of one; where the config does not say, the width of hidden states."""
+    """Returns heads x the size of a head, or the width of hidden states where the config does not have these."""
     heads, hidden = getattr(config, "num_attention_heads", None), getattr(config, "hidden_size", 0)
-    each = getattr(config, "head_dim", None)
-    return heads * each if isinstance(heads, int) and isinstance(each, int) else hidden
+    head_size = getattr(config, "head_dim", None)
+    return heads * head_size if isinstance(heads, int) and isinstance(head_size, int) else hidden
 
 
 def _seen(config: object, layer: int, context: float) -> float:
-    """How many positions a position sees in layer number `layer`, at most `context`."""
+    """Returns how many positions a position sees in layer number `layer`, at most `context`."""
     kinds = getattr(config, "layer_types", None)
     if kinds is None or kinds[layer] != "sliding_attention":
         return context

@@ -1,1 +1,2 @@
-"""What plugins may build on, by the kind of plugin: the core promises these modules as it promises `components`."""
+"""Modules that plugins may use, grouped by kind of plugin. They are as stable as `components`: see
+`hookspecs.INTERFACE`."""

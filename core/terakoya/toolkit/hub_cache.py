@@ -1,4 +1,4 @@
-"""Names on the Hugging Face Hub whose files lie on this machine already: nothing is ever downloaded."""
+"""Finding files of the Hugging Face Hub in the cache of this machine. Nothing is ever downloaded."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def is_hub_name(text: str) -> bool:
-    """Whether `text` could be a name on the Hub."""
+    """Returns whether `text` has the form of a name on the Hub."""
     return bool(HUB_NAME.fullmatch(text)) and text not in (".", "..")
 
 
 def find_snapshot(name: str) -> Path | None:
-    """The folder of the files of `name` in the Hub's cache (`HF_HOME`), as `hf download NAME` leaves them; None: there
-    are none."""
+    """Returns the folder of the files of `name` in the Hub's cache (`HF_HOME`), where `hf download NAME` writes them;
+    None if there are none."""
     if not is_hub_name(name):
         return None
     from huggingface_hub import snapshot_download

@@ -1,4 +1,4 @@
-"""JSON that a plugin reads itself: its values by key path, and a check that it holds no secrets."""
+"""For plugins that read JSON themselves: values by key path, and a check for secrets."""
 
 from terakoya.json_settings import leaves as leaves
 from terakoya.json_settings import refuse_secrets as refuse_secrets

@@ -1,7 +1,7 @@
-"""Keys and counter hashes: every random decision about data is a pure function of who asks, never of a generator.
+"""Keys and counter-based hashes: every random decision about data is a pure function of a key, never of a generator.
 
 The hash is a chain of steps of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-2014): `state = mix(state + (part + 1) * GOLDEN)`, starting at 0. Its values are fixed for good: tests/golden/keys.json.
+2014): `state = mix(state + (part + 1) * GOLDEN)`, starting at 0. Its values never change: tests/golden/keys.json.
 
 Letters: B rows, n any number.
 """
@@ -24,7 +24,7 @@ Part = int | str
 
 @lru_cache(maxsize=1024)
 def name_u64(name: str) -> int:
-    """The number that `name` stands for as a part of a hash: the first 8 bytes of its BLAKE2b, little-endian."""
+    """Returns the number of `name` as a part of a hash: the first 8 bytes of its BLAKE2b, little-endian."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
@@ -37,7 +37,8 @@ def hash_u64(*parts: Part | np.ndarray) -> np.ndarray | int: ...
 
 
 def hash_u64(*parts: Part | np.ndarray) -> np.ndarray | int:
-    """The hash of `parts` in this order: integers (modulo 2**64), strings, and arrays of integers that broadcast.
+    """Returns the hash of `parts` in this order: integers (modulo 2**64), strings, and arrays of integers that
+    broadcast.
 
     Returns an int where no part is an array, else a uint64 array of the broadcast shape. Arrays have at least one
     dimension. `hash_u64(a, b, array)[i] == hash_u64(a, b, int(array[i]))`.
@@ -58,22 +59,22 @@ def hash_u64(*parts: Part | np.ndarray) -> np.ndarray | int:
 
 
 def row_keys(seed: int, epoch: int, store: int, rows: np.ndarray) -> np.ndarray:
-    """The keys (n,) uint64 of the plan rows `rows` (n,) of store number `store` in `epoch`."""
+    """Returns the keys (n,) uint64 of the plan rows `rows` (n,) of store number `store` in `epoch`."""
     keys = hash_u64(seed, epoch, store, rows)
     assert isinstance(keys, np.ndarray)
     return keys
 
 
 def streams(keys: np.ndarray, purpose: str) -> np.ndarray:
-    """One stream of draws a key: (B,) uint64 of keys (B,) uint64, to be read with `numbers`.
+    """Returns one stream of random numbers for each key: (B,) uint64 of keys (B,) uint64. `numbers` reads it.
 
-    It goes on with the key's hash: of a row's key, `hash_u64(seed, epoch, store, row, purpose)`.
+    A stream continues the key's hash: for a row's key it is `hash_u64(seed, epoch, store, row, purpose)`.
     """
     return _mix(keys + np.uint64((name_u64(purpose) + 1) * GOLDEN & _ALL))
 
 
 def numbers(streams: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """The draws, uint64, number `positions` of `streams`; the two broadcast together."""
+    """Returns the random numbers, uint64, at `positions` of `streams`; the two broadcast together."""
     step = positions.astype(np.uint64)
     step += np.uint64(1)
     step *= np.uint64(GOLDEN)
@@ -84,34 +85,35 @@ def numbers(streams: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def draws(keys: np.ndarray, purpose: str, positions: np.ndarray) -> np.ndarray:
-    """Uniform uint64, keys and positions broadcast together; with a row's key,
+    """Returns uniform uint64; keys and positions broadcast together. With a row's key they are
     `hash_u64(seed, epoch, store, row, purpose, position)`.
 
-    `purpose` names what the draw decides ("mask", ...), so that no two decisions share numbers.
+    `purpose` names the decision ("mask", ...), so that no two decisions share random numbers.
     """
     return numbers(streams(keys, purpose), positions)
 
 
 def integers_below(draws: np.ndarray, limit: int | np.ndarray) -> np.ndarray:
-    """Integers in [0, limit), int64, from uint64 `draws`; `limit` (an int or an array that broadcasts) is in
-    [1, 2**32). Reads the draws' upper 32 bits."""
+    """Returns integers in [0, limit), int64, from uint64 `draws`; `limit` (an int or an array that broadcasts) is in
+    [1, 2**32). Uses the upper 32 bits of the draws."""
     return ((draws >> np.uint64(32)) * np.asarray(limit, np.uint64) >> np.uint64(32)).astype(np.int64)
 
 
 def bernoulli(draws: np.ndarray, probability: float) -> np.ndarray:
-    """True, bool, with `probability` for each of uint64 `draws`."""
+    """Returns True, bool, with `probability`, for each of uint64 `draws`."""
     if probability >= 1:
         return np.ones(draws.shape, dtype=bool)
     return draws < np.uint64(int(max(probability, 0.0) * 2.0**64))
 
 
 def permute(index: np.ndarray, n: int, key: int) -> np.ndarray:
-    """Where the permutation of range(n) named by `key` sends `index` (any shape, values in [0, n)), int64.
+    """Returns the images of `index` (any shape, values in [0, n)) under the permutation of range(n) named by `key`,
+    int64.
 
-    A Feistel network over the smallest near-square rectangle of at least n cells; an image outside [0, n) is walked
-    along its cycle until it is inside. O(1) memory and time a position; n is below 2**64.
+    The permutation is a Feistel network over the smallest near-square rectangle of at least n cells; an image outside
+    [0, n) is permuted again until it is inside. O(1) memory and time for each position; n is below 2**64.
     """
-    assert n > 0, "a permutation of nothing"
+    assert n > 0, "a permutation needs elements"
     rows = int(np.ceil(np.sqrt(n)))
     columns = -(-n // rows)
     round_keys = _round_keys(key, 6 if n >= 256 else 16)  # small halves mix slowly
@@ -128,12 +130,12 @@ def permute(index: np.ndarray, n: int, key: int) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _round_keys(key: int, rounds: int) -> tuple[np.uint64, ...]:
-    """The keys of the rounds of the permutation named by `key`."""
+    """Returns the keys of the rounds of the permutation named by `key`."""
     return tuple(np.uint64(hash_u64(key, "permute", number)) for number in range(rounds))
 
 
 def _feistel(flat: np.ndarray, rows: int, columns: int, round_keys: tuple[np.uint64, ...]) -> np.ndarray:
-    """A bijection of [0, rows * columns): each half is shifted in turn by a hash of the other."""
+    """Applies a bijection of [0, rows * columns): each half is shifted in turn by a hash of the other."""
     halves = [flat // np.uint64(columns), flat % np.uint64(columns)]
     limits = [np.uint64(rows), np.uint64(columns)]
     for number, key in enumerate(round_keys):
@@ -152,7 +154,7 @@ def _feistel(flat: np.ndarray, rows: int, columns: int, round_keys: tuple[np.uin
 
 
 def _mix(state: np.ndarray) -> np.ndarray:
-    """splitmix64's finaliser, in place."""
+    """Applies splitmix64's finaliser in place."""
     scratch = state >> np.uint64(30)
     state ^= scratch
     state *= np.uint64(_FIRST)
@@ -165,7 +167,7 @@ def _mix(state: np.ndarray) -> np.ndarray:
 
 
 def _mix_int(state: int) -> int:
-    """splitmix64's finaliser of one number."""
+    """Returns splitmix64's finaliser of one number."""
     state = (state ^ state >> 30) * _FIRST & _ALL
     state = (state ^ state >> 27) * _SECOND & _ALL
     return state ^ state >> 31

@@ -29,7 +29,7 @@ class Harmful:
 
 def test_code_in_a_file_is_named_and_never_run(tmp_path: Path) -> None:
     torch.save({"model": torch.ones(2), "args": Harmful(tmp_path / "made")}, tmp_path / "file.pt")
-    with pytest.raises(UserError, match=r"asks for (posix|nt)\.mkdir, which is not known to be harmless"):
+    with pytest.raises(UserError, match=r"contains (posix|nt)\.mkdir, which is not known to be harmless"):
         restricted_unpickler.load(tmp_path / "file.pt")
     assert not (tmp_path / "made").exists()
 
@@ -66,7 +66,7 @@ def test_objects_of_training_programs_hold_their_values_and_are_nothing_else(
     content = restricted_unpickler.load(tmp_path / "file.pt")
     assert content["args"].lr == 1e-4 and content["args"].params_dtype is torch.bfloat16
     assert isinstance(content["args"].model_type, restricted_unpickler.Stub)
-    assert content["args"].model_type.kind in ("megatron.core.enums.ModelType", "builtins.getattr")
+    assert content["args"].model_type.qualified_name in ("megatron.core.enums.ModelType", "builtins.getattr")
     assert "megatron.core.enums" not in sys.modules
     assert torch.equal(content["w"], torch.ones(2))
 

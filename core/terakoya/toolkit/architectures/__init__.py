@@ -1,1 +1,1 @@
-"""Attention that keeps documents apart, and what encoders and decoders have in common."""
+"""Bases for model families, and attention that keeps documents apart."""

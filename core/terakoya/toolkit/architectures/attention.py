@@ -1,10 +1,11 @@
 """Attention that keeps the documents of one row apart, registered once with Transformers' AttentionInterface.
 
-Encoders see their whole document (`arguments`), causal models what stands before in it (`causal_arguments`).
+In encoders a position sees its whole document (`arguments`), in causal models the part up to itself
+(`causal_arguments`).
 
-Every model that calls its attention through the interface gets it: no mask function is registered under these names,
-so Transformers hands over no mask of its own, and what `arguments` returns travels through the model's keyword
-arguments to each layer.
+This works for every model that calls its attention through the interface. No mask function is registered under these
+names, so Transformers passes no mask of its own, and the model passes the result of `arguments` to each layer in its
+keyword arguments.
 
 Letters in shapes: B rows, T positions, N heads, D size of a head.
 """
@@ -26,42 +27,42 @@ from terakoya.toolkit.architectures import attention_backends, document_attentio
 PREFIX = "terakoya_"
 BACKENDS = ("sdpa", "eager", "flash")
 WHOLE_ROWS = "whole_rows"
-"""The name in a batch, of an empty tensor, that says: each row is one document with padding behind it."""
+"""The name of an empty tensor in a batch. It means that each row is one document, followed by padding."""
 EXCHANGE = "exchange"
-"""The name in a batch of the `Exchange` with which processes that share the positions of rows attend in whole ones. The
-arrays (B, t) of such a batch hold a slice of the positions each; `document_ids` (B, T) is whole."""
+"""The name of the `Exchange` in a batch, with which processes that share the positions of rows attend in whole rows.
+The arrays (B, t) of such a batch hold a slice of the positions; `document_ids` (B, T) is whole."""
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Attention in whole rows: query, key and value (B, N, T, D) to (B, T, N, D)."""
 Exchange = Callable[[Attend, Tensor, Tensor, Tensor], Tensor]
-"""Attention in slices of rows, of whichever is given for whole ones: that, and query, key and value (B, N, t, D), to
+"""Attention in slices of rows: takes an `Attend` for whole rows, and query, key and value (B, N, t, D); returns
 (B, t, N, D)."""
 
 
 def document_mask(document_ids: Tensor, seen: Tensor | None = None) -> Tensor:
-    """Which position may look at which, (B, 1, T, T) bool, from `document_ids` (B, T), -1 for padding; with the ids
-    `seen` (B, S) of other positions, as a decoder sees an encoder's, (B, 1, T, S).
+    """Returns which position may attend to which, (B, 1, T, T) bool, from `document_ids` (B, T), -1 for padding. With
+    the ids `seen` (B, S) of other positions, as for a decoder that attends to an encoder, (B, 1, T, S).
 
-    Padding looks at padding, so that no row of the softmax is empty; nothing that counts looks at it.
+    Padding attends to padding, so that no row of the softmax is empty; no real position attends to padding.
     """
     seen = document_ids if seen is None else seen
     return (document_ids[:, None, :, None] == seen[:, None, None, :]).contiguous()
 
 
 def causal_mask(document_ids: Tensor) -> Tensor:
-    """`document_mask` (B, 1, T, T) without all that comes later."""
+    """Returns `document_mask` (B, 1, T, T) without later positions."""
     return document_mask(document_ids).tril()
 
 
 def boundaries(document_ids: np.ndarray) -> tuple[np.ndarray, int]:
-    """Cumulative document lengths over the flattened rows, for variable-length kernels.
+    """Returns cumulative document lengths over the flattened rows, for variable-length kernels.
 
     Args:
-        document_ids: (B, T), equal neighbours belong together, -1 for padding (a document of its own in each row).
+        document_ids: (B, T); equal neighbours are one document; -1 for padding, one document in each row.
 
     Returns:
-        `cu_seqlens` (B * T + 1,) int32: starts of documents, then the total repeated, so that the shape never depends
-        on the data; and the upper bound T of a document's length.
+        `cu_seqlens` (B * T + 1,) int32: the starts of documents, then the total repeated, so that the shape never
+        depends on the data; and T, the upper bound of a document's length.
     """
     rows, length = document_ids.shape
     starts = np.ones((rows, length), dtype=bool)
@@ -73,7 +74,7 @@ def boundaries(document_ids: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What a model's forward is called with so that each of its layers keeps documents apart.
+    """Returns the keyword arguments of a model's forward with which each of its layers keeps documents apart.
 
     `batch` holds `document_ids` (B, T); for the flash backend also `cu_seqlens` from `boundaries`.
     """
@@ -84,10 +85,9 @@ def arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, 
 
 
 def causal_arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-    """`arguments` for a causal model: each position sees its own document up to itself.
+    """Returns `arguments` for a causal model: each position sees its own document up to itself.
 
-    Where `batch` has WHOLE_ROWS, each row is one document with padding behind it: no mask is made. Nor is one for sdpa
-    on a CPU, which takes one document after another.
+    No mask is needed where `batch` has WHOLE_ROWS, nor for sdpa on a CPU, which computes one document after another.
     """
     backend, document_ids = model.config._attn_implementation, batch["document_ids"]
     if backend == PREFIX + "flash":
@@ -100,24 +100,25 @@ def causal_arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dic
 
 
 def _exchange(batch: Mapping[str, Any]) -> dict[str, Exchange]:
-    """The batch's exchange, where processes share positions, for each layer."""
+    """Returns the keyword argument with the batch's exchange, where processes share positions."""
     return {EXCHANGE: batch[EXCHANGE]} if EXCHANGE in batch else {}
 
 
 def additive(allowed: Tensor) -> Tensor:
-    """What models that add a mask to their scores are handed: float32, 0 where `allowed`, else hardly above -inf.
+    """Returns the mask for models that add one to their scores: float32, 0 where `allowed`, else a very low number.
 
-    The number is bfloat16's lowest, so that under autocast too a row of nothing allowed is no row of NaN; under that of
-    float16 half of its lowest, so that scores can be added.
+    The number is bfloat16's lowest, so that a row without an allowed position has no NaN, also under autocast. Under
+    autocast to float16 it is half of float16's lowest, so that scores can be added.
     """
-    nothing, kind = torch.zeros((), device=allowed.device), allowed.device.type
-    half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.float16
-    least = torch.finfo(torch.float16).min / 2 if half else torch.finfo(torch.bfloat16).min
-    return torch.where(allowed, nothing, nothing + least)
+    zero, device = torch.zeros((), device=allowed.device), allowed.device.type
+    half = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
+    lowest = torch.finfo(torch.float16).min / 2 if half else torch.finfo(torch.bfloat16).min
+    return torch.where(allowed, zero, zero + lowest)
 
 
-def _over_processes(attend: Callable[..., tuple[Tensor, Tensor | None]]) -> Callable[..., Any]:
-    """`attend`, called by the `exchange` where processes share positions: with whole rows, of a part of the heads."""
+def _with_exchange(attend: Callable[..., tuple[Tensor, Tensor | None]]) -> Callable[..., Any]:
+    """Wraps `attend`: where processes share positions, the `exchange` calls it with whole rows of a part of the
+    heads."""
 
     @wraps(attend)
     def attend_or_exchange(
@@ -133,16 +134,16 @@ def _over_processes(attend: Callable[..., tuple[Tensor, Tensor | None]]) -> Call
         if exchange is None:
             return attend(module, query, key, value, attention_mask, **further)
 
-        def whole(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        def attend_whole_rows(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             return attend(module, query, key, value, attention_mask, **further)[0]
 
-        return exchange(whole, query, key, value), None
+        return exchange(attend_whole_rows, query, key, value), None
 
     return attend_or_exchange
 
 
 for _name in BACKENDS:
-    AttentionInterface.register(PREFIX + _name, _over_processes(getattr(attention_backends, _name)))
+    AttentionInterface.register(PREFIX + _name, _with_exchange(getattr(attention_backends, _name)))
 
 
 def choose(
@@ -153,12 +154,13 @@ def choose(
     dropout: float,
     document_masking: str = "attention_interface",
 ) -> str:
-    """The backend for `"attention": requested`: `auto` takes what is exact and has dropout.
+    """Returns the backend for `"attention": requested`. `auto` is flash where flash supports the run, else sdpa.
 
-    An architecture whose `document_masking` is not "attention_interface" masks in its own way, which flash cannot.
+    An architecture whose `document_masking` is not "attention_interface" uses its own masks, which flash does not
+    support.
 
     Raises:
-        UserError: the backend cannot do what the run asks of it.
+        UserError: the requested backend does not support the run.
     """
     if requested == "auto":
         fits = (
@@ -188,7 +190,7 @@ def choose(
 
 
 def dropout(module: nn.Module) -> float:
-    """The largest dropout of attention among the Transformers models inside `module`."""
+    """Returns the largest attention dropout of the Transformers models inside `module`."""
     models = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
     names = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
     return max((float(getattr(model.config, name, 0.0)) for model in models for name in names), default=0.0)
@@ -202,8 +204,8 @@ def use(module: nn.Module, backend: str) -> None:
 
 
 def release(model: PreTrainedModel) -> None:
-    """Gives `model` back Transformers' own attention, for saving and for use outside a run."""
+    """Restores Transformers' own attention in `model`, for saving and for use outside a run."""
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
-            # a model without sdpa would be handed no mask at all where sdpa needs none
+            # a model without sdpa would get no mask at all where sdpa needs none
             part.config._attn_implementation = "sdpa" if part._supports_sdpa else "eager"

@@ -1,4 +1,4 @@
-"""The functions that compute attention, which `attention` offers to Transformers under names of ours.
+"""The functions that compute attention. `attention` registers them with Transformers.
 
 Letters in shapes: B rows, T positions, N heads, D size of a head.
 """
@@ -17,22 +17,23 @@ from terakoya.toolkit.architectures import document_attention
 
 
 def _allowed(document_mask: Tensor, sliding_window: int | None) -> Tensor:
-    """`document_mask` (B, 1, T, T), in a layer of local attention less all that is `sliding_window` places away."""
+    """Returns `document_mask` (B, 1, T, T); in a layer of local attention, without positions that are `sliding_window`
+    or more away."""
     if sliding_window is None:
         return document_mask
-    place = torch.arange(document_mask.shape[-1], device=document_mask.device)
-    return document_mask & ((place[:, None] - place).abs() < sliding_window)
+    position = torch.arange(document_mask.shape[-1], device=document_mask.device)
+    return document_mask & ((position[:, None] - position).abs() < sliding_window)
 
 
 def _triangle(query: Tensor, sliding_window: int | None) -> Tensor:
-    """What each position of `query` (B, N, T, D) may look at in a row that is one document, (1, 1, T, T) bool."""
+    """Returns the causal mask (1, 1, T, T) bool of a row that is one document, for `query` (B, N, T, D)."""
     length = query.shape[2]
     whole = torch.ones(1, 1, length, length, dtype=torch.bool, device=query.device).tril()
     return _allowed(whole, sliding_window)
 
 
 def _biased(attention_mask: Tensor | None, position_bias: Tensor | None) -> Tensor:
-    """What is added to the scores. Raises TypeError where nothing says which documents belong together."""
+    """Returns the additive mask of the scores. Raises TypeError if there is no mask."""
     if attention_mask is None:
         raise TypeError("attention needs document_mask, or an additive attention_mask of four dimensions")
     return attention_mask if position_bias is None else attention_mask + position_bias
@@ -54,18 +55,18 @@ def sdpa(
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """torch's scaled dot-product attention over `query`, `key`, `value` (B, N, T, D); returns (B, T, N, D).
+    """Computes torch's scaled dot-product attention over `query`, `key`, `value` (B, N, T, D); returns (B, T, N, D).
 
-    `key` and `value` may have fewer heads, each for as many neighbouring ones of `query`. With `causal` and neither
-    `document_mask` nor `document_lengths` a row is one document. Without any of them the model has handed its layers an
-    `additive` mask itself, to which T5's `position_bias` (1, N, T, T) comes.
+    `key` and `value` may have fewer heads, each shared by equally many neighbouring heads of `query`. With `causal` and
+    neither `document_mask` nor `document_lengths`, a row is one document. Without all three, the model itself has
+    passed an `additive` mask to its layers, to which T5's `position_bias` (1, N, T, T) is added.
     """
     if document_lengths is not None:
-        alone = partial(
+        attend = partial(
             sdpa, module, attention_mask=None, causal=causal, sliding_window=sliding_window, scaling=scaling,
             dropout=dropout,
         )  # fmt: skip
-        return document_attention.by_document(alone, query, key, value, document_lengths), None
+        return document_attention.by_document(attend, query, key, value, document_lengths), None
     grouped = query.shape[1] != key.shape[1]
     mask: Tensor | None = None
     if document_mask is not None:
@@ -95,7 +96,8 @@ def eager(
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Attention written out, softmax in float32; the reference for the others. Same arguments as `sdpa`."""
+    """Computes attention step by step, softmax in float32; the reference for the other backends. Arguments as in
+    `sdpa`."""
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
@@ -126,23 +128,23 @@ def flash(
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """torch's own variable-length flash attention; has no dropout, computes documents only. Same shapes as `sdpa`."""
+    """Computes torch's variable-length flash attention: no dropout, no work outside documents. Shapes as in `sdpa`."""
     from torch.nn.attention.varlen import varlen_attn
 
-    assert dropout == 0.0, "refused by `use`"
+    assert dropout == 0.0, "refused by `choose`"
     rows, length = query.shape[0], query.shape[2]
 
     def flat(states: Tensor) -> Tensor:
         return states.transpose(1, 2).flatten(0, 1).contiguous()
 
     if scaling is not None and scaling != query.shape[-1] ** -0.5:
-        flat_query = flat(query * (scaling * query.shape[-1] ** 0.5))  # the kernel's own scale is the usual one
+        flat_query = flat(query * (scaling * query.shape[-1] ** 0.5))  # the kernel's own scale is 1 / sqrt(D)
     else:
         flat_query = flat(query)
     groups = query.shape[1] // key.shape[1]
     further: dict[str, Any] = {"enable_gqa": True} if groups > 1 else {}
     longest = max_document_length
-    side = -1 if sliding_window is None else sliding_window - 1  # -1: no bound
+    side = -1 if sliding_window is None else sliding_window - 1  # -1: unlimited
     window = (side, 0 if causal else side)
     attended = varlen_attn(
         flat_query, flat(key), flat(value), cu_seqlens, cu_seqlens, longest, longest, window_size=window, **further

@@ -1,1 +1,1 @@
-"""Models from other programs' weights, and Transformers folders."""
+"""Building models from weights of other programs, reading their files, writing Transformers folders."""

@@ -1,4 +1,4 @@
-"""Writing a Transformers folder, and keeping quiet who would make noise on the way."""
+"""Writing a Transformers folder without messages of other libraries."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from transformers.utils import logging as transformers_logging
 
 
 def write(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None = None) -> None:
-    """Saves `model` into `folder`: config.json and safetensors weights, its own or those of its state dict `state`."""
+    """Saves `model` into `folder`: config.json and safetensors weights, its own or those of the state dict `state`."""
     silence_logging()
     model.save_pretrained(folder, state_dict=state)
 
 
 def silence_logging() -> None:
-    """Keeps Transformers from drawing bars, and DeepSpeed from warning of a machine without a GPU.
+    """Disables the progress bars of Transformers, and DeepSpeed's warning on a machine without a GPU.
 
-    Transformers asks DeepSpeed, where it is installed, whether a model is wrapped, when it saves and when it generates;
-    its first import would warn, unless it is told.
+    Where DeepSpeed is installed, Transformers imports it when it saves and when it generates, to see whether a model is
+    wrapped. That import warns unless the accelerator is set.
     """
     transformers_logging.disable_progress_bar()
     if importlib.util.find_spec("deepspeed") and not torch.cuda.is_available():

@@ -1,7 +1,7 @@
-"""Reading what `torch.save` wrote elsewhere: tensors and plain values, never another program's objects.
+"""Reading `torch.save` files of other programs: tensors and plain values, never another program's objects.
 
-Such files are pickles, and unpickling runs whatever a file asks for. Here torch's own restricted reader reads them, and
-each object of a known training program becomes an `Stub` that holds the values it was made of.
+Such files are pickles, and unpickling runs any code that a file names. torch's own restricted reader reads them here,
+and each object of a known training program becomes a `Stub` with the values from which it was made.
 """
 
 from __future__ import annotations
@@ -14,30 +14,33 @@ from typing import Any
 
 from terakoya.errors import UserError
 
-REAL: dict[str, type] = {"argparse.Namespace": argparse.Namespace, "types.SimpleNamespace": types.SimpleNamespace}
-"""Read as what they are: they hold values and do nothing."""
+SAFE_CLASSES: dict[str, type] = {
+    "argparse.Namespace": argparse.Namespace,
+    "types.SimpleNamespace": types.SimpleNamespace,
+}
+"""Classes that are created as they are: they only hold values."""
 
 STUBBED_PREFIXES = (
     "megatron.", "deepspeed.", "transformer_engine.", "apex.", "smdistributed.", "transformers.", "accelerate.",
     "numpy.", "torch.", "pathlib.", "enum.", "datetime.", "collections.", "signal.Signals", "functools.partial",
     "_io.BytesIO", "builtins.getattr",
 )  # fmt: skip
-"""What training programs put beside their weights, by the beginning of the name. None of it is imported or called."""
+"""Beginnings of the names of objects that training programs save together with weights. None is imported or called."""
 
 
 class Stub:
-    """Stands for an object of another program: which one, and the values it was made of."""
+    """Replaces an object of another program: its name, and the values from which it was made."""
 
-    kind = ""
+    qualified_name = ""
     """The full name of the class or function."""
 
     args: tuple[Any, ...]
     state: Any
 
     def __new__(cls, *args: Any) -> Stub:
-        made = super().__new__(cls)
-        made.args, made.state = args, None
-        return made
+        stub = super().__new__(cls)
+        stub.args, stub.state = args, None
+        return stub
 
     def __init__(self, *args: Any) -> None:
         pass
@@ -46,15 +49,16 @@ class Stub:
         self.state = state
 
     def __repr__(self) -> str:
-        return f"{self.kind}{self.args}"
+        return f"{self.qualified_name}{self.args}"
 
 
 def load(file: Path) -> Any:
-    """What `torch.save` wrote into `file`, tensors on the CPU and mapped from the file where its format allows.
+    """Returns the content of `file`, which `torch.save` wrote: tensors on the CPU, memory-mapped where the format
+    allows.
 
     Raises:
-        UserError: no such file, one that torch.save did not write, or one that asks for an object which is not known
-            to be harmless; it is named.
+        UserError: there is no such file, torch.save did not write it, or it names an object that is not known to be
+            harmless; the message contains that name.
     """
     import torch
 
@@ -62,15 +66,15 @@ def load(file: Path) -> Any:
         raise UserError(f"{file}: no such file")
     try:
         zipped = _is_zip(file)
-        asked = torch.serialization.get_unsafe_globals_in_checkpoint(file) if zipped else []
-        unknown = sorted(name for name in asked if name not in REAL and not name.startswith(STUBBED_PREFIXES))
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(file) if zipped else []
+        unknown = sorted(name for name in names if name not in SAFE_CLASSES and not name.startswith(STUBBED_PREFIXES))
         if unknown:
             raise UserError(
-                f"{file}: asks for {', '.join(unknown[:5])}, which is not known to be harmless; nothing was read. "
-                "Save the weights alone (tensors by name), or as safetensors, where the file comes from"
+                f"{file}: contains {', '.join(unknown[:5])}, which is not known to be harmless; nothing was read. "
+                "In the program that wrote it, save only the weights (tensors by name), or save them as safetensors"
             )
-        stand_ins: list[Any] = [(REAL.get(name) or _stand_in(name), name) for name in asked]
-        with torch.serialization.safe_globals(stand_ins):
+        classes: list[Any] = [(SAFE_CLASSES.get(name) or _make_stub(name), name) for name in names]
+        with torch.serialization.safe_globals(classes):
             return torch.load(file, map_location="cpu", weights_only=True, mmap=zipped)
     except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError, OSError, KeyError, AssertionError) as error:
         reason = " ".join(str(error).split())[:300]
@@ -78,10 +82,11 @@ def load(file: Path) -> Any:
 
 
 def _is_zip(file: Path) -> bool:
-    """Whether the file has the format that torch writes since 1.6; the one before has no list of what it asks for."""
+    """Returns whether the file has the format of torch 1.6 and later; the older format has no list of the names in
+    it."""
     with file.open("rb") as stream:
         return stream.read(2) == b"PK"
 
 
-def _stand_in(name: str) -> type[Stub]:
-    return type(name.rpartition(".")[2], (Stub,), {"kind": name})
+def _make_stub(name: str) -> type[Stub]:
+    return type(name.rpartition(".")[2], (Stub,), {"qualified_name": name})

@@ -1,1 +1,1 @@
-"""What the scripts of launchers share."""
+"""Shared parts of launchers: their scripts, and records of submitted jobs."""

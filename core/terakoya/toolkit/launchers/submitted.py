@@ -1,4 +1,4 @@
-"""The note that a submitted job leaves in the folder of its plan."""
+"""The record of a submitted job in the folder of its plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 FILE = "submitted.json"
-"""Of a plan's folder: the last job that was made of it."""
+"""The file in a plan's folder with the last job that was submitted from it."""
 
 
 @dataclass(frozen=True)
@@ -37,5 +37,5 @@ class SubmittedJobRecord:
 
 
 def plan_folder(run: Path) -> Path:
-    """Where a plan for `run` is written unless somebody says otherwise."""
+    """Returns the default folder for the plan of `run`."""
     return run.with_name(f"{run.name}.launch")

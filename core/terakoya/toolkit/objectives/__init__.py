@@ -1,1 +1,1 @@
-"""Masking, losses and what causal objectives have in common."""
+"""Masking, losses, and the shared parts of causal objectives."""

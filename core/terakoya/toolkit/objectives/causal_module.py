@@ -1,5 +1,5 @@
-"""The root module of objectives that predict the next token: a model, its vocabulary head run at a part of the
-positions at once.
+"""The root module of objectives that predict the next token. It can run the vocabulary head on a part of the positions
+at a time.
 
 Letters: B rows, T positions, H hidden size, n positions of all rows.
 """
@@ -30,26 +30,26 @@ class CausalModule(nn.Module):
         self.head_positions = head_positions
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Sums over the micro-batch: `lm_loss`, with a weight for it `z_loss`; in evaluation how many tokens were right
-        too."""
+        """Returns sums over the micro-batch: `lm_loss`; `z_loss` if it has a weight; in evaluation also
+        `token_accuracy`, the number of correct predictions."""
         hidden = self.architecture.hidden(self.model, batch).flatten(0, 1)
         labels = batch["labels"].flatten()
         if self.head_positions is None:
             return self._score(hidden, labels)
         parts = [
-            self._score_again(*part)
+            self._checkpointed_score(*part)
             for part in zip(hidden.split(self.head_positions), labels.split(self.head_positions), strict=True)
         ]
         return {name: torch.stack([part[name] for part in parts]).sum() for name in parts[0]}
 
-    def _score_again(self, hidden: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """`_score`, of which nothing is kept for the backward: that computes it once more."""
+    def _checkpointed_score(self, hidden: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Computes `_score` without keeping activations: the backward computes it again."""
         if not torch.is_grad_enabled():
             return self._score(hidden, labels)
         return checkpoint(self._score, hidden, labels, use_reentrant=False, preserve_rng_state=False)
 
     def _score(self, hidden: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """The sums over positions `hidden` (n, H) with `labels` (n,), -100 ignored."""
+        """Returns the sums over positions `hidden` (n, H) with `labels` (n,), -100 ignored."""
         logits = self.architecture.logits(self.model, hidden)
         sums = {}
         if not self.training:

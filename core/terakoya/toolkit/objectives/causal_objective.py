@@ -1,4 +1,4 @@
-"""What objectives that predict the next token have in common: terms, perplexity, batches and the root module."""
+"""The shared parts of objectives that predict the next token: terms, perplexity, batches and the root module."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def terms(*, z_loss: float) -> Mapping[str, LossTerm]:
-    """`lm_loss` and `token_accuracy` over all predicted tokens; with a weight for it `z_loss`."""
-    found = {"lm_loss": LossTerm("targets", 1.0), "token_accuracy": LossTerm("targets")}
-    return found | ({"z_loss": LossTerm("targets", z_loss)} if z_loss else {})
+    """Returns the terms `lm_loss` and `token_accuracy` over all predicted tokens, and `z_loss` if it has a weight."""
+    terms = {"lm_loss": LossTerm("targets", 1.0), "token_accuracy": LossTerm("targets")}
+    return terms | ({"z_loss": LossTerm("targets", z_loss)} if z_loss else {})
 
 
 def perplexity(sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> Mapping[str, float]:
-    """`perplexity`, the exponential of the mean `lm_loss`; left out where it is too large for a number."""
+    """Returns `perplexity`, the exponential of the mean `lm_loss`, or nothing where it is too large for a float."""
     if not counts["targets"] or "lm_loss" not in sums:
         return {}
     mean = float(sums["lm_loss"]) / counts["targets"]
@@ -32,9 +32,9 @@ def perplexity(sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> Map
 
 
 def batch(rows: Rows, *, whole_rows: bool) -> Batch:
-    """`rows` (B, T) with `labels` (B, T), the token that follows, -100 where nothing is predicted.
+    """Returns the batch of `rows` (B, T) with `labels` (B, T), the next token, -100 where there is none.
 
-    `whole_rows` says that each row is one document. Counts: targets, tokens.
+    With `whole_rows` each row is one document. Counts: targets, tokens.
     """
     from terakoya.toolkit.architectures.attention import WHOLE_ROWS
 
@@ -57,8 +57,8 @@ def batch(rows: Rows, *, whole_rows: bool) -> Batch:
 def build(
     name: str, architecture: Architecture, vocabulary: Vocabulary, *, z_loss: float, head_positions: int | None
 ) -> CausalModule:
-    """The root module of the objective `name` over a freshly initialised model. Raises UserError for an architecture
-    without a causal head."""
+    """Returns the root module of the objective `name` over a randomly initialised model. Raises UserError for an
+    architecture without a causal head."""
     from terakoya.toolkit.objectives.causal_module import CausalModule
 
     if "causal" not in architecture.heads:

@@ -1,7 +1,8 @@
 """Summed cross entropy that needs no memory of its own.
 
-`torch.nn.functional.cross_entropy` keeps the log probabilities and makes a gradient beside the logits: three arrays of
-rows x vocabulary. Here exponentials take the logits' place in the forward, the gradient theirs in the backward: one.
+`torch.nn.functional.cross_entropy` keeps the log probabilities and allocates a gradient in addition to the logits:
+three arrays of rows x vocabulary. Here the forward overwrites the logits with exponentials, and the backward overwrites
+those with the gradient: one array.
 
 Letters: N rows, C classes.
 """
@@ -15,15 +16,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 IGNORED = -100
-"""The label of a row that does not count."""
+"""The label of a row that is ignored."""
 
 
 def summed_cross_entropy_(logits: Tensor, labels: Tensor) -> Tensor:
-    """The cross entropy of `logits` (N, C) against `labels` (N,) int64, -100 ignored, summed: a float32 scalar (of
-    float64 logits a float64 one).
+    """Returns the summed cross entropy of `logits` (N, C) against `labels` (N,) int64, -100 ignored: a float32 scalar,
+    or float64 for float64 logits.
 
-    Where a gradient is wanted, float32 and float64 logits are overwritten, and it can be taken once. Raises
-    RuntimeError in the backward where whatever made the logits needs them there.
+    Where logits require a gradient, float32 and float64 logits are overwritten, and the backward can run once. It
+    raises RuntimeError if the operation that computed the logits needs them for its own backward.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if not (torch.is_grad_enabled() and logits.requires_grad):
@@ -33,8 +34,8 @@ def summed_cross_entropy_(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def summed_cross_entropy_and_odds_(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """`summed_cross_entropy_`, and the exponentials (N, C) it works with: each row's softmax, times what makes its
-    largest 1. They carry no gradient and are to be read before the backward, which needs their memory."""
+    """Returns `summed_cross_entropy_`, and its exponentials (N, C): each row's softmax, scaled so that its largest is
+    1. They have no gradient and must be read before the backward, which overwrites them."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if not (torch.is_grad_enabled() and logits.requires_grad):
         odds = (logits - logits.amax(1, keepdim=True)).exp_()
@@ -44,8 +45,10 @@ def summed_cross_entropy_and_odds_(logits: Tensor, labels: Tensor) -> tuple[Tens
 
 
 def summed_cross_entropy_and_z_(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """`summed_cross_entropy_`, and the sum over the rows that count of log^2 Z, Z being what exponentials of a row add
-    up to: it keeps logits from drifting away (PaLM, Chowdhery et al., 2022, arXiv:2204.02311, section 5)."""
+    """Returns `summed_cross_entropy_`, and the sum of log^2 Z over the rows that are not ignored, where Z is the sum of
+    a row's exponentials. This term keeps logits from drifting (PaLM, Chowdhery et al., 2022, arXiv:2204.02311, section
+    5).
+    """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if not (torch.is_grad_enabled() and logits.requires_grad):
         loss = torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")

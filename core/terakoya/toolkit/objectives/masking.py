@@ -1,7 +1,7 @@
 """Masking for masked language models (Devlin et al., 2018), by whole words or tokens: a pure function of rows and keys.
 
-The budget rule: in each row the words are put in the order of their draws; going through them, a word is taken if the
-row's budget still holds it and skipped if it would overshoot, until the budget is spent or the words are.
+The budget rule: in each row the words are ordered by their random numbers. Going through them in this order, a word is
+masked if it fits into the rest of the row's budget, else skipped, until the budget or the words are used up.
 
 Letters: B rows, T tokens of a row, E parts of all rows, K slots.
 """
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from terakoya.components.rows import Rows
 
 IGNORED = -100
-"""The label of a slot that is not used: what torch's cross entropy ignores."""
+"""The label of an unused slot, which torch's cross entropy ignores."""
 _SPREAD = np.uint64(0x9E3779B9)
-"""Odd, near 2**32 / the golden ratio: multiples of neighbours lie far apart (Knuth, vol. 3, 6.4)."""
+"""Odd, near 2**32 / the golden ratio: products of neighbouring numbers are far apart (Knuth, vol. 3, 6.4)."""
 
 
 @dataclass(frozen=True)
 class MaskedRows:
-    """A masked batch.
+    """Rows after masking.
 
     Attributes:
         input_ids: (B, T) int64, the tokens with replacements.
         positions: (K,) int64, indices into the flattened (B * T) batch, ascending; 0 in unused slots, which come last.
         labels: (K,) int64, the original tokens there; -100 in unused slots.
-        count: used slots.
+        count: the number of used slots.
     """
 
     input_ids: np.ndarray
@@ -54,10 +54,11 @@ def mask_rows(
     budgeted: bool,
     replace: tuple[float, float],
 ) -> tuple[MaskedRows, Batch]:
-    """Masks `rows` (B, T) by their keys, special tokens excepted; `objective` is the name that errors bear.
+    """Masks `rows` (B, T) by their keys, except special tokens; `objective` is the name in errors.
 
-    The batch has `input_ids`, `position_ids`, `document_ids` (B, T), `masked_positions` (K,), places in the flattened
-    rows, and `masked_labels` (K,), -100 in unused slots; its counts are masked and tokens. The rest is as in `mask`.
+    The batch has `input_ids`, `position_ids`, `document_ids` (B, T), `masked_positions` (K,), indices into the
+    flattened rows, and `masked_labels` (K,), -100 in unused slots; its counts are masked and tokens. The other
+    arguments are as in `mask`.
     """
     if vocabulary.mask is None:
         raise UserError(f"objective {objective}: the store's vocabulary has no [MASK]; use a tokenizer that has one")
@@ -101,17 +102,18 @@ def mask(
 ) -> MaskedRows:
     """Masks `tokens` (B, T) by the rows' `keys` (B,) uint64.
 
-    Only tokens where `maskable` (B, T) is True can be chosen. A word starts where `word_starts` (B, T) says so, and
+    Only tokens where `maskable` (B, T) is True can be chosen. A word starts where `word_starts` (B, T) is True, and
     where the left neighbour is not maskable; without `word_starts` every token is a word.
 
     `budgeted`: each row's budget is round(probability x maskable tokens), halves up and at least 1; K is
-    B x round(probability x T). A row whose every word is longer than its budget has nothing masked. Otherwise each
-    word is chosen with `probability` by itself, and K grows beyond that where a batch needs it.
+    B x round(probability x T). In a row in which every word is longer than the budget, no token is masked. Without
+    `budgeted`, each word is chosen independently with `probability`, and K is larger where a batch needs it.
 
-    `replace`: of the chosen tokens, the shares that become [MASK] and a random ordinary token; the rest stay as they
-    are. Decided for each token, or with `per_word` for each word.
+    `replace`: the shares of chosen tokens that become [MASK] and a random ordinary token; the others stay unchanged.
+    This is decided for each token, or with `per_word` for each word.
 
-    Raises UserError if the vocabulary has no [MASK] or, with random replacements, no ordinary token.
+    Raises:
+        UserError: the vocabulary has no [MASK] or, with random replacements, no ordinary token.
     """
     if vocabulary.mask is None:
         raise UserError("masking: expected a vocabulary with a mask token, got none; use a tokenizer that has [MASK]")
@@ -119,7 +121,9 @@ def mask(
         raise UserError("masking: random replacements need ordinary tokens, got a vocabulary of special ones only")
     batch, width = tokens.shape
     stream = streams(keys, "mask")
-    drawn = numbers(stream[:, None], np.arange(width)).reshape(-1)  # one for each place: a word's is its first token's
+    drawn = numbers(stream[:, None], np.arange(width)).reshape(
+        -1
+    )  # one for each token; a word has that of its first token
     edges = _edges(word_starts, maskable)
     if budgeted:
         budgets = np.maximum(1, (probability * np.count_nonzero(maskable, axis=1) + 0.5).astype(np.int64))
@@ -137,7 +141,7 @@ def mask(
     padded, labels = np.zeros(slots, np.int64), np.full(slots, IGNORED, np.int64)
     padded[: len(positions)] = positions
     labels[: len(positions)] = flat.take(positions)
-    second = drawn.take(positions) << np.uint64(32)  # the lower half: the choice of words read the upper one
+    second = drawn.take(positions) << np.uint64(32)  # the lower half: the choice of words has used the upper one
     decision = np.repeat(drawn.take(starts) << np.uint64(32), lengths) if per_word else second
     masked = bernoulli(decision, replace[0])
     flat[positions.compress(masked)] = vocabulary.mask
@@ -149,9 +153,10 @@ def mask(
 
 
 def _edges(word_starts: np.ndarray | None, maskable: np.ndarray) -> np.ndarray:
-    """Places (E + 1,) int64 of the flattened (B, T) where a word, or a token that is not maskable, starts; then B * T.
+    """Returns the indices (E + 1,) int64 into the flattened (B, T) where a word, or a token that is not maskable,
+    starts; then B * T.
 
-    Part e is the tokens from edges[e] up to edges[e + 1]: one word, or one token that is not maskable.
+    Part e consists of the tokens from edges[e] up to edges[e + 1]: one word, or one token that is not maskable.
     """
     if word_starts is None:
         return np.arange(maskable.size + 1)
@@ -165,7 +170,8 @@ def _edges(word_starts: np.ndarray | None, maskable: np.ndarray) -> np.ndarray:
 
 
 def _words(wanted: np.ndarray, edges: np.ndarray, maskable: np.ndarray) -> np.ndarray:
-    """The numbers (n,), ascending, of the words among the parts whose first place is `wanted` (B * T,) bool."""
+    """Returns the numbers (n,), ascending, of the parts that are words and whose first token is `wanted` (B * T,)
+    bool."""
     wanted &= maskable.reshape(-1)
     return np.flatnonzero(wanted.take(edges[:-1]))
 
@@ -173,10 +179,10 @@ def _words(wanted: np.ndarray, edges: np.ndarray, maskable: np.ndarray) -> np.nd
 def _within_budget(
     drawn: np.ndarray, edges: np.ndarray, maskable: np.ndarray, budgets: np.ndarray, probability: float
 ) -> np.ndarray:
-    """The numbers (n,), ascending, of the words that the budget rule takes; `drawn` (B * T,), `budgets` (B,).
+    """Returns the numbers (n,), ascending, of the words that the budget rule masks; `drawn` (B * T,), `budgets` (B,).
 
-    The words with the smallest draws usually fill the budget, so only those are sorted; rows they do not fill are
-    done again with all of their words. Both ways choose the same words.
+    The words with the smallest numbers usually fill the budget, so only those are sorted; rows that they do not fill
+    are computed again with all of their words. Both ways choose the same words.
     """
     batch, width = maskable.shape
     margin = 3 * (1.5 * probability * batch / max(1, len(edges))) ** 0.5
@@ -193,9 +199,9 @@ def _within_budget(
 def _greedy(
     drawn: np.ndarray, edges: np.ndarray, words: np.ndarray, width: int, budgets: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which of `words` (n,), ascending, the budget rule takes, and the rows (B,) bool left unfilled.
+    """Returns those of `words` (n,), ascending, that the budget rule masks, and whether each row (B,) bool is unfilled.
 
-    Words are ordered by the upper 32 bits of their draws; of equals the earlier word comes first.
+    Words are ordered by the upper 32 bits of their random numbers; among equal numbers the earlier word comes first.
     """
     starts = edges.take(words)
     lengths = edges.take(words + 1)
@@ -204,14 +210,14 @@ def _greedy(
     order = _in_order(starts // width, drawn.take(starts), len(budgets))
     sizes = lengths.take(order)
     total = sizes.cumsum()
-    before = np.concatenate([[0], total])  # tokens before each word of the order, and of all
+    before = np.concatenate([[0], total])  # tokens before each word in this order, then of all words
     limits = before.take(first[:-1]) + budgets
     until = np.minimum(total.searchsorted(limits, side="right"), first[1:])
-    left = limits - before.take(until)
+    rest = limits - before.take(until)
     mark = np.empty(len(words), bool)
     mark[order] = total <= np.repeat(limits, first[1:] - first[:-1])
-    for row in np.flatnonzero(left).tolist():  # past the word that overshot, whatever still fits
-        room, at, stop = int(left[row]), int(until[row]) + 1, int(first[row + 1])
+    for row in np.flatnonzero(rest).tolist():  # after the word that was too long, every word that still fits
+        room, at, stop = int(rest[row]), int(until[row]) + 1, int(first[row + 1])
         while room and at < stop:
             for place, size in enumerate(sizes[at : min(at + 16, stop)].tolist(), at):
                 if size <= room:
@@ -220,12 +226,13 @@ def _greedy(
                     if not room:
                         break
             at += 16
-        left[row] = room
-    return words.compress(mark), left > 0
+        rest[row] = room
+    return words.compress(mark), rest > 0
 
 
 def _in_order(row: np.ndarray, drawn: np.ndarray, rows: int) -> np.ndarray:
-    """The order (n,) by `row` (n,), then by the upper half of `drawn` (n,); the earlier of equals comes first."""
+    """Returns the order (n,) by `row` (n,), then by the upper half of `drawn` (n,); among equals the earlier comes
+    first."""
     index_bits, row_bits = 20, 12
     if len(row) > 1 << index_bits or rows > 1 << row_bits:
         return np.lexsort((drawn >> np.uint64(32), row))

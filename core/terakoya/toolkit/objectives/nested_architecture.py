@@ -1,4 +1,4 @@
-"""A component among another's settings: a JSON object with a "type", as at the top of the parameters."""
+"""An architecture as a setting of another component: a JSON object with a "type", as at the top of the parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from terakoya.errors import UserError
 from terakoya.json_settings import explain, short_json
 
 
-def _read(value: Any) -> Architecture:
+def _validate(value: Any) -> Architecture:
     if isinstance(value, Architecture):
         return value
     if not isinstance(value, Mapping) or not isinstance(value.get("type"), str):
@@ -25,20 +25,20 @@ def _read(value: Any) -> Architecture:
         raise ValueError(f"type: {error}") from None
     settings = {key: inner for key, inner in value.items() if key != "type"}
     try:
-        read: Architecture = component.model_validate_json(json.dumps(settings), strict=True)
+        architecture: Architecture = component.model_validate_json(json.dumps(settings), strict=True)
     except ValidationError as error:
         raise ValueError("; ".join(explain(error, component))) from None
-    return read
+    return architecture
 
 
-def _written(value: Architecture) -> dict[str, Any]:
+def _serialise(value: Architecture) -> dict[str, Any]:
     return {"type": plugins.registry().name_of("architectures", type(value)), **value.model_dump(mode="json")}
 
 
 NestedArchitecture = Annotated[
     Architecture,
-    PlainValidator(_read),
-    PlainSerializer(_written),
+    PlainValidator(_validate),
+    PlainSerializer(_serialise),
     WithJsonSchema({"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}),
 ]
 """An architecture of any registered type, written and read with its type."""

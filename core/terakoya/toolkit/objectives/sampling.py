@@ -1,9 +1,10 @@
-"""Drawing one class for each row of weights, from one uniform number a row: the inverse of the distribution function.
+"""Sampling one class for each row of weights, from one uniform number a row, by the inverse distribution function.
 
-Exact, as drawing by the largest of logits plus Gumbel noise is, which takes a number of its own for each class: with
-32,768 classes the noise alone would cost more than the layers that made the logits. Sums of blocks of classes are
-looked through first, then the classes of one block, in float64: so classes of less than 1e-7, which float32 noise (or a
-running sum in float32) never draws, are drawn as often as they should be, and the cost is one pass over the weights.
+The method is exact. So is the largest of logits plus Gumbel noise, but that takes a random number for each class: with
+32,768 classes the noise alone would cost more than the layers that compute the logits. Here the sums of blocks of
+classes are searched first, then the classes of one block, in float64. Classes with a probability below 1e-7, which
+float32 noise (or a cumulative sum in float32) never samples, are sampled with their correct frequency, and the cost is
+one pass over the weights.
 
 Letters: N rows, C classes.
 """
@@ -14,14 +15,15 @@ import torch
 from torch import Tensor
 
 BLOCK = 128
-"""Classes of one block: near the square root of a usual vocabulary."""
+"""Classes of one block: near the square root of a common vocabulary size."""
 
 
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Class numbers (N,) int64, drawn in proportion to `weights` (N, C), not negative, each row with a positive one.
+    """Returns class numbers (N,) int64, sampled in proportion to `weights` (N, C), which are not negative; each row has
+    a positive one.
 
-    `uniform` (N,) float64, in [0, 1 - 2**-52], decides: equal weights and numbers give equal classes, whatever the
-    other rows hold.
+    `uniform` (N,) float64, in [0, 1 - 2**-52], are the random numbers: equal weights and numbers give equal classes,
+    independent of other rows.
     """
     classes = weights.shape[1]
     whole = classes // BLOCK * BLOCK
@@ -36,8 +38,8 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _locate(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """The first column (N, 1) whose running sum exceeds `uniform` (N, 1) times the sum of `weights` (N, M), and how far
-    inside its own weight that lies, (N, 1) in [0, 1)."""
+    """Returns the first column (N, 1) whose cumulative sum exceeds `uniform` (N, 1) times the sum of `weights` (N, M),
+    and the position of that point within the column's own weight, (N, 1) in [0, 1)."""
     running = weights.double().cumsum(1)
     target = uniform * running[:, -1:]
     column = (running <= target).sum(1, keepdim=True).clamp(max=weights.shape[1] - 1)
