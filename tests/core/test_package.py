@@ -9,6 +9,8 @@ import pytest
 import terakoya
 import terakoya_plugins
 
+CORE = Path(terakoya.__file__).parent
+
 
 @pytest.mark.parametrize("name", ["train_tokenizer", "prepare", "train", "export", "fill_mask", "find_replaced"])
 def test_what_the_command_line_does_is_a_function(name: str) -> None:
@@ -22,19 +24,17 @@ def test_anything_else_is_missing() -> None:
 
 
 def test_the_tree_in_the_readme_names_every_folder_and_file_of_the_core() -> None:
-    package = Path(terakoya.__file__).parent
-    tree = (package.parent / "README.md").read_text(encoding="utf-8").split("```")[1]
-    folders = [each for folder in (package, package / "training") for each in folder.iterdir() if each.is_dir()]
+    tree = (CORE.parent / "README.md").read_text(encoding="utf-8").split("```")[1]
+    folders = [each for folder in (CORE, CORE / "training") for each in folder.iterdir() if each.is_dir()]
     names = {f"{each.name}/" for each in folders if not each.name.startswith((".", "__"))}
-    names |= {each.name for each in package.glob("*.py")}
+    names |= {each.name for each in CORE.glob("*.py")}
     named = set(re.findall(r"^ +((?:[a-z_]+/|[a-z_]+\.py)(?:  [a-z_]+\.py)*)", tree, re.M))
     assert names <= {name for line in named for name in line.split()}, names - named
 
 
 def test_every_folder_of_the_core_is_small_enough_to_read() -> None:
-    package = Path(terakoya.__file__).parent
-    folders = [package, *(each for each in package.rglob("*") if each.is_dir())]
-    sizes = {str(each.relative_to(package)): len(list(each.glob("*.py"))) for each in folders}
+    folders = [CORE, *(each for each in CORE.rglob("*") if each.is_dir())]
+    sizes = {str(each.relative_to(CORE)): len(list(each.glob("*.py"))) for each in folders}
     assert sizes.pop(".") <= 10
     assert {name: size for name, size in sizes.items() if size > 25} == {}
 
@@ -42,3 +42,23 @@ def test_every_folder_of_the_core_is_small_enough_to_read() -> None:
 def test_its_types_are_for_others_too() -> None:
     for package in (terakoya, terakoya_plugins):
         assert Path(package.__file__).with_name("py.typed").is_file()
+
+
+PAGES = [CORE.parent / "README.md", *sorted((CORE.parents[1] / "docs" / "design").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_and_page_that_the_design_names_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    files = set(re.findall(r"(?<![\w/.-])((?:[a-z_]+/)+[a-z_]+\.py)\b", text))
+    homes = (CORE, CORE.parents[1], CORE.parents[1] / "plugins" / "terakoya_plugins")
+    missing = {name for name in files if not any((home / name).exists() for home in homes)}
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+    assert not missing | {link for link in links if not (page.parent / link).exists()}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES[1:] if page.name != "README.md"], ids=lambda page: page.name)
+def test_every_decision_is_named_by_the_code_that_follows_it(page: Path) -> None:
+    named = f"docs/design/{page.name}"
+    assert any(named in file.read_text(encoding="utf-8") for file in CORE.rglob("*.py")), named
+    assert page.name in (page.parent / "README.md").read_text(encoding="utf-8")

@@ -3,6 +3,8 @@
 A component is a frozen pydantic model: its fields are the keys of the parameter JSON and hold settings only; the
 objects that it builds hold state. torch and transformers are imported inside methods, so that listing plugins stays
 quick.
+
+See docs/design/components.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Ways to start a run, and the jobs that they submit."""
+"""Ways to start a run, and the jobs that they submit.
+
+See docs/design/launching.md.
+"""
 
 from __future__ import annotations
 

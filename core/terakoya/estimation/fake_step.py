@@ -3,6 +3,8 @@
 The module, the engine and the micro-batch are those of training, so that whatever changes its memory (activation
 checkpointing, adapters, a head run in parts, a plugin's own model) changes this too. Operations are those of a
 processor; where `gpu` says so, attention with dropout keeps no scores, as a GPU's kernels do not.
+
+See docs/design/estimation.md.
 """
 
 from __future__ import annotations

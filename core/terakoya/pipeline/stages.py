@@ -1,6 +1,8 @@
 """Pipeline stages that run once: a record next to each output says what the output was made from.
 
 The record of `work/store` is `work/.store.stage.json`, so that the output folder itself has no foreign files.
+
+See docs/design/pipelines.md.
 """
 
 from __future__ import annotations

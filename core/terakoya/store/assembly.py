@@ -2,6 +2,8 @@
 
 A `StoreContent` knows its sums in advance and can be read repeatedly: the parts of `prepare`, several stores to merge,
 some documents of a store, or the files of another program.
+
+See docs/design/store-assembly.md.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 The gradient is therefore that of one big batch, however its rows are distributed: a node with fewer rows, a row with
 fewer masked tokens, or a last micro-step with fewer rows contributes in proportion to what it counts.
+
+See docs/design/losses.md.
 """
 
 from __future__ import annotations

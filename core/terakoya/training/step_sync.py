@@ -2,6 +2,8 @@
 
 One all-reduce of a few integers carries all of it. It can begin ahead of the step; ranks wait for its result only when
 they are about to take the step.
+
+See docs/design/stopping.md.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ names, so Transformers passes no mask of its own, and the model passes the resul
 keyword arguments.
 
 Letters in shapes: B rows, T positions, N heads, D size of a head.
+
+See docs/design/attention.md.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ The budget rule: in each row the words are ordered by their random numbers. Goin
 masked if it fits into the rest of the row's budget, else skipped, until the budget or the words are used up.
 
 Letters: B rows, T tokens of a row, E parts of all rows, K slots.
+
+See docs/design/masking.md.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 WordPiece marks pieces inside a word with `##`; others mark the first piece of a word. Whether a mark means what it
 seems to is found out by comparison with the tokenizer's own encoder, which knows words for certain.
+
+See docs/design/word-starts.md.
 """
 
 from __future__ import annotations

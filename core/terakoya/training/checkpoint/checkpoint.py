@@ -8,6 +8,8 @@
 
 Every rank writes, flushes and hashes its own shards of `state/` (see `state.py`); rank 0 writes everything else.
 Tensors are safetensors, everything else JSON; nothing is ever unpickled.
+
+See docs/design/checkpoints.md.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 DDP shards nothing: every process holds all weights, gradients and optimizer state. Processes communicate once a step,
 in the last micro-step's backward, where gradients are all-reduced in buckets. The module may be any `nn.Module`.
+
+See docs/design/ddp.md.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 An engine wraps the root module, decides which process holds which weights, gradients and optimizer state, and
 communicates in `micro_step`, `evaluate`, `step` and when a checkpoint is loaded or saved. It needs of the module a
 forward that returns named sums (`Objective.terms`).
+
+See docs/design/engines.md.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Transformers reads the folders, so safetensors, .bin and sharded files all work. One error lists everything that does
 not match.
+
+See docs/design/start-from.md.
 """
 
 from __future__ import annotations
