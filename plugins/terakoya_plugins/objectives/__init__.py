@@ -1,1 +1,1 @@
-"""What is learnt: one file each."""
+"""Training objectives: one file or folder each."""

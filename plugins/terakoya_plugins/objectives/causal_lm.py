@@ -1,4 +1,4 @@
-"""Causal language modelling: each token is predicted from those that stand before it in its document."""
+"""Causal language modelling: each token is predicted from the tokens before it in its document."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ class CausalLM(Objective):
     single_forward: ClassVar[bool] = True
 
     layout: Literal["packed", "stream", "megatron"] = "packed"
-    """`packed`: documents side by side, each seen by itself alone. `stream`: documents joined, cut anywhere; a token
-    sees what stands before it in its row. `megatron`: the same in the order in which Megatron-LM draws documents and
-    rows from the same seed."""
+    """`packed`: several isolated documents in a row. `stream`: documents joined and split anywhere; a token sees all
+    tokens before it in its row. `megatron`: as `stream`, in Megatron-LM's order of documents and rows from the same
+    seed."""
     bos: bool = False
     """Whether each document begins with the tokenizer's beginning-of-sequence token."""
     append_eos: bool = True
-    """Whether a document is ended by the tokenizer's end-of-sequence token where the store holds none."""
+    """Whether a document ends with the tokenizer's end-of-sequence token where the store has none."""
     eod_mask_loss: bool = False
     """Whether the token after the end of a document is left out of the loss, in layouts that join documents."""
     z_loss: NonNegativeFloat = 0.0
-    """The weight of log^2 Z, Z being what a position's exponentiated logits add up to (PaLM's was 1e-4)."""
+    """The weight of log^2 Z, where Z is the sum of a position's exponentiated logits (PaLM used 1e-4)."""
     samples: PositiveInt | None = None
-    """Of `megatron`: the rows that the run takes in all (its steps times its global batch), from which Megatron-LM
-    works out how many epochs it shuffles together. One epoch after another where not given."""
+    """Of `megatron`: the number of rows of the whole run (its steps times its global batch), from which Megatron-LM
+    computes how many epochs it shuffles together. Without it each epoch is shuffled separately."""
     head_positions: PositiveInt | None = None
-    """Positions whose logits stand in memory at once, others being computed again for their gradient: less memory, more
-    work. All where not given."""
+    """Number of positions whose logits are in memory at once; logits are computed again for the gradient: less memory,
+    more compute. All positions if not given."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
         if self.samples is not None and self.layout != "megatron":
             raise ValueError(f'samples is for layout "megatron", got layout "{self.layout}"')
         if self.eod_mask_loss and self.layout == "packed":
-            raise ValueError('eod_mask_loss is for layouts that join documents: in "packed" nothing follows an end')
+            raise ValueError('eod_mask_loss is for layouts that join documents; in "packed" no token follows an end')
         return self
 
     def row_layout(self) -> Layout:
-        """Causal rows as `layout` says."""
+        """Causal rows in the layout `layout`."""
         return Layout(
             kind=self.layout,
             framing="causal",
@@ -63,11 +63,11 @@ class CausalLM(Objective):
         )
 
     def terms(self) -> Mapping[str, LossTerm]:
-        """`lm_loss` and `token_accuracy` over all predicted tokens; with a weight for it `z_loss`."""
+        """`lm_loss` and `token_accuracy` over all predicted tokens; `z_loss` if it has a weight."""
         return causal_objective.terms(z_loss=self.z_loss)
 
     def sums_by_position(self) -> bool:
-        """Each token is predicted from its own hidden state."""
+        """True: each token is predicted from one hidden state."""
         return True
 
     def derive_metrics(self, sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> Mapping[str, float]:
@@ -79,7 +79,7 @@ class CausalLM(Objective):
         return causal_objective.batch(rows, whole_rows=self.layout != "packed")
 
     def build(self, architecture: Architecture, vocabulary: Vocabulary) -> torch.nn.Module:
-        """The root module over a freshly initialised model."""
+        """The root module with a randomly initialised model."""
         return causal_objective.build(
             "causal_lm", architecture, vocabulary, z_loss=self.z_loss, head_positions=self.head_positions
         )
@@ -91,5 +91,5 @@ class CausalLM(Objective):
 
 @hookimpl
 def register_objectives() -> dict[str, type[Objective]]:
-    """Offers `causal_lm`."""
+    """Registers `causal_lm`."""
     return {"causal_lm": CausalLM}

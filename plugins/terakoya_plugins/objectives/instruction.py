@@ -1,7 +1,7 @@
-"""Instruction tuning: the answers of conversations are predicted, what they answer is read and not learnt.
+"""Instruction tuning: the answers of conversations are predicted; questions are read, but not learnt.
 
-Wei et al., 2021 (arXiv:2109.01652). Conversations come from `terakoya prepare --conversations`, which writes them with
-a chat template and marks every token of an answer, its end included.
+Wei et al., 2021 (arXiv:2109.01652). Conversations come from `terakoya prepare --conversations`, which formats them with
+a chat template and marks every token of an answer, including its end token.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ class Instruction(Objective):
     single_forward: ClassVar[bool] = True
 
     layout: Literal["packed", "padded"] = "packed"
-    """`packed`: conversations side by side, each seen by itself alone. `padded`: one in each row."""
+    """`packed`: several isolated conversations in a row. `padded`: one conversation in a row."""
     loss_on: Literal["answers", "last_answer", "all"] = "answers"
-    """What is predicted: all answers, the last one of each conversation, or every token, questions and template too."""
+    """The predicted tokens: all answers, the last answer of each conversation, or all tokens, also of questions and
+    template."""
     too_long: Literal["truncate", "drop"] = "truncate"
-    """What becomes of conversations longer than a row: their end is cut off, or they are left out. None goes on in
-    another row, where its question would not be seen."""
+    """Whether conversations longer than a row are truncated or left out. None continues in another row, where the model
+    would not see its question."""
     z_loss: NonNegativeFloat = 0.0
-    """The weight of log^2 Z, Z being what a position's exponentiated logits add up to (PaLM's was 1e-4)."""
+    """The weight of log^2 Z, where Z is the sum of a position's exponentiated logits (PaLM used 1e-4)."""
     head_positions: PositiveInt | None = None
-    """Positions whose logits stand in memory at once, others being computed again for their gradient: less memory, more
-    work. All where not given."""
+    """Number of positions whose logits are in memory at once; logits are computed again for the gradient: less memory,
+    more compute. All positions if not given."""
 
     def row_layout(self) -> Layout:
         """Causal rows of whole conversations."""
@@ -51,11 +52,11 @@ class Instruction(Objective):
         )
 
     def terms(self) -> Mapping[str, LossTerm]:
-        """`lm_loss` and `token_accuracy` over all predicted tokens; with a weight for it `z_loss`."""
+        """`lm_loss` and `token_accuracy` over all predicted tokens; `z_loss` if it has a weight."""
         return causal_objective.terms(z_loss=self.z_loss)
 
     def sums_by_position(self) -> bool:
-        """Each token is predicted from its own hidden state."""
+        """True: each token is predicted from one hidden state."""
         return True
 
     def derive_metrics(self, sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> Mapping[str, float]:
@@ -67,7 +68,7 @@ class Instruction(Objective):
         return causal_objective.batch(rows, whole_rows=self.layout == "padded")
 
     def build(self, architecture: Architecture, vocabulary: Vocabulary) -> torch.nn.Module:
-        """The root module over a freshly initialised model."""
+        """The root module with a randomly initialised model."""
         return causal_objective.build(
             "instruction", architecture, vocabulary, z_loss=self.z_loss, head_positions=self.head_positions
         )
@@ -79,5 +80,5 @@ class Instruction(Objective):
 
 @hookimpl
 def register_objectives() -> dict[str, type[Objective]]:
-    """Offers `instruction`."""
+    """Registers `instruction`."""
     return {"instruction": Instruction}

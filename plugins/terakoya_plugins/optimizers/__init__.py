@@ -1,1 +1,1 @@
-"""Optimizers: one file each."""
+"""Optimizers: one file or folder each."""

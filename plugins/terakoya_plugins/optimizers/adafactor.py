@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 
 class Adafactor(Optimizer):
-    """torch's: updates are relative to the size of each tensor's weights, so `learning_rate` is a share of it, and in
-    step t never more than 1 / sqrt(t). The schedule `inverse_square_root` and 0.01 are T5's.
+    """torch's Adafactor: updates are relative to the root mean square of each tensor's weights, so `learning_rate` is a
+    share of it, in step t at most 1 / sqrt(t). The schedule `inverse_square_root` and 0.01 are T5's.
 
-    Settings are torch's: `beta2_decay` how fast second moments average over more steps; `eps` the least second moment
-    (null is the precision's) and the least size of weights; `d` where an update's size is cut.
+    Settings are torch's: `beta2_decay` is how fast second moments average over more steps; `eps` the smallest second
+    moment (null is the machine epsilon) and the smallest root mean square of weights; `d` the bound on an update's root
+    mean square.
     """
 
     elementwise: ClassVar[bool] = False
@@ -33,7 +34,7 @@ class Adafactor(Optimizer):
     test_settings: ClassVar = {"learning_rate": 0.3}
 
     def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
-        """torch's Adafactor over two groups, decayed and not; it has no fused kernels."""
+        """torch's Adafactor over two groups, with and without weight decay; it has no fused kernels."""
         import torch
 
         return torch.optim.Adafactor(
@@ -47,5 +48,5 @@ class Adafactor(Optimizer):
 
 @hookimpl
 def register_optimizers() -> dict[str, type[Optimizer]]:
-    """Offers `adafactor`."""
+    """Registers `adafactor`."""
     return {"adafactor": Adafactor}

@@ -1,1 +1,1 @@
-"""Courses of the learning rate: one file each."""
+"""Learning rate schedules: one file each."""

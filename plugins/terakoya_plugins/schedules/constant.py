@@ -1,4 +1,4 @@
-"""A learning rate that rises and stays."""
+"""A constant learning rate after warm-up."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from terakoya.toolkit.schedules import WarmupSchedule
 
 
 class Constant(WarmupSchedule):
-    """Rises and stays at the peak."""
+    """Warms up, then stays at the peak."""
 
     def factor(self, progress: Progress) -> float:
-        """The share of the peak that warming up has reached, then 1."""
-        warming = self.warmup_factor(progress)
-        return 1.0 if warming is None else warming
+        """The share of the peak reached in warm-up, then 1."""
+        warmup = self.warmup_factor(progress)
+        return 1.0 if warmup is None else warmup
 
 
 @hookimpl
 def register_schedules() -> dict[str, type[Schedule]]:
-    """Offers `constant`."""
+    """Registers `constant`."""
     return {"constant": Constant}

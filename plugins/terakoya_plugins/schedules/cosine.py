@@ -1,4 +1,4 @@
-"""Half a cosine (Loshchilov and Hutter, 2017, arXiv:1608.03983) down to `min_lr`, held there: Megatron-LM's formula."""
+"""Half a cosine (Loshchilov and Hutter, 2017, arXiv:1608.03983) to `min_lr`, then constant: Megatron-LM's formula."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from terakoya.toolkit.schedules import DecaySchedule
 
 
 class Cosine(DecaySchedule):
-    """Rises, then falls along half a cosine to `min_lr`, and stays there."""
+    """Warms up, then decays along half a cosine to `min_lr`, and stays there."""
 
     def factor(self, progress: Progress) -> float:
         """min_lr + (peak - min_lr) (1 + cos(pi done)) / 2, over the peak."""
-        warming = self.warmup_factor(progress)
-        if warming is not None:
-            return warming
+        warmup = self.warmup_factor(progress)
+        if warmup is not None:
+            return warmup
         return self.factor_above_floor((1.0 + math.cos(math.pi * self.decay_span(progress).elapsed)) / 2.0, progress)
 
 
 @hookimpl
 def register_schedules() -> dict[str, type[Schedule]]:
-    """Offers `cosine`."""
+    """Registers `cosine`."""
     return {"cosine": Cosine}

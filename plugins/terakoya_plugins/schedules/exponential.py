@@ -12,20 +12,20 @@ from terakoya.toolkit.schedules import DecaySchedule
 
 
 class Exponential(DecaySchedule):
-    """Rises, then falls by the same ratio from each step to the next, so that `decay_rate` of the peak is left at the
-    end of the fall; never below `min_lr`."""
+    """Warms up, then decays by the same ratio from each step to the next, to `decay_rate` of the peak at the end of the
+    decay; never below `min_lr`."""
 
     decay_rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
 
     def factor(self, progress: Progress) -> float:
         """decay_rate ** done, at least min_lr over the peak."""
-        warming = self.warmup_factor(progress)
-        if warming is not None:
-            return warming
+        warmup = self.warmup_factor(progress)
+        if warmup is not None:
+            return warmup
         return max(self.min_lr / progress.learning_rate, self.decay_rate ** self.decay_span(progress).elapsed)
 
 
 @hookimpl
 def register_schedules() -> dict[str, type[Schedule]]:
-    """Offers `exponential`."""
+    """Registers `exponential`."""
     return {"exponential": Exponential}

@@ -13,14 +13,14 @@ from terakoya.components.progress import Unit
 from terakoya.toolkit.schedules import WarmupSchedule, check_at_most_one, check_min_lr, convert_unit, position
 
 TIMESCALE = 10_000
-"""Steps of constant learning rate at the beginning of T5's schedule; Transformers' default without warming up."""
+"""Steps of constant learning rate at the beginning of T5's schedule; Transformers' default without warm-up."""
 
 
 class InverseSquareRoot(WarmupSchedule):
-    """Rises, then falls as one over a square root, without an end: after three time scales half is left.
+    """Warms up, then decays as one over a square root, without an end: after three time scales to half the peak.
 
-    `timescale`, in steps, or `timescale_tokens` is how fast; without either it is the length of warming up, and 10,000
-    steps where there is none. `min_lr` is the learning rate that it never falls below.
+    `timescale`, in steps, or `timescale_tokens` sets the speed; the default is the length of the warm-up, and 10,000
+    steps without warm-up. `min_lr` is the smallest learning rate.
     """
 
     timescale: PositiveInt | None = None
@@ -37,10 +37,10 @@ class InverseSquareRoot(WarmupSchedule):
         check_min_lr(self.min_lr, start)
 
     def factor(self, progress: Progress) -> float:
-        """sqrt(timescale / (timescale + what is behind since warming up)), at least min_lr over the peak."""
-        warming = self.warmup_factor(progress)
-        if warming is not None:
-            return warming
+        """sqrt(timescale / (timescale + steps or tokens since warm-up)), at least min_lr over the peak."""
+        warmup = self.warmup_factor(progress)
+        if warmup is not None:
+            return warmup
         unit, scale = self._scale(progress)
         since = position(progress, unit) - convert_unit(self.warmup(progress), unit, progress)
         return max(self.min_lr / progress.learning_rate, math.sqrt(scale / (scale + max(0.0, since))))
@@ -56,5 +56,5 @@ class InverseSquareRoot(WarmupSchedule):
 
 @hookimpl
 def register_schedules() -> dict[str, type[Schedule]]:
-    """Offers `inverse_square_root`."""
+    """Registers `inverse_square_root`."""
     return {"inverse_square_root": InverseSquareRoot}

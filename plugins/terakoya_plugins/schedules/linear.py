@@ -1,4 +1,4 @@
-"""Linear warm-up, then linear decay, the schedule of the original BERT; or both at once, that of ELECTRA."""
+"""Linear warm-up, then linear decay, as in the original BERT; or both at once, as in the original ELECTRA."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from terakoya.toolkit.schedules import DecaySchedule
 
 
 class Linear(DecaySchedule):
-    """Rises, then falls in a straight line to `min_lr`, 0 if nothing else is said."""
+    """Warms up, then decays linearly to `min_lr`, by default 0."""
 
     simultaneous: bool = False
-    """Whether the fall begins at the first step and warming up is multiplied with it: the original ELECTRA's. It is
+    """Whether the decay begins at the first step and is multiplied by the warm-up, as in the original ELECTRA. It is
     counted in steps, to the end of the run."""
 
     @model_validator(mode="after")
     def _steps_alone(self) -> Self:
         if self.simultaneous and (self.warmup_tokens or self.lr_decay_steps or self.lr_decay_tokens):
-            raise ValueError("simultaneous: goes with warmup_steps or warmup_ratio, and falls to the end of the run")
+            raise ValueError("simultaneous: needs warmup_steps or warmup_ratio, and decays to the end of the run")
         return self
 
     def factor(self, progress: Progress) -> float:
-        """The share of the peak that warming up has reached, then the share of the fall that is still ahead, above
-        `min_lr`; if `simultaneous`, (max_steps - step) / max_steps, while warming up times the first."""
-        warming = self.warmup_factor(progress)
+        """The share of the peak reached in warm-up, then the remaining share of the decay, above `min_lr`; with
+        `simultaneous`, (max_steps - step) / max_steps above `min_lr`, in warm-up times the share reached."""
+        warmup = self.warmup_factor(progress)
         if self.simultaneous:
-            left = max(0.0, (progress.max_steps - progress.step) / progress.max_steps)
-            return self.factor_above_floor(left, progress) * (1.0 if warming is None else warming)
-        return self.factor_above_floor(self.decay_span(progress).remaining, progress) if warming is None else warming
+            remaining = max(0.0, (progress.max_steps - progress.step) / progress.max_steps)
+            return self.factor_above_floor(remaining, progress) * (1.0 if warmup is None else warmup)
+        return self.factor_above_floor(self.decay_span(progress).remaining, progress) if warmup is None else warmup
 
 
 @hookimpl
 def register_schedules() -> dict[str, type[Schedule]]:
-    """Offers `linear`."""
+    """Registers `linear`."""
     return {"linear": Linear}

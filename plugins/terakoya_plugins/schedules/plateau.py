@@ -1,4 +1,4 @@
-"""Lower whenever validation has stopped improving: torch's ReduceLROnPlateau as a function of the losses so far."""
+"""A learning rate that drops when validation stops improving: ReduceLROnPlateau as a function of all losses so far."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from terakoya.toolkit.schedules import WarmupSchedule, check_min_lr
 
 
 class Plateau(WarmupSchedule):
-    """Rises, then stays until more than `patience` validations in a row are no better than the best one; then goes on
-    with `decay_factor` of the learning rate, never below `min_lr`. The first validation comes before the first step.
+    """Warms up, then multiplies the learning rate by `decay_factor` when more than `patience` validations in a row are
+    no better than the best one, never below `min_lr`. The first validation comes before the first step.
 
-    Settings are torch's, but for `decay_factor`, which it calls factor.
+    Settings are torch's, except that `decay_factor` is torch's `factor`.
     """
 
     needs_validation: ClassVar[bool] = True
@@ -34,12 +34,12 @@ class Plateau(WarmupSchedule):
         check_min_lr(self.min_lr, start)
 
     def factor(self, progress: Progress) -> float:
-        """The share of the peak that warming up has reached, or what the validations so far have left of it if that is
-        less."""
-        warming = self.warmup_factor(progress)
-        return min(1.0 if warming is None else warming, self._left(progress) / progress.learning_rate)
+        """The smaller of the share of the peak reached in warm-up, and the share that remains after the validations so
+        far."""
+        warmup = self.warmup_factor(progress)
+        return min(1.0 if warmup is None else warmup, self._reduced_rate(progress) / progress.learning_rate)
 
-    def _left(self, progress: Progress) -> float:
+    def _reduced_rate(self, progress: Progress) -> float:
         """The learning rate after the validations so far."""
         learning_rate, best, bad, cooling = progress.learning_rate, math.inf, 0, 0
         for _, loss in progress.validation:
@@ -60,5 +60,5 @@ class Plateau(WarmupSchedule):
 
 @hookimpl
 def register_schedules() -> dict[str, type[Schedule]]:
-    """Offers `plateau`."""
+    """Registers `plateau`."""
     return {"plateau": Plateau}

@@ -1,4 +1,4 @@
-"""Warm-up, a stable stretch at the peak, a short decay: WSD (Hu et al., 2024, arXiv:2404.06395)."""
+"""Warm-up, a stable phase at the peak, a short decay: WSD (Hu et al., 2024, arXiv:2404.06395)."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ FALLING: Mapping[Shape, Callable[[float], float]] = {
     "cosine": lambda done: (1.0 + math.cos(math.pi * done)) / 2.0,
     "1-sqrt": lambda done: 1.0 - math.sqrt(done),
 }
-"""Transformers' shapes, from the share of the stretch that is behind to the share of the peak."""
+"""Transformers' shapes: from the completed share of the phase to the share of the peak."""
 
 DECAY_RATIO = 0.1
-"""The share of the run that WSD's authors found the decay needs."""
+"""The share of the run that the decay needs, according to WSD's authors."""
 
 
 class WarmupStableDecay(DecaySchedule):
-    """Rises, stays at the peak, and falls to `min_lr` in the last `decay_steps`, `decay_tokens` or `decay_ratio` of the
-    run (a tenth, if none is given) before its end, or before `lr_decay_steps` or `lr_decay_tokens`."""
+    """Warms up, stays at the peak, and decays to `min_lr` in the last `decay_steps`, `decay_tokens` or `decay_ratio` of
+    the run (by default a tenth) before its end, or before `lr_decay_steps` or `lr_decay_tokens`."""
 
     decay_steps: NonNegativeInt = 0
     decay_tokens: NonNegativeInt = 0
@@ -47,7 +47,7 @@ class WarmupStableDecay(DecaySchedule):
         return self
 
     def decay_span(self, progress: Progress) -> Span:
-        """The decay alone, no longer than what warming up leaves."""
+        """The span of the decay, which does not begin before the end of warm-up."""
         whole = super().decay_span(progress)
         unit: Unit = self._given_end or progress.unit
         if self.decay_steps or self.decay_tokens:
@@ -58,14 +58,14 @@ class WarmupStableDecay(DecaySchedule):
         return Span(whole.at, max(whole.start, whole.end - decay), whole.end)
 
     def factor(self, progress: Progress) -> float:
-        """`warmup_type` over warming up, 1, `decay_type` over the decay, above `min_lr`."""
-        warming = self.warmup_factor(progress)
-        if warming is not None:
-            return RISING[self.warmup_type](warming)
+        """`warmup_type` in warm-up, then 1, then `decay_type` in the decay, above `min_lr`."""
+        warmup = self.warmup_factor(progress)
+        if warmup is not None:
+            return RISING[self.warmup_type](warmup)
         return self.factor_above_floor(FALLING[self.decay_type](self.decay_span(progress).elapsed), progress)
 
 
 @hookimpl
 def register_schedules() -> dict[str, type[Schedule]]:
-    """Offers `warmup_stable_decay`."""
+    """Registers `warmup_stable_decay`."""
     return {"warmup_stable_decay": WarmupStableDecay}

@@ -105,7 +105,7 @@ def test_the_presets_exist() -> None:
         ("architecture={}", 'architecture.type: missing; known: "bert"'),
         ("architecture=bert", 'architecture: expected an object with a "type", got "bert"'),
         ("objective.mlm_probability=1.5", "objective.mlm_probability: expected less than 1, got 1.5"),
-        ("objective.next_sentence=true", 'objective: next_sentence true and layout "pairs" go together'),
+        ("objective.next_sentence=true", 'objective: next_sentence true and layout "pairs" need each other'),
         ("optimizer.learning_rate=fast", 'optimizer.learning_rate: expected a number, got "fast"'),
         (
             "trackers.0.type=tensorbord",

@@ -1,4 +1,4 @@
-"""Causal language modelling against plain Transformers and written-out formulas."""
+"""Causal language modelling against plain Transformers and explicit formulas."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODEL = GPT2(
 
 
 def rows_of(folder: Path, objective: CausalLM) -> Rows:
-    """The first four rows, which are full where documents are joined."""
+    """The first four rows, which are full in layouts that join documents."""
     source = RowSource(make_store(folder / "toy"), objective.row_layout(), sequence_length=32, seed=1, shuffle=False)
     return source.load(0, np.arange(4))
 
@@ -44,8 +44,8 @@ def tensors(batch: Batch) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
 
 
-def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
-    """Transformers shifts the labels itself: it is given each whole row, its last label as one more token."""
+def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path) -> None:
+    """Transformers shifts the labels itself, so it receives each row with its last label as one more token."""
     from transformers import GPT2LMHeadModel
 
     objective = CausalLM(layout="stream")
@@ -72,7 +72,7 @@ def test_loss_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("z_loss", [0.0, 0.3])
-def test_a_part_of_the_positions_at_a_time_changes_nothing(tmp_path: Path, training: bool, z_loss: float) -> None:
+def test_head_positions_does_not_change_the_results(tmp_path: Path, training: bool, z_loss: float) -> None:
     rows = rows_of(tmp_path, CausalLM())
     found = []
     for positions in (None, 30, 1000):
@@ -91,8 +91,8 @@ def test_a_part_of_the_positions_at_a_time_changes_nothing(tmp_path: Path, train
             assert (one - other).norm() <= 1e-5 * other.norm() + 1e-7
 
 
-def test_a_part_of_the_positions_at_a_time_keeps_no_logits(tmp_path: Path) -> None:
-    """Of what the head keeps for its backward, nothing is as large as the logits of all positions."""
+def test_head_positions_stores_no_logits(tmp_path: Path) -> None:
+    """No tensor that the head stores for its backward is as large as the logits of all positions."""
     sizes: list[int] = []
 
     def size(tensor: torch.Tensor) -> torch.Tensor:
@@ -118,7 +118,7 @@ def test_a_part_of_the_positions_at_a_time_keeps_no_logits(tmp_path: Path) -> No
     assert largest[None] >= 4 * 32 * VOCABULARY.size and largest[8] < 4 * 32 * VOCABULARY.size
 
 
-def test_z_loss_is_a_term_of_its_own(tmp_path: Path) -> None:
+def test_z_loss_is_a_separate_term(tmp_path: Path) -> None:
     objective = CausalLM(z_loss=1e-4)
     rows = rows_of(tmp_path, objective)
     module, batch = module_of(objective).eval(), objective.collate(rows, VOCABULARY)
@@ -131,18 +131,18 @@ def test_z_loss_is_a_term_of_its_own(tmp_path: Path) -> None:
     assert float(sums["z_loss"]) == pytest.approx(float(expected), rel=1e-5)
     assert objective.terms()["z_loss"].weight == 1e-4 and objective.terms()["z_loss"].count == "targets"
     assert "z_loss" not in CausalLM().terms()
-    right = (logits.argmax(-1) == arrays["labels"])[used].sum()
-    assert float(sums["token_accuracy"]) == float(right)
+    correct = (logits.argmax(-1) == arrays["labels"])[used].sum()
+    assert float(sums["token_accuracy"]) == float(correct)
 
 
 def test_perplexity_is_the_exponential_of_the_mean() -> None:
-    derived = CausalLM().derived
+    derived = CausalLM().derive_metrics
     assert derived({"lm_loss": np.array(20.0)}, {"targets": 10}) == {"perplexity": pytest.approx(math.exp(2.0))}
     assert derived({"lm_loss": np.array(0.0)}, {"targets": 0}) == {}
     assert derived({"lm_loss": np.array(1e5)}, {"targets": 10}) == {}
 
 
-def test_counts_and_what_says_that_rows_are_whole(tmp_path: Path) -> None:
+def test_counts_and_the_mark_of_whole_rows(tmp_path: Path) -> None:
     for layout in ("packed", "stream", "megatron"):
         objective = CausalLM(layout=layout)  # type: ignore[arg-type]
         rows = rows_of(tmp_path / layout, objective)
@@ -152,10 +152,10 @@ def test_counts_and_what_says_that_rows_are_whole(tmp_path: Path) -> None:
         assert (attention.WHOLE_ROWS in batch.arrays) == (layout != "packed")
 
 
-def test_settings_that_contradict_each_other_are_refused() -> None:
+def test_conflicting_settings_are_refused() -> None:
     with pytest.raises(ValidationError, match="megatron"):
         CausalLM(samples=10)
-    with pytest.raises(ValidationError, match="nothing follows an end"):
+    with pytest.raises(ValidationError, match="no token follows an end"):
         CausalLM(eod_mask_loss=True)
     with pytest.raises(UserError, match="no head 'causal'"):
         CausalLM().build(Bert(), VOCABULARY)

@@ -1,4 +1,4 @@
-"""Instruction tuning against plain Transformers, conversation by conversation; a model tuned, exported and asked."""
+"""Instruction tuning against plain Transformers, one conversation at a time; a tuned model is exported and answers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ RECORDS = [*SHORT, {"messages": MESSAGES}, WITH_INPUT, *SHORT]
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
-    """Conversations of one turn and of two, some of which fit into one row."""
+    """Conversations of one and of two turns, some of which fit together into one row."""
     folder = tmp_path_factory.mktemp("instruction")
     tokenizer = make_chat_tokenizer(folder / "tokenizer")
     file = write_lines(folder / "a.jsonl", *RECORDS)
@@ -73,7 +73,7 @@ def tensors(batch: Batch) -> dict[str, torch.Tensor]:
 
 
 def labelled(loss_on: str) -> list[tuple[list[dict[str, str]], set[int]]]:
-    """Each conversation, and the numbers of the turns that are learnt."""
+    """Each conversation, with the numbers of the turns that are learnt."""
     found = []
     for record in RECORDS:
         turns = record.get("messages")
@@ -89,9 +89,9 @@ def labelled(loss_on: str) -> list[tuple[list[dict[str, str]], set[int]]]:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("loss_on", ["answers", "last_answer"])
-def test_loss_and_gradients_are_those_of_transformers_alone(store: TokenStore, name: str, loss_on: str) -> None:
-    """Transformers is given one conversation at a time, rendered and cut by its own tokenizer, with -100 on everything
-    up to each answer, which ends with its own end; packed, padded and alone are the same."""
+def test_loss_and_gradients_equal_those_of_transformers(store: TokenStore, name: str, loss_on: str) -> None:
+    """Transformers receives one conversation at a time, rendered by its own tokenizer, with -100 up to each answer,
+    which includes its end token; the packed and the padded layout give the same results."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(store.tokenizer_folder)
     packed = Instruction(loss_on=loss_on)  # type: ignore[arg-type]
     module = module_of(packed, MODELS[name], store)
@@ -102,9 +102,9 @@ def test_loss_and_gradients_are_those_of_transformers_alone(store: TokenStore, n
         ids = tokenizer.apply_chat_template(turns, return_tensors="pt")["input_ids"]
         labels = torch.full_like(ids, -100)
         for number in learnt:
-            asked = tokenizer.apply_chat_template(turns[:number], add_generation_prompt=True)["input_ids"]
+            prompt = tokenizer.apply_chat_template(turns[:number], add_generation_prompt=True)["input_ids"]
             until = tokenizer.apply_chat_template(turns[: number + 1])["input_ids"]
-            labels[0, len(asked) : len(until)] = ids[0, len(asked) : len(until)]
+            labels[0, len(prompt) : len(until)] = ids[0, len(prompt) : len(until)]
         predicted = int((labels[0, 1:] >= 0).sum())
         total = total + reference(input_ids=ids, labels=labels, use_cache=False).loss * predicted
         count += predicted
@@ -124,7 +124,7 @@ def test_loss_and_gradients_are_those_of_transformers_alone(store: TokenStore, n
             assert weight.grad is not None and (weight.grad - theirs[key]).abs().max() < 1e-6, key
 
 
-def test_all_tokens_are_every_token_but_the_first(store: TokenStore) -> None:
+def test_loss_on_all_predicts_every_token_but_the_first(store: TokenStore) -> None:
     batch = batch_of(store, Instruction(loss_on="all"))
     assert batch.counts["targets"] == store.facts.tokens - store.facts.documents == batch.counts["tokens"]
     answers = batch_of(store, Instruction())
@@ -157,7 +157,7 @@ def test_the_preset_is_a_run(store: TokenStore, tmp_path: Path, monkeypatch: pyt
 def test_a_tuned_model_answers_in_plain_transformers(
     store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From a Transformers folder: tuned until it knows the answers by heart, exported, asked by its chat template."""
+    """A Transformers folder is tuned until it knows the answers, exported, and prompted by its chat template."""
     torch.manual_seed(0)
     start = GPT2(**SIZES, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0).build(store.facts.vocabulary, "causal")
     start.save_pretrained(tmp_path / "start")
@@ -190,9 +190,9 @@ def test_a_tuned_model_answers_in_plain_transformers(
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
     for turns, learnt in labelled("answers"):
         for number in learnt:
-            asked = tokenizer.apply_chat_template(turns[:number], add_generation_prompt=True, return_tensors="pt")
-            written = model.generate(**asked, max_new_tokens=40, do_sample=False)[0, asked["input_ids"].shape[1] :]
-            assert tokenizer.decode(written) == turns[number]["content"] + "</s>", "and stops by itself"
+            prompt = tokenizer.apply_chat_template(turns[:number], add_generation_prompt=True, return_tensors="pt")
+            answer = model.generate(**prompt, max_new_tokens=40, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+            assert tokenizer.decode(answer) == turns[number]["content"] + "</s>", "and ends with the end token"
     monkeypatch.setattr("rich.console.Console.input", lambda self, prompt: next(lines))
     lines = iter([MESSAGES[0]["content"], MESSAGES[2]["content"], ""])
     capsys.readouterr()

@@ -22,15 +22,15 @@ BERT = Bert(
 
 
 def rows(lengths: list[list[int]], width: int = 24) -> Rows:
-    """Packed rows: each inner list holds the lengths, [CLS] and [SEP] included, of a row's documents."""
-    draw = np.random.default_rng(3)
+    """Packed rows: each inner list holds the lengths of a row's documents, including [CLS] and [SEP]."""
+    generator = np.random.default_rng(3)
     tokens = np.zeros((len(lengths), width), np.int32)
     documents = np.full((len(lengths), width), -1, np.int32)
     positions = np.zeros((len(lengths), width), np.int32)
     for row, documents_of_row in enumerate(lengths):
         at = 0
         for number, length in enumerate(documents_of_row):
-            tokens[row, at : at + length] = [2, *draw.integers(5, 60, length - 2), 3]
+            tokens[row, at : at + length] = [2, *generator.integers(5, 60, length - 2), 3]
             documents[row, at : at + length] = number
             positions[row, at : at + length] = np.arange(length)
             at += length
@@ -45,7 +45,7 @@ def tensors(batch: Batch) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
 
 
-def test_loss_and_gradients_are_those_of_transformers_on_separate_documents() -> None:
+def test_loss_and_gradients_equal_those_of_transformers_on_separate_documents() -> None:
     objective = MaskedLM(mlm_probability=0.3)
     torch.manual_seed(0)
     module = objective.build(BERT, VOCABULARY)
@@ -63,11 +63,11 @@ def test_loss_and_gradients_are_those_of_transformers_on_separate_documents() ->
     total = torch.zeros(())
     for row in range(len(labels)):
         for number in range(batch.arrays["document_ids"][row].max() + 1):
-            here = batch.arrays["document_ids"][row] == number
-            ids = torch.from_numpy(batch.arrays["input_ids"][row][here])[None]
-            wanted = torch.from_numpy(labels[row][here])[None]
-            if (wanted >= 0).any():
-                total = total + reference(ids, labels=wanted).loss * (wanted >= 0).sum()
+            columns = batch.arrays["document_ids"][row] == number
+            ids = torch.from_numpy(batch.arrays["input_ids"][row][columns])[None]
+            targets = torch.from_numpy(labels[row][columns])[None]
+            if (targets >= 0).any():
+                total = total + reference(ids, labels=targets).loss * (targets >= 0).sum()
     total.backward()
     assert batch.counts["masked"] == used.sum() > 5
     assert abs(float(ours.detach()) - float(total.detach())) / float(total.detach()) < 1e-6
@@ -93,7 +93,7 @@ def test_unused_slots_add_nothing() -> None:
     assert float(few["masked_accuracy"]) == float(many["masked_accuracy"])
 
 
-def test_next_sentence_loss_is_that_of_transformers() -> None:
+def test_the_next_sentence_loss_equals_that_of_transformers() -> None:
     from transformers import BertForPreTraining
 
     objective = MaskedLM(layout="pairs", next_sentence=True)
@@ -136,8 +136,8 @@ def test_the_head_runs_at_masked_positions_only(monkeypatch: pytest.MonkeyPatch)
     assert len(batch.arrays["masked_positions"]) <= 0.2 * batch.arrays["input_ids"].size
 
 
-def test_settings_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(ValidationError, match="go together"):
+def test_conflicting_settings_are_refused() -> None:
+    with pytest.raises(ValidationError, match="need each other"):
         MaskedLM(next_sentence=True)
     with pytest.raises(ValidationError, match="add up to more than 1"):
         MaskedLM(replace_probability=0.8, random_probability=0.3)

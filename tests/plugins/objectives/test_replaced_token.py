@@ -1,4 +1,4 @@
-"""Replaced-token detection against the paper, written out with plain Transformers models."""
+"""Replaced-token detection against the paper, implemented with plain Transformers models."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -22,7 +22,7 @@ from terakoya.training.loss import weighted_loss
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.architectures.electra import Electra
 from terakoya_plugins.objectives.replaced_token import ReplacedToken
-from terakoya_plugins.objectives.replaced_token.module import BINS, corrupt, histogram, measures
+from terakoya_plugins.objectives.replaced_token.module import BINS, corrupt, discriminator_metrics, score_histogram
 
 VOCABULARY = Vocabulary(size=60, pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))
 ELECTRA = Electra(
@@ -34,15 +34,15 @@ WORD = "electra.embeddings.word_embeddings.weight"
 
 
 def rows(lengths: list[list[int]], width: int = 24, *, first_key: int = 1) -> Rows:
-    """Packed rows: each inner list holds the lengths, [CLS] and [SEP] included, of a row's documents."""
-    draw = np.random.default_rng(3)
+    """Packed rows: each inner list holds the lengths of a row's documents, including [CLS] and [SEP]."""
+    generator = np.random.default_rng(3)
     tokens = np.zeros((len(lengths), width), np.int32)
     documents = np.full((len(lengths), width), -1, np.int32)
     positions = np.zeros((len(lengths), width), np.int32)
     for row, documents_of_row in enumerate(lengths):
         at = 0
         for number, length in enumerate(documents_of_row):
-            tokens[row, at : at + length] = [2, *draw.integers(5, 60, length - 2), 3]
+            tokens[row, at : at + length] = [2, *generator.integers(5, 60, length - 2), 3]
             documents[row, at : at + length] = number
             positions[row, at : at + length] = np.arange(length)
             at += length
@@ -51,7 +51,7 @@ def rows(lengths: list[list[int]], width: int = 24, *, first_key: int = 1) -> Ro
     return Rows(tokens=tokens, document_ids=documents, position_ids=positions, word_starts=starts, keys=keys)
 
 
-def some(all_rows: Rows, chosen: list[int]) -> Rows:
+def select_rows(all_rows: Rows, chosen: list[int]) -> Rows:
     """The rows `chosen` of `all_rows`."""
     assert all_rows.word_starts is not None
     return Rows(
@@ -65,7 +65,7 @@ def tensors(batch: Batch) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array) for name, array in batch.arrays.items()}
 
 
-def built(objective: ReplacedToken, architecture: Electra = ELECTRA) -> Any:
+def build(objective: ReplacedToken, architecture: Electra = ELECTRA) -> Any:
     torch.manual_seed(0)
     module = objective.build(architecture, VOCABULARY)
     attention.use(module, "sdpa")
@@ -76,15 +76,15 @@ def built(objective: ReplacedToken, architecture: Electra = ELECTRA) -> Any:
 
 
 def fixed_sample(odds: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    """Samples that no rounding can change; every fourth is right."""
+    """Samples that no rounding can change; every fourth is correct."""
     drawn = 5 + (batch["sample_uniforms"] * 55).long()
     return torch.where(drawn % 4 == 0, batch["masked_labels"].clamp(min=0), drawn)
 
 
-def from_the_paper(
+def losses_of_the_paper(
     batch: Batch, generator: ElectraForMaskedLM, discriminator: ElectraForPreTraining, extra: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Both mean losses with full logits over padded documents; `extra` are weights put in the discriminator's place."""
+    """Both mean losses with full logits over padded documents; `extra` are weights that replace the discriminator's."""
     arrays = batch.arrays
     ids, documents = arrays["input_ids"], arrays["document_ids"]
     labels = np.full(ids.size, -100)
@@ -101,21 +101,21 @@ def from_the_paper(
     shape = (len(pieces), longest)
     x, y, s = torch.zeros(shape, dtype=torch.long), torch.full(shape, -100), torch.zeros(shape, dtype=torch.long)
     present = torch.zeros(shape, dtype=torch.long)
-    for number, places in enumerate(pieces):
+    for number, positions in enumerate(pieces):
         for table, source in ((x, ids.ravel()), (y, labels), (s, sampled)):
-            table[number, : len(places)] = torch.from_numpy(source[places])
-        present[number, : len(places)] = 1
+            table[number, : len(positions)] = torch.from_numpy(source[positions])
+        present[number, : len(positions)] = 1
     generator_loss = generator(x, attention_mask=present, labels=y).loss
     original = torch.where(y >= 0, y, x)
     corrupted = torch.where(y >= 0, s, x)
     replaced = (corrupted != original).long()
-    assert 5 < replaced.sum() < (y >= 0).sum(), "some samples are right"
+    assert 5 < replaced.sum() < (y >= 0).sum(), "some samples are correct"
     result = functional_call(discriminator, extra, (corrupted,), {"attention_mask": present, "labels": replaced})
     return generator_loss, result.loss
 
 
 def compare(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
-    """Each gradient within 1e-5 of its norm; those of nearly nothing within 1e-5 of a thousandth of the largest."""
+    """Asserts that each gradient differs by at most 1e-5 of its norm, or of a thousandth of the largest norm."""
     assert ours.keys() == theirs.keys()
     largest = max(float(value.norm()) for value in theirs.values())
     for name, value in theirs.items():
@@ -125,17 +125,17 @@ def compare(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("micro_batches", [[[0, 1, 2, 3, 4, 5]], [[0, 1], [2, 3, 4], [5]]])
 @pytest.mark.parametrize("sharing", ["tied", "none", "disentangled"])
-def test_losses_and_gradients_are_those_of_the_paper(sharing: Any, micro_batches: list[list[int]]) -> None:
-    """Packed rows, also in uneven micro-batches, against padded documents through full logits."""
+def test_losses_and_gradients_equal_the_papers(sharing: Any, micro_batches: list[list[int]]) -> None:
+    """Packed rows, also in uneven micro-batches, against padded documents with full logits."""
     objective = ReplacedToken(sharing=sharing, mlm_probability=0.3)
-    module = built(objective)
+    module = build(objective)
     module.sample = fixed_sample
     everything = rows(DOCUMENTS)
     whole = objective.collate(everything, VOCABULARY)
     total = 0.0
     losses = {"generator_loss": 0.0, "discriminator_loss": 0.0}
     for chosen in micro_batches:
-        sums = module(tensors(objective.collate(some(everything, chosen), VOCABULARY)))
+        sums = module(tensors(objective.collate(select_rows(everything, chosen), VOCABULARY)))
         loss = weighted_loss(sums, objective.terms(), whole.counts)
         loss.backward()
         total += loss.item()
@@ -155,7 +155,7 @@ def test_losses_and_gradients_are_those_of_the_paper(sharing: Any, micro_batches
         shared = generator.electra.embeddings.word_embeddings.weight.detach()
         difference = (own[WORD] - shared).requires_grad_()
         extra = {WORD: shared + difference}
-    generator_loss, discriminator_loss = from_the_paper(whole, generator, discriminator, extra)
+    generator_loss, discriminator_loss = losses_of_the_paper(whole, generator, discriminator, extra)
     (generator_loss + 50.0 * discriminator_loss).backward()
     assert total == pytest.approx(generator_loss.item() + 50.0 * discriminator_loss.item(), rel=1e-5)
     assert losses["generator_loss"] == pytest.approx(generator_loss.item(), rel=1e-5)
@@ -175,20 +175,20 @@ def test_losses_and_gradients_are_those_of_the_paper(sharing: Any, micro_batches
 
 
 @pytest.mark.parametrize("sharing", ["tied", "none", "disentangled"])
-def test_what_is_shared(sharing: Any) -> None:
-    module = built(ReplacedToken(sharing=sharing))
+def test_shared_embeddings(sharing: Any) -> None:
+    module = build(ReplacedToken(sharing=sharing))
     generator, discriminator = module.generator, module.discriminator
     assert generator.generator_lm_head.weight is generator.electra.embeddings.word_embeddings.weight
     assert (discriminator.electra.embeddings is generator.electra.embeddings) == (sharing == "tied")
     generator.zero_grad()
     batch = tensors(ReplacedToken().collate(rows(DOCUMENTS), VOCABULARY))
     module(batch)["discriminator_loss"].backward()
-    reached = generator.electra.embeddings.word_embeddings.weight.grad is not None
-    assert reached == (sharing == "tied"), "only tied embeddings learn from the discriminator"
+    has_gradient = generator.electra.embeddings.word_embeddings.weight.grad is not None
+    assert has_gradient == (sharing == "tied"), "only tied embeddings learn from the discriminator"
     assert generator.electra.encoder.layer[0].output.dense.weight.grad is None, "no gradient flows through samples"
 
 
-def test_at_first_the_discriminator_has_the_generators_embeddings() -> None:
+def test_a_new_discriminator_has_the_generators_embeddings() -> None:
     torch.manual_seed(0)
     module = ReplacedToken(sharing="disentangled").build(ELECTRA, VOCABULARY)
     exported = ReplacedToken().exports(module)
@@ -196,9 +196,9 @@ def test_at_first_the_discriminator_has_the_generators_embeddings() -> None:
     assert torch.equal(generator[WORD], discriminator[WORD])
 
 
-def test_exports_of_disentangled_embeddings_hold_the_sum() -> None:
+def test_exports_of_disentangled_embeddings_have_the_sum() -> None:
     objective = ReplacedToken(sharing="disentangled")
-    module = built(objective).eval()
+    module = build(objective).eval()
     exported = objective.exports(module)["discriminator"]
     assert type(exported) is ElectraForPreTraining
     attention.release(exported)
@@ -214,7 +214,7 @@ def test_exports_of_disentangled_embeddings_hold_the_sum() -> None:
     assert "difference" in dict(module.named_modules())["discriminator.electra.embeddings.word_embeddings"]._modules
 
 
-def test_a_right_sample_counts_as_original_and_unused_slots_write_nothing() -> None:
+def test_a_correct_sample_counts_as_original_and_unused_slots_write_nothing() -> None:
     input_ids = torch.tensor([[4, 11, 4, 13], [4, 21, 22, 23]])
     positions, labels = torch.tensor([0, 2, 4, 0, 0]), torch.tensor([10, 12, 20, -100, -100])
     ids, replaced = corrupt(input_ids, positions, labels, torch.tensor([10, 50, 51, 52, 53]))
@@ -222,33 +222,33 @@ def test_a_right_sample_counts_as_original_and_unused_slots_write_nothing() -> N
     assert replaced.tolist() == [[False, False, True, False], [True, False, False, False]]
 
 
-def sampled(objective: ReplacedToken, module: Any, batch: Batch) -> dict[tuple[int, int], int]:
-    """The sample for each masked place (row's number in the batch, column)."""
-    kept: list[Tensor] = []
-    real = type(module).sample
-    module.sample = lambda odds, inner: kept.append(real(module, odds, inner)) or kept[-1]
+def sample_tokens(objective: ReplacedToken, module: Any, batch: Batch) -> dict[tuple[int, int], int]:
+    """The sample for each masked position (row in the batch, column)."""
+    samples: list[Tensor] = []
+    original = type(module).sample
+    module.sample = lambda odds, inner: samples.append(original(module, odds, inner)) or samples[-1]
     module(tensors(batch))
     del module.sample
     used = batch.arrays["masked_labels"] >= 0
-    places = np.divmod(batch.arrays["masked_positions"][used], batch.arrays["input_ids"].shape[1])
-    return {(int(r), int(c)): int(t) for r, c, t in zip(*places, kept[0].numpy()[used], strict=True)}
+    positions = np.divmod(batch.arrays["masked_positions"][used], batch.arrays["input_ids"].shape[1])
+    return {(int(r), int(c)): int(t) for r, c, t in zip(*positions, samples[0].numpy()[used], strict=True)}
 
 
 def test_samples_depend_on_row_and_position_alone() -> None:
     objective = ReplacedToken(mlm_probability=0.3)
-    module = built(objective)
+    module = build(objective)
     everything = rows(DOCUMENTS)
-    together = sampled(objective, module, objective.collate(everything, VOCABULARY))
+    together = sample_tokens(objective, module, objective.collate(everything, VOCABULARY))
     for chosen in ([3], [5, 0, 3]):
-        part = sampled(objective, module, objective.collate(some(everything, chosen), VOCABULARY))
+        part = sample_tokens(objective, module, objective.collate(select_rows(everything, chosen), VOCABULARY))
         for (row, column), token in part.items():
             assert together[chosen[row], column] == token
-    others = sampled(objective, module, objective.collate(rows(DOCUMENTS, first_key=100), VOCABULARY))
-    assert others != together, "other keys, other draws"
+    others = sample_tokens(objective, module, objective.collate(rows(DOCUMENTS, first_key=100), VOCABULARY))
+    assert others != together, "other keys give other samples"
 
 
-def test_the_numbers_that_draw_are_hashes_of_row_and_position() -> None:
-    """Uniform over [0, 1), and fixed for good: `hash_u64(seed, epoch, store, row, "sample", position)`."""
+def test_the_random_numbers_are_hashes_of_row_and_position() -> None:
+    """They are uniform over [0, 1) and never change: `hash_u64(seed, epoch, store, row, "sample", position)`."""
     batch = ReplacedToken(mlm_probability=0.4).collate(
         replace(rows([[24]] * 60), keys=row_keys(5, 1, 2, np.arange(60))), VOCABULARY
     )
@@ -262,7 +262,7 @@ def test_the_numbers_that_draw_are_hashes_of_row_and_position() -> None:
     assert abs(uniforms.mean() - 0.5) < 4 * (len(uniforms) * 12) ** -0.5
 
 
-def test_of_a_hundred_predicted_tokens_85_show_mask_and_15_themselves() -> None:
+def test_85_percent_of_predicted_tokens_become_mask_and_15_percent_stay() -> None:
     everything = rows([[24]] * 400)
     batch = ReplacedToken().collate(everything, VOCABULARY)
     used = batch.arrays["masked_labels"] >= 0
@@ -272,33 +272,33 @@ def test_of_a_hundred_predicted_tokens_85_show_mask_and_15_themselves() -> None:
     assert (shown[shown != VOCABULARY.mask] == batch.arrays["masked_labels"][used][shown != VOCABULARY.mask]).all()
 
 
-def test_accuracies_are_of_used_slots() -> None:
-    """A generator that says token 0 everywhere, which unused slots stand for inside, is never right."""
+def test_accuracies_count_used_slots_only() -> None:
+    """A generator that always predicts token 0, the clamped label of unused slots, is never correct."""
     objective = ReplacedToken(mlm_probability=0.3)
-    module = built(objective).eval()
+    module = build(objective).eval()
     batch = objective.collate(rows(DOCUMENTS), VOCABULARY)
     assert batch.counts["masked"] < len(batch.arrays["masked_labels"])
-    for token, right in ((0, 0), (int(batch.arrays["masked_labels"][0]), None)):
+    for token, correct in ((0, 0), (int(batch.arrays["masked_labels"][0]), None)):
         with torch.no_grad():
             module.generator.generator_lm_head.bias.zero_()[token] = 1e4
             sums = module(tensors(batch))
         expected = int((batch.arrays["masked_labels"] == token).sum())
-        assert right is None or expected == right
+        assert correct is None or expected == correct
         assert float(sums["generator_accuracy"]) == float(sums["sampled_accuracy"]) == expected
 
 
-def test_temperature_sharpens() -> None:
+def test_a_low_temperature_sharpens_the_distribution() -> None:
     flat, sharp = (ReplacedToken(mlm_probability=0.3, temperature=t) for t in (100.0, 1e-5))
     batch = flat.collate(rows(DOCUMENTS), VOCABULARY)
-    module = built(sharp)
+    module = build(sharp)
     odds = torch.rand(len(batch.arrays["masked_labels"]), 60)
     assert torch.equal(module.sample(odds / odds.amax(1, keepdim=True), tensors(batch)), odds.argmax(1))
-    assert len(built(flat).sample(odds, tensors(batch)).unique()) > 10
+    assert len(build(flat).sample(odds, tensors(batch)).unique()) > 10
 
 
 def test_the_vocabulary_head_runs_at_masked_positions_only(monkeypatch: pytest.MonkeyPatch) -> None:
     objective = ReplacedToken()
-    module = built(objective)
+    module = build(objective)
     batch = objective.collate(rows([[20], [20]]), VOCABULARY)
     seen = []
     real = Electra.logits
@@ -309,11 +309,11 @@ def test_the_vocabulary_head_runs_at_masked_positions_only(monkeypatch: pytest.M
     assert seen == [(len(batch.arrays["masked_positions"]), 8)]
 
 
-# ------------------------------------------------------------------------------------------------- what is reported
+# ------------------------------------------------------------------------------------------------- metrics
 
 
 def exact_auc(scores: np.ndarray, replaced: np.ndarray) -> float:
-    """The share of (original, replaced) pairs in the right order, half of those that are equal."""
+    """The share of (original, replaced) pairs in the right order, plus half of the equal pairs."""
     ranks = np.argsort(np.argsort(scores, kind="stable"), kind="stable") + 1.0
     _, inverse = np.unique(scores, return_inverse=True)
     mean = np.bincount(inverse, ranks) / np.bincount(inverse)
@@ -322,10 +322,10 @@ def exact_auc(scores: np.ndarray, replaced: np.ndarray) -> float:
 
 
 SCORES = {
-    # mean, spread and shift of the replaced tokens' scores, and how far the AUC may be from the exact one
+    # mean, standard deviation, shift of the replaced tokens' scores, tolerance of the AUC
     "untrained": (0.0, 0.01, 0.002, 1e-3),
     "a step later": (-0.3, 0.1, 0.02, 5e-4),
-    "the base rate is all it knows": (-1.75, 0.02, 0.01, 5e-4),
+    "only the base rate is learnt": (-1.75, 0.02, 0.01, 5e-4),
     "young": (-1.8, 0.2, 0.3, 1e-4),
     "trained": (-2.0, 1.0, 1.5, 1e-4),
     "well trained": (-6.0, 3.0, 9.0, 1e-4),
@@ -334,8 +334,8 @@ SCORES = {
 
 
 @pytest.mark.parametrize(("mean", "spread", "shift", "tolerance"), SCORES.values(), ids=SCORES)
-def test_measures_are_those_of_the_scores(mean: float, spread: float, shift: float, tolerance: float) -> None:
-    """All but the AUC are exact; that comes from bins."""
+def test_metrics_equal_those_of_the_scores(mean: float, spread: float, shift: float, tolerance: float) -> None:
+    """All metrics but the AUC, which is computed from bins, are exact."""
     draw = np.random.default_rng(0)
     replaced = draw.random(20_000) < 0.12
     scores = (draw.normal(mean, spread, 20_000) + shift * replaced).astype(np.float32)
@@ -343,8 +343,8 @@ def test_measures_are_those_of_the_scores(mean: float, spread: float, shift: flo
     real = draw.random(20_000) < 0.9
     centre = ReplacedToken()._centre()
     each = (torch.from_numpy(array)[None] for array in (scores, replaced, real))
-    counts = histogram(*each, centre=centre).double().numpy()
-    got = measures(counts, centre=centre)
+    counts = score_histogram(*each, centre=centre).double().numpy()
+    got = discriminator_metrics(counts, centre=centre)
     scores, replaced = scores[real], replaced[real]
     said = scores >= 0
     assert counts.sum() == real.sum()
@@ -355,12 +355,12 @@ def test_measures_are_those_of_the_scores(mean: float, spread: float, shift: flo
     assert abs(got["discriminator_auc"] - exact_auc(scores, replaced)) < tolerance
 
 
-def test_measures_of_nothing_are_left_out() -> None:
-    assert measures(np.zeros(2 * BINS), centre=-1.7) == {}
+def test_metrics_with_a_denominator_of_0_are_left_out() -> None:
+    assert discriminator_metrics(np.zeros(2 * BINS), centre=-1.7) == {}
     only_originals = np.zeros(2 * BINS)
     only_originals[10] = 5.0
-    assert measures(only_originals, centre=-1.7) == {"discriminator_accuracy": 1.0, "replaced_rate": 0.0}
-    no_number = histogram(
+    assert discriminator_metrics(only_originals, centre=-1.7) == {"discriminator_accuracy": 1.0, "replaced_rate": 0.0}
+    no_number = score_histogram(
         torch.full((1, 3), float("nan")), torch.zeros(1, 3, dtype=torch.bool), torch.ones(1, 3), centre=-1.7
     )
     assert no_number.sum() == 3
@@ -369,34 +369,34 @@ def test_measures_of_nothing_are_left_out() -> None:
 # ----------------------------------------------------------------------------------------------------------- settings
 
 
-def test_a_generator_of_its_own_is_read_and_written_with_its_type() -> None:
+def test_a_nested_generator_is_read_and_written_with_its_type() -> None:
     raw = {"generator": {"type": "electra", "embedding_size": 16, "hidden_size": 8, "num_attention_heads": 2}}
     objective = ReplacedToken.model_validate(raw)
     assert objective.generator == Electra(embedding_size=16, hidden_size=8, num_attention_heads=2)
     dumped = objective.model_dump(mode="json")
     assert dumped["generator"]["type"] == "electra" and ReplacedToken.model_validate(dumped) == objective
-    for wrong, said in (
+    for wrong, message in (
         ({"type": "electro"}, "electro: not installed; did you mean"),
         ({"hidden_size": 8}, 'expected an object with a "type"'),
         ({"type": "electra", "hiden_size": 8}, 'hiden_size: unknown key; did you mean "hidden_size"'),
     ):
-        with pytest.raises(ValidationError, match=said):
+        with pytest.raises(ValidationError, match=message):
             ReplacedToken.model_validate({"generator": wrong})
 
 
-def test_another_depth_and_bert_as_generator() -> None:
+def test_a_bert_of_another_depth_as_generator() -> None:
     deep = Bert(
         hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, max_position_embeddings=32
     )
     objective = ReplacedToken(generator=deep, sharing="none")
-    module = built(objective)
+    module = build(objective)
     sums = module(tensors(objective.collate(rows(DOCUMENTS), VOCABULARY)))
     sums["generator_loss"].backward()
     assert len(module.generator.bert.encoder.layer) == 1
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"generator_size": "a/b"}, 'expected a fraction like "1/4", at most 1, got "a/b"'),
         ({"generator_size": "3/2"}, "at most 1"),
@@ -406,13 +406,13 @@ def test_another_depth_and_bert_as_generator() -> None:
         ({"temperature": 0.0}, "greater than 0"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         ReplacedToken(**settings)
 
 
 @pytest.mark.parametrize(
-    ("settings", "architecture", "said"),
+    ("settings", "architecture", "message"),
     [
         ({}, Bert(), "architecture Bert cannot be the discriminator: it has no head 'discriminator'"),
         ({"generator_size": "1/3"}, ELECTRA, "objective.generator_size: architecture Electra: 1/3 of hidden_size 32"),
@@ -424,21 +424,21 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], said: str
         (
             {"generator": ELECTRA.model_copy(update={"max_position_embeddings": 16}), "sharing": "none"},
             ELECTRA,
-            "objective.generator: takes rows of at most 16 tokens, the discriminator 32",
+            "objective.generator: accepts rows of at most 16 tokens, the discriminator 32",
         ),
         (
             {"generator": ELECTRA.model_copy(update={"embedding_size": 8}), "sharing": "disentangled"},
             ELECTRA,
-            "objective.sharing: word embeddings cannot be shared: 8 numbers a word in ElectraForMaskedLM, 16 in",
+            "objective.sharing: word embeddings cannot be shared: their width is 8 in ElectraForMaskedLM, 16 in",
         ),
     ],
 )
-def test_models_that_do_not_fit_are_refused(settings: dict[str, Any], architecture: Any, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_incompatible_models_are_refused(settings: dict[str, Any], architecture: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         ReplacedToken(**settings).build(architecture, VOCABULARY)
 
 
-def test_a_generator_that_mixes_documents_gets_no_packed_rows() -> None:
+def test_a_generator_without_document_masking_refuses_packed_rows() -> None:
     class Mixing(Electra):
         document_masking: ClassVar[Any] = "none"
 

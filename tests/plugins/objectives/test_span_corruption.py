@@ -1,4 +1,4 @@
-"""Span corruption: what is cut out can be put back, in spans as the paper wants them; losses are Transformers' T5's."""
+"""Span corruption: targets restore the text, spans follow the paper, losses equal those of Transformers' T5."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from terakoya.toolkit.architectures import attention
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.architectures.t5 import T5
 from terakoya_plugins.objectives.span_corruption import SpanCorruption
-from terakoya_plugins.objectives.span_corruption.rows import amounts
+from terakoya_plugins.objectives.span_corruption.rows import noise_and_spans
 
 PAD, CLS, SEP = 0, 2, 3
 SENTINELS = tuple(range(5, 45))
@@ -29,17 +29,17 @@ MODEL = T5(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, dropout_rate=
 
 
 def make_rows(lengths: list[list[int]], width: int = 64, *, key: int = 1, special: float = 0.0) -> Rows:
-    """Packed rows: each inner list holds the lengths, [CLS] and [SEP] included, of a row's documents; a share `special`
-    of what lies between is [UNK]."""
-    draw = np.random.default_rng(3)
+    """Packed rows: each inner list holds the lengths of a row's documents, including [CLS] and [SEP]; a share `special`
+    of the tokens between these is [UNK]."""
+    generator = np.random.default_rng(3)
     tokens = np.full((len(lengths), width), PAD, np.int32)
     documents = np.full((len(lengths), width), -1, np.int32)
     positions = np.zeros((len(lengths), width), np.int32)
     for row, documents_of_row in enumerate(lengths):
         at = 0
         for number, length in enumerate(documents_of_row):
-            body = draw.integers(45, 400, length - 2)
-            body[draw.random(length - 2) < special] = 1
+            body = generator.integers(45, 400, length - 2)
+            body[generator.random(length - 2) < special] = 1
             tokens[row, at : at + length] = [CLS, *body, SEP]
             documents[row, at : at + length] = number
             positions[row, at : at + length] = np.arange(length)
@@ -55,17 +55,17 @@ def documents(rows: Rows, batch: Batch) -> Iterator[tuple[list[int], list[int], 
     arrays = batch.arrays
     for row in range(len(rows)):
         for number in range(rows.document_ids[row].max() + 1):
-            there = arrays["decoder_document_ids"][row] == number
+            targets = arrays["decoder_document_ids"][row] == number
             yield (
                 rows.tokens[row][rows.document_ids[row] == number].tolist(),
                 arrays["input_ids"][row][arrays["document_ids"][row] == number].tolist(),
-                arrays["decoder_input_ids"][row][there].tolist(),
-                arrays["labels"][row][there].tolist(),
+                arrays["decoder_input_ids"][row][targets].tolist(),
+                arrays["labels"][row][targets].tolist(),
             )
 
 
-def put_back(source: list[int], labels: list[int]) -> list[int]:
-    """The document, each sentinel in `source` replaced by what `labels` say of it."""
+def restore(source: list[int], labels: list[int]) -> list[int]:
+    """The document: `source` with each sentinel replaced by its span in `labels`."""
     spans: dict[int, list[int]] = {}
     assert not labels or labels[-1] == SEP
     for token in labels[:-1]:
@@ -83,21 +83,21 @@ lengths = st.lists(st.lists(st.integers(2, 20), max_size=3), min_size=1, max_siz
 
 @settings(deadline=None, max_examples=60)
 @given(lengths, st.floats(0.05, 0.9), st.floats(1.0, 5.0), st.integers(0, 2**40), st.sampled_from([0.0, 0.3]))
-def test_what_is_cut_out_can_be_put_back(
+def test_the_targets_restore_the_document(
     shape: list[list[int]], density: float, span: float, key: int, special: float
 ) -> None:
     rows = make_rows(shape, key=key, special=special)
     objective = SpanCorruption(noise_density=density, mean_noise_span_length=span)
     batch = objective.collate(rows, VOCABULARY)
     for tokens, source, decoder_input, labels in documents(rows, batch):
-        assert put_back(source, labels) == tokens
+        assert restore(source, labels) == tokens
         assert decoder_input == ([PAD, *labels[:-1]] if labels else [])
     assert batch.counts["targets"] == sum(len(labels) for *_, labels in documents(rows, batch))
     padding = batch.arrays["decoder_document_ids"] < 0
     assert (batch.arrays["labels"][padding] == -100).all() and (batch.arrays["labels"][~padding] >= 0).all()
 
 
-def test_amounts_are_those_of_the_paper() -> None:
+def test_numbers_of_tokens_and_spans_follow_the_paper() -> None:
     rows = make_rows([[64], [34, 30], [12, 2, 3, 4]])
     batch = SpanCorruption().collate(rows, VOCABULARY)
     found = []
@@ -105,14 +105,14 @@ def test_amounts_are_those_of_the_paper() -> None:
         spans = sum(token in SENTINELS for token in source)
         noise = len(labels) - spans - bool(labels)
         found.append((len(tokens) - 2, noise, spans))
-        # spans never touch: a sentinel is not followed by another
+        # spans never touch: no sentinel follows another
         assert not any(a in SENTINELS and b in SENTINELS for a, b in pairwise(source))
     assert found == [(62, 9, 3), (32, 5, 2), (28, 4, 1), (10, 2, 1), (0, 0, 0), (1, 0, 0), (2, 1, 1)]
-    assert [each.tolist() for each in amounts(np.array([510]), 0.15, 3.0)] == [[77], [26]]
+    assert [each.tolist() for each in noise_and_spans(np.array([510]), 0.15, 3.0)] == [[77], [26]]
 
 
-def test_every_place_gives_way_equally_often() -> None:
-    """Of all ways to place one span of 2 among 8 tokens, each as often: places near an end in fewer of them."""
+def test_all_positions_of_a_span_are_equally_likely() -> None:
+    """One span of 2 among 8 tokens has 7 positions."""
     rows = make_rows([[10]] * 4000, 16)
     arrays = SpanCorruption(noise_density=0.25, mean_noise_span_length=2.0).collate(rows, VOCABULARY).arrays
     sentinel = arrays["input_ids"].tolist()
@@ -129,16 +129,16 @@ def test_special_tokens_stay_and_split_a_span() -> None:
     assert sum(token in SENTINELS for token in source) > 7
 
 
-def test_spans_beyond_the_last_sentinel_stay() -> None:
-    """Where special tokens split spans into more than a row of that length has by itself."""
+def test_spans_after_the_last_sentinel_stay() -> None:
+    """Special tokens may split spans into more than a row of that length has otherwise."""
     rows = make_rows([[60], [30, 30]], special=0.4)
     objective = SpanCorruption(noise_density=0.6, mean_noise_span_length=5.0, sentinels=SENTINELS[:3])
     for tokens, source, _, labels in documents(rows, objective.collate(rows, VOCABULARY)):
-        assert put_back(source, labels) == tokens
+        assert restore(source, labels) == tokens
         assert sum(token in SENTINELS for token in source) == 3
 
 
-def test_a_row_alone_is_corrupted_as_in_company_and_the_key_decides() -> None:
+def test_the_corruption_of_a_row_depends_on_its_key_and_not_on_other_rows() -> None:
     rows = make_rows([[30, 20], [50], [64]])
     batch = SpanCorruption().collate(rows, VOCABULARY)
     alone = SpanCorruption().collate(make_rows([[30, 20]]), VOCABULARY)
@@ -151,13 +151,13 @@ def test_too_few_sentinels_are_refused_with_the_remedy() -> None:
     few = VOCABULARY.model_copy(update={"special": tuple(range(15))})
     SpanCorruption().check(few, sequence_length=200)
     with pytest.raises(
-        UserError, match=r"a row of 512 tokens takes up to 26 sentinel tokens.*there are 10.*num_unused"
+        UserError, match=r"a row of 512 tokens needs up to 26 sentinel tokens.*there are 10.*num_unused"
     ):
         SpanCorruption().check(few, sequence_length=512)
     SpanCorruption().check(VOCABULARY, sequence_length=512)
 
 
-def test_named_sentinels_are_taken_in_their_order() -> None:
+def test_given_sentinels_are_used_in_their_order() -> None:
     named = tuple(reversed(SENTINELS))
     batch = SpanCorruption(sentinels=named).collate(make_rows([[64]]), VOCABULARY)
     found = [token for token in batch.arrays["input_ids"][0].tolist() if token in SENTINELS]
@@ -176,8 +176,8 @@ def test_an_encoder_is_refused() -> None:
 
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
 @pytest.mark.parametrize("projection", ["relu", "gated-gelu"])
-def test_loss_and_gradients_are_those_of_transformers_on_separate_documents(backend: str, projection: str) -> None:
-    """Packed rows against each document alone in plain Transformers, which makes the decoder's input itself."""
+def test_loss_and_gradients_equal_those_of_transformers_on_separate_documents(backend: str, projection: str) -> None:
+    """Packed rows against separate documents in plain Transformers, which builds the decoder's input itself."""
     model = MODEL.model_copy(update={"feed_forward_proj": projection})
     rows = make_rows([[30, 12, 20], [64], [5, 40]])
     objective = SpanCorruption()
@@ -201,8 +201,8 @@ def test_loss_and_gradients_are_those_of_transformers_on_separate_documents(back
 
 
 @pytest.mark.parametrize("which", ["document_ids", "decoder_document_ids"])
-def test_a_document_let_in_is_seen(which: str) -> None:
-    """In the encoder, and between the two, or in the decoder: one mask left out changes the loss."""
+def test_a_missing_mask_changes_the_loss(which: str) -> None:
+    """A mask of the encoder and of cross attention, or of the decoder."""
     torch.manual_seed(0)
     module = SpanCorruption().build(MODEL, VOCABULARY)
     attention.use(module, "sdpa")
@@ -212,5 +212,5 @@ def test_a_document_let_in_is_seen(which: str) -> None:
     }
     leaky = {**batch, which: torch.zeros_like(batch[which])}
     with torch.no_grad():
-        apart, leaking = (module(each)["span_loss"] for each in (batch, leaky))
-    assert abs(float(apart - leaking)) > 1e-3
+        isolated, leaking = (module(each)["span_loss"] for each in (batch, leaky))
+    assert abs(float(isolated - leaking)) > 1e-3

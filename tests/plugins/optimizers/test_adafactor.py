@@ -12,7 +12,7 @@ def rms(values: np.ndarray) -> float:
 
 
 def test_follows_the_published_update() -> None:
-    """A matrix has a row and a column of second moments, a bias its own; in step t the rate is at most 1 / sqrt(t)."""
+    """A matrix has a row and a column of second moments, a bias one each; in step t the rate is at most 1 / sqrt(t)."""
     torch.manual_seed(0)
     layer = nn.Linear(5, 3)
     optimizer = Adafactor(learning_rate=0.8, weight_decay=0.05, eps=(1e-15, 1e-3), d=1.0).build(layer, fused=True)
@@ -41,7 +41,7 @@ def test_follows_the_published_update() -> None:
     np.testing.assert_allclose(layer.bias.detach().numpy(), bias, rtol=2e-5, atol=1e-6)
 
 
-def test_it_looks_at_whole_tensors() -> None:
+def test_it_needs_whole_tensors() -> None:
     assert not Adafactor.elementwise, "ZeRO must refuse it"
     optimizer = Adafactor().build(nn.Linear(64, 32, bias=False), fused=False)
     optimizer.param_groups[0]["params"][0].grad = torch.ones(32, 64)

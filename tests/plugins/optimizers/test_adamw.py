@@ -36,10 +36,10 @@ def test_follows_the_published_update(bias_correction: bool, fused: bool) -> Non
 
 def test_biases_and_norms_are_not_decayed() -> None:
     module = nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.Linear(4, 2))
-    decayed, left = AdamW(weight_decay=0.01).build(module, fused=False).param_groups
+    decayed, others = AdamW(weight_decay=0.01).build(module, fused=False).param_groups
     assert [tuple(p.shape) for p in decayed["params"]] == [(5, 4), (2, 4)]
-    assert [tuple(p.shape) for p in left["params"]] == [(4,), (4,), (2,)]
-    assert (decayed["weight_decay"], left["weight_decay"]) == (0.01, 0.0)
+    assert [tuple(p.shape) for p in others["params"]] == [(4,), (4,), (2,)]
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.01, 0.0)
 
 
 def test_frozen_parameters_are_left_out() -> None:

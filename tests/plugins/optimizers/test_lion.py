@@ -31,7 +31,7 @@ def test_follows_the_published_update() -> None:
         np.testing.assert_allclose(parameter.detach().numpy(), values[name], rtol=1e-5, atol=1e-6)
 
 
-def test_weights_without_a_gradient_stay_be_they_a_whole_group() -> None:
+def test_a_group_without_gradients_stays() -> None:
     pytest.importorskip("lion_pytorch", reason='needs `pip install "terakoya[lion]"`')
     layer = nn.Linear(4, 3)
     optimizer = Lion(learning_rate=0.01).build(layer, fused=True)
@@ -43,11 +43,11 @@ def test_weights_without_a_gradient_stay_be_they_a_whole_group() -> None:
     assert len(optimizer.param_groups) == 2
 
 
-def test_each_weight_is_on_its_own() -> None:
-    assert Lion.elementwise, "so ZeRO may cut tensors up"
+def test_it_is_elementwise() -> None:
+    assert Lion.elementwise, "so ZeRO may split tensors"
 
 
-def test_without_its_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_lion_pytorch_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lion_pytorch.foreach", None)
     monkeypatch.delitem(sys.modules, "terakoya_plugins.optimizers.lion.by_groups", raising=False)
     with pytest.raises(UserError, match=r'optimizer lion: .*pip install "terakoya\[lion\]"'):

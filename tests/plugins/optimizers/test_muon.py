@@ -1,4 +1,4 @@
-"""Muon and AdamW as one: which weights go where, and both updates against the published formulas in float64."""
+"""Muon and AdamW as one: the weights of each, and both updates against the published formulas in float64."""
 
 import copy
 
@@ -33,8 +33,8 @@ def orthogonal(gradient: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("adjust", ["match_rms_adamw", "original"])
 def test_follows_both_published_updates(adjust: str) -> None:
-    """Matrices of blocks: momentum made orthogonal, in bf16, so within a few per cent of the update; the rest: AdamW
-    at its own learning rate, to float32's precision."""
+    """Matrices of blocks: orthogonalised momentum, in bf16, so within a few per cent of the update; the rest: AdamW
+    at its own learning rate, within float32's precision."""
     torch.manual_seed(0)
     module = Small()
     settings = Muon(learning_rate=0.02, adamw_learning_rate=0.005, weight_decay=0.1, adjust_lr_fn=adjust)
@@ -45,7 +45,7 @@ def test_follows_both_published_updates(adjust: str) -> None:
     draw = np.random.default_rng(0)
     for step in (1, 2):
         for group in optimizer.param_groups:
-            group["lr"] = 0.02 / step  # as the loop sets the schedule's
+            group["lr"] = 0.02 / step  # as the training loop sets the scheduled rate
         for name, parameter in module.named_parameters():
             gradient = draw.normal(size=values[name].shape)
             parameter.grad = torch.tensor(gradient, dtype=torch.float32)
@@ -69,10 +69,10 @@ def test_follows_both_published_updates(adjust: str) -> None:
     for name, parameter in module.named_parameters():
         error = np.abs(parameter.detach().numpy() - values[name])
         assert error.max() < (0.03 if name.endswith(("0.weight", "1.weight")) else 2e-5) * moved[name].max(), name
-    assert {group["lr"] for group in optimizer.param_groups} == {0.01}, "as the loop set it"
+    assert {group["lr"] for group in optimizer.param_groups} == {0.01}, "as the training loop set it"
 
 
-def names_of_muons(module: nn.Module) -> set[str]:
+def names_of_muon_weights(module: nn.Module) -> set[str]:
     optimizer = Muon().build(module, fused=False)
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     return {names[id(each)] for group in optimizer.param_groups if "momentum" in group for each in group["params"]}
@@ -84,15 +84,17 @@ def test_embeddings_heads_norms_and_biases_are_adamws() -> None:
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=30, n_embd=8, n_layer=2, n_head=2))
     llama = LlamaForCausalLM(LlamaConfig(**sizes, intermediate_size=16, tie_word_embeddings=False))
     assert llama.lm_head.weight is not llama.model.embed_tokens.weight
-    assert {len(names_of_muons(model)) for model in (bert,)} == {12}, "6 matrices a layer"
-    assert len(names_of_muons(gpt2)) == 8 and len(names_of_muons(llama)) == 14
+    assert {len(names_of_muon_weights(model)) for model in (bert,)} == {12}, "6 matrices a layer"
+    assert len(names_of_muon_weights(gpt2)) == 8 and len(names_of_muon_weights(llama)) == 14
     for model in (bert, gpt2, llama):
-        assert all(".layer." in name or ".h." in name or ".layers." in name for name in names_of_muons(model))
+        assert all(".layer." in name or ".h." in name or ".layers." in name for name in names_of_muon_weights(model))
     plain = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 9))
-    assert names_of_muons(plain) == {"1.weight"}, "without blocks: neither the embedding nor what is shaped like it"
+    assert names_of_muon_weights(plain) == {"1.weight"}, (
+        "without blocks: neither the embedding nor weights of its shape"
+    )
 
 
-def test_state_dict_carries_both() -> None:
+def test_state_dict_has_both_states() -> None:
     torch.manual_seed(0)
     module = Small()
     gradients = [[torch.randn_like(each) for each in module.parameters()] for _ in range(4)]
@@ -119,6 +121,6 @@ def test_state_dict_carries_both() -> None:
 def test_frozen_matrices_are_left_out() -> None:
     module = Small()
     module.blocks[0].requires_grad_(False)
-    assert names_of_muons(module) == {"blocks.1.weight"}
+    assert names_of_muon_weights(module) == {"blocks.1.weight"}
     module.blocks.requires_grad_(False)
-    assert names_of_muons(module) == set(), "AdamW alone"
+    assert names_of_muon_weights(module) == set(), "AdamW alone"

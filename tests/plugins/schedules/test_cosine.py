@@ -1,4 +1,4 @@
-"""Half a cosine: Megatron-LM's formula, and Transformers' numbers where both agree."""
+"""The cosine schedule: Megatron-LM's formula, and Transformers' values where both agree."""
 
 import math
 
@@ -24,8 +24,8 @@ def megatron(step: int, *, warmup: int, decay: int) -> float:
     return FLOOR + 0.5 * (math.cos(math.pi * ratio) + 1.0) * (PEAK - FLOOR)
 
 
-def test_it_is_megatrons_and_stays_at_its_floor() -> None:
-    """Megatron's step with number 0 has a learning rate of 0 where it warms up; ours is one step ahead there."""
+def test_it_equals_megatrons_and_stays_at_min_lr() -> None:
+    """Megatron's step 0 has a learning rate of 0 during warm-up, where terakoya's schedule is one step ahead."""
     schedule = Cosine(warmup_steps=10, lr_decay_steps=80, min_lr=FLOOR)
     for step in range(120):
         ours = PEAK * schedule.factor(Progress(step=step, max_steps=100, learning_rate=PEAK))
@@ -36,7 +36,7 @@ def test_it_is_megatrons_and_stays_at_its_floor() -> None:
 
 
 @pytest.mark.parametrize("floor", [0.0, FLOOR])
-def test_it_is_transformers_where_it_falls_to_the_end(floor: float) -> None:
+def test_it_equals_transformers_if_it_decays_to_the_end(floor: float) -> None:
     optimizer = SGD(nn.Linear(1, 1).parameters(), lr=PEAK)
     theirs = (
         get_cosine_with_min_lr_schedule_with_warmup(optimizer, 5, 40, min_lr=floor)

@@ -1,4 +1,4 @@
-"""One over the square root of the step, beside Transformers'."""
+"""The inverse square root schedule, compared with Transformers'."""
 
 import math
 
@@ -12,7 +12,7 @@ from terakoya_plugins.schedules.inverse_square_root import InverseSquareRoot
 
 
 @pytest.mark.parametrize(("warmup", "timescale"), [(5, None), (5, 20), (0, None)])
-def test_it_is_transformers(warmup: int, timescale: int | None) -> None:
+def test_it_equals_transformers(warmup: int, timescale: int | None) -> None:
     optimizer = SGD(nn.Linear(1, 1).parameters(), lr=1.0)
     theirs = get_inverse_sqrt_schedule(optimizer, warmup, timescale)
     schedule = InverseSquareRoot(warmup_steps=warmup, timescale=timescale)
@@ -23,10 +23,10 @@ def test_it_is_transformers(warmup: int, timescale: int | None) -> None:
         theirs.step()
 
 
-def test_by_hand_in_tokens() -> None:
+def test_known_values_in_tokens() -> None:
     schedule = InverseSquareRoot(warmup_tokens=1000, min_lr=0.25)
-    where = {0: 0.1, 900: 1.0, 1000: 1.0, 4000: 0.5, 9000: 1 / 3, 16_000: 0.25, 90_000: 0.25}
-    for tokens, expected in where.items():
+    known = {0: 0.1, 900: 1.0, 1000: 1.0, 4000: 0.5, 9000: 1 / 3, 16_000: 0.25, 90_000: 0.25}
+    for tokens, expected in known.items():
         progress = Progress(step=tokens // 100, tokens=tokens, max_steps=100, max_tokens=10_000)
         assert schedule.factor(progress) == pytest.approx(expected), tokens
     own = InverseSquareRoot(warmup_steps=10, timescale_tokens=3000)  # from the 1,000 tokens of 10 expected steps on

@@ -1,4 +1,4 @@
-"""The straight line at its corners."""
+"""The linear schedule at its corners, compared with Transformers' and the original ELECTRA's."""
 
 import pytest
 from pydantic import ValidationError
@@ -14,7 +14,7 @@ def factor(schedule: Linear, step: int, max_steps: int) -> float:
     return schedule.factor(Progress(step=step, max_steps=max_steps))
 
 
-def test_it_meets_its_corners() -> None:
+def test_values_at_the_corners() -> None:
     schedule = Linear(warmup_steps=10)
     course = [factor(schedule, step, 110) for step in range(111)]
     assert course[0] == 0.1 and course[9] == 1.0 and course[10] == 1.0
@@ -23,7 +23,7 @@ def test_it_meets_its_corners() -> None:
 
 
 def test_it_is_transformers_schedule_one_warm_up_step_ahead() -> None:
-    """Transformers' first step has a learning rate of 0 and so does nothing; ours starts at 1 / warmup_steps."""
+    """Transformers' first step has a learning rate of 0 and no effect; terakoya starts at 1 / warmup_steps."""
     optimizer = SGD(nn.Linear(1, 1).parameters(), lr=1.0)
     theirs = get_linear_schedule_with_warmup(optimizer, num_warmup_steps=5, num_training_steps=20)
     ours = Linear(warmup_steps=5)
@@ -41,19 +41,19 @@ def test_without_warm_up() -> None:
 
 
 def test_the_original_electra_warms_up_while_it_decays() -> None:
-    """Its decay runs from the first step and its warm-up is multiplied with it; one step ahead, as above."""
+    """The decay starts at the first step and is multiplied by the warm-up; one step ahead, as above."""
     schedule = Linear(warmup_steps=10, simultaneous=True)
     course = [factor(schedule, step, 100) for step in range(101)]
     assert course[0] == 0.1 and course[4] == 0.96 * 0.5 and course[9] == 0.91
     assert course[50] == 0.5 and course[100] == 0.0
     assert factor(Linear(simultaneous=True), 25, 100) == 0.75
-    with pytest.raises(ValidationError, match="simultaneous: goes with warmup_steps"):
+    with pytest.raises(ValidationError, match="simultaneous: needs warmup_steps"):
         Linear(simultaneous=True, warmup_tokens=5)
 
 
-def test_it_ends_at_its_floor_which_is_a_learning_rate() -> None:
+def test_it_ends_at_min_lr() -> None:
     schedule = Linear(warmup_steps=2, min_lr=2e-5, lr_decay_steps=12)
     course = [schedule.factor(Progress(step=step, max_steps=20, learning_rate=1e-4)) for step in range(20)]
-    assert course[:2] == [0.5, 1.0], "warming up starts from nothing, as Megatron's does"
+    assert course[:2] == [0.5, 1.0], "warm-up starts at 0, as in Megatron"
     assert course[7] == pytest.approx(0.6) and course[12] == pytest.approx(0.2)
-    assert course[12:] == [course[12]] * 8, "held"
+    assert course[12:] == [course[12]] * 8, "constant"

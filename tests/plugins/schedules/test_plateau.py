@@ -1,4 +1,4 @@
-"""Lower when validation stands still: torch's ReduceLROnPlateau, loss for loss."""
+"""The plateau schedule: torch's ReduceLROnPlateau, loss for loss."""
 
 import random
 from typing import Any
@@ -22,9 +22,9 @@ from terakoya_plugins.schedules.plateau import Plateau
         {"patience": 0, "cooldown": 1, "eps": 0.001},
     ],
 )
-def test_it_is_torchs(settings: dict[str, Any]) -> None:
-    draw = random.Random(5)
-    losses = [3.0 * 0.97**each + draw.uniform(-0.3, 0.3) for each in range(80)] + [float("nan"), 0.1]
+def test_it_equals_torchs(settings: dict[str, Any]) -> None:
+    generator = random.Random(5)
+    losses = [3.0 * 0.97**each + generator.uniform(-0.3, 0.3) for each in range(80)] + [float("nan"), 0.1]
     optimizer = SGD(nn.Linear(1, 1).parameters(), lr=0.1)
     theirs = ReduceLROnPlateau(optimizer, factor=0.5, **settings)
     ours, seen, rates = Plateau(decay_factor=0.5, **settings), [], set()

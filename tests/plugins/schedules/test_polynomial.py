@@ -1,4 +1,4 @@
-"""Polynomial decay beside Transformers'."""
+"""The polynomial schedule, compared with Transformers'."""
 
 import pytest
 from torch import nn
@@ -10,7 +10,7 @@ from terakoya_plugins.schedules.polynomial import Polynomial
 
 
 @pytest.mark.parametrize("power", [1.0, 2.0, 0.5])
-def test_it_is_transformers(power: float) -> None:
+def test_it_equals_transformers(power: float) -> None:
     optimizer = SGD(nn.Linear(1, 1).parameters(), lr=0.1)
     theirs = get_polynomial_decay_schedule_with_warmup(optimizer, 4, 20, lr_end=0.01, power=power)
     schedule = Polynomial(warmup_steps=4, min_lr=0.01, power=power)
@@ -22,6 +22,6 @@ def test_it_is_transformers(power: float) -> None:
         theirs.step()
 
 
-def test_by_hand() -> None:
+def test_known_values() -> None:
     course = [Polynomial(power=2.0).factor(Progress(step=step, max_steps=4)) for step in range(6)]
     assert course == [1.0, 0.5625, 0.25, 0.0625, 0.0, 0.0]

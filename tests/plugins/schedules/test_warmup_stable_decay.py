@@ -1,4 +1,4 @@
-"""Warm-up, stable, decay: beside Transformers', shape by shape, and Megatron-LM's placing of the decay."""
+"""The warmup-stable-decay schedule: Transformers' shapes, and Megatron-LM's end of the decay."""
 
 import pytest
 from pydantic import ValidationError
@@ -12,8 +12,8 @@ from terakoya_plugins.schedules.warmup_stable_decay import WarmupStableDecay
 
 @pytest.mark.parametrize("floor", [0.0, 0.01])
 @pytest.mark.parametrize("shape", ["linear", "cosine", "1-sqrt"])
-def test_it_is_transformers(shape: str, floor: float) -> None:
-    """One step ahead while warming up, which begins at 0 whatever the floor is."""
+def test_it_equals_transformers(shape: str, floor: float) -> None:
+    """It is one step ahead during warm-up, which starts at 0 for any min_lr."""
     optimizer = SGD(nn.Linear(1, 1).parameters(), lr=0.1)
     theirs = get_wsd_schedule(
         optimizer, num_warmup_steps=6, num_decay_steps=10, num_training_steps=40, warmup_type=shape, decay_type=shape,
@@ -31,7 +31,7 @@ def test_it_is_transformers(shape: str, floor: float) -> None:
         assert ours[:6] == pytest.approx(course[1:7], rel=1e-9)
 
 
-def test_the_decay_ends_where_it_is_told_and_is_a_tenth_by_itself() -> None:
+def test_the_decay_ends_at_lr_decay_steps_and_takes_a_tenth_by_default() -> None:
     early = WarmupStableDecay(lr_decay_steps=20, decay_ratio=0.25, decay_type="linear")
     course = [early.factor(Progress(step=step, max_steps=40)) for step in range(40)]
     assert course[10] == 1.0 and course[15] == 0.5 and course[20:] == [0.0] * 20
@@ -39,6 +39,6 @@ def test_the_decay_ends_where_it_is_told_and_is_a_tenth_by_itself() -> None:
     assert plain[36:] == [1.0, 0.75, 0.5, 0.25, 0.0] and set(plain[:36]) == {1.0}
 
 
-def test_one_way_to_say_how_long_it_decays() -> None:
+def test_only_one_length_of_the_decay_is_accepted() -> None:
     with pytest.raises(ValidationError, match="at most one of decay_steps, decay_tokens, decay_ratio, got decay_steps"):
         WarmupStableDecay(decay_steps=3, decay_tokens=4)

@@ -1,4 +1,4 @@
-"""The root module of masked language modelling: a model, run where labels are."""
+"""The root module of masked language modelling: a model whose vocabulary head runs at the masked positions only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MaskedLMModule(nn.Module):
         self.next_sentence = next_sentence
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Sums over the micro-batch: `mlm_loss` and, with pairs, `nsp_loss`; in evaluation the numbers right too."""
+        """Sums over the micro-batch: `mlm_loss` and, with pairs, `nsp_loss`; in evaluation also correct predictions."""
         hidden = self.architecture.hidden(self.model, batch)
         picked = hidden.flatten(0, 1).index_select(0, batch["masked_positions"])
         sums = self._score(
@@ -37,7 +37,8 @@ class MaskedLMModule(nn.Module):
         return sums
 
     def _score(self, loss: str, accuracy: str, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Cross entropy of `logits` (N, C) against `labels` (N,), -100 ignored, summed; in evaluation the hits too."""
+        """The summed cross entropy of `logits` (N, C) and `labels` (N,), -100 ignored; in evaluation also the number of
+        correct predictions."""
         sums = {}
         if not self.training:
             sums[accuracy] = (logits.argmax(-1) == labels).sum(dtype=torch.float32)

@@ -1,7 +1,7 @@
-"""Masked language modelling with whole-word masking, and BERT's next-sentence prediction beside it.
+"""Masked language modelling with whole-word masking and optionally BERT's next-sentence prediction.
 
-Devlin et al., 2019 (arXiv:1810.04805): 15 % of the tokens are predicted, of which 80 % show [MASK], 10 % a random
-token and 10 % themselves. The vocabulary head runs at the predicted positions only.
+Devlin et al., 2019 (arXiv:1810.04805): 15 % of the tokens are predicted; of these 80 % are replaced by [MASK], 10 % by
+a random token, and 10 % stay. The vocabulary head runs at the predicted positions only.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class MaskedLM(Objective):
             raise ValueError("replace_probability and random_probability add up to more than 1")
         if self.next_sentence != (self.layout == "pairs"):
             raise ValueError(
-                'next_sentence true and layout "pairs" go together: '
+                'next_sentence true and layout "pairs" need each other: '
                 f'got next_sentence {str(self.next_sentence).lower()} with layout "{self.layout}"'
             )
         return self
 
     def row_layout(self) -> Layout:
-        """Rows as `layout` says; `pairs` with its two probabilities."""
+        """Rows in the layout `layout`; `pairs` with its two probabilities."""
         return Layout(
             kind=self.layout,
             short_sequence_probability=self.short_sequence_probability,
@@ -59,14 +59,14 @@ class MaskedLM(Objective):
         )
 
     def terms(self) -> Mapping[str, LossTerm]:
-        """`mlm_loss` and `masked_accuracy` over masked tokens; with pairs their next-sentence likes over rows."""
+        """`mlm_loss`, `masked_accuracy` over masked tokens; with pairs also `nsp_loss`, `nsp_accuracy` over rows."""
         terms = {"mlm_loss": LossTerm("masked", 1.0), "masked_accuracy": LossTerm("masked")}
         if self.next_sentence:
             terms |= {"nsp_loss": LossTerm("rows", 1.0), "nsp_accuracy": LossTerm("rows")}
         return terms
 
     def sums_by_position(self) -> bool:
-        """Each masked token is; whether a sentence is the next one is not."""
+        """Whether all losses are sums over positions: the masked-token loss is, the next-sentence loss is not."""
         return not self.next_sentence
 
     def collate(self, rows: Rows, vocabulary: Vocabulary) -> Batch:
@@ -92,7 +92,7 @@ class MaskedLM(Objective):
         return Batch(arrays=arrays, counts=counts)
 
     def build(self, architecture: Architecture, vocabulary: Vocabulary) -> torch.nn.Module:
-        """The root module over a freshly initialised model."""
+        """The root module with a randomly initialised model."""
         from terakoya_plugins.objectives.masked_lm.module import MaskedLMModule
 
         head: Literal["masked", "pretraining"] = "pretraining" if self.next_sentence else "masked"
@@ -108,11 +108,11 @@ class MaskedLM(Objective):
         return {"": module.model}
 
     def flops_per_token(self, module: torch.nn.Module, architecture: Architecture, *, context: float) -> float:
-        """The head runs at the predicted positions only."""
+        """FLOPs per token; the vocabulary head runs at the predicted positions only."""
         return architecture.flops_per_token(module.model, context=context, head_share=self.mlm_probability)
 
 
 @hookimpl
 def register_objectives() -> dict[str, type[Objective]]:
-    """Offers `masked_lm`."""
+    """Registers `masked_lm`."""
     return {"masked_lm": MaskedLM}

@@ -21,15 +21,15 @@ from terakoya.toolkit.objectives.cross_entropy import IGNORED, summed_cross_entr
 from terakoya.toolkit.objectives.sampling import draw
 
 BINS = 512
-"""Bins of the discriminator's scores."""
+"""Number of bins of the discriminator's scores."""
 STEEP, LARGEST = 40.0, 16.0
 """Bins are equally wide in asinh(STEEP x score) + asinh(STEEP x (score - centre)) for scores from -LARGEST to LARGEST:
-0.0014 at 0 and at the centre, some 3 % of the distance from both elsewhere. At 0 lie the scores of a new discriminator,
-at the centre those of one that has learnt no more than how many tokens are replaced: either differ by little."""
+0.0014 at 0 and at the centre, some 3 % of the distance from both elsewhere. The scores of a new discriminator are close
+to 0, those of one that has learnt only the share of replaced tokens are close to the centre: both need narrow bins."""
 
 
 class ReplacedTokenModule(nn.Module):
-    """Its forward returns sums in float32, not means."""
+    """A generator and a discriminator; the forward returns sums in float32, not means."""
 
     def __init__(
         self,
@@ -50,15 +50,15 @@ class ReplacedTokenModule(nn.Module):
         self.centre = centre
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Sums over the micro-batch: both losses, how often the generator and its samples were right, and a histogram
-        (2 x BINS,) of scores, of original tokens first."""
+        """Sums over the micro-batch: both losses, the number of correct predictions and of correct samples of the
+        generator, and a histogram (2 x BINS,) of scores, first of original tokens."""
         labels = batch["masked_labels"]
         hidden = self.generator_architecture.hidden(self.generator, batch)
         picked = hidden.flatten(0, 1).index_select(0, batch["masked_positions"])
         logits = self.generator_architecture.logits(self.generator, picked)
         generator_loss, odds = summed_cross_entropy_and_odds_(logits, labels)
         sampled = self.sample(odds, batch)
-        right = odds.gather(1, labels.clamp(min=0)[:, None])[:, 0] == 1.0  # the likeliest, whose odds are 1
+        correct = odds.gather(1, labels.clamp(min=0)[:, None])[:, 0] == 1.0  # the most likely token has odds 1
         corrupted, replaced = corrupt(batch["input_ids"], batch["masked_positions"], labels, sampled)
         real = batch["document_ids"] >= 0
         hidden = self.architecture.hidden(self.discriminator, {**batch, "input_ids": corrupted})
@@ -68,49 +68,49 @@ class ReplacedTokenModule(nn.Module):
         )
         return {
             "generator_loss": generator_loss,
-            "generator_accuracy": (right & (labels != IGNORED)).sum(dtype=torch.float32),
+            "generator_accuracy": (correct & (labels != IGNORED)).sum(dtype=torch.float32),
             "sampled_accuracy": (sampled == labels).sum(dtype=torch.float32),
             "discriminator_loss": discriminator_loss,
-            "discriminator_scores": histogram(scores.detach(), replaced, real, centre=self.centre),
+            "discriminator_scores": score_histogram(scores.detach(), replaced, real, centre=self.centre),
         }
 
     def sample(self, odds: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """A token (K,) for each slot, drawn from the generator's distribution, `odds` (K, V) being proportional to it
-        at temperature 1."""
+        """Samples a token (K,) for each slot from the generator's distribution; `odds` (K, V) are proportional to its
+        probabilities at temperature 1."""
         weights = odds if self.temperature == 1.0 else odds.pow(1.0 / self.temperature)
         return draw(weights, batch["sample_uniforms"])
 
 
 def corrupt(input_ids: Tensor, positions: Tensor, labels: Tensor, sampled: Tensor) -> tuple[Tensor, Tensor]:
-    """The discriminator's input (B, T), and where it holds another token than the original, (B, T) bool.
+    """The discriminator's input (B, T), and where it has another token than the original, (B, T) bool.
 
     Args:
         input_ids: (B, T), masked.
         positions: (K,) into the flattened rows.
-        labels: (K,), the original tokens there; -100 in unused slots.
-        sampled: (K,), the tokens to put there.
+        labels: (K,), the original tokens at these positions; -100 in unused slots.
+        sampled: (K,), the new tokens at these positions.
     """
     count = input_ids.numel()
     used = labels != IGNORED
-    place = torch.where(used, positions, count)  # one more place, for what unused slots write
-    ids = F.pad(input_ids.flatten(), (0, 1)).scatter(0, place, sampled)
-    replaced = torch.zeros_like(ids, dtype=torch.bool).scatter(0, place, sampled != labels)
+    target = torch.where(used, positions, count)  # unused slots write to one extra position
+    ids = F.pad(input_ids.flatten(), (0, 1)).scatter(0, target, sampled)
+    replaced = torch.zeros_like(ids, dtype=torch.bool).scatter(0, target, sampled != labels)
     return ids[:count].view_as(input_ids), replaced[:count].view_as(input_ids)
 
 
-def histogram(scores: Tensor, replaced: Tensor, real: Tensor, *, centre: float) -> Tensor:
-    """How many `real` scores fall into each bin, (2 x BINS,) float32: of original tokens, then of replaced ones."""
-    scale, zero = _scale(centre)
+def score_histogram(scores: Tensor, replaced: Tensor, real: Tensor, *, centre: float) -> Tensor:
+    """The number of `real` scores in each bin, (2 x BINS,) float32: of original tokens, then of replaced ones."""
+    scale, zero = _bin_scale(centre)
     scores = scores.nan_to_num()
-    places = torch.asinh(scores * STEEP) + torch.asinh((scores - centre) * STEEP) - math.asinh(-centre * STEEP)
-    bins = ((places * scale).floor() + zero).clamp(0, BINS - 1)
+    stretched = torch.asinh(scores * STEEP) + torch.asinh((scores - centre) * STEEP) - math.asinh(-centre * STEEP)
+    bins = ((stretched * scale).floor() + zero).clamp(0, BINS - 1)
     bins = torch.where(scores < 0, bins.clamp(max=zero - 1), bins.clamp(min=zero)).long() + BINS * replaced
     counts = torch.zeros(2 * BINS, dtype=torch.float32, device=scores.device)
     return counts.scatter_add_(0, bins.flatten(), real.flatten().float())
 
 
-def _scale(centre: float) -> tuple[float, int]:
-    """Bins for each unit of that sum, and the number of the first bin that starts at 0."""
+def _bin_scale(centre: float) -> tuple[float, int]:
+    """Bins per unit of the stretched score (see STEEP), and the number of the first bin for scores >= 0."""
     low, middle, high = (
         math.asinh(score * STEEP) + math.asinh((score - centre) * STEEP) for score in (-LARGEST, 0.0, LARGEST)
     )
@@ -118,30 +118,30 @@ def _scale(centre: float) -> tuple[float, int]:
     return scale, round((middle - low) * scale)
 
 
-def measures(counts: np.ndarray, *, centre: float) -> dict[str, float]:
-    """What a `histogram` (2 x BINS,) says of a discriminator that calls tokens of score 0 and above replaced: accuracy,
-    precision, recall, area under the ROC curve (scores of one bin counted as equal), and how many were replaced. What
-    would be a share of nothing is left out."""
+def discriminator_metrics(counts: np.ndarray, *, centre: float) -> dict[str, float]:
+    """Metrics from a `score_histogram` (2 x BINS,), where tokens of score >= 0 are predicted to be replaced: accuracy,
+    precision, recall, area under the ROC curve (scores of one bin count as equal), and the share of replaced tokens.
+    Metrics with a denominator of 0 are left out."""
     original, replaced = counts[:BINS], counts[BINS:]
-    _, zero = _scale(centre)
-    found, alarms = replaced[zero:].sum(), original[zero:].sum()
+    _, zero = _bin_scale(centre)
+    true_positives, false_positives = replaced[zero:].sum(), original[zero:].sum()
     originals, replacements = original.sum(), replaced.sum()
-    below = original.cumsum() - original / 2  # originals of a lower score, half of those of an equal one
+    below = original.cumsum() - original / 2  # originals with a lower score, plus half of those with an equal one
     shares = {
-        "discriminator_accuracy": (found + originals - alarms, originals + replacements),
-        "discriminator_precision": (found, found + alarms),
-        "discriminator_recall": (found, replacements),
+        "discriminator_accuracy": (true_positives + originals - false_positives, originals + replacements),
+        "discriminator_precision": (true_positives, true_positives + false_positives),
+        "discriminator_recall": (true_positives, replacements),
         "discriminator_auc": (float(below @ replaced), originals * replacements),
         "replaced_rate": (replacements, originals + replacements),
     }
     return {name: float(part / whole) for name, (part, whole) in shares.items() if whole > 0}
 
 
-# ------------------------------------------------------------------------------------------- embeddings in common
+# ------------------------------------------------------------------------------------------- shared embeddings
 
 
 class DisentangledEmbedding(nn.Module):
-    """The generator's word embeddings, out of the discriminator's reach, plus a difference (V, E).
+    """The generator's word embeddings, without gradient from the discriminator, plus a difference (V, E).
 
     He et al., 2021 (DeBERTaV3, arXiv:2111.09543): gradient-disentangled embedding sharing.
     """
@@ -159,16 +159,16 @@ class DisentangledEmbedding(nn.Module):
 
 
 def disentangle(generator: PreTrainedModel, discriminator: PreTrainedModel, *, learnt: bool = False) -> None:
-    """Puts the generator's word embeddings plus a difference in place of the discriminator's own: plus zero, or, where
-    both have `learnt` already, plus what they differ by.
+    """Replaces the discriminator's word embeddings by the generator's plus a difference: zero or, for `learnt` models,
+    the difference of their word embeddings.
 
     Raises:
-        UserError: the two are not equally wide.
+        UserError: the two embeddings differ in width.
     """
     widths = [model.get_input_embeddings().embedding_dim for model in (generator, discriminator)]
     if widths[0] != widths[1]:
         raise UserError(
-            f"word embeddings cannot be shared: {widths[0]} numbers a word in {type(generator).__name__}, "
+            f"word embeddings cannot be shared: their width is {widths[0]} in {type(generator).__name__}, "
             f"{widths[1]} in {type(discriminator).__name__}"
         )
     shared, own = (model.get_input_embeddings() for model in (generator, discriminator))
@@ -176,8 +176,8 @@ def disentangle(generator: PreTrainedModel, discriminator: PreTrainedModel, *, l
     discriminator.set_input_embeddings(DisentangledEmbedding(shared, difference.detach()))
 
 
-def joined(discriminator: PreTrainedModel) -> PreTrainedModel:
-    """`discriminator` with plain word embeddings: itself, or a copy that holds the sum."""
+def with_plain_embeddings(discriminator: PreTrainedModel) -> PreTrainedModel:
+    """`discriminator`; if it has a `DisentangledEmbedding`, a copy of it with the sum as plain word embeddings."""
     embedding = discriminator.get_input_embeddings()
     if not isinstance(embedding, DisentangledEmbedding):
         return discriminator

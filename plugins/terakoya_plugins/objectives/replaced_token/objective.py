@@ -1,8 +1,8 @@
-"""Replaced-token detection: a generator fills masked tokens in, a discriminator says which tokens are not original.
+"""Replaced-token detection: a generator fills in masked tokens, a discriminator detects which tokens are replaced.
 
-Clark et al., 2020 (ELECTRA, arXiv:2003.10555). Of the predicted tokens 85 % show [MASK] and 15 % themselves, as in the
-original's code. The vocabulary head runs at the predicted positions only; a sample that is the original token counts as
-original; no gradient flows through samples.
+Clark et al., 2020 (ELECTRA, arXiv:2003.10555). Of the predicted tokens 85 % are replaced by [MASK] and 15 % stay, as in
+the original's code. The vocabulary head runs at the predicted positions only; a sample equal to the original token
+counts as original; no gradient flows through samples.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ DEFAULT_SIZE = "1/4"
 
 
 class ReplacedToken(Objective):
-    """Settings of replaced-token detection. The run's architecture is the discriminator's."""
+    """Settings of replaced-token detection. The run's architecture is that of the discriminator."""
 
     test_settings: ClassVar[Mapping[str, Any]] = {"generator_size": "1/2"}
 
     layout: Literal["packed", "stream", "lines"] = "packed"
-    """How rows are cut; generator and discriminator see the same."""
+    """The row layout; generator and discriminator use the same rows."""
     mlm_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
     """The share of tokens that the generator predicts."""
     whole_word_mask: bool = True
     """Whether all tokens of a word are predicted together."""
     budgeted: bool = True
-    """Whether each row has exactly its share predicted, not each word by chance."""
+    """Whether exactly `mlm_probability` of each row is predicted, instead of each word with that probability."""
     replace_probability: Probability = 0.85
-    """Of the predicted tokens, the share that shows [MASK] to the generator."""
+    """Of the predicted tokens, the share that [MASK] replaces in the generator's input."""
     random_probability: Probability = 0.0
-    """Of the predicted tokens, the share that shows it a random token; the others show themselves."""
+    """Of the predicted tokens, the share that a random token replaces; the rest stays as it is."""
     generator: NestedArchitecture | None = None
-    """The generator's architecture, in full; excludes `generator_size`."""
+    """The generator's complete architecture; excludes `generator_size`."""
     generator_size: str | None = None
-    """The generator's width as a fraction of the discriminator's: hidden size, heads and feed-forward, not depth. 1/4
-    where `generator` is not given either."""
+    """The generator's width as a fraction of the discriminator's: hidden size, heads and feed-forward size, not depth.
+    1/4 without `generator` and `generator_size`."""
     sharing: Literal["tied", "none", "disentangled"] = "tied"
     """`tied`: one embedding module for both, as in the original. `none`: one each. `disentangled`: the discriminator
     adds a difference to the generator's word embeddings and does not change those (DeBERTaV3)."""
     temperature: PositiveFloat = 1.0
-    """What the generator's logits are divided by before tokens are drawn."""
+    """The generator's logits are divided by it before tokens are sampled."""
     generator_weight: NonNegativeFloat = 1.0
     """The weight of the generator's loss, a mean over predicted tokens."""
     discriminator_weight: NonNegativeFloat = 50.0
-    """The weight of the discriminator's loss, a mean over all tokens but padding."""
+    """The weight of the discriminator's loss, a mean over all tokens except padding."""
 
     @field_validator("generator_size")
     @classmethod
@@ -84,11 +84,11 @@ class ReplacedToken(Objective):
         return self
 
     def row_layout(self) -> Layout:
-        """Rows as `layout` says."""
+        """Rows in the layout `layout`."""
         return Layout(kind=self.layout)
 
     def terms(self) -> Mapping[str, LossTerm]:
-        """The generator's terms over masked tokens, the discriminator's over all."""
+        """The generator's terms over masked tokens, the discriminator's over all tokens."""
         from terakoya_plugins.objectives.replaced_token.module import BINS
 
         return {
@@ -101,16 +101,17 @@ class ReplacedToken(Objective):
 
     def derive_metrics(self, sums: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> Mapping[str, float]:
         """The discriminator's accuracy, precision, recall and AUC, and the share of replaced tokens."""
-        from terakoya_plugins.objectives.replaced_token.module import measures
+        from terakoya_plugins.objectives.replaced_token.module import discriminator_metrics
 
         scores = sums.get("discriminator_scores")
-        return {} if scores is None else measures(scores, centre=self._centre())
+        return {} if scores is None else discriminator_metrics(scores, centre=self._centre())
 
     def collate(self, rows: Rows, vocabulary: Vocabulary) -> Batch:
         """Masks `rows` (B, T) by their keys.
 
         Adds `masked_positions` (K,), indices into the flattened rows, `masked_labels` (K,), -100 in unused slots, and
-        `sample_uniforms` (K,) float64, the numbers that draw the generator's tokens. Counts: masked, tokens.
+        `sample_uniforms` (K,) float64, the uniform random numbers that sample the generator's tokens. Counts: masked,
+        tokens.
         """
         masked, batch = mask_rows(
             rows,
@@ -127,7 +128,7 @@ class ReplacedToken(Objective):
         return Batch(arrays, batch.counts)
 
     def build(self, architecture: Architecture, vocabulary: Vocabulary) -> torch.nn.Module:
-        """The root module over two freshly initialised models."""
+        """The root module with two randomly initialised models."""
         from terakoya.toolkit.architectures.encoder import share_embeddings
         from terakoya_plugins.objectives.replaced_token import module
 
@@ -146,8 +147,8 @@ class ReplacedToken(Objective):
         longest = architecture.max_sequence_length(), small.max_sequence_length()
         if longest[1] is not None and (longest[0] is None or longest[0] > longest[1]):
             raise UserError(
-                f"objective.generator: takes rows of at most {longest[1]} tokens, the discriminator "
-                f"{longest[0] or 'any'}; give both the same length"
+                f"objective.generator: accepts rows of at most {longest[1]} tokens, the discriminator "
+                f"{longest[0] or 'any length'}; give both the same maximum"
             )
         generator, discriminator = small.build(vocabulary, "masked"), architecture.build(vocabulary, "discriminator")
         try:
@@ -164,7 +165,7 @@ class ReplacedToken(Objective):
         )
 
     def _centre(self) -> float:
-        """The score of a discriminator that knows no more than how many tokens are masked."""
+        """The score of a discriminator that knows only the share of masked tokens."""
         return math.log(self.mlm_probability / (1.0 - self.mlm_probability))
 
     def _generator(self, architecture: Architecture) -> Architecture:
@@ -176,20 +177,20 @@ class ReplacedToken(Objective):
             raise UserError(f"objective.generator_size: {error}") from None
 
     def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
-        """Both models, each in a folder of its own."""
-        from terakoya_plugins.objectives.replaced_token.module import joined
+        """Both models, each in its own folder."""
+        from terakoya_plugins.objectives.replaced_token.module import with_plain_embeddings
 
-        return {"generator": module.generator, "discriminator": joined(module.discriminator)}
+        return {"generator": module.generator, "discriminator": with_plain_embeddings(module.discriminator)}
 
     def flops_per_token(self, module: torch.nn.Module, architecture: Architecture, *, context: float) -> float:
-        """Both models; the generator's head runs at the predicted positions only."""
+        """FLOPs of both models; the generator's head runs at the predicted positions only."""
         parts: Any = module
         small: Architecture = parts.generator_architecture
         generator = small.flops_per_token(parts.generator, context=context, head_share=self.mlm_probability)
         return generator + architecture.flops_per_token(parts.discriminator, context=context)
 
     def load_models(self, module: torch.nn.Module, models: Mapping[str, PreTrainedModel]) -> None:
-        """Both models' weights; with `disentangled` the difference is what their word embeddings differ by."""
+        """Copies both models' weights; with `disentangled` the difference is that of their word embeddings."""
         if self.sharing != "disentangled":
             super().load_models(module, models)
             return
@@ -203,5 +204,5 @@ class ReplacedToken(Objective):
 
 @hookimpl
 def register_objectives() -> dict[str, type[Objective]]:
-    """Offers `replaced_token`."""
+    """Registers `replaced_token`."""
     return {"replaced_token": ReplacedToken}

@@ -1,4 +1,4 @@
-"""The root module of span corruption: an encoder-decoder, its vocabulary head run where the decoder writes."""
+"""The root module of span corruption: an encoder-decoder with a vocabulary head at the decoder's positions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SpanCorruptionModule(nn.Module):
         self.model = model
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Sums over the micro-batch: `span_loss`; in evaluation how many target tokens were right, too."""
+        """Sums over the micro-batch: `span_loss`; in evaluation also the number of correct target tokens."""
         hidden = self.architecture.hidden(self.model, batch)
         logits = self.architecture.logits(self.model, hidden.flatten(0, 1))
         labels = batch["labels"].flatten()

@@ -1,7 +1,8 @@
-"""Span corruption: spans of the text give way to sentinel tokens, and a decoder writes what stood there.
+"""Span corruption: sentinel tokens replace spans of the text, and a decoder predicts the spans.
 
 Raffel et al., 2020 (T5, arXiv:1910.10683): 15 % of the tokens, in spans of 3 on average. As in the original's code the
-target is each sentinel with the tokens it stands for, then the end; spans may lie anywhere, as with its `random_roll`.
+target is each sentinel with the tokens it replaces, then the end token; spans may be anywhere, as with its
+`random_roll`.
 """
 
 from __future__ import annotations
@@ -30,37 +31,37 @@ class SpanCorruption(Objective):
 
     layout: Literal["packed", "stream", "lines"] = "packed"
     noise_density: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
-    """The share of a document's tokens that give way."""
+    """The share of a document's tokens that are replaced."""
     mean_noise_span_length: Annotated[float, Field(ge=1.0)] = 3.0
-    """Tokens of a span, on average."""
+    """Average number of tokens in a span."""
     sentinels: tuple[int, ...] | None = None
-    """The ids that stand for the first span of a document, its second, ...; where not given, the vocabulary's special
-    tokens that have no other meaning (unused slots, `<extra_id_0>`), by id."""
+    """The ids that replace the first span of a document, the second, ...; by default the vocabulary's special tokens
+    without another meaning (unused slots, `<extra_id_0>`), in order of their ids."""
 
     def row_layout(self) -> Layout:
-        """Rows as `layout` says."""
+        """Rows in the layout `layout`."""
         return Layout(kind=self.layout)
 
     def terms(self) -> Mapping[str, LossTerm]:
-        """Both over the tokens that the decoder writes, sentinels and ends included."""
+        """`span_loss` and `target_accuracy` over the decoder's target tokens, including sentinels and end tokens."""
         return {"span_loss": LossTerm("targets", 1.0), "target_accuracy": LossTerm("targets")}
 
     def check(self, vocabulary: Vocabulary, *, sequence_length: int) -> None:
         """Raises UserError where a row may need more sentinels than there are."""
-        from terakoya_plugins.objectives.span_corruption.rows import amounts
+        from terakoya_plugins.objectives.span_corruption.rows import noise_and_spans
 
-        there = len(self._sentinels(vocabulary))
-        _, needed = amounts(np.array([sequence_length - 2]), self.noise_density, self.mean_noise_span_length)
-        if there < needed[0]:
+        available = len(self._sentinels(vocabulary))
+        _, needed = noise_and_spans(np.array([sequence_length - 2]), self.noise_density, self.mean_noise_span_length)
+        if available < needed[0]:
             raise UserError(
-                f"objective span_corruption: a row of {sequence_length} tokens takes up to {needed[0]} sentinel "
-                f"tokens, one for each span, but there are {there}. Train the tokenizer with num_unused_tokens "
-                f"{needed[0]} or more (or another with as many special tokens that text never holds), shorten "
-                "data.sequence_length, or lengthen objective.mean_noise_span_length"
+                f"objective span_corruption: a row of {sequence_length} tokens needs up to {needed[0]} sentinel "
+                f"tokens, one for each span, but there are {available}. Train the tokenizer with num_unused_tokens "
+                f"{needed[0]} or more (or use one with as many special tokens that never occur in text), reduce "
+                "data.sequence_length, or increase objective.mean_noise_span_length"
             )
 
     def _sentinels(self, vocabulary: Vocabulary) -> np.ndarray:
-        """The ids (n,) int64, in the order in which spans take them."""
+        """The ids (n,) int64 of the sentinels, in the order of the spans."""
         v = vocabulary
         roles = {v.pad, v.unk, v.cls, v.sep, v.mask, v.bos, v.eos}
         if self.sentinels is None:
@@ -68,23 +69,23 @@ class SpanCorruption(Objective):
         for number in self.sentinels:
             if number not in v.special or number in roles:
                 raise UserError(
-                    f"objective.sentinels: expected ids of special tokens without another meaning, got {number}; text "
-                    "may hold it, or rows do"
+                    f"objective.sentinels: expected ids of special tokens without another meaning, got {number}, which "
+                    "may occur in text or in rows"
                 )
         if len(set(self.sentinels)) != len(self.sentinels):
             raise UserError("objective.sentinels: expected each id once")
         return np.array(self.sentinels, np.int64)
 
     def collate(self, rows: Rows, vocabulary: Vocabulary) -> Batch:
-        """Corrupts `rows` (B, T) by their keys, each document for itself.
+        """Corrupts `rows` (B, T) by their keys, each document separately.
 
-        `input_ids` (B, T) are shorter by what is left out, padding behind. Adds `decoder_input_ids`,
-        `decoder_document_ids` and `labels`, -100 at padding, (B, S): S is what the batch needs, in eights. Counts:
-        targets, tokens.
+        In `input_ids` (B, T) the replaced tokens are removed and padding follows at the end. Adds `decoder_input_ids`,
+        `decoder_document_ids` and `labels`, -100 at padding, (B, S), where S is as large as the batch needs, a multiple
+        of 8. Counts: targets, tokens.
         """
         from terakoya_plugins.objectives.span_corruption.rows import corrupt
 
-        assert vocabulary.pad is not None and vocabulary.sep is not None, "rows have them"
+        assert vocabulary.pad is not None and vocabulary.sep is not None, "encoder rows require them"
         arrays = corrupt(
             rows,
             rows.document_ids >= 0,
@@ -102,7 +103,7 @@ class SpanCorruption(Objective):
         return Batch(arrays=arrays, counts=counts)
 
     def build(self, architecture: Architecture, vocabulary: Vocabulary) -> torch.nn.Module:
-        """The root module over a freshly initialised model."""
+        """The root module with a randomly initialised model."""
         from terakoya_plugins.objectives.span_corruption.module import SpanCorruptionModule
 
         if "seq2seq" not in architecture.heads:
@@ -117,12 +118,12 @@ class SpanCorruption(Objective):
         return {"": module.model}
 
     def flops_per_token(self, module: torch.nn.Module, architecture: Architecture, *, context: float) -> float:
-        """The head runs at the targets only: what is left out, and a sentinel for each span."""
+        """FLOPs per token; the head runs at the targets only: the replaced tokens, and a sentinel for each span."""
         share = self.noise_density * (1 + 1 / self.mean_noise_span_length)
         return architecture.flops_per_token(module.model, context=context, head_share=share)
 
 
 @hookimpl
 def register_objectives() -> dict[str, type[Objective]]:
-    """Offers `span_corruption`."""
+    """Registers `span_corruption`."""
     return {"span_corruption": SpanCorruption}

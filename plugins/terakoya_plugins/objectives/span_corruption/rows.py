@@ -1,10 +1,10 @@
-"""From rows to the inputs and targets of an encoder-decoder: a pure function of rows and keys.
+"""Span corruption of rows: the inputs and targets of an encoder-decoder, a pure function of rows and keys.
 
-In a document of n tokens, framing aside, N of them give way in K spans. Of all ways to cut N tokens into K spans, and
-to place these so that no two touch, each is equally likely: K - 1 of the N - 1 places inside the spans, and K of the
-n - N + 1 places around the kept tokens, are those with the smallest draws.
+In a document of n tokens without special tokens, K spans with N tokens in all are replaced. All ways to divide N tokens
+into K spans, and to place the spans so that no two touch, are equally likely: K - 1 of the N - 1 borders inside the
+spans, and K of the n - N + 1 gaps around the kept tokens, are those with the smallest draws.
 
-Letters: B rows, T places of a row, S places of a target, D documents of all rows, R spans of all rows.
+Letters: B rows, T positions of a row, S positions of a target, D documents of all rows, R spans of all rows.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from terakoya.components.rows import Rows
 from terakoya.toolkit.random_keys import draws
 
 IGNORED = -100
-"""The label of a place without a target."""
+"""The label of a position without a target."""
 
 
-def amounts(lengths: np.ndarray, density: float, span_length: float) -> tuple[np.ndarray, np.ndarray]:
-    """How many tokens give way, in how many spans, (D,) int64 each, of documents with `lengths` (D,) tokens.
+def noise_and_spans(lengths: np.ndarray, density: float, span_length: float) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of replaced tokens and of spans, (D,) int64 each, in documents with `lengths` (D,) tokens.
 
-    At least one token does and one stays; a document of fewer than two tokens stays as it is.
+    At least one token is replaced and at least one stays; a document of fewer than two tokens stays as it is.
     """
     noise = np.clip((lengths * density + 0.5).astype(np.int64), 1, np.maximum(lengths - 1, 1))
     noise = np.where(lengths < 2, 0, noise)
@@ -43,102 +43,102 @@ def corrupt(
     """`input_ids`, `position_ids`, `document_ids` (B, T), `decoder_input_ids`, `decoder_document_ids`, `labels` (B, S),
     all int64.
 
-    `real` and `ordinary` (B, T) bool say which places are no padding and which hold no special token: those never give
-    way, and split a span they lie in. Spans beyond the last of `sentinels` (n,) stay as they are.
+    `real` (B, T) bool is False at padding, `ordinary` (B, T) bool is False at special tokens, which are never replaced
+    and split a span around them. Spans after the last of `sentinels` (n,) stay as they are.
     """
     batch, width = rows.tokens.shape
-    edges = _edges(rows.document_ids)
-    noise = _noise(rows, real, ordinary, edges, density, span_length)
+    edges = _document_edges(rows.document_ids)
+    noise = _select_noise(rows, real, ordinary, edges, density, span_length)
     first = noise & ~np.concatenate([[False], noise[:-1]])
-    number = first.cumsum() - 1  # of the span that a place belongs to, counted over all documents
+    number = first.cumsum() - 1  # of the position's span, counted over all documents
     document = np.repeat(np.arange(len(edges)), np.diff(np.append(edges, batch * width)))
     number -= (first.cumsum() - first)[edges][document]
     noise &= number < len(sentinels)
     first &= noise
     tokens, of_row = rows.tokens.reshape(-1).astype(np.int64), np.repeat(np.arange(batch), width)
-    stand_in = sentinels[np.where(noise, number, 0)] if len(sentinels) else tokens
+    sentinel = sentinels[np.where(noise, number, 0)] if len(sentinels) else tokens
 
     kept = np.flatnonzero(real.reshape(-1) & (~noise | first))
-    arrays = _filled(
+    arrays = _fill_rows(
         of_row[kept],
         {
-            "input_ids": (np.where(first, stand_in, tokens)[kept], pad),
+            "input_ids": (np.where(first, sentinel, tokens)[kept], pad),
             "document_ids": (rows.document_ids.reshape(-1)[kept].astype(np.int64), -1),
             "position_ids": (_rank(document[kept]), 0),
         },
         (batch, width),
     )
-    # What the decoder writes: at each place that gave way its token, before a span's first the sentinel, and after a
-    # document's last the end.
-    gone = np.flatnonzero(noise)
-    last = np.append(document[gone][1:] != document[gone][:-1], True)[: len(gone)]
-    place = np.repeat(np.arange(len(gone)), 1 + first[gone] + last)
-    ordinal = _rank(place) - first[gone][place]  # -1 sentinel, 0 token, 1 end
-    labels = np.where(ordinal < 0, stand_in[gone][place], np.where(ordinal > 0, end, tokens[gone][place]))
-    begins = np.append(True, last[place][:-1] & (ordinal[:-1] > 0))[: len(place)]
+    # The decoder's targets: each replaced token, before the first token of a span its sentinel, and after the last
+    # replaced token of a document the end token.
+    replaced = np.flatnonzero(noise)
+    last = np.append(document[replaced][1:] != document[replaced][:-1], True)[: len(replaced)]
+    source = np.repeat(np.arange(len(replaced)), 1 + first[replaced] + last)
+    ordinal = _rank(source) - first[replaced][source]  # -1 sentinel, 0 token, 1 end
+    labels = np.where(ordinal < 0, sentinel[replaced][source], np.where(ordinal > 0, end, tokens[replaced][source]))
+    begins = np.append(True, last[source][:-1] & (ordinal[:-1] > 0))[: len(source)]
     inputs = np.where(begins, pad, np.append(pad, labels[:-1])[: len(labels)])
-    owner = of_row[gone][place]
+    owner = of_row[replaced][source]
     longest = int(np.bincount(owner, minlength=batch).max())
-    return arrays | _filled(
+    return arrays | _fill_rows(
         owner,
         {
             "decoder_input_ids": (inputs, pad),
-            "decoder_document_ids": (rows.document_ids.reshape(-1)[gone][place].astype(np.int64), -1),
+            "decoder_document_ids": (rows.document_ids.reshape(-1)[replaced][source].astype(np.int64), -1),
             "labels": (labels, IGNORED),
         },
         (batch, max(8, -(-longest // 8) * 8)),
     )
 
 
-def _edges(document_ids: np.ndarray) -> np.ndarray:
-    """Where documents, and each row's padding, start in the flattened rows, (D,) int64."""
+def _document_edges(document_ids: np.ndarray) -> np.ndarray:
+    """The starts of documents, and of each row's padding, in the flattened rows, (D,) int64."""
     starts = np.ones(document_ids.shape, bool)
     starts[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
     return np.flatnonzero(starts)
 
 
-def _noise(
+def _select_noise(
     rows: Rows, real: np.ndarray, ordinary: np.ndarray, edges: np.ndarray, density: float, span_length: float
 ) -> np.ndarray:
-    """Which places of the flattened rows give way, (B * T,) bool."""
+    """Which positions of the flattened rows are replaced, (B * T,) bool."""
     batch, width = rows.tokens.shape
     flat = ordinary.reshape(-1)
     sizes = np.diff(np.append(edges, batch * width)) * real.reshape(-1)[edges]
-    # a document's body: from its first to its last ordinary token
+    # A document's body is the range from its first to its last ordinary token.
     before = np.append(0, flat.cumsum())
-    some = before[edges + sizes] > before[edges]
-    at = np.flatnonzero(flat)
-    start = np.where(some, at[np.minimum(before[edges], len(at) - 1)] if len(at) else 0, 0)
-    stop = np.where(some, at[before[edges + sizes] - 1] + 1 if len(at) else 0, 0)
-    gone, spans = amounts(stop - start, density, span_length)
+    has_body = before[edges + sizes] > before[edges]
+    positions = np.flatnonzero(flat)
+    start = np.where(has_body, positions[np.minimum(before[edges], len(positions) - 1)] if len(positions) else 0, 0)
+    stop = np.where(has_body, positions[before[edges + sizes] - 1] + 1 if len(positions) else 0, 0)
+    noise, spans = noise_and_spans(stop - start, density, span_length)
 
     row, column = np.divmod(start, width)
     keys = rows.keys[row]
-    lengths = _smallest(keys, "span lengths", column, np.maximum(gone - 1, 0), np.maximum(spans - 1, 0)) + 1
-    places = _smallest(keys, "span places", column, np.where(spans > 0, stop - start - gone + 1, 0), spans)
+    lengths = _smallest(keys, "span lengths", column, np.maximum(noise - 1, 0), np.maximum(spans - 1, 0)) + 1
+    gaps = _smallest(keys, "span places", column, np.where(spans > 0, stop - start - noise + 1, 0), spans)
     owner = np.repeat(np.arange(len(edges)), spans)
     leading = _rank(owner) == 0
-    inside = np.zeros(len(owner), np.int64)  # tokens in the document's earlier spans
-    inside[~leading] = lengths
+    earlier = np.zeros(len(owner), np.int64)  # tokens in the document's earlier spans
+    earlier[~leading] = lengths
     final = np.append(leading[1:], True)[: len(owner)]
-    until = np.where(final, gone[owner], np.append(inside[1:], 0)[: len(owner)])
-    begin = start[owner] + places + inside
+    until = np.where(final, noise[owner], np.append(earlier[1:], 0)[: len(owner)])
+    begin = start[owner] + gaps + earlier
     mark = np.zeros(batch * width + 1, np.int64)
     np.add.at(mark, begin, 1)
-    np.add.at(mark, begin + until - inside, -1)
+    np.add.at(mark, begin + until - earlier, -1)
     return (mark.cumsum()[:-1] > 0) & flat
 
 
 def _smallest(
-    keys: np.ndarray, purpose: str, column: np.ndarray, candidates: np.ndarray, wanted: np.ndarray
+    keys: np.ndarray, purpose: str, column: np.ndarray, candidates: np.ndarray, counts: np.ndarray
 ) -> np.ndarray:
-    """For each of D documents the `wanted` (D,) numbers below `candidates` (D,) with the smallest draws, ascending; one
-    document after another, (sum of wanted,) int64. Number i draws at the row's place `column` (D,) + i."""
+    """For each of D documents the `counts` (D,) numbers below `candidates` (D,) with the smallest draws, ascending; one
+    document after another, (sum of counts,) int64. The draw of number i is at the row's position `column` (D,) + i."""
     owner = np.repeat(np.arange(len(candidates)), candidates)
     number = _rank(owner)
     drawn = draws(keys[owner], purpose, column[owner] + number)
     order = np.lexsort((drawn, owner))  # keeps documents together, so that owner[order] is owner
-    return number[np.sort(order[number < wanted[owner]])]
+    return number[np.sort(order[number < counts[owner]])]
 
 
 def _rank(groups: np.ndarray) -> np.ndarray:
@@ -147,12 +147,12 @@ def _rank(groups: np.ndarray) -> np.ndarray:
     return np.arange(len(groups)) - np.repeat(starts, np.diff(np.append(starts, len(groups))))
 
 
-def _filled(
+def _fill_rows(
     row: np.ndarray, values: dict[str, tuple[np.ndarray, int]], shape: tuple[int, int]
 ) -> dict[str, np.ndarray]:
-    """Arrays of `shape`, the values (n,) of each `row` (n,) from the left, the number beside them behind."""
+    """Arrays of `shape`: by name, the values (n,) of each `row` (n,) from the left, then the fill value."""
     column, arrays = _rank(row), {}
-    for name, (items, empty) in values.items():
-        arrays[name] = np.full(shape, empty, np.int64)
+    for name, (items, fill) in values.items():
+        arrays[name] = np.full(shape, fill, np.int64)
         arrays[name][row, column] = items
     return arrays

@@ -17,10 +17,10 @@ Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class AdamW(Optimizer):
-    """Decay on matrices only: biases and norms (every parameter of fewer than two dimensions) are left alone.
+    """AdamW with weight decay on matrices only, not on biases and norms (parameters of fewer than two dimensions).
 
-    `bias_correction` false is the optimizer of the original BERT and ELECTRA: moments start at zero and are used as
-    they are.
+    Without `bias_correction` it is the optimizer of the original BERT and ELECTRA: moments start at zero and are used
+    uncorrected.
     """
 
     weight_decay: NonNegativeFloat = 0.01
@@ -29,7 +29,7 @@ class AdamW(Optimizer):
     bias_correction: bool = True
 
     def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
-        """torch's AdamW over two groups, decayed and not."""
+        """torch's AdamW over two groups, with and without weight decay."""
         from terakoya_plugins.optimizers.adamw import uncorrected
 
         return uncorrected.build(
@@ -44,5 +44,5 @@ class AdamW(Optimizer):
 
 @hookimpl
 def register_optimizers() -> dict[str, type[Optimizer]]:
-    """Offers `adamw`."""
+    """Registers `adamw`."""
     return {"adamw": AdamW}

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-FAR = 1e8
-"""A step count at which both corrections, 1 - beta ** step, are 1 in any precision; float32 adds 1 to it in vain."""
+LARGE_STEP = 1e8
+"""A step count at which both corrections, 1 - beta ** step, are 1 in any precision; in float32, adding 1 to it has no
+effect."""
 
 
 class UncorrectedAdamW(torch.optim.AdamW):
-    """AdamW whose moments are used as they are: each parameter's step count starts, and stays, at `FAR`."""
+    """AdamW with uncorrected moments: each parameter's step count starts, and stays, at `LARGE_STEP`."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update; see `torch.optim.AdamW.step`."""
@@ -20,7 +21,7 @@ class UncorrectedAdamW(torch.optim.AdamW):
             for parameter in group["params"]:
                 if parameter.grad is not None and not self.state[parameter]:
                     self.state[parameter] = {
-                        "step": torch.tensor(FAR, device=parameter.device if group["fused"] else "cpu"),
+                        "step": torch.tensor(LARGE_STEP, device=parameter.device if group["fused"] else "cpu"),
                         "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
                         "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
                     }
@@ -36,6 +37,6 @@ def build(
     bias_correction: bool,
     fused: bool,
 ) -> torch.optim.AdamW:
-    """An AdamW over parameter `groups`, corrected or not."""
+    """An AdamW over parameter `groups`, with or without bias correction."""
     kind = torch.optim.AdamW if bias_correction else UncorrectedAdamW
     return kind(list(groups), lr=learning_rate, betas=betas, eps=eps, fused=fused)

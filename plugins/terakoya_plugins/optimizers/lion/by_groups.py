@@ -1,4 +1,4 @@
-"""lion-pytorch's Lion, which may be asked for a step of some of its groups alone, as ZeRO's third stage does."""
+"""lion-pytorch's Lion that can step when only some of its groups have gradients, as in ZeRO stage 3."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from lion_pytorch.foreach import Lion
 
 
 class LionByGroups(Lion):
-    """Passes over groups in which nothing has a gradient: its torch functions want at least one tensor."""
+    """Skips groups in which no weight has a gradient: the torch functions of Lion need at least one tensor."""
 
     param_groups: list[dict[str, Any]]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of every weight that has a gradient."""
+        """Updates every weight that has a gradient."""
         groups = self.param_groups
         self.param_groups = [group for group in groups if any(each.grad is not None for each in group["params"])]
         try:

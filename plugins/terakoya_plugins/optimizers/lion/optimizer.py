@@ -1,4 +1,4 @@
-"""Lion (Chen et al., 2023, arXiv:2302.06675): every weight moves by the sign of an average of gradients."""
+"""Lion (Chen et al., 2023, arXiv:2302.06675): the sign of an average of gradients updates every weight."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Lion(Optimizer):
-    """lion-pytorch's. One moment instead of AdamW's two; its authors take a learning rate 3 to 10 times lower than
-    AdamW's, and a weight decay as many times higher."""
+    """lion-pytorch's Lion, with one moment instead of AdamW's two. Its authors use a learning rate 3 to 10 times lower
+    than AdamW's, and a weight decay higher by the same factor."""
 
     weight_decay: NonNegativeFloat = 0.1
     betas: tuple[Beta, Beta] = (0.9, 0.99)
@@ -27,7 +27,7 @@ class Lion(Optimizer):
     test_settings: ClassVar = {"learning_rate": 0.003}
 
     def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
-        """lion-pytorch's Lion over two groups, decayed and not.
+        """lion-pytorch's Lion over two groups, with and without weight decay.
 
         Raises:
             UserError: lion-pytorch is not installed.
@@ -44,5 +44,5 @@ class Lion(Optimizer):
 
 @hookimpl
 def register_optimizers() -> dict[str, type[Optimizer]]:
-    """Offers `lion`."""
+    """Registers `lion`."""
     return {"lion": Lion}

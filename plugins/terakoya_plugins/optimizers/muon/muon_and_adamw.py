@@ -1,4 +1,4 @@
-"""Two torch optimizers as one: Muon and AdamW over different weights, with one state and one list of groups."""
+"""Muon and AdamW over different weights as one torch optimizer, with one state and one list of groups."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from terakoya.toolkit.parameter_groups import decay_groups, dimensions, trainabl
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
-    """Steps a Muon and an AdamW. Their groups, Muon's first, are this optimizer's, and so is their state.
+    """Steps a Muon and an AdamW. Both use this optimizer's groups, Muon's first, and its state.
 
-    `ratio` is the learning rate of AdamW's groups over that of Muon's; all groups bear Muon's.
+    `ratio` is the learning rate of AdamW's groups divided by Muon's; all groups store Muon's.
     """
 
     def __init__(self, muon: torch.optim.Muon | None, adamw: torch.optim.AdamW | None, *, ratio: float) -> None:
@@ -23,15 +23,15 @@ class MuonAndAdamW(torch.optim.Optimizer):
         groups = [group for part in self.parts for group in part.param_groups]
         super().__init__([{"params": group["params"]} for group in groups], {"lr": groups[0]["lr"]})
         self.param_groups = groups
-        self._share()
+        self._share_state()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Takes over state and groups, as `load_state_dict` hands them, for both."""
+        """Takes the state and groups that `load_state_dict` passes, for both optimizers."""
         super().__setstate__(state)
-        self._share()
+        self._share_state()
 
-    def _share(self) -> None:
-        """Lets both work on this optimizer's groups and state."""
+    def _share_state(self) -> None:
+        """Makes both optimizers use this optimizer's groups and state."""
         start = 0
         for part in self.parts:
             stop = start + len(part.param_groups)
@@ -39,7 +39,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
             start = stop
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of every weight that has a gradient."""
+        """Updates every weight that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -69,7 +69,7 @@ def build(
     betas: tuple[float, float],
     eps: float,
 ) -> MuonAndAdamW:
-    """Muon over the trained matrices of `module`'s blocks, AdamW over the rest, with the settings of `Muon`."""
+    """Muon for the trainable matrices of `module`'s blocks, AdamW for the rest, with the settings of `Muon`."""
     hidden = {id(parameter) for parameter in hidden_matrices(module)}
     matrices = [parameter for parameter in trainable_parameters(module) if id(parameter) in hidden]
     rest = [parameter for parameter in trainable_parameters(module) if id(parameter) not in hidden]
@@ -88,15 +88,15 @@ def build(
 
 
 def hidden_matrices(module: nn.Module) -> Iterator[nn.Parameter]:
-    """The matrices of the repeated blocks, which every model of Transformers keeps in a ModuleList, without embeddings.
-    Where there is no ModuleList, all matrices but embeddings and what has an embedding's shape, as heads have."""
+    """The matrices of the repeated blocks, without embeddings; every Transformers model has its blocks in a ModuleList.
+    Without a ModuleList, all matrices except embeddings and those with an embedding's shape, such as heads."""
     embeddings = [each.weight for each in module.modules() if isinstance(each, nn.Embedding)]
     known, shapes = {id(each) for each in embeddings}, {each.shape for each in embeddings}
     blocks: list[nn.Module] = [each for each in module.modules() if isinstance(each, nn.ModuleList)]
     seen: set[int] = set()
     for part in blocks or [module]:
         for parameter in part.parameters():
-            head = not blocks and parameter.shape in shapes
-            if dimensions(parameter) == 2 and not head and id(parameter) not in known | seen:
+            is_head = not blocks and parameter.shape in shapes
+            if dimensions(parameter) == 2 and not is_head and id(parameter) not in known | seen:
                 seen.add(id(parameter))
                 yield parameter

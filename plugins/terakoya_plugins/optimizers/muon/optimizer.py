@@ -19,12 +19,12 @@ Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 class Muon(Optimizer):
     """torch's Muon for every matrix in the repeated blocks, torch's AdamW for embeddings, heads, norms and biases.
 
-    With `adjust_lr_fn` "match_rms_adamw" (Liu et al., 2025, arXiv:2502.16982) updates have the size of AdamW's, and one
-    `learning_rate` that suits AdamW does for both. With "original" Muon's own is higher, such as 0.02, and
-    `adamw_learning_rate` that of the rest. The schedule multiplies both.
+    With `adjust_lr_fn` "match_rms_adamw" (Liu et al., 2025, arXiv:2502.16982) updates have the size of AdamW's, and a
+    `learning_rate` for AdamW suits both. With "original" Muon needs a higher one, such as 0.02, and
+    `adamw_learning_rate` is that of the rest. The schedule multiplies both.
 
-    Muon's updates are computed in bf16: a run in another world, whose gradients differ in their last bits, has losses
-    that differ more than with AdamW.
+    Muon's updates are computed in bf16: with another world size, which changes the last bits of gradients, losses
+    differ more than with AdamW.
     """
 
     elementwise: ClassVar[bool] = False
@@ -37,12 +37,12 @@ class Muon(Optimizer):
     ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5
     adjust_lr_fn: Literal["original", "match_rms_adamw"] = "match_rms_adamw"
     betas: tuple[Beta, Beta] = (0.9, 0.95)
-    """AdamW's."""
+    """Of AdamW."""
     eps: PositiveFloat = 1e-8
-    """AdamW's."""
+    """Of AdamW."""
 
     def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
-        """One optimizer over both."""
+        """One optimizer that steps both."""
         from terakoya_plugins.optimizers.muon.muon_and_adamw import build
 
         return build(module, fused=fused, **dict(self))
@@ -50,5 +50,5 @@ class Muon(Optimizer):
 
 @hookimpl
 def register_optimizers() -> dict[str, type[Optimizer]]:
-    """Offers `muon`."""
+    """Registers `muon`."""
     return {"muon": Muon}
