@@ -25,10 +25,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 from prepare_turns import plain
 
-from terakoya.commands.store.app import Count, count
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.preparation.prepare import prepare
-from terakoya.store.token_store import IDX_HEADER, IDX_MAGIC, TokenStore
+from terakoya.store.token_store import IDX_HEADER, IDX_MAGIC, StoreCounts, TokenStore, count_store
 
 GOAL = 1e-3
 TIMES = 1000
@@ -50,14 +49,14 @@ def main() -> int:
         megabytes = plain(options.corpus, corpus, documents=options.documents)
         prepare([corpus], tokenizer=options.tokenizer, out=work / "store", processes=1)
         seconds, tokens = tokenized_again(corpus, options.tokenizer)
-        small = count(work / "store")
+        small = count_store(work / "store")
         large = enlarge(work / "store", work / "large", small)
-        same = tokens == small.tokens and count(large) == Count(*(number * TIMES for number in small))
+        same = tokens == small.tokens and count_store(large) == StoreCounts(*(number * TIMES for number in small))
         print(f"{megabytes:.1f} MB of jsonl: {small}; counts {'agree' if same else 'DIFFER'}\n")
         print("| way | tokens | first call, ms | median call, ms | whole command, s |\n|---|---|---|---|---|")
         print(f"| tokenizing again | {tokens:,} | | {seconds * 1e3:,.0f} | |")
         worst = 0.0
-        for name, folder, held in (("store", work / "store", small), (f"store x {TIMES:,}", large, count(large))):
+        for name, folder, held in (("store", work / "store", small), (f"store x {TIMES:,}", large, count_store(large))):
             calls = [timed(folder) for _ in range(CALLS)]
             worst = max(worst, statistics.median(calls))
             whole = statistics.median(command(folder) for _ in range(options.rounds))
@@ -73,7 +72,7 @@ def main() -> int:
 def timed(folder: Path) -> float:
     """Seconds of one count."""
     began = time.perf_counter()
-    count(folder)
+    count_store(folder)
     return time.perf_counter() - began
 
 
@@ -84,7 +83,7 @@ def command(folder: Path) -> float:
     return time.perf_counter() - began
 
 
-def enlarge(store: Path, folder: Path, small: Count) -> Path:
+def enlarge(store: Path, folder: Path, small: StoreCounts) -> Path:
     """A store that holds `TIMES` times more than `store` and no content: its record, header, sizes and the ends of its
     index are true, all between is a hole."""
     folder.mkdir()

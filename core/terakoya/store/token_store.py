@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import pydantic
@@ -242,6 +242,21 @@ def _unpack(bits: tuple[np.ndarray, int], start: int, stop: int) -> np.ndarray:
     start, stop = start + skipped, stop + skipped
     flags = np.unpackbits(packed[start // 8 : (stop + 7) // 8], bitorder="little")
     return flags[start % 8 : start % 8 + stop - start].view(bool)
+
+
+class StoreCounts(NamedTuple):
+    """Numbers of documents, sequences and tokens of a store."""
+
+    documents: int
+    sequences: int
+    tokens: int
+
+
+def count_store(folder: Path) -> StoreCounts:
+    """Returns the counts of the store `folder`, from headers and file sizes alone; reads no ids. Raises UserError as
+    `TokenStore.open`."""
+    facts = TokenStore.open(folder, check_ids=False).facts
+    return StoreCounts(facts.documents, facts.sequences, facts.tokens)
 
 
 def read_facts(folder: Path) -> StoreFacts:

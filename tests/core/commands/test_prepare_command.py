@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from terakoya.commands.prepare import command
-from terakoya.commands.store.app import count, info, verify
 from terakoya.errors import UserError
 from terakoya.preparation.options import PrepareOptions, parse_max_rejects
+from terakoya.store.token_store import TokenStore, count_store
+from terakoya.store.verify import verify
 
 DOUBLE = Path(__file__).parents[2] / "helpers"
 PLUGIN = """
@@ -68,10 +69,10 @@ def test_prepare_with_a_plugin_in_two_processes_then_inspect_the_store(folder: P
     again = terakoya(*prepare)
     assert again.returncode == 0 and "nothing to do" in again.stderr
 
-    facts = info(store)
+    facts = TokenStore.open(store).facts
     assert facts.eos == 5 and facts.unit == "line" and facts.options["field"] == "body"
     assert not (store / "tokenizer" / "model.safetensors").exists()
-    assert count(store) == (99, 198, facts.tokens)
+    assert count_store(store) == (99, 198, facts.tokens)
     shown = terakoya("store", "info", store)
     assert f"{facts.tokens:,} uint16" in shown.stdout and "literal [MASK]" in shown.stdout
     assert json.loads(terakoya("store", "info", store, "--json").stdout)["tokens"] == facts.tokens

@@ -10,10 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from terakoya.commands.main import app
-from terakoya.commands.store.app import info, verify
 from terakoya.commands.store.import_tokens import parse_eos
 from terakoya.commands.store.merge import parse_weights
 from terakoya.errors import UserError
+from terakoya.store.token_store import TokenStore
+from terakoya.store.verify import verify
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "寺子", "屋", "で", "読み", "##書き", "を", "学", "##ぶ"]
 PIECES += [
@@ -70,14 +71,14 @@ def test_a_store_without_store_json_is_imported_with_word_starts(folder: Path) -
     out = folder / "imported"
     printed = typed("store", "import", folder / "text_document", "--tokenizer", folder / "tokenizer", "--out", out)
     assert "60 documents" in printed and "word starts rebuilt from the pieces" in printed
-    assert info(out).fingerprint == info(folder / "store").fingerprint
+    assert TokenStore.open(out).facts.fingerprint == TokenStore.open(folder / "store").facts.fingerprint
     for name in ("tokens.bin", "tokens.idx", "tokens.words", "tokenizer/vocab.txt"):
         assert (out / name).read_bytes() == (folder / "store" / name).read_bytes(), name
     printed = typed(
         *("store", "import", folder / "text_document.idx", "--tokenizer", folder / "tokenizer"),
         *("--out", folder / "plain", "--no-word-starts", "--eos", "none"),
     )
-    assert "word starts not known" in printed and not info(folder / "plain").word_starts
+    assert "word starts not known" in printed and not TokenStore.open(folder / "plain").facts.word_starts
 
 
 def test_shards_are_merged_into_the_store_and_split_again(folder: Path) -> None:
@@ -96,8 +97,8 @@ def test_shards_are_merged_into_the_store_and_split_again(folder: Path) -> None:
         assert (folder / "merged" / name).read_bytes() == (folder / "whole" / name).read_bytes(), name
     outs = ["--out", folder / "train", "--out", folder / "valid"]
     typed("store", "split", folder / "merged", "--parts", "3,1", *outs)
-    train, valid = info(folder / "train"), info(folder / "valid")
-    assert train.documents + valid.documents == 60 and train.tokens + valid.tokens == info(folder / "merged").tokens
+    train, valid, merged = (TokenStore.open(folder / name).facts for name in ("train", "valid", "merged"))
+    assert train.documents + valid.documents == 60 and train.tokens + valid.tokens == merged.tokens
     assert verify(folder / "train") == verify(folder / "valid") == []
 
 
@@ -120,13 +121,13 @@ def test_a_sample_shows_borders_and_masks(folder: Path) -> None:
 
 
 def test_exported_blocks_can_be_imported(folder: Path) -> None:
-    blocks, tokens = folder / "train" / "blocks.jsonl", info(folder / "store").tokens
+    blocks, tokens = folder / "train" / "blocks.jsonl", TokenStore.open(folder / "store").facts.tokens
     printed = typed("store", "export-blocks", folder / "store", "--out", blocks, "--block-size", 64)
     assert f"{tokens // 64} blocks of 64 tokens; the last {tokens % 64} tokens were dropped" in printed
     back = folder / "back"
     printed = typed("store", "import-blocks", blocks.parent, "--tokenizer", folder / "tokenizer", "--out", back)
     assert f"{tokens // 64} blocks, {tokens // 64 * 64:,} tokens; word starts rebuilt" in printed
-    assert info(back).word_starts
+    assert TokenStore.open(back).facts.word_starts
     whole = (folder / "store" / "tokens.bin").read_bytes()
     assert (back / "tokens.bin").read_bytes() == whole[: 2 * (tokens // 64 * 64)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,46 +21,15 @@ Store = Annotated[Path, typer.Argument(help="The store's folder.", metavar="STOR
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-class Count(NamedTuple):
-    """Numbers of documents, sequences and tokens of a store."""
-
-    documents: int
-    sequences: int
-    tokens: int
-
-
-def info(folder: Path) -> StoreFacts:
-    """Returns the facts of the store `folder`. Raises UserError if it is missing, unfinished, truncated or
-    inconsistent."""
-    from terakoya.store.token_store import TokenStore
-
-    return TokenStore.open(folder).facts
-
-
-def count(folder: Path) -> Count:
-    """Returns the counts of the store `folder`, from headers and file sizes alone; reads no ids. Raises UserError as
-    `info`."""
-    from terakoya.store.token_store import TokenStore
-
-    facts = TokenStore.open(folder, check_ids=False).facts
-    return Count(facts.documents, facts.sequences, facts.tokens)
-
-
-def verify(folder: Path) -> list[str]:
-    """Reads the whole store `folder` and returns a description of every fault. Raises UserError as `info`."""
-    from terakoya.store.verify import verify
-
-    return verify(folder)
-
-
 @app.command("info")
 def info_command(store: Store, json: Json = False) -> None:
     """Show what a store holds and what it was made from."""
     from rich.table import Table
 
     from terakoya.log import console
+    from terakoya.store.token_store import TokenStore
 
-    facts = info(store)
+    facts = TokenStore.open(store).facts
     if json:
         console().print(facts.model_dump_json(indent=2), markup=False, soft_wrap=True)
         return
@@ -105,8 +74,9 @@ def count_command(
     from rich.table import Table
 
     from terakoya.log import console
+    from terakoya.store.token_store import count_store
 
-    counted = [(str(store), count(store)._asdict()) for store in stores]
+    counted = [(str(store), count_store(store)._asdict()) for store in stores]
     if json:
         shown: object = dict(counted) if len(counted) > 1 else counted[0][1]
         console().print(orjson.dumps(shown).decode(), markup=False, soft_wrap=True)
@@ -117,7 +87,7 @@ def count_command(
         return
     table = Table(box=None, pad_edge=False)
     table.add_column("store")
-    for name in Count._fields:
+    for name in counted[0][1]:
         table.add_column(name, justify="right")
     for store, numbers in counted:
         table.add_row(store.replace("[", "\\["), *(f"{number:,}" for number in numbers.values()))
@@ -128,13 +98,15 @@ def count_command(
 def verify_command(store: Store) -> None:
     """Read a whole store and check sizes, hashes, the index and the range of ids. Exits with 1 if it finds a fault."""
     from terakoya.log import console
+    from terakoya.store.token_store import count_store
+    from terakoya.store.verify import verify
 
     faults = verify(store)
     for fault in faults:
         console().print(fault, markup=False, soft_wrap=True)
     if faults:
         raise typer.Exit(1)
-    counted = count(store)
+    counted = count_store(store)
     console().print(f"{store}: sound; {counted.tokens:,} tokens checked", markup=False, soft_wrap=True)
 
 

@@ -2,39 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from terakoya.store.token_store import StoreFacts
-
-
-def import_blocks(
-    sources: Sequence[str],
-    *,
-    tokenizer: Path,
-    out: Path,
-    type: str | None = None,
-    word_starts: bool = True,
-) -> StoreFacts:
-    """Makes the store `out` from files of `{"input_ids", "attention_mask"}` lines with ids of the tokenizer in the
-    folder `tokenizer`. Raises UserError as `terakoya.store.token_blocks.import_blocks`."""
-    from terakoya.store.token_blocks import import_blocks as import_files
-    from terakoya.tokenization.recognise import recognise_tokenizer
-    from terakoya.toolkit.tokenizers.word_start_marks import word_start_table
-
-    component = recognise_tokenizer(tokenizer, type=type)
-    return import_files(
-        sources,
-        out,
-        vocabulary=component.encoder(tokenizer).vocabulary,
-        tokenizer_folder=tokenizer,
-        fingerprints={f"tokenizer {name}": value for name, value in sorted(component.fingerprint(tokenizer).items())},
-        starts_word=word_start_table(component, tokenizer) if word_starts else None,
-    )
 
 
 def import_command(
@@ -48,8 +19,9 @@ def import_command(
 ) -> None:
     """Make a store from blocks of ids: each becomes a document, without its padding."""
     from terakoya.log import console
+    from terakoya.preparation.import_tokens import make_store_from_blocks
 
-    facts = import_blocks(files, tokenizer=tokenizer, out=out, type=type, word_starts=word_starts)
+    facts = make_store_from_blocks(files, tokenizer=tokenizer, out=out, type=type, word_starts=word_starts)
     console().print(
         f"{out}: {facts.documents:,} blocks, {facts.tokens:,} tokens; word starts "
         f"{'rebuilt from the pieces' if facts.word_starts else 'not known'}",

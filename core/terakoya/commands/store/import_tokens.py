@@ -3,53 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from terakoya.errors import UserError
 
-if TYPE_CHECKING:
-    from terakoya.store.token_store import StoreFacts
-
 Unit = Literal["document", "line"]
-
-
-def import_megatron(
-    prefix: Path,
-    *,
-    tokenizer: Path,
-    out: Path,
-    type: str | None = None,
-    repair: bool = False,
-    unit: Unit | None = None,
-    eos: int | Literal["find"] | None = "find",
-    word_starts: bool = True,
-) -> StoreFacts:
-    """Makes the store `out` from `prefix`.bin and `prefix`.idx, with ids of the tokenizer in the folder `tokenizer` (of
-    the registered `type`; recognised if None).
-
-    `word_starts` rebuilds word starts if the tokenizer's pieces mark them. Raises UserError as
-    `terakoya.store.megatron_import.import_megatron`.
-    """
-    from terakoya.store.megatron_files import MegatronFiles
-    from terakoya.store.megatron_import import import_megatron as import_files
-    from terakoya.tokenization.recognise import recognise_tokenizer
-    from terakoya.toolkit.tokenizers.word_start_marks import word_start_table
-
-    MegatronFiles.open(prefix)  # first, since a tokenizer takes longer to open
-    component = recognise_tokenizer(tokenizer, type=type)
-    return import_files(
-        prefix,
-        out,
-        vocabulary=component.encoder(tokenizer).vocabulary,
-        tokenizer_folder=tokenizer,
-        fingerprints={f"tokenizer {name}": value for name, value in sorted(component.fingerprint(tokenizer).items())},
-        repair=repair,
-        unit=unit,
-        eos=eos,
-        starts_word=word_start_table(component, tokenizer) if word_starts else None,
-    )
 
 
 def parse_eos(text: str) -> int | Literal["find"] | None:
@@ -80,8 +40,9 @@ def command(
 ) -> None:
     """Make a store from token files of Megatron-LM, Megatron-DeepSpeed or GPT-NeoX."""
     from terakoya.log import console
+    from terakoya.preparation.import_tokens import make_store_from_megatron
 
-    facts = import_megatron(
+    facts = make_store_from_megatron(
         prefix,
         tokenizer=tokenizer,
         out=out,
