@@ -1,11 +1,11 @@
-"""Published speeds of training on many GPUs, and what the formulas of `terakoya.estimation` say of the same runs.
+"""Published speeds of training on many GPUs, and the predictions of `terakoya.estimation` for the same runs.
 
-`published.csv` holds one run a line, as its publishers describe it: tokens per second and GPU, and GiB of memory where
-they say so. Runs in fp8 are not there, which the formulas do not know. Sources:
+`published.csv` holds one run per line, as its publishers describe it: tokens per second and GPU, and GiB of memory
+where published. Runs in fp8 are left out, because the formulas do not cover them. Sources:
 
     llm-foundry         github.com/mosaicml/llm-foundry, scripts/train/benchmarking/README.md: all runs in bfloat16
     torchtitan 2024-12  github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 1 and 3
-    torchtitan 2024-06  the same, docs/performance.md of mid-2024
+    torchtitan 2024-06  the same repository, docs/performance.md of mid-2024
     Korthikanti 2022    arXiv:2205.05198, tables 3 and 5
     Smith 2022          arXiv:2201.11990, section 2.4 (MT-NLG 530B)
     nanoGPT             its README: 600,000 steps of 491,520 tokens in "about 4 days"
@@ -29,16 +29,16 @@ from terakoya.estimation.layouts.transformer import Transformer, decoder
 
 FILE = Path(__file__).with_name("published.csv")
 FITTED_MODELS = ("mpt-1b", "mpt-7b")
-"""The models of llm-foundry whose runs the constants were fitted to. All others are held out."""
+"""The models of llm-foundry to whose runs the constants were fitted. All other runs are held out."""
 
 
 def mpt(layers: int, hidden_size: int, heads: int) -> partial[Transformer]:
-    """A model of llm-foundry's: a GPT with 50,368 tokens."""
+    """Returns a model of llm-foundry: a GPT with 50,368 tokens."""
     return partial(decoder, layers=layers, hidden_size=hidden_size, heads=heads, vocabulary_size=50368)
 
 
 def gpt(layers: int, hidden_size: int, heads: int) -> partial[Transformer]:
-    """A model of Megatron-LM's papers: a GPT with 51,200 tokens whose attention keeps its scores."""
+    """Returns a model of Megatron-LM's papers: a GPT with 51,200 tokens whose attention keeps its scores."""
     return partial(
         decoder, layers=layers, hidden_size=hidden_size, heads=heads, vocabulary_size=51200, flash=False
     )  # fmt: skip
@@ -47,7 +47,7 @@ def gpt(layers: int, hidden_size: int, heads: int) -> partial[Transformer]:
 def llama(
     layers: int, hidden_size: int, feed_forward: int, heads: int, key_value_heads: int, vocabulary_size: int
 ) -> partial[Transformer]:
-    """A Llama."""
+    """Returns a Llama."""
     return partial(
         decoder, layers=layers, hidden_size=hidden_size, feed_forward=feed_forward, heads=heads,
         key_value_heads=key_value_heads, vocabulary_size=vocabulary_size, gated=True, tied=False, positions=False,
@@ -66,32 +66,32 @@ MODELS: Mapping[str, partial[Transformer]] = {
 }  # fmt: skip
 
 FSDP = Program(gathered=2)
-TITAN = replace(FSDP, again_products=0.5, again_traffic=1.0)  # every second product is kept, and attention
+TITAN = replace(FSDP, recomputed_products=0.5, recomputed_traffic=1.0)  # keeps every second product, and attention
 MEGATRON = Program(
     weights=2, gradients=4, optimizer=12, gathered=2, reduced=4, fused=True, flash=False,
-    again_attention=1.0, again_traffic=0.0,
+    recomputed_attention=1.0, recomputed_traffic=0.0,
 )  # fmt: skip
 PROGRAMS: Mapping[str, Program] = {
     "fsdp": FSDP,
     "fsdp-bf16": replace(FSDP, reduced=2),
     "torchtitan": TITAN,
     "torchtitan-compiled": replace(TITAN, fused=True),
-    "torchtitan-alternate": replace(FSDP, again_products=0.5, again_attention=0.5, again_traffic=0.5),
+    "torchtitan-alternate": replace(FSDP, recomputed_products=0.5, recomputed_attention=0.5, recomputed_traffic=0.5),
     "megatron": MEGATRON,
     "autocast-compiled": Program(fused=True),
     "llm.c": Program(weights=2, gradients=2, optimizer=12, gathered=2, reduced=2, fused=True),
 }
-"""What each keeps and moves: FSDP gathers bfloat16 and sends float32; Megatron-LM has float32 gradients beside 16-bit
-weights, and its selective recomputation is that of attention alone."""
+"""What each program holds and sends: FSDP gathers bfloat16 and reduces float32; Megatron-LM has float32 gradients with
+16-bit weights, and its selective recomputation covers attention only."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """One run, and what is published of it.
+    """One published run.
 
     Attributes:
         rate: tokens per second and GPU.
-        gib: memory of a GPU; None where it is not said.
+        gib: memory of a GPU; None if not published.
     """
 
     source: str
@@ -105,33 +105,33 @@ class Published:
 
     @property
     def fitted(self) -> bool:
-        """Whether constants were fitted to it."""
+        """Whether constants were fitted to this run."""
         return self.source == "llm-foundry" and self.name in FITTED_MODELS
 
     def time(self) -> StepTime:
-        """What the formulas say of a step."""
+        """The predicted time of a step."""
         return step_time(self.model, self.layout, self.cluster, self.program)
 
     def error(self) -> float:
-        """Predicted over published rate, less 1."""
+        """Predicted over published rate, minus 1."""
         return self.time().tokens_per_second / self.cluster.gpus / self.rate - 1
 
     def memory_error(self) -> float | None:
-        """Predicted over published memory, less 1."""
+        """Predicted over published memory, minus 1."""
         if self.gib is None:
             return None
         return sum(rank_memory(self.model, self.layout, self.program).values()) / (self.gib * GIB) - 1
 
 
 def device(name: str) -> Gpu:
-    """The GPU of a published run: torchtitan's H100s have slower memory, more of it, and less power."""
+    """Returns the GPU of a published run; torchtitan's H100s have more and slower memory, and less power."""
     if name == "h100-500w":
         return replace(find_gpu("h100"), name=name, memory=96 * GIB, bandwidth=2.4e12 * 0.9)
     return find_gpu(name)
 
 
 def published(file: Path = FILE) -> list[Published]:
-    """All runs of `file`."""
+    """Returns all runs of `file`."""
     with file.open(newline="") as lines:
         return [_read(line) for line in csv.DictReader(lines)]
 

@@ -1,10 +1,10 @@
-"""A run on 8 to 1,024 GPUs: for each number the fastest layout that this program runs, and the fastest that there is; a
-Markdown table.
+"""Prints, for a run on 8 to 1,024 GPUs, the fastest layout that this program supports and the fastest of all, as a
+Markdown table. The numbers are not validated on hardware.
 
     python tools/simulation/scale.py                                      llama_8b on H100s, nodes of 8
     python tools/simulation/scale.py parameters/gpt2_300m.json --vocab-size 32768 --gpus 8 16 --gpu a100-80gb
 
-The global batch stays what the parameters say, so more GPUs take fewer rows each.
+The global batch is that of the parameters, so with more GPUs each takes fewer rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from terakoya.commands.estimate_layouts import shown
+from terakoya.commands.estimate_layouts import describe_parallel
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.estimation.layouts.cluster import Cluster, find_gpu
@@ -23,7 +23,7 @@ from terakoya.estimation.synthetic_rows import row_statistics
 
 PRESET = Path(__file__).parents[2] / "parameters" / "llama_8b.json"
 TOKENS = 1e12
-"""How many tokens the days of the table are for."""
+"""Tokens of the run whose days are listed."""
 
 
 def main() -> int:
@@ -36,38 +36,36 @@ def main() -> int:
     parser.add_argument("--gpus-per-node", type=int, default=8)
     arguments = parser.parse_args()
     parameters = Parameters.load(arguments.parameters)
-    text = row_statistics(parameters, arguments.vocab_size)
-    model, state = measure_transformer(parameters, text.vocabulary, context=text.context)
+    statistics = row_statistics(parameters.data, parameters.objective.row_layout(), arguments.vocab_size)
+    model, state = measure_transformer(parameters, statistics.vocabulary, context=statistics.context)
+    print("Estimated by formulas, not validated on hardware.\n")
     print(f"| {arguments.gpu} | layout | micro-batch | recomputed | memory | a step | tokens/s | MFU | 10^12 tokens |")
     print("|---:|---|---:|---|---:|---:|---:|---:|---:|")
     for count in arguments.gpus:
+        cluster = Cluster(find_gpu(arguments.gpu), count, arguments.gpus_per_node)
         try:
-            found = suggest(
-                parameters,
-                model,
-                Cluster(find_gpu(arguments.gpu), count, arguments.gpus_per_node),
-                state=state,
-                count=1,
-            )
+            suggestions = suggest(parameters, model, cluster, state=state, count=1)
         except UserError as error:
             print(f"| {count} | {error} | | | | | | | |")
             continue
-        runs = next((each for each in found if each.refused is None), None)
-        if runs is not None:
-            print(row(str(count), runs))
-        if found[0] is not runs:
-            print(row("" if runs is not None else str(count), found[0]))
+        supported = next((suggestion for suggestion in suggestions if suggestion.refused is None), None)
+        if supported is not None:
+            print(row(str(count), supported))
+        if suggestions[0] is not supported:
+            print(row("" if supported is not None else str(count), suggestions[0]))
     return 0
 
 
-def row(count: str, each: Suggestion) -> str:
-    """A line of the table; a layout that this program does not run is in italics."""
-    layout = shown(each.parallel) if each.refused is None else f"*{shown(each.parallel)}*"
-    days = TOKENS / each.time.tokens_per_second / 86400
+def row(count: str, suggestion: Suggestion) -> str:
+    """A table row; a layout that this program does not support is in italics."""
+    layout, time = describe_parallel(suggestion.parallel), suggestion.time
+    layout = layout if suggestion.refused is None else f"*{layout}*"
+    recomputed = suggestion.activation_checkpointing or "nothing"
+    days = TOKENS / time.tokens_per_second / 86400
     return (
-        f"| {count} | {layout} | {each.micro_batch_size} x {each.layout.micro_steps} | "
-        f"{each.activation_checkpointing or 'nothing'} | {each.bytes / 1e9:.0f} GB | {each.time.seconds:.2f} s | "
-        f"{each.time.tokens_per_second:,.0f} | {each.time.mfu:.1%} | {days:,.1f} days |"
+        f"| {count} | {layout} | {suggestion.micro_batch_size} x {suggestion.layout.micro_steps} | "
+        f"{recomputed} | {suggestion.bytes / 1e9:.0f} GB | {time.seconds:.2f} s | "
+        f"{time.tokens_per_second:,.0f} | {time.mfu:.1%} | {days:,.1f} days |"
     )
 
 

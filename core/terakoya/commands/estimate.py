@@ -1,4 +1,4 @@
-"""`terakoya estimate`: what a run will take, before it is started."""
+"""`terakoya estimate`: memory, time and disk that a run needs, before it starts."""
 
 from __future__ import annotations
 
@@ -18,67 +18,69 @@ if TYPE_CHECKING:
 
 def command(
     parameters: Annotated[Path, typer.Argument(help="The parameter JSON.", metavar="PARAMETERS.json")],
-    set_: Annotated[list[str] | None, typer.Option("--set", help="KEY.PATH=VALUE, over the file's.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="KEY.PATH=VALUE, overrides the file's value.")] = None,
     processes: Annotated[
-        int | None, typer.Option(min=1, help="All processes, one a device. Default: the fewest it can run in.")
+        int | None,
+        typer.Option(min=1, help="Number of processes, one per device. Default: the fewest that the run can use."),
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(min=1, help="The same, and the fastest layouts over as many GPUs that fit.")
+        int | None,
+        typer.Option(min=1, help="The same, and the fastest layouts over as many GPUs that fit into memory."),
     ] = None,
-    per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="With --gpus: how many a node has.")] = 8,
+    per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="With --gpus: GPUs per node.")] = 8,
     device: Annotated[
         str | None,
         typer.Option(
-            "--device", "--gpu", help="What each trains on: h100, a100-80gb, ... or cpu. Default: what is here."
+            "--device", "--gpu", help="Device of each process: h100, a100-80gb, ... or cpu. Default: this machine's."
         ),
     ] = None,
     vocab_size: Annotated[
-        int | None, typer.Option(min=16, help="Pieces of the vocabulary, where the stores are not there yet.")
+        int | None, typer.Option(min=16, help="Tokens of the vocabulary, if the stores do not exist yet.")
     ] = None,
     mfu: Annotated[
-        float | None, typer.Option(min=0.0001, max=1.0, help="Share of the device's bf16 peak to reckon hours with.")
+        float | None, typer.Option(min=0.0001, max=1.0, help="Fraction of the device's bf16 peak to assume for hours.")
     ] = None,
     tflops: Annotated[
-        float | None, typer.Option(min=1e-6, help="Instead: TFLOP/s of a device, as a run's record says.")
+        float | None, typer.Option(min=1e-6, help="Instead of --mfu: TFLOP/s of a device, as a run reports.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Say what a run will take: parameters, FLOPs, memory of each rank, disk, hours.
+    """Estimate what a run needs: parameters, FLOPs, memory of each rank, disk, hours.
 
-    Nothing is trained and no weight is allocated: one step is run on tensors without data.
+    Nothing is trained and no weight is allocated: one step runs on tensors without data.
     """
     from terakoya.commands import estimate_layouts
     from terakoya.estimation.estimate import estimate
     from terakoya.log import console, error_console
 
     if gpus is not None and processes is not None:
-        raise UserError(f"--gpus {gpus}: is --processes {processes} with more to it; give one of them")
+        raise UserError(f"--gpus {gpus}: includes --processes {processes}; give one of them")
     overrides = tuple(set_ or ())
     layouts = None
     with error_console().status("measuring", spinner="dots"):
         if gpus is not None:
-            layouts = estimate_layouts.find(
+            layouts = estimate_layouts.find_layouts(
                 parameters, gpus, per_node=per_node, gpu=device, vocab_size=vocab_size, overrides=overrides
             )
             device = layouts.cluster.gpu.name
-        found = estimate(
+        estimated = estimate(
             parameters, processes=gpus or processes, device=device, vocab_size=vocab_size, mfu=mfu, tflops=tflops,
             overrides=overrides,
         )  # fmt: skip
     if as_json:
-        more = {} if layouts is None else layouts.as_json(found.steps)
-        typer.echo(json.dumps(found.as_json() | more, indent=2, ensure_ascii=False))
+        more = {} if layouts is None else layouts.as_json(estimated.steps)
+        typer.echo(json.dumps(estimated.as_json() | more, indent=2, ensure_ascii=False))
         return
-    console().print(_model(found))
-    console().print(_memory(found))
-    for line in _rest(found):
+    console().print(_model_table(estimated))
+    console().print(_memory_table(estimated))
+    for line in _other_lines(estimated):
         console().print(line, markup=False, soft_wrap=True)
     if layouts is not None:
-        layouts.show(found.steps)
+        layouts.show(estimated.steps)
 
 
 def gigabytes(size: float) -> str:
-    """For example `12.3 GB`; small sizes in MB. 1 GB is 10^9 bytes."""
+    """Formats bytes, for example `12.30 GB`; small sizes in MB. 1 GB is 10^9 bytes."""
     return f"{size / 1e9:,.2f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
@@ -91,55 +93,55 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _model(found: Estimate) -> Table:
-    sizes, share = found.sizes, found.share
+def _model_table(estimated: Estimate) -> Table:
+    sizes, share = estimated.sizes, estimated.share
     table = _table("model and work", "", "")
     table.add_row("parameters", f"{sizes.parameters:,}", f"{sizes.trained:,} trained, {sizes.embeddings:,} embeddings")
     table.add_row("FLOPs a token", f"{sizes.flops_per_token:.3e}", "forward and backward")
     micro = f"{share.micro_steps} micro-step{'s' if share.micro_steps > 1 else ''} of {share.micro_batch_size}"
-    rows = f"{found.tokens_per_step:,.0f} tokens in {share.global_rows:,} rows; each process {micro}"
-    table.add_row("FLOPs a step", f"{found.flops_per_step:.3e}", rows)
-    if found.flops is not None:
-        table.add_row("FLOPs of the run", f"{found.flops:.3e}", f"{found.steps:,} steps")
+    rows = f"{estimated.tokens_per_step:,.0f} tokens in {share.global_rows:,} rows; each process {micro}"
+    table.add_row("FLOPs a step", f"{estimated.flops_per_step:.3e}", rows)
+    if estimated.flops is not None:
+        table.add_row("FLOPs of the run", f"{estimated.flops:.3e}", f"{estimated.steps:,} steps")
     return table
 
 
-def _memory(found: Estimate) -> Table:
-    memory = found.memory
-    engine = found.engine if found.zero_stage is None else f"ZeRO stage {found.zero_stage}"
-    title = f"memory of each of {found.processes} ranks ({engine})" if found.processes > 1 else "memory"
+def _memory_table(estimated: Estimate) -> Table:
+    memory = estimated.memory
+    engine = estimated.engine if estimated.zero_stage is None else f"ZeRO stage {estimated.zero_stage}"
+    title = f"memory of each of {estimated.processes} ranks ({engine})" if estimated.processes > 1 else "memory"
     table = _table(title, "", "")
     for part, size in memory.parts.items():
         table.add_row(part, gigabytes(size), f"{100 * size / memory.peak:.0f} %")
     fits = ""
     offloaded = sum(memory.offloaded.values())
-    if found.device.memory:
-        verdict = "fits into" if found.fits else "does NOT fit into"
-        fits = f"; {verdict} {found.device.name}'s {gigabytes(found.device.memory)}"
+    if estimated.device.memory:
+        verdict = "fits into" if estimated.fits else "does NOT fit into"
+        fits = f"; {verdict} {estimated.device.name}'s {gigabytes(estimated.device.memory)}"
     table.add_row("all tensors", gigabytes(memory.peak), f"at the peak, in the {memory.moment}{fits}", style="bold")
     if offloaded:
         parts = ", ".join(f"{part} {gigabytes(size)}" for part, size in memory.offloaded.items())
-        table.add_row("offloaded", gigabytes(offloaded), f"beside them, on the host: {parts}")
-    table.add_row("process", gigabytes(memory.interpreter), "beside them: interpreter and libraries, on the host")
-    table.add_row("read ahead", gigabytes(memory.read_ahead), "beside them: batches that wait, on the host")
+        table.add_row("offloaded", gigabytes(offloaded), f"in addition, on the host: {parts}")
+    table.add_row("process", gigabytes(memory.interpreter), "in addition: interpreter and libraries, on the host")
+    table.add_row("read ahead", gigabytes(memory.read_ahead), "in addition: batches that wait, on the host")
     return table
 
 
-def _rest(found: Estimate) -> list[str]:
-    state, model = found.checkpoint["state"], found.checkpoint["model"]
+def _other_lines(estimated: Estimate) -> list[str]:
+    state, model = estimated.checkpoint["state"], estimated.checkpoint["model"]
     lines = [
         f"checkpoint: {gigabytes(state + model)} (state {gigabytes(state)}, model {gigabytes(model)}); "
-        f"{gigabytes(found.disk)} of disk for all that are kept and one being written"
+        f"{gigabytes(estimated.disk)} of disk for all that are kept and one in progress"
     ]
-    of = f"{found.processes} x {found.device.name}"
-    if found.hours is not None:
-        speed = f"an MFU of {found.mfu:.2g}" if found.mfu is not None else "the TFLOP/s given"
-        lines.append(f"time: {_duration(found.hours)} on {of}, with {speed}")
-    elif found.flops is not None:
-        lines.append(f"time: not known for {of}; say what it does: --tflops 0.05, or another --device")
-    stages = found.pipeline_stages
+    devices = f"{estimated.processes} x {estimated.device.name}"
+    if estimated.hours is not None:
+        speed = f"an MFU of {estimated.mfu:.2g}" if estimated.mfu is not None else "the TFLOP/s given"
+        lines.append(f"time: {_duration(estimated.hours)} on {devices}, with {speed}")
+    elif estimated.flops is not None:
+        lines.append(f"time: unknown for {devices}; give its speed: --tflops 0.05, or another --device")
+    stages = estimated.pipeline_stages
     lines.append(f"pipeline stages: {stages if stages > 1 else 'one; each rank runs all layers'}")
-    return lines + [f"note: {note}" for note in found.notes]
+    return lines + [f"note: {note}" for note in estimated.notes]
 
 
 def _duration(hours: float) -> str:

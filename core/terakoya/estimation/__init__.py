@@ -1,1 +1,1 @@
-"""What a run will take, told without training: parameters, operations, memory of each rank, disk, hours."""
+"""Estimates of a run without training: parameters, operations, memory of each rank, disk, hours."""

@@ -1,4 +1,4 @@
-"""Devices that a run can be estimated for: what they can compute, and how much they hold."""
+"""Devices that a run can be estimated for: their peak speed and their memory."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ MEMORY_GIB = {
     "a6000": 48, "rtx-6000-ada": 48, "l40s": 48, "l40": 48, "l4": 24, "rtx-5090": 32, "rtx-4090": 24, "rtx-3090": 24,
     "mi300x": 192, "mi325x": 256, "mi250x": 64,
 }  # fmt: skip
-"""Memory of the devices of `throughput.PEAK_TFLOPS` by a name for the command line, as their makers state it."""
+"""Memory in GiB of the devices of `throughput.PEAK_TFLOPS`, by their name on the command line, as their makers state
+it."""
 CPU = "cpu"
 
 USUAL_MFU = {"bf16": 0.4, "fp16": 0.4, "fp8": 0.4, "fp32": 0.05}
-"""The share of the bfloat16 peak that is taken for granted where none is given. 0.4 is what well-kept trainers of
-such models reach on an H100; float32 products that are no TF32 have a fifteenth of bfloat16's peak there."""
+"""The assumed fraction of the bfloat16 peak, by precision, where the user gives none. Well-tuned trainers of such
+models reach 0.4 on an H100; float32 products without TF32 have a fifteenth of bfloat16's peak there."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device: its name, its memory in bytes and its peak in TFLOP/s, None where these are not known."""
+    """A device: its name, its memory in bytes and its peak in TFLOP/s; None where unknown."""
 
     name: str
     memory: int | None
@@ -33,15 +34,15 @@ class Device:
 
     @property
     def gpu(self) -> bool:
-        """Whether it is one."""
+        """Whether the device is a GPU."""
         return self.name != CPU
 
 
 def find_device(name: str) -> Device:
-    """The device `name`, such as "h100", "a100-80gb", "NVIDIA H100 80GB HBM3" or "cpu".
+    """Returns the device `name`, such as "h100", "a100-80gb", "NVIDIA H100 80GB HBM3" or "cpu".
 
     Raises:
-        UserError: it is not known.
+        UserError: the device is unknown.
     """
     if name.lower() == CPU:
         return Device(CPU, None, None)
@@ -49,13 +50,13 @@ def find_device(name: str) -> Device:
     if peak is None:
         raise UserError(f'--device: do not know "{name}"{nearest(name.lower(), [*MEMORY_GIB, CPU])}')
     words = set(re.findall(r"[a-z0-9]+", name.lower()))
-    known = sorted(MEMORY_GIB, key=len, reverse=True)
-    found = next((each for each in known if set(each.split("-")) <= words), None)
-    return Device(name, MEMORY_GIB[found] * GIB if found else None, peak)
+    longest_first = sorted(MEMORY_GIB, key=len, reverse=True)
+    match = next((known for known in longest_first if set(known.split("-")) <= words), None)
+    return Device(name, MEMORY_GIB[match] * GIB if match else None, peak)
 
 
 def local_device() -> Device:
-    """What this machine would train on."""
+    """Returns the device that this machine would train on."""
     import psutil
     import torch
 

@@ -1,8 +1,8 @@
-"""One optimizer step of a run on tensors that have shapes and no data: what would be live, and when.
+"""Runs one optimizer step on tensors with shapes and without data, and records what is live, and when.
 
-The module, the engine and the micro-batch are those of training, so that whatever changes its memory (activation
-checkpointing, adapters, a head run in parts, a plugin's own model) changes this too. Operations are those of a
-processor; where `gpu` says so, attention with dropout keeps no scores, as a GPU's kernels do not.
+The module, the engine and the micro-batch are those of training, so everything that changes a run's memory (activation
+checkpointing, adapters, a head computed in parts, a plugin's own model) changes the estimate too. The operations are
+those of a CPU; with `gpu`, attention with dropout keeps no scores, like a GPU's kernels.
 
 See docs/design/estimation.md.
 """
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 DEPTHS = (2, 4)
-"""A deeper model is tried at these numbers of layers, and what all layers take follows: they are alike."""
+"""A deeper model runs with these numbers of layers; its own depth is extrapolated, because layers are equal."""
 DEPTH_FIELDS = ("num_hidden_layers", "num_layers")
 """Transformers' names for the number of layers."""
 FORWARD, BACKWARD, LATE_BACKWARD, STEP = "forward", "backward", "backward, second half", "optimizer step"
@@ -51,16 +51,16 @@ FORWARD, BACKWARD, LATE_BACKWARD, STEP = "forward", "backward", "backward, secon
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """What a module and its saved state hold.
+    """Sizes of a module and of its saved state.
 
     Attributes:
         parameters, trained, embeddings: elements, each counted once.
-        blocks, largest_block: elements of all blocks together, and of the largest; 0 where there are none.
-        largest: elements of the largest parameter that is trained.
-        small: elements of those parameters that DeepSpeed's stage 3 keeps whole, being small.
+        blocks, largest_block: elements of all blocks together, and of the largest; 0 without blocks.
+        largest: elements of the largest trained parameter.
+        small: elements of the parameters that DeepSpeed's stage 3 keeps whole because they are small.
         flops_per_token: forward and backward of one real token.
-        saved_bytes: weights and buffers that a checkpoint's `state/` holds.
-        model_bytes: the models that are exported, in `model/`.
+        saved_bytes: weights and buffers in a checkpoint's `state/`.
+        model_bytes: exported models, in `model/`.
     """
 
     parameters: int
@@ -77,13 +77,13 @@ class ModelSizes:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a step takes in one process that holds all weights.
+    """Memory of a step in one process that holds all weights.
 
     Attributes:
-        windows: for each part of a step, bytes by part of memory when most were live in it.
+        windows: window of the step (forward, ...) -> bytes by part of memory, at the window's peak.
         optimizer_bytes: the optimizer's state.
         batch_bytes: one micro-batch on the host.
-        depths: the numbers of layers that were tried; empty where the model was tried as it is.
+        depths: the numbers of layers that were run; empty if the model was run with its own depth.
     """
 
     windows: Mapping[str, Mapping[str, int]]
@@ -93,12 +93,12 @@ class Simulation:
 
 
 def model_sizes(parameters: Parameters, vocabulary: Vocabulary, *, context: float) -> ModelSizes:
-    """What the module of `parameters` holds; none of its weights are allocated."""
+    """Returns the sizes of the module of `parameters`, without allocating weights."""
     with fake_tensors(vocabulary):
         module = _module(parameters, vocabulary)
         tables = {id(each.weight): each.weight for each in module.modules() if isinstance(each, nn.Embedding)}
         exported = parameters.objective.exports(module)
-        blocks = [_elements(block) for model in exported.values() for block in _blocks(parameters, model)]
+        blocks = [_elements(block) for model in exported.values() for block in _blocks(parameters.architecture, model)]
         models = [{id(each): each for each in model.parameters()}.values() for model in exported.values()]
         return ModelSizes(
             parameters=sum(each.numel() for each in module.parameters()),
@@ -114,11 +114,11 @@ def model_sizes(parameters: Parameters, vocabulary: Vocabulary, *, context: floa
         )
 
 
-def _blocks(parameters: Parameters, model: PreTrainedModel) -> Sequence[nn.Module]:
-    """The blocks of `model`, none where its architecture does not say."""
+def _blocks(architecture: Architecture, model: PreTrainedModel) -> Sequence[nn.Module]:
+    """The blocks of `model`; none if `architecture` does not define them."""
     try:
-        return parameters.architecture.blocks(model)
-    except (NotImplementedError, AttributeError):  # a second model may be of another kind
+        return architecture.blocks(model)
+    except (NotImplementedError, AttributeError):  # a second model may be of another type
         return ()
 
 
@@ -129,35 +129,37 @@ def _elements(module: nn.Module) -> int:
 def simulate_step(
     parameters: Parameters, vocabulary: Vocabulary, *, rows: int, gradients_stay: bool, gpu: bool = False
 ) -> Simulation:
-    """One optimizer step of `rows` rows in a process that holds all weights.
+    """Simulates one optimizer step of `rows` rows in a process that holds all weights.
 
-    `gradients_stay` says that gradients of earlier micro-steps, or the buckets they lie in, are there from the start.
+    `gradients_stay`: gradients of earlier micro-steps, or the buckets that hold them, exist from the start.
     """
     run = partial(_simulate, vocabulary=vocabulary, rows=rows, gradients_stay=gradients_stay, gpu=gpu)
     smaller = [with_depth(parameters, depth) for depth in DEPTHS]
-    if number_of_layers(parameters) <= DEPTHS[-1] or None in smaller:
+    layers = number_of_layers(parameters.architecture)
+    if layers <= DEPTHS[-1] or None in smaller:
         return run(parameters)
     less, more = (run(each) for each in smaller if each is not None)
-    factor = (number_of_layers(parameters) - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
+    factor = (layers - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
 
-    def further(first: int, second: int) -> int:
+    def extrapolate(first: int, second: int) -> int:
         return max(0, round(first + (second - first) * factor))
 
     windows = {}
     for name, parts in more.windows.items():
-        before = less.windows[name]
-        windows[name] = {part: further(before.get(part, 0), parts.get(part, 0)) for part in {**before, **parts}}
-    return Simulation(windows, further(less.optimizer_bytes, more.optimizer_bytes), less.batch_bytes, depths=DEPTHS)
+        fewer = less.windows[name]
+        windows[name] = {part: extrapolate(fewer.get(part, 0), parts.get(part, 0)) for part in {**fewer, **parts}}
+    optimizer_bytes = extrapolate(less.optimizer_bytes, more.optimizer_bytes)
+    return Simulation(windows, optimizer_bytes, less.batch_bytes, depths=DEPTHS)
 
 
-def number_of_layers(parameters: Parameters) -> int:
-    """The layers of the run's architecture; 0 where it does not say under a usual name."""
-    depths = [getattr(parameters.architecture, name, None) for name in DEPTH_FIELDS]
+def number_of_layers(architecture: Architecture) -> int:
+    """The number of layers of `architecture`; 0 if it has none of the usual fields."""
+    depths = [getattr(architecture, name, None) for name in DEPTH_FIELDS]
     return next((depth for depth in depths if isinstance(depth, int)), 0)
 
 
 def with_depth(parameters: Parameters, depth: int) -> Parameters | None:
-    """`parameters` with `depth` layers; None where that is another run in more than depth."""
+    """Returns `parameters` with `depth` layers; None if that would change more than the depth."""
     architecture = parameters.architecture
     field = next((name for name in DEPTH_FIELDS if hasattr(architecture, name)), None)
     if field is None or parameters.frozen_layers > 0 or getattr(architecture, "num_decoder_layers", None) is not None:
@@ -170,12 +172,12 @@ def with_depth(parameters: Parameters, depth: int) -> Parameters | None:
 
 
 def _module(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
-    """The module as it is trained, adapters included."""
+    """Returns the module as it is trained, with adapters."""
     from terakoya.training.model import lora
 
     module = setup.build_module_for_training(parameters, vocabulary)
     lora.add_adapters(module, parameters.lora, seed=parameters.seed)
-    module.to = lambda *_, **__: module  # type: ignore[method-assign] # it is where it should be; moving it needs data
+    module.to = lambda *_, **__: module  # type: ignore[method-assign] # moving it would need data
     return module
 
 
@@ -189,72 +191,73 @@ def _simulate(
     layout = parameters.objective.row_layout()
     batch = parameters.objective.collate(full_rows(layout, vocabulary, rows=rows, sequence_length=length), vocabulary)
     tensors = to_device(batch, device, flash=False)
-    if gpu and layout.framing == "causal":  # kernels for documents of any length keep what one long document would
+    if gpu and layout.framing == "causal":  # kernels for several documents in a row keep as much as for one long one
         tensors[attention.WHOLE_ROWS] = torch.empty(0, dtype=torch.int64)
     with fake_tensors(vocabulary) as (fake, tracker):
         module = _module(alone, vocabulary)
         attention.use(module, "eager" if parameters.attention == "eager" else "sdpa")
         module.train()
-        tracker.belongs([*module.parameters(), *module.buffers()], WEIGHTS)
+        tracker.assign([*module.parameters(), *module.buffers()], WEIGHTS)
         engine = engines.build(alone, module, vocabulary, context, 1, rows)
-        assert isinstance(engine, DDPEngine), "what processes share is reckoned with afterwards"
+        assert isinstance(engine, DDPEngine), "engine_memory accounts for several processes"
         trained = [each for each in module.parameters() if each.requires_grad]
         tracker.enter(STEP, others=OPTIMIZER)
         for each in trained:
             each.grad = torch.zeros_like(each)
-            tracker.belongs([each.grad], GRADIENTS)
+            tracker.assign([each.grad], GRADIENTS)
         engine.step(parameters.optimizer.learning_rate)
         state = [value for each in engine.optimizer.state.values() for value in each.values()]
-        held = [value for value in state if isinstance(value, torch.Tensor)]
-        tracker.belongs(held, OPTIMIZER)
+        state_tensors = [value for value in state if isinstance(value, torch.Tensor)]
+        tracker.assign(state_tensors, OPTIMIZER)
         for each in trained:
             if gradients_stay:
                 each.grad = torch.zeros_like(each)
-                tracker.belongs([each.grad], GRADIENTS)
+                tracker.assign([each.grad], GRADIENTS)
         _watch_gradients(tracker, trained)
         tracker.enter(FORWARD)
         inputs = {name: fake.from_tensor(tensor) for name, tensor in tensors.items()}
-        tracker.belongs(inputs.values(), BATCH)
+        tracker.assign(inputs.values(), BATCH)
         for name, tensor in inputs.items():
-            tracker.knows(tensor, tensors[name])
+            tracker.set_values(tensor, tensors[name])
         loss_fn = partial(weighted_loss, terms=parameters.objective.terms(), counts=batch.counts)
 
-        def watched(sums: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        def loss_and_enter_backward(sums: Mapping[str, torch.Tensor]) -> torch.Tensor:
             loss = loss_fn(sums)
             tracker.enter(BACKWARD)
             return loss
 
-        with _SmallScores() if gpu else nullcontext():
-            engine.micro_step(inputs, watched, last=True)
-        optimizer_bytes = sum(value.numel() * value.element_size() for value in held)
+        with _NoScores() if gpu else nullcontext():
+            engine.micro_step(inputs, loss_and_enter_backward, last=True)
+        optimizer_bytes = sum(value.numel() * value.element_size() for value in state_tensors)
     batch_bytes = sum(array.nbytes for array in batch.arrays.values())
-    del tracker.peaks[""]  # before the step
+    del tracker.peaks[""]  # the time before the step
     return Simulation(tracker.peaks, optimizer_bytes, batch_bytes, depths=())
 
 
 def _watch_gradients(tracker: MemoryTracker, trained: list[nn.Parameter]) -> None:
-    """Hooks on all weights that say what gradients are, and begin the second half of the backward half-way."""
-    seen = 0
+    """Adds hooks to all trained weights that assign their gradients to `GRADIENTS`, and that begin the window of the
+    second half of the backward when half of the gradients are there."""
+    arrived = 0
 
-    def arrived(parameter: torch.Tensor) -> None:
-        nonlocal seen
-        seen += 1
-        assert parameter.grad is not None, "it has just been added to"
-        tracker.belongs([parameter.grad], GRADIENTS)
-        if seen == len(trained) // 2:
+    def assign_gradient(parameter: torch.Tensor) -> None:
+        nonlocal arrived
+        arrived += 1
+        assert parameter.grad is not None, "the hook runs after accumulation"
+        tracker.assign([parameter.grad], GRADIENTS)
+        if arrived == len(trained) // 2:
             tracker.enter(LATE_BACKWARD)
 
     for each in trained:
-        each.register_post_accumulate_grad_hook(arrived)
+        each.register_post_accumulate_grad_hook(assign_gradient)
 
 
-class _SmallScores(TorchFunctionMode):
-    """Takes dropout out of fused attention, which on a processor alone makes it keep all scores."""
+class _NoScores(TorchFunctionMode):
+    """Removes dropout from fused attention: only on a CPU dropout makes it keep all scores."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Calls `func`."""
+        """Calls `func`, without attention dropout."""
         if func is F.scaled_dot_product_attention and len(args) > 4:
             args = (*args[:4], 0.0, *args[5:])
         return func(*args, **(kwargs or {}))
@@ -262,6 +265,6 @@ class _SmallScores(TorchFunctionMode):
 
 @contextmanager
 def fake_tensors(vocabulary: Vocabulary) -> Iterator[tuple[FakeTensorMode, MemoryTracker]]:
-    """While open, new tensors have no data, and their bytes are followed. Leaves torch's generator as it was."""
+    """While open, new tensors have no data and their bytes are counted. torch's random generator is restored."""
     with torch.random.fork_rng(devices=()), FakeTensorMode() as fake, MemoryTracker(fake, vocabulary.size) as tracker:
         yield fake, tracker

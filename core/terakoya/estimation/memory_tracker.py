@@ -1,4 +1,4 @@
-"""Following the bytes of live tensors, by what they are for, while something runs on tensors without data."""
+"""Counts the bytes of live tensors, by their purpose, while code runs on tensors without data."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer"
 ACTIVATIONS, LOGITS, BATCH = "activations", "logits", "batch"
 
 REMEMBERED = 1 << 20
-"""Elements of the largest tensor whose numbers are kept."""
+"""Elements of the largest tensor whose values are kept."""
 
 
 class MemoryTracker(TorchDispatchMode):
     """While active, counts the storages of all tensors that operations return, from the first to the last use.
 
-    A new storage belongs to `others`, or to the logits if its tensor's last dimension is the vocabulary; `belongs` says
-    better.
+    A new storage belongs to the part `others`, or to the logits if its tensor's last dimension is the vocabulary;
+    `assign` overrides that.
 
-    What is computed from the batch alone is computed with its numbers too (`knows`), so that where documents begin can
-    be asked. Other questions about numbers, which tensors without data cannot answer, are answered with 1 or True: the
-    norm of a gradient is finite.
+    Operations on the batch alone also run with real values (`set_values`), so that code can ask where documents begin.
+    Other questions about values, which tensors without data cannot answer, are answered with 1 or True: the norm of a
+    gradient, for example, is finite.
 
     Attributes:
-        live: bytes by part, now.
-        peaks: for each window that `enter` began: bytes by part when most were live.
+        live: bytes by part, at this moment.
+        peaks: window that `enter` began -> bytes by part at its peak.
     """
 
     def __init__(self, fake: FakeTensorMode, vocabulary_size: int) -> None:
@@ -49,89 +49,89 @@ class MemoryTracker(TorchDispatchMode):
         self.peaks: dict[str, dict[str, int]] = {}
         self.others = ACTIVATIONS
         self._window = ""
-        self._most = -1
-        self._known: dict[int, tuple[weakref.ref[Any], int, str]] = {}  # by the storage's address
-        self._numbers = WeakIdKeyDictionary()  # a tensor without data -> the same with data
+        self._peak_bytes = -1
+        self._storages: dict[int, tuple[weakref.ref[Any], int, str]] = {}  # address -> reference, bytes, part
+        self._values = WeakIdKeyDictionary()  # a tensor without data -> the same tensor with data
 
     def enter(self, window: str, *, others: str = ACTIVATIONS) -> None:
-        """Begins the window `window`, from now on looking for its peak."""
+        """Begins the window `window`: from now on its peak is recorded, and new storages belong to `others`."""
         self._window, self.others = window, others
-        self._most = -1
-        self._look()
+        self._peak_bytes = -1
+        self._update_peak()
 
-    def belongs(self, tensors: Iterable[Tensor], part: str) -> None:
-        """Says that the storages of `tensors` belong to `part`."""
+    def assign(self, tensors: Iterable[Tensor], part: str) -> None:
+        """Assigns the storages of `tensors` to `part`."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            if storage._cdata not in self._known:
-                self._see(tensor, part)
+            if storage._cdata not in self._storages:
+                self._count(tensor, part)
                 continue
-            reference, size, before = self._known[storage._cdata]
-            self._known[storage._cdata] = (reference, size, part)
+            reference, size, before = self._storages[storage._cdata]
+            self._storages[storage._cdata] = (reference, size, part)
             self.live[before] -= size
             self.live[part] += size
 
-    def knows(self, tensor: Tensor, numbers: Tensor) -> None:
-        """Says which `numbers` the tensor without data stands for."""
-        self._numbers[tensor] = numbers
+    def set_values(self, tensor: Tensor, values: Tensor) -> None:
+        """Sets the real `values` of a tensor without data."""
+        self._values[tensor] = values
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Runs `func` and counts what is new in what it returns."""
-        given = dict(kwargs or {})
-        inputs = [each for each in (*args, *given.values()) if isinstance(each, Tensor)]
-        known = bool(inputs) and all(each in self._numbers for each in inputs)
+        """Runs `func` and counts new storages in its result."""
+        named = dict(kwargs or {})
+        inputs = [each for each in (*args, *named.values()) if isinstance(each, Tensor)]
+        known = bool(inputs) and all(each in self._values for each in inputs)
         if func is torch.ops.aten._local_scalar_dense.default:
-            return self._with_numbers(func, args, given) if known else _one(args[0].dtype)
+            return self._run_with_values(func, args, named) if known else _one(args[0].dtype)
         try:
-            result = func(*args, **given)
+            result = func(*args, **named)
         except (DynamicOutputShapeException, DataDependentOutputException):
             if not known:
                 raise
-            result = self.fake.from_tensor(self._with_numbers(func, args, given))
-        returned = [each for each in _listed(result) if isinstance(each, Tensor)]
+            result = self.fake.from_tensor(self._run_with_values(func, args, named))
+        returned = [each for each in _as_list(result) if isinstance(each, Tensor)]
         if known and sum(each.numel() for each in returned) <= REMEMBERED:
-            numbers = _listed(self._with_numbers(func, args, given))
-            for each, real in zip(_listed(result), numbers, strict=True):
-                if isinstance(each, Tensor) and each not in self._numbers:
-                    self._numbers[each] = real
+            values = _as_list(self._run_with_values(func, args, named))
+            for each, real in zip(_as_list(result), values, strict=True):
+                if isinstance(each, Tensor) and each not in self._values:
+                    self._values[each] = real
         for each in returned:
-            self._see(each)
+            self._count(each)
         return result
 
-    def _with_numbers(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """What `func` returns of tensors whose numbers are known."""
-        real_args, real_kwargs = tree_map_only(Tensor, lambda each: self._numbers[each], (args, dict(kwargs)))
+    def _run_with_values(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Runs `func` on the real values of its arguments."""
+        real_args, real_kwargs = tree_map_only(Tensor, lambda each: self._values[each], (args, dict(kwargs)))
         with unset_fake_temporarily():
             return func(*real_args, **real_kwargs)
 
-    def _see(self, tensor: Tensor, part: str | None = None) -> None:
+    def _count(self, tensor: Tensor, part: str | None = None) -> None:
         storage = tensor.untyped_storage()
         address = storage._cdata
-        if address in self._known:
+        if address in self._storages:
             return
         if part is None:
             is_logits = self.others == ACTIVATIONS and tensor.ndim > 1 and tensor.shape[-1] == self.vocabulary_size
             part = LOGITS if is_logits else self.others
         size = storage.nbytes()
-        self._known[address] = (weakref.ref(storage, lambda _: self._forget(address)), size, part)
+        self._storages[address] = (weakref.ref(storage, lambda _: self._forget(address)), size, part)
         self.live[part] += size
-        self._look()
+        self._update_peak()
 
     def _forget(self, address: int) -> None:
-        _, size, part = self._known.pop(address)
+        _, size, part = self._storages.pop(address)
         self.live[part] -= size
 
-    def _look(self) -> None:
+    def _update_peak(self) -> None:
         total = self.live.total()
-        if total > self._most:
-            self._most = total
+        if total > self._peak_bytes:
+            self._peak_bytes = total
             self.peaks[self._window] = dict(self.live)
 
 
-def _listed(result: Any) -> list[Any]:
-    """What an operation returns, as a list."""
+def _as_list(result: Any) -> list[Any]:
+    """The results of an operation as a list."""
     return list(result) if isinstance(result, tuple | list) else [result]
 
 

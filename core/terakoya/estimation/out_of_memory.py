@@ -1,4 +1,4 @@
-"""When memory runs out: how much was asked for, what takes most, and what would help, by how much."""
+"""Explains an out-of-memory error: how much was requested, what takes most memory, and which settings save how much."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.topology import RankBatch, rank_batches
 
 SIGNS = re.compile(r"out of memory|not enough memory|can't allocate memory|cannot allocate memory|std::bad_alloc", re.I)
-"""What errors of torch's allocators say, which on a CPU are plain RuntimeErrors."""
-ASKED = re.compile(r"(?:tried to allocate|unable to allocate) ([\d.]+) ?(bytes|[KMGTPE]iB)", re.I)
+"""Words in the errors of torch's allocators, which on a CPU are plain RuntimeErrors."""
+REQUESTED = re.compile(r"(?:tried to allocate|unable to allocate) ([\d.]+) ?(bytes|[KMGTPE]iB)", re.I)
 UNITS = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "pib": 2**50, "eib": 2**60}
-HELPS = 0.01
-"""A remedy that saves less than this share of the peak is none."""
+MIN_SAVING = 0.01
+"""Remedies that save less than this fraction of the peak are not suggested."""
 REMEDIES = 3
+"""Number of suggested remedies."""
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """A key to set: what to write, what it costs, and whether the run stays the same one."""
+    """A key to change: its values before and after, the cost, and whether it stays the same run."""
 
     key: str
     before: str
@@ -37,7 +38,7 @@ class Remedy:
     costs: str
     same_run: bool = True
 
-    def described(self, saved: int | None) -> str:
+    def describe(self, saved: int | None) -> str:
         """For example `micro_batch_size 16 -> 8: about 10.20 GB less; the global batch stays`."""
         less = "" if saved is None else f" about {saved / 1e9:.2f} GB less;"
         return f"{self.key} {self.before} -> {json.dumps(self.after)}:{less} {self.costs}"
@@ -47,9 +48,9 @@ class Remedy:
 def explain_allocation_errors(
     parameters: Parameters, vocabulary: Vocabulary, context: DistributedContext
 ) -> Iterator[None]:
-    """While open, an error of an allocator becomes a UserError with advice; what the failed step held is let go first.
+    """While open, turns an allocation error into a UserError with advice; first it frees the failed step's memory.
 
-    Each rank explains its own; the others leave with their next collective.
+    Each rank explains its own error; the other ranks end in their next collective.
     """
     try:
         yield
@@ -64,97 +65,101 @@ def explain_allocation_errors(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that there was no memory left, on a device or on the host."""
+    """Whether `error` says that memory ran out, on a device or on the host."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and bool(SIGNS.search(str(error)))
 
 
 def requested_bytes(text: str) -> int | None:
-    """The bytes that the allocator whose error says `text` was asked for, None where it does not say."""
-    found = ASKED.search(text)
-    return round(float(found[1]) * UNITS[found[2].lower()]) if found else None
+    """The number of bytes that were requested, from an allocator's error `text`; None if it does not say."""
+    match = REQUESTED.search(text)
+    return round(float(match[1]) * UNITS[match[2].lower()]) if match else None
 
 
 def out_of_memory_error(
     text: str, parameters: Parameters, vocabulary: Vocabulary, context: DistributedContext
 ) -> UserError:
-    """What to tell the user of an allocator's error that says `text`."""
-    asked = requested_bytes(text)
-    more = "" if asked is None else f": {asked / 1e9:.2f} GB more were asked for"
+    """Returns the error for the user from an allocator's error `text`."""
+    requested = requested_bytes(text)
+    more = "" if requested is None else f": {requested / 1e9:.2f} GB more were requested"
     device = "a GPU" if context.device.type == "cuda" else "this machine"
-    said = [f"rank {context.rank}: {device} is out of memory{more}."]
-    share = _share(parameters, context)
-    candidates = list(remedies(parameters, share, context.world_size))
+    lines = [f"rank {context.rank}: {device} is out of memory{more}."]
+    rank_batch = _rank_batch(parameters, context)
+    candidates = list(remedies(parameters, rank_batch, context.world_size))
     try:
-        said += _measured(candidates, parameters, vocabulary, context)
-    except (RuntimeError, MemoryError, UserError) as error:  # the advice must not hide what it is about
-        said.append(f"It could not be estimated what takes it ({type(error).__name__}). What may help:")
-        said += [f"  {each.described(None)}" for each in candidates[:REMEDIES]]
-    said.append("See all of it with `terakoya estimate PARAMETERS.json`; checkpoints that were written are whole.")
-    return UserError("\n".join(said))
+        lines += _advise(candidates, parameters, vocabulary, context)
+    except (RuntimeError, MemoryError, UserError) as error:  # advice must not hide the error that it explains
+        lines.append(f"The memory of a step could not be estimated ({type(error).__name__}). These settings may help:")
+        lines += [f"  {each.describe(None)}" for each in candidates[:REMEDIES]]
+    lines.append("`terakoya estimate PARAMETERS.json` shows the whole estimate; written checkpoints are complete.")
+    return UserError("\n".join(lines))
 
 
-def remedies(parameters: Parameters, share: RankBatch, world_size: int) -> Iterator[Remedy]:
-    """What can be changed, in the order in which it changes the run."""
-    if share.micro_batch_size > 1:
+def remedies(parameters: Parameters, rank_batch: RankBatch, world_size: int) -> Iterator[Remedy]:
+    """Yields settings that can be changed, those that change the run least first."""
+    if rank_batch.micro_batch_size > 1:
         before = "null" if parameters.micro_batch_size is None else str(parameters.micro_batch_size)
-        shown = f"{before} (here {share.micro_batch_size})" if before == "null" else before
-        costs = "the global batch stays, in more micro-steps"
-        yield Remedy("micro_batch_size", shown, (share.micro_batch_size + 1) // 2, costs)
+        shown = f"{before} (here {rank_batch.micro_batch_size})" if before == "null" else before
+        costs = "the global batch stays the same, in more micro-steps"
+        yield Remedy("micro_batch_size", shown, (rank_batch.micro_batch_size + 1) // 2, costs)
     if parameters.activation_checkpointing != "full":
         before = json.dumps(parameters.activation_checkpointing)
-        yield Remedy("activation_checkpointing", before, "full", "blocks are computed again, about a third more work")
+        yield Remedy("activation_checkpointing", before, "full", "blocks are recomputed, about a third more work")
     head_positions = getattr(parameters.objective, "head_positions", 0)
-    positions = share.micro_batch_size * parameters.data.sequence_length
+    positions = rank_batch.micro_batch_size * parameters.data.sequence_length
     if head_positions != 0 and (head_positions or positions) > 256:
         after = max(256, (head_positions or positions) // 8)
         yield Remedy("objective.head_positions", json.dumps(head_positions), after, "the head is computed twice")
     if parameters.precision == "fp32":
-        yield Remedy("precision", '"fp32"', "bf16", "products in bfloat16, weights stay float32", same_run=False)
+        yield Remedy("precision", '"fp32"', "bf16", "matrix products in bfloat16, weights stay float32", same_run=False)
     stage = parameters.parallel.zero_stage or 0
     if world_size > 1 and stage < 3:
         before = json.dumps({"engine": parameters.parallel.engine, "zero_stage": parameters.parallel.zero_stage})
         after_parallel = {"engine": "deepspeed", "zero_stage": 3 if stage else 2}
-        yield Remedy("parallel", before, after_parallel, "processes share what each of them holds now; more traffic")
+        yield Remedy(
+            "parallel", before, after_parallel, "processes divide what each of them holds now; more communication"
+        )
     if parameters.data.sequence_length >= 32:
         length = parameters.data.sequence_length
-        costs = "rows are shorter: another run"
+        costs = "rows are shorter: a different run"
         yield Remedy("data.sequence_length", str(length), length // 2, costs, same_run=False)
 
 
-def _measured(
+def _advise(
     candidates: list[Remedy], parameters: Parameters, vocabulary: Vocabulary, context: DistributedContext
 ) -> list[str]:
-    """What takes the memory, and the remedies that save most, those first that leave the run what it is."""
+    """Lines on what takes the memory, and on the remedies that save most; those that keep the same run are
+    preferred."""
     peak, parts, moment = _peak(parameters, vocabulary, context)
-    part, most = max(parts.items(), key=lambda each: each[1])
-    said = [
+    part, most = max(parts.items(), key=lambda item: item[1])
+    lines = [
         f"By the estimate a step takes {peak / 1e9:.2f} GB of tensors at its peak, in the {moment}, most of it "
         f"{part}: {most / 1e9:.2f} GB ({100 * most / peak:.0f} %)."
     ]
     helpful: list[tuple[int, Remedy]] = []
-    for each in candidates:
-        if sum(remedy.same_run for _, remedy in helpful) >= REMEDIES and not each.same_run:
+    for candidate in candidates:
+        if sum(remedy.same_run for _, remedy in helpful) >= REMEDIES and not candidate.same_run:
             continue
         try:
             changed = Parameters.from_dict(
-                parameters.dump(), source="", overrides=[f"{each.key}={json.dumps(each.after)}"]
+                parameters.dump(), source="", overrides=[f"{candidate.key}={json.dumps(candidate.after)}"]
             )
             saved = peak - _peak(changed, vocabulary, context)[0]
-        except UserError:  # what the other settings exclude
+        except UserError:  # incompatible with the other settings
             continue
-        if saved > HELPS * peak:
-            helpful.append((saved, each))
+        if saved > MIN_SAVING * peak:
+            helpful.append((saved, candidate))
     helpful.sort(key=lambda pair: (not pair[1].same_run, -pair[0]))
     best = sorted(helpful[:REMEDIES], key=lambda pair: -pair[0])
     if not best:
-        return [*said, "Nothing that can be set saves much of it: take a smaller model, or more memory."]
-    return [*said, "What helps, most effective first:", *(f"  {each.described(saved)}" for saved, each in best)]
+        return [*lines, "No setting saves much of it: use a smaller model, or more memory."]
+    suggestions = (f"  {remedy.describe(saved)}" for saved, remedy in best)
+    return [*lines, "These settings help, most effective first:", *suggestions]
 
 
-def _share(parameters: Parameters, context: DistributedContext) -> RankBatch:
-    """What this rank takes of each batch."""
+def _rank_batch(parameters: Parameters, context: DistributedContext) -> RankBatch:
+    """This rank's part of each batch."""
     redistribute = parameters.on_lost_node == "redistribute"
     by_rank = rank_batches(
         parameters.batch_size, parameters.micro_batch_size, context.topology, redistribute=redistribute
@@ -165,13 +170,13 @@ def _share(parameters: Parameters, context: DistributedContext) -> RankBatch:
 def _peak(
     parameters: Parameters, vocabulary: Vocabulary, context: DistributedContext
 ) -> tuple[int, dict[str, int], str]:
-    """The bytes of tensors that each rank holds at the peak, by part too, and when that is."""
+    """Returns the bytes of tensors that each rank holds at the peak, by part too, and the window of the peak."""
     from terakoya.estimation.estimate import measure
     from terakoya.estimation.fake_step import model_sizes
 
-    share = _share(parameters, context)
-    held = model_sizes(parameters, vocabulary, context=float(parameters.data.sequence_length))
+    rank_batch = _rank_batch(parameters, context)
+    sizes = model_sizes(parameters, vocabulary, context=float(parameters.data.sequence_length))
     memory, _, _ = measure(
-        parameters, vocabulary, share, held, processes=context.world_size, gpu=context.device.type == "cuda"
+        parameters, vocabulary, rank_batch, sizes, processes=context.world_size, gpu=context.device.type == "cuda"
     )
     return memory.peak, dict(memory.parts), memory.moment

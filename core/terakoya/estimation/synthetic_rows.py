@@ -1,4 +1,4 @@
-"""Rows to try a model with where shapes are all that matters, and what stores say of rows without reading them.
+"""Rows with shapes but no meaning, to run a model on, and statistics of rows from the headers of stores.
 
 Letters: B rows, T positions.
 """
@@ -12,27 +12,27 @@ import numpy as np
 
 from terakoya.components.rows import Layout, Rows
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.config.parameters import Parameters
+from terakoya.config.data import Data
 from terakoya.errors import UserError
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.random_keys import row_keys
 
-LOOKED_AT = 1_000_000
-"""Documents of a store whose lengths are looked at."""
+SAMPLED_DOCUMENTS = 1_000_000
+"""Documents at the beginning of a store whose lengths are read."""
 ONE_A_ROW = ("lines", "padded")
-"""Layouts that take one sequence, or document, a row."""
+"""Layouts with one sequence, or document, in each row."""
 
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """What rows will hold.
+    """Statistics of the rows of a run.
 
     Attributes:
-        vocabulary: the stores', or an invented one of the size given.
-        context: positions of its own document that a position has, on average.
-        tokens_per_row: real tokens of a row, on average.
-        rows: of an epoch over all training stores; None where the stores are not there.
-        known: whether the stores are there. Else each row is taken to be full, and one document.
+        vocabulary: the stores', or a synthetic one of the given size.
+        context: average number of positions of its own document that a position attends to.
+        tokens_per_row: average number of real tokens in a row.
+        rows: rows of an epoch over all training stores; None without stores.
+        known: whether the stores exist. If not, every row is assumed to be full, and one document.
     """
 
     vocabulary: Vocabulary
@@ -42,39 +42,40 @@ class RowStatistics:
     known: bool
 
 
-def row_statistics(parameters: Parameters, vocab_size: int | None) -> RowStatistics:
-    """What the stores of `parameters` hold, from their headers, or what `vocab_size` leaves to assume without them.
+def row_statistics(data: Data, layout: Layout, vocab_size: int | None) -> RowStatistics:
+    """Returns statistics from the headers of the stores of `data`, or assumptions from `vocab_size` without stores.
 
     Raises:
-        UserError: a store is not there, or broken, and `vocab_size` is not given.
+        UserError: a store is missing or broken, and `vocab_size` is not given.
     """
-    length = parameters.data.sequence_length
-    folders = [each.store for each in parameters.data.train]
+    length = data.sequence_length
+    folders = [source.store for source in data.train]
     missing = [folder for folder in folders if not (folder / "store.json").is_file()]
     if missing:
         if vocab_size is None:
             raise UserError(
-                f"data.train: there is no store at {missing[0]}, whose vocabulary the model would have; prepare it, or "
-                "say how many pieces it will have: --vocab-size 32768"
+                f"data.train: there is no store at {missing[0]} to read the model's vocabulary from; prepare it, or "
+                "give the number of tokens of its vocabulary: --vocab-size 32768"
             )
-        return RowStatistics(synthetic_vocabulary(vocab_size, length), float(length), float(length), None, known=False)
-    layout = parameters.objective.row_layout()
+        vocabulary = synthetic_vocabulary(vocab_size, length)
+        return RowStatistics(vocabulary, float(length), float(length), None, known=False)
     stores = [TokenStore.open(folder) for folder in folders]
-    weights = np.array([each.weight for each in parameters.data.train])
-    found = np.array([_lengths(store, layout, length) for store in stores])  # context, tokens a row, rows
+    weights = np.array([source.weight for source in data.train])
+    by_store = np.array([_store_statistics(store, layout, length) for store in stores])
     vocabulary = stores[0].facts.vocabulary
     if vocab_size is not None and vocab_size != vocabulary.size:
         vocabulary = synthetic_vocabulary(vocab_size, length)
-    share = 1.0 if parameters.data.split is None else parameters.data.split[0] / sum(parameters.data.split)
-    context, tokens = np.average(found[:, :2], axis=0, weights=weights)
-    return RowStatistics(vocabulary, float(context), float(tokens), max(1, int(found[:, 2].sum() * share)), known=True)
+    train_part = 1.0 if data.split is None else data.split[0] / sum(data.split)
+    context, tokens = np.average(by_store[:, :2], axis=0, weights=weights)
+    rows = max(1, int(by_store[:, 2].sum() * train_part))
+    return RowStatistics(vocabulary, float(context), float(tokens), rows, known=True)
 
 
 def synthetic_vocabulary(size: int, sequence_length: int) -> Vocabulary:
-    """A vocabulary of `size` ids that has every special token, and as many unused ones as objectives may ask for.
+    """Returns a vocabulary of `size` ids with every special token, and as many unused ones as objectives may need.
 
     Raises:
-        UserError: it is too small to hold them.
+        UserError: `size` is too small for the special tokens.
     """
     if size < 16:
         raise UserError(f"--vocab-size: expected at least 16, got {size}")
@@ -83,7 +84,7 @@ def synthetic_vocabulary(size: int, sequence_length: int) -> Vocabulary:
 
 
 def full_rows(layout: Layout, vocabulary: Vocabulary, *, rows: int, sequence_length: int) -> Rows:
-    """`rows` full rows (B, T) of one document each, as `layout` cuts them."""
+    """Returns `rows` full rows (B, T) of one document each, in the form of `layout`."""
     shape = (rows, sequence_length)
     tokens = np.resize(vocabulary.ordinary, shape).astype(np.int32)
     document_ids = np.zeros(shape, np.int32)
@@ -101,26 +102,26 @@ def full_rows(layout: Layout, vocabulary: Vocabulary, *, rows: int, sequence_len
     return Rows(tokens, document_ids, position_ids, word_starts, keys, second, np.zeros(rows, np.int8))
 
 
-def _lengths(store: TokenStore, layout: Layout, length: int) -> Sequence[float]:
-    """Context, tokens a row and rows of an epoch of `store`, from the lengths of its first documents."""
-    framing = 1 if layout.framing == "causal" else 2  # an end, or [CLS] and [SEP]
+def _store_statistics(store: TokenStore, layout: Layout, length: int) -> Sequence[float]:
+    """Returns context, tokens in a row and rows of an epoch of `store`, from the lengths of its first documents."""
+    added = 1 if layout.framing == "causal" else 2  # an end token, or [CLS] and [SEP]
     facts = store.facts
     if layout.kind in ONE_A_ROW:
         units = facts.sequences if layout.kind == "lines" else facts.documents
-        found = np.minimum(_first_lengths(store, by_line=layout.kind == "lines") + framing, length).astype(float)
-        return float((found**2).sum() / max(1.0, found.sum())), float(found.mean()), units
-    rows = max(1, (facts.tokens + framing * facts.documents) // length)
+        lengths = np.minimum(_first_lengths(store, by_line=layout.kind == "lines") + added, length).astype(float)
+        return float((lengths**2).sum() / max(1.0, lengths.sum())), float(lengths.mean()), units
+    rows = max(1, (facts.tokens + added * facts.documents) // length)
     if layout.kind != "packed":
         return float(length), float(length), rows
-    found = (_first_lengths(store, by_line=False) + framing).astype(float)
-    whole, rest = np.divmod(found, length)
-    return float((whole * length**2 + rest**2).sum() / found.sum()), float(length), rows
+    lengths = (_first_lengths(store, by_line=False) + added).astype(float)
+    full, rest = np.divmod(lengths, length)
+    return float((full * length**2 + rest**2).sum() / lengths.sum()), float(length), rows
 
 
 def _first_lengths(store: TokenStore, *, by_line: bool) -> np.ndarray:
-    """Tokens of the first lines or documents of `store`, (n,) int64."""
+    """Returns the tokens in each of the first lines or documents of `store`, (n,) int64."""
     if by_line:
-        return np.asarray(store.index.lengths[:LOOKED_AT], np.int64)
-    documents = np.asarray(store.index.documents[: LOOKED_AT + 1], np.int64)
+        return np.asarray(store.index.lengths[:SAMPLED_DOCUMENTS], np.int64)
+    documents = np.asarray(store.index.documents[: SAMPLED_DOCUMENTS + 1], np.int64)
     offsets = np.concatenate([[0], np.cumsum(store.index.lengths[: documents[-1]], dtype=np.int64)])
     return np.diff(offsets[documents])

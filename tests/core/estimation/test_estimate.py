@@ -54,7 +54,7 @@ def test_what_is_missing_or_unknown_is_told() -> None:
         estimate(PRESETS / "tiny_gpt2.json", device="h10", vocab_size=5000)
     parameters = Parameters.load(PRESETS / "tiny_gpt2.json", ['batch_size={"0": 4, "1": 4}'])
     with pytest.raises(UserError, match="2 nodes"):
-        first_rank_batch(parameters, 3)
+        first_rank_batch(parameters.batch_size, None, replica_size=1, processes=3)
 
 
 @pytest.mark.parametrize(
@@ -187,12 +187,12 @@ def test_a_first_stage_keeps_whole_gradients_between_micro_steps() -> None:
     assert not Sharding(4, 1, micro_steps=1).gradients_stay
     assert Sharding(2, None, micro_steps=1).gradients_stay and not Sharding(1, None, micro_steps=1).gradients_stay
     assert Sharding(1, None, micro_steps=2).gradients_stay
-    assert not Sharding(2, None, micro_steps=2, cut=True).gradients_stay
+    assert not Sharding(2, None, micro_steps=2, fully_sharded=True).gradients_stay
 
 
 def test_fsdp_holds_a_share_and_what_runs() -> None:
     found = memory_per_process(
-        WINDOWS, Sharding(4, None, micro_steps=1, cut=True), sizes(1200 - 300, parameters=900, trained=900)
+        WINDOWS, Sharding(4, None, micro_steps=1, fully_sharded=True), sizes(1200 - 300, parameters=900, trained=900)
     )
     forward, step = found["forward"], found["optimizer step"]
     assert forward["weights"] == (4080 - 3600) + 900 + 4 * (300 + 2 * 300)  # outside, and two blocks
@@ -229,7 +229,7 @@ def test_hours_go_by_what_is_said_of_the_device() -> None:
     assert said.mfu == pytest.approx(0.1) and said.hours == pytest.approx(fast.hours / 2)
     assert found(device="cpu").hours is None
     assert found(device="cpu", tflops=0.05).hours == pytest.approx(fast.flops / 0.05e12 / 3600)
-    with pytest.raises(UserError, match="--mfu: the peak of cpu is not known"):
+    with pytest.raises(UserError, match="--mfu: the peak of cpu is unknown"):
         found(device="cpu", mfu=0.4)
 
 
@@ -246,7 +246,7 @@ def test_what_fits_is_said(tmp_path: Path) -> None:
     parallel = 'parallel={"engine": "deepspeed", "zero_stage": 2}'
     assert "ranks (ZeRO stage 2)" in said("--processes", "4", "--set", parallel)
     parallel = 'parallel={"engine": "deepspeed", "zero_stage": 1, "offload_optimizer_device": "cpu"}'
-    assert "beside them, on the host: weights" in said("--set", parallel) and "offloaded" not in said()
+    assert "in addition, on the host: weights" in said("--set", parallel) and "offloaded" not in said()
     assert "pipeline stages: one; each rank runs all layers" in said()
     stages = ("--set", "parallel.pp_size=2", "--set", "parallel.pp_stages_per_process=2")
     two = said(*stages, "--set", 'batch_size={"a": 4, "b": 4, "c": 4}')

@@ -129,7 +129,7 @@ def test_each_rank_holds_what_was_said_of_a_stage(stage: str, store: Path, weigh
     parameters = Parameters.from_dict(settings(weighed.name, stage, store), source="test")
     found = estimate(parameters, processes=2, device="cpu").memory
     vocabulary = TokenStore.open(store).facts.vocabulary
-    share = first_rank_batch(parameters, 2)
+    share = first_rank_batch(parameters.batch_size, parameters.micro_batch_size, replica_size=1, processes=2)
     parallel = parameters.parallel
     world = Sharding(2, parallel.zero_stage, share.micro_steps, offloaded=parallel.offloaded)
     one = simulation.simulate_step(

@@ -16,7 +16,7 @@ from terakoya.errors import UserError
 from terakoya.estimation.devices import GIB
 from terakoya.estimation.layouts.cluster import Cluster, find_gpu
 from terakoya.estimation.layouts.measured_model import measure_transformer
-from terakoya.estimation.layouts.suggest import USABLE, batch_size, candidates, suggest
+from terakoya.estimation.layouts.suggest import USABLE, batch_size_for, candidates, suggest
 from terakoya.estimation.layouts.transformer import Transformer
 from terakoya.estimation.synthetic_rows import synthetic_vocabulary
 
@@ -77,9 +77,9 @@ def test_less_memory_leaves_fewer_layouts_and_slower_ones(
     wide, narrow = (replace(find_gpu("h100"), memory=size * GIB) for size in (80, 40))
     first, second = (suggest(llama, model, Cluster(each, 64), state=state, count=1)[-1] for each in (wide, narrow))
     assert second.time.seconds > first.time.seconds and second.bytes < USABLE * 40 * GIB < first.bytes
-    with pytest.raises(UserError, match=r"--gpus 1: nothing fits 79 GB of a h100; least takes .*: 1\d\d GB"):
+    with pytest.raises(UserError, match=r"--gpus 1: no layout fits into 79 GB of a h100; the smallest is .*: 1\d\d GB"):
         suggest(llama, model, Cluster(find_gpu("h100"), 1), state=state)
-    with pytest.raises(UserError, match="fewer than there are replicas"):
+    with pytest.raises(UserError, match="fewer than the replicas"):
         few = llama.model_copy(update={"batch_size": {"-1": 1}})
         suggest(few, replace(model, layers=3, heads=3, key_value_heads=3), Cluster(find_gpu("h100"), 64), state=state)
 
@@ -101,11 +101,11 @@ def test_candidates_divide_what_they_share(measured: tuple[Transformer, float]) 
 
 
 def test_rows_are_dealt_to_as_many_nodes(llama: Parameters) -> None:
-    assert batch_size(llama, Cluster(find_gpu("h100"), 8)) == {"-1": 1536}
-    assert batch_size(llama, Cluster(find_gpu("h100"), 24)) == {"0": 512, "1": 512, "2": 512}
+    assert batch_size_for(Cluster(find_gpu("h100"), 8), llama.batch_size) == {"-1": 1536}
+    assert batch_size_for(Cluster(find_gpu("h100"), 24), llama.batch_size) == {"0": 512, "1": 512, "2": 512}
     own = llama.model_copy(update={"batch_size": {"a01": 1000, "a02": 536}})
-    assert batch_size(own, Cluster(find_gpu("h100"), 16)) == {"a01": 1000, "a02": 536}
-    assert sum(batch_size(own, Cluster(find_gpu("h100"), 56)).values()) == 1536
+    assert batch_size_for(Cluster(find_gpu("h100"), 16), own.batch_size) == {"a01": 1000, "a02": 536}
+    assert sum(batch_size_for(Cluster(find_gpu("h100"), 56), own.batch_size).values()) == 1536
 
 
 def run(*arguments: str) -> str:

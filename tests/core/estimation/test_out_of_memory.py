@@ -34,7 +34,7 @@ def test_a_run_that_needs_too_much_says_what_helps_and_by_how_much(store: Path, 
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
-    assert re.search(r"rank 0: this machine is out of memory: 0\.\d\d GB more were asked for", done.stderr), done.stderr
+    assert re.search(r"rank 0: this machine is out of memory: 0\.\d\d GB more were requested", done.stderr), done.stderr
     assert re.search(
         r"a step takes \d\.\d\d GB of tensors at its peak, in the \w+.*, most of it activations", done.stderr
     )

@@ -20,7 +20,7 @@ H, L, V, S, A = 1024, 8, 32000, 2048, 16
 DEVICE = Gpu("made up", 1e15, 0.5, 0.25, 80 * 2**30, 2e12, 4e11, 5e10)
 LAYER = 12 * H * H
 """Elements of a layer's matrices."""
-EASY = Cluster(DEVICE, 1, half=0.0, passes=1.0, exposed=0.0, waiting=0.0)
+EASY = Cluster(DEVICE, 1, half_speed_size=0.0, traffic_factor=1.0, exposed_fraction=0.0, straggler_fraction=0.0)
 """Every product at full speed, all communication hidden, nobody waits."""
 PLAIN = Program()
 
@@ -60,7 +60,7 @@ def test_one_gpu_takes_the_time_of_its_products_attention_and_traffic() -> None:
 def test_narrow_products_are_slower() -> None:
     assert efficiency(100, 100, 100, 0.0) == 1
     assert efficiency(1e9, 64, 1e9, 64.0) == pytest.approx(0.5)
-    slow = step_time(model(), Layout(), replace(EASY, half=H / 2), PLAIN).parts["products"]
+    slow = step_time(model(), Layout(), replace(EASY, half_speed_size=H / 2), PLAIN).parts["products"]
     assert slow > 1.8 * step_time(model(), Layout(), EASY, PLAIN).parts["products"]
 
 
@@ -83,7 +83,7 @@ def test_tensor_parallelism_sums_four_times_a_layer_and_six_if_all_is_computed_a
     assert time.parts["tensor"] == pytest.approx(4 * L * one)
     alone = step_time(model(), Layout(micro_batch_size=2), EASY, PLAIN)
     assert time.parts["products"] == pytest.approx(alone.parts["products"] / 4)
-    again = step_time(model(), layout.changed(recomputation="full"), cluster, PLAIN)
+    again = step_time(model(), layout.replace(recomputation="full"), cluster, PLAIN)
     assert again.parts["tensor"] == pytest.approx(6 * L * one)
     forward = L * (2 * LAYER * 2 * S / 4 / 5e14 + 4 * S / 2 * H * 2 * S / 4 / 2.5e14)
     traffic = L * (36 * H + 16 * H / 4) * 2 * S / 2e12
@@ -114,7 +114,7 @@ def test_a_last_stage_with_a_head_holds_all_up() -> None:
 
 
 def test_the_stages_of_zero_send_what_they_say() -> None:
-    cluster = replace(EASY, gpus=8, exposed=1.0)
+    cluster = replace(EASY, gpus=8, exposed_fraction=1.0)
     weights = model().parameters
     once = 7 / 8 * 4 * weights / 4e11 + 5e-6 * 3
     sent = {
@@ -176,10 +176,10 @@ def test_engines_of_this_program_keep_more() -> None:
         assert found(ddp, data=replicas, **axes)["communication"] == 2 * 3 * hidden, "one piece receives nothing"
     plain = rank_memory(replace(model(), head_activations=0.0), Layout(**axes), PLAIN)
     once, again = (
-        step_time(model(), Layout(**axes), replace(EASY, gpus=4), replace(PLAIN, travels=size)) for size in (0, 4)
+        step_time(model(), Layout(**axes), replace(EASY, gpus=4), replace(PLAIN, hidden=size)) for size in (0, 4)
     )
     assert again.parts["pipeline"] - once.parts["pipeline"] == pytest.approx(8 * 2 * 2 * (hidden / 2) / 4e11)
-    sent = rank_memory(replace(model(), head_activations=0.0, backward=7.0), Layout(**axes), replace(PLAIN, travels=4))
+    sent = rank_memory(replace(model(), head_activations=0.0, backward=7.0), Layout(**axes), replace(PLAIN, hidden=4))
     assert sent["activations"] - plain["activations"] == pytest.approx(5.5 * 2 * hidden + 7 * 3 * S)
 
     shared = found(ddp, tensor=2)
@@ -210,8 +210,8 @@ def test_stages_have_their_layers_and_an_end() -> None:
 
 
 def test_all_wait_for_the_slowest_node() -> None:
-    one = step_time(model(), Layout(data=8), Cluster(DEVICE, 8, waiting=0.01), PLAIN)
-    four = step_time(model(), Layout(data=32), Cluster(DEVICE, 32, waiting=0.01), PLAIN)
+    one = step_time(model(), Layout(data=8), Cluster(DEVICE, 8, straggler_fraction=0.01), PLAIN)
+    four = step_time(model(), Layout(data=32), Cluster(DEVICE, 32, straggler_fraction=0.01), PLAIN)
     assert one.parts["waiting"] == 0
     rest = four.seconds - four.parts["waiting"]
     assert four.parts["waiting"] == pytest.approx(0.01 * math.log2(4) * rest)

@@ -1,1 +1,1 @@
-"""Layouts of a run over many devices: which fit, and how fast each would be."""
+"""Layouts of a run over many devices: which of them fit into memory, and how fast each would be."""

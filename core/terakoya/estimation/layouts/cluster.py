@@ -1,35 +1,36 @@
-"""Many GPUs: what one of them computes, what moves between them, and how a run may be laid out over them.
+"""Constants of GPUs and clusters, and the layouts of a run over them.
 
-Constants are of three kinds, each said beside it: what a maker states, what was measured on one such device, and what
-was fitted to published runs (`tools/simulation` says to which, and which were held out).
+Each constant names its source: stated by the maker, measured on one such device, or fitted to published runs
+(`tools/simulation` says to which runs, and which were held out).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from terakoya.errors import UserError, nearest
 from terakoya.estimation.devices import GIB
 
 Recomputation = Literal["full", "selective"]
-"""What a backward computes again: `Parameters.activation_checkpointing`."""
+"""What a backward recomputes: `Parameters.activation_checkpointing`."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One device.
+    """One type of GPU.
 
     Attributes:
-        name: for the command line.
-        peak: dense bfloat16 FLOP/s, as its maker states it.
-        products: the share of `peak` that large matrix products reach in a whole run, power limits included.
-        attention: the share of `peak` that fused causal attention reaches.
+        name: name on the command line.
+        peak: dense bfloat16 FLOP/s, as stated by the maker.
+        products: fraction of `peak` that large matrix products reach in a whole run, power limits included.
+        attention: fraction of `peak` that fused causal attention reaches.
         memory: bytes.
-        bandwidth: bytes/s of its memory that plain kernels reach, reading and writing counted.
-        link: bytes/s that each device of a node sends to the others, in a ring.
-        network: bytes/s that each device of a node sends to other nodes.
+        bandwidth: bytes/s that plain kernels reach in its memory, reads and writes counted.
+        link: bytes/s that each GPU of a node sends to the others, in a ring.
+        network: bytes/s that each GPU of a node sends to other nodes.
     """
 
     name: str
@@ -44,49 +45,47 @@ class Gpu:
 
 GPUS = (
     # Peaks and memory: makers. Bandwidth: 3.0e12 and 4.3e12 measured as copies on one H100 SXM and one H200, the others
-    # at the same share of what their makers state. Links and networks: 80 % of NVLink's (450e9, A100 300e9) and 90 % of
-    # a 400 Gb/s (A100 200 Gb/s) adapter for each device. Products and attention: fitted, H200's taken from the H100.
+    # the same fraction of what their makers state. Links and networks: 80 % of NVLink (450e9, A100 300e9) and 90 % of
+    # one 400 Gb/s (A100 200 Gb/s) adapter per GPU. Products and attention: fitted, those of the H200 are the H100's.
     Gpu("h100", 989e12, 0.67, 0.185, 80 * GIB, 3.0e12, 360e9, 45e9),
     Gpu("h200", 989e12, 0.67, 0.185, 141 * GIB, 4.3e12, 360e9, 45e9),
     Gpu("a100-80gb", 312e12, 0.84, 0.33, 80 * GIB, 1.8e12, 240e9, 22.5e9),
     Gpu("a100-40gb", 312e12, 0.84, 0.33, 40 * GIB, 1.4e12, 240e9, 22.5e9),
 )  # fmt: skip
-"""The devices whose constants are known well enough."""
+"""The GPUs whose constants are known well enough."""
 
 LINK_LATENCY, NETWORK_LATENCY = 5e-6, 20e-6
-"""Seconds that a message of no size takes within a node and between two, as NCCL's own tests show them: orders of
-magnitude."""
+"""Seconds of an empty message within a node and between nodes: orders of magnitude, from NCCL's own tests."""
 
-
-OTHERS = frozenset({"pcie", "nvl", "mig"})
-"""Words by which a device of the same name has fewer of everything."""
+SMALLER_VARIANTS = frozenset({"pcie", "nvl", "mig"})
+"""Words in the names of smaller variants of a GPU."""
 
 
 def find_gpu(name: str) -> Gpu:
-    """The device `name`, such as "h100" or "NVIDIA H100 80GB HBM3".
+    """Returns the GPU `name`, such as "h100" or "NVIDIA H100 80GB HBM3".
 
     Raises:
-        UserError: its constants are not known.
+        UserError: its constants are unknown.
     """
     words = set(re.findall(r"[a-z0-9]+", name.lower()))
-    found = next((each for each in GPUS if set(each.name.split("-")) <= words), None)
-    if found is None or words & OTHERS:
-        names = [each.name for each in GPUS]
+    match = next((gpu for gpu in GPUS if set(gpu.name.split("-")) <= words), None)
+    if match is None or words & SMALLER_VARIANTS:
+        names = [gpu.name for gpu in GPUS]
         raise UserError(f'--gpu: expected {", ".join(names)}, got "{name}"{nearest(name.lower(), names)}')
-    return found
+    return match
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Equal nodes of `per_node` devices each.
+    """Equal nodes of `per_node` GPUs each.
 
     Attributes:
-        half: where a product's dimension is this narrow, its speed falls to a half: tiles are cut short, and what is
-            read for them is used less.
-        passes: how often memory is passed for each byte that pointwise operations are counted to read and write: they
-            are more than are counted, and none reaches the speed of a copy.
-        exposed: the share of communication beside products that these do not hide.
-        waiting: the share of a step that each doubling of nodes adds, as all wait for the slowest.
+        half_speed_size: a product runs at half speed if one of its dimensions has this size: tiles are cut off, and
+            the data read for them is reused less.
+        traffic_factor: bytes moved for each byte that the formulas count for pointwise operations: there are more
+            operations than are counted, and none reaches the speed of a copy.
+        exposed_fraction: fraction of the communication that overlaps with products and is not hidden.
+        straggler_fraction: fraction of a step that each doubling of nodes adds, as all wait for the slowest.
 
     The defaults of these four are fitted.
     """
@@ -94,15 +93,15 @@ class Cluster:
     gpu: Gpu
     gpus: int
     per_node: int = 8
-    half: float = 236.0
-    passes: float = 1.2
-    exposed: float = 0.81
-    waiting: float = 0.0094
+    half_speed_size: float = 236.0
+    traffic_factor: float = 1.2
+    exposed_fraction: float = 0.81
+    straggler_fraction: float = 0.0094
 
     def group(self, size: int, stride: int = 1) -> tuple[float, float]:
-        """Bytes/s of each member, and the latency in seconds, of a ring of `size` devices that lie `stride` apart.
+        """Returns bytes/s of each member, and the latency in seconds, of a ring of `size` GPUs with distance `stride`.
 
-        Between nodes a node's members share its adapters, one for each device of the ring there.
+        Between nodes a node's members share its adapters, one for each GPU of the ring on the node.
         """
         inside = max(1, min(size, self.per_node // stride))
         if inside >= size:
@@ -112,18 +111,19 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Layout:
-    """How the work is spread.
+    """How a run is divided among devices.
 
     Attributes:
-        data, tensor, pipeline, sequence: devices along each axis; their product is all of them. Tensor-parallel ones
-            are neighbours, then sequence-, then data-, then pipeline-parallel ones; with `stages_near` a pipeline's
-            stages are nearer than data-parallel ones.
-        zero_stage: what data-parallel devices share: 0 nothing, 1 the optimizer's state, 2 gradients, 3 weights.
-        micro_batch_size: rows that one replica takes at once.
-        micro_steps: of an optimizer step.
-        virtual: pieces of the model that each device of a pipeline holds, interleaved.
-        recomputation: what a backward computes again.
-        norms_shared: whether tensor-parallel devices share norms and residuals too, along the sequence.
+        data, tensor, pipeline, sequence: devices along each axis; their product is the number of devices.
+            Tensor-parallel devices are neighbours, then sequence-, then data-, then pipeline-parallel ones.
+        zero_stage: what data-parallel devices shard: 0 nothing, 1 the optimizer's state, 2 also gradients, 3 also
+            weights.
+        micro_batch_size: rows of one replica's micro-batch.
+        micro_steps: micro-steps of an optimizer step.
+        virtual: stages of the model that each device of a pipeline holds, interleaved.
+        recomputation: what a backward recomputes.
+        norms_shared: whether tensor-parallel devices also divide norms and residuals, along the sequence.
+        stages_near: whether a pipeline's stages are nearer to each other than data-parallel devices.
     """
 
     data: int = 1
@@ -140,7 +140,7 @@ class Layout:
 
     @property
     def devices(self) -> int:
-        """All of them."""
+        """Number of devices."""
         return self.data * self.tensor * self.pipeline * self.sequence
 
     @property
@@ -148,29 +148,29 @@ class Layout:
         """Rows of an optimizer step."""
         return self.data * self.micro_batch_size * self.micro_steps
 
-    def changed(self, **changes: Any) -> Layout:
-        """This layout with `changes`."""
-        return replace(self, **changes)
+    def replace(self, **changes: Any) -> Layout:
+        """Returns this layout with `changes`."""
+        return dataclasses.replace(self, **changes)
 
 
 @dataclass(frozen=True)
 class Program:
-    """What a program keeps and moves; sizes are bytes an element.
+    """What a training program holds in memory and sends; sizes are bytes per element.
 
     Attributes:
-        weights, gradients, optimizer: kept for each weight, by the stage of ZeRO that shares all or nothing of it.
-        partition: kept beside whole weights by each device for its own share of them, in stages 1 and 2.
-        gathered, reduced: of a weight that is sent to those who share it, and of a gradient.
-        bucket: bytes through which gradients are sent.
-        travels: of a number of the hidden states that stages of a pipeline send, and of their gradients: what is on its
-            way, and the output of each micro-batch in flight. 0 counts none of it.
-        ends_shared: whether tensor-parallel devices share embeddings and logits too.
-        live: elements that stage 3 holds whole at once, at most; None is two layers.
-        fused: pointwise operations are compiled into few kernels, which moves half.
+        weights, gradients, optimizer: held for each weight; the stage of ZeRO decides which of them are sharded.
+        partition: held in addition to whole weights by each device for its own part of them, in stages 1 and 2.
+        gathered, reduced: sent for a weight that is all-gathered, and for a gradient that is reduced.
+        bucket: bytes of the buffers for gradients.
+        hidden: held and sent for an element of the hidden states, and of their gradients, between pipeline stages:
+            those on their way, and the output of each micro-batch in flight. 0 counts none of these in memory.
+        ends_shared: whether tensor-parallel devices also divide embeddings and logits.
+        max_gathered: elements that stage 3 holds whole at once, at most; None is two layers.
+        fused: pointwise operations are compiled into few kernels, which halves the traffic.
         flash: attention keeps no scores.
-        overlaps_tensor: the share of tensor-parallel communication that is hidden beside products.
-        again_products, again_attention, again_traffic: of each the share of the forward that a backward computes again
-            where recomputation is "selective".
+        tensor_overlap: fraction of tensor-parallel communication that is hidden behind products.
+        recomputed_products, recomputed_attention, recomputed_traffic: fraction of each of the forward's parts that a
+            backward recomputes if recomputation is "selective".
     """
 
     weights: float = 4
@@ -180,12 +180,12 @@ class Program:
     gathered: float = 4
     reduced: float = 4
     bucket: float = 0
-    travels: float = 0
+    hidden: float = 0
     ends_shared: bool = True
-    live: float | None = None
+    max_gathered: float | None = None
     fused: bool = False
     flash: bool = True
-    overlaps_tensor: float = 0.0
-    again_products: float = 0.0
-    again_attention: float = 0.0
-    again_traffic: float = 1.0
+    tensor_overlap: float = 0.0
+    recomputed_products: float = 0.0
+    recomputed_attention: float = 0.0
+    recomputed_traffic: float = 1.0

@@ -1,5 +1,5 @@
-"""The `Transformer` of a run: sizes from its own module, bytes a token from steps without data at two depths and two
-numbers of rows, so that a plugin's model is known as well as any."""
+"""Measures the `Transformer` of a run: sizes from its own module, bytes per token from simulated steps at two depths
+and with two numbers of rows, so that it works for a plugin's model too."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from torch import nn
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.estimation import fake_step as simulation
+from terakoya.estimation import fake_step
 from terakoya.estimation.layouts.cluster import Recomputation
 from terakoya.estimation.layouts.transformer import Transformer
 from terakoya.estimation.memory_tracker import GRADIENTS, OPTIMIZER, WEIGHTS
 
 LAYERS, ROWS = (1, 2), (1, 2)
-"""What is tried: what a layer, a row and a layer's row take follows."""
-NO_OTHERS = {WEIGHTS, GRADIENTS, OPTIMIZER}
+"""Simulated depths and rows: memory of a layer, of a row and of a layer's row follow."""
+NOT_ACTIVATIONS = {WEIGHTS, GRADIENTS, OPTIMIZER}
 
 
 def measure_transformer(parameters: Parameters, vocabulary: Vocabulary, *, context: float) -> tuple[Transformer, float]:
-    """The model of `parameters`, and the bytes of optimizer state for each of its weights.
+    """Returns the model of `parameters`, and the bytes of optimizer state for each of its weights.
 
     Args:
-        context: positions of its own document that a position has, on average.
+        context: average number of positions of its own document that a position attends to.
 
     Raises:
-        UserError: it is not one model of equal layers, all of them trained.
+        UserError: the run does not train one model with equal layers, all of them trained.
     """
     architecture, length = parameters.architecture, parameters.data.sequence_length
     config: Any = architecture.config(vocabulary)
     _check(parameters, config)
-    with simulation.fake_tensors(vocabulary):
+    with fake_step.fake_tensors(vocabulary):
         module = parameters.objective.build(architecture, vocabulary)
         models = list(parameters.objective.exports(module).values())
         if len(models) != 1:
-            raise UserError("--gpus: layouts are suggested for objectives of one model; say --processes instead")
+            raise UserError("--gpus: layouts are suggested for objectives of one model; use --processes instead")
         model = models[0]
         try:
             blocks = architecture.blocks(model)
         except NotImplementedError:
             raise UserError(
-                f"--gpus: architecture {type(architecture).__name__} does not say which blocks it has (`blocks`); "
-                "say --processes instead"
+                f"--gpus: architecture {type(architecture).__name__} does not define its blocks (`blocks`); "
+                "use --processes instead"
             ) from None
         matrices = _matrices(blocks[0])
         layer = sum(each.numel() for each in blocks[0].parameters())
@@ -52,42 +52,44 @@ def measure_transformer(parameters: Parameters, vocabulary: Vocabulary, *, conte
         tied = model.get_input_embeddings().weight is getattr(model.get_output_embeddings(), "weight", None)
         causal = model.can_generate()
     head = 0 if tied else vocabulary.size * config.hidden_size
-    gates = [outputs for inputs, outputs in matrices if inputs == config.hidden_size and outputs > config.hidden_size]
-    feed_forward = max((max(each) for each in matrices), default=config.hidden_size)
+    wide = [outputs for inputs, outputs in matrices if inputs == config.hidden_size and outputs > config.hidden_size]
+    feed_forward = max((max(shape) for shape in matrices), default=config.hidden_size)
     width = config.num_attention_heads * (
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )
-    bare = Transformer(
+    unmeasured = Transformer(
         layers=len(blocks), hidden_size=config.hidden_size, feed_forward=feed_forward,
         heads=config.num_attention_heads,
         key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         vocabulary_size=vocabulary.size, sequence_length=length,
-        attention_width=width, gated=gates.count(feed_forward) > 1, products=tuple(matrices),
+        attention_width=width, gated=wide.count(feed_forward) > 1, products=tuple(matrices),
         other_weights=layer - sum(inputs * outputs for inputs, outputs in matrices),
         embedding_weights=rest - head, head_weights=head, context=context / 2 if causal else context,
         activations={}, head_activations=0.0,
     )  # fmt: skip
-    return _measured(bare, parameters, vocabulary)
+    return _measure_activations(unmeasured, parameters, vocabulary)
 
 
 def _check(parameters: Parameters, config: Any) -> None:
-    """UserError where weights are not all trained, or there are no smaller models of the same kind to try."""
+    """Raises UserError if some weights are frozen, or the depth of the model cannot be changed."""
     if parameters.lora is not None or parameters.frozen_layers >= 0:
-        raise UserError("--gpus: layouts are suggested for runs that train all weights; say --processes instead")
-    if simulation.with_depth(parameters, 1) is None or getattr(config, "is_encoder_decoder", False):
+        raise UserError("--gpus: layouts are suggested for runs that train all weights; use --processes instead")
+    if fake_step.with_depth(parameters, 1) is None or getattr(config, "is_encoder_decoder", False):
         name = type(parameters.architecture).__name__
-        raise UserError(f"--gpus: architecture {name} is not made of layers that are alike; say --processes instead")
+        raise UserError(f"--gpus: architecture {name} is not made of equal layers; use --processes instead")
 
 
 def _matrices(block: nn.Module) -> list[tuple[int, int]]:
-    """The two dimensions of each matrix of `block`; which of them is the inputs' does not matter to a product's time,
-    so (hidden size, other) is written first."""
+    """Both dimensions of each matrix of `block`, the smaller one first: their order does not affect a product's
+    time."""
     shapes = [tuple(weight.shape) for weight in block.parameters() if weight.ndim == 2]
     return [(min(shape), max(shape)) for shape in shapes]
 
 
-def _measured(bare: Transformer, parameters: Parameters, vocabulary: Vocabulary) -> tuple[Transformer, float]:
-    """`bare` with what a step keeps for a token, and bytes of optimizer state for a weight."""
+def _measure_activations(
+    unmeasured: Transformer, parameters: Parameters, vocabulary: Vocabulary
+) -> tuple[Transformer, float]:
+    """Returns `unmeasured` with the bytes that a step keeps for a token, and bytes of optimizer state for a weight."""
     length = parameters.data.sequence_length
     activations: dict[Recomputation | None, float] = {}
     head = copies = state = backward = 0.0
@@ -96,23 +98,27 @@ def _measured(bare: Transformer, parameters: Parameters, vocabulary: Vocabulary)
         live: dict[tuple[int, int], int] = {}
         late: dict[int, int] = {}
         for layers in LAYERS:
-            smaller = simulation.with_depth(changed, layers)
-            assert smaller is not None, "checked before"
+            smaller = fake_step.with_depth(changed, layers)
+            assert smaller is not None, "see _check"
             for rows in ROWS:
-                found = simulation.simulate_step(smaller, vocabulary, rows=rows, gradients_stay=False, gpu=True)
-                live[layers, rows] = max(_others(found, simulation.FORWARD), _others(found, simulation.BACKWARD))
-                late[rows] = _others(found, simulation.LATE_BACKWARD)  # of two layers: the first one's, begun
+                step = fake_step.simulate_step(smaller, vocabulary, rows=rows, gradients_stay=False, gpu=True)
+                live[layers, rows] = max(_activations(step, fake_step.FORWARD), _activations(step, fake_step.BACKWARD))
+                late[rows] = _activations(step, fake_step.LATE_BACKWARD)  # of two layers: the first one's backward
         of_row = live[2, 2] - live[2, 1] - live[1, 2] + live[1, 1]
         activations[recomputation] = max(0.0, of_row / length)
         if recomputation is None:
-            copies = max(0.0, (live[2, 1] - live[1, 1] - of_row) / bare.layer_weights)
+            copies = max(0.0, (live[2, 1] - live[1, 1] - of_row) / unmeasured.layer_weights)
             head = max(0.0, (live[1, 2] - live[1, 1] - of_row) / length)
             backward = max(0.0, (late[2] - late[1] - of_row) / length)
-            state = found.optimizer_bytes / (2 * bare.layer_weights + bare.embedding_weights + bare.head_weights)
-    measured = replace(bare, activations=activations, head_activations=head, weight_copies=copies, backward=backward)
+            state = step.optimizer_bytes / (
+                2 * unmeasured.layer_weights + unmeasured.embedding_weights + unmeasured.head_weights
+            )
+    measured = replace(
+        unmeasured, activations=activations, head_activations=head, weight_copies=copies, backward=backward
+    )
     return measured, state
 
 
-def _others(found: simulation.Simulation, window: str) -> int:
-    """Bytes that were live in `window` beside weights, gradients and the optimizer's state."""
-    return sum(size for part, size in found.windows[window].items() if part not in NO_OTHERS)
+def _activations(step: fake_step.Simulation, window: str) -> int:
+    """Bytes that were live in `window` without weights, gradients and the optimizer's state."""
+    return sum(size for part, size in step.windows[window].items() if part not in NOT_ACTIVATIONS)

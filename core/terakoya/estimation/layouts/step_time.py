@@ -1,7 +1,7 @@
-"""How long an optimizer step takes on many devices, by formula: products, memory traffic, communication, bubble.
+"""Formulas for the time of an optimizer step on many devices: products, memory traffic, communication, bubble.
 
-Each term is written where it is computed. What is not there: time to launch kernels, which counts for small models
-alone, reading data, logging, checkpoints, and devices that are slower than others.
+Each function explains its own term. Not included: kernel launches, which matter for small models only, reading data,
+logging, checkpoints, and devices that are slower than others.
 """
 
 from __future__ import annotations
@@ -14,24 +14,27 @@ from terakoya.estimation.layouts.cluster import Cluster, Layout, Program
 from terakoya.estimation.layouts.transformer import LAYER_TRAFFIC, LOGITS_TRAFFIC, Transformer
 
 BACKWARD = 2.0
-"""What a backward's products and traffic take of the forward's; of attention's, whose scores it computes again, 2.5."""
+"""Time of the backward's products and traffic, as a multiple of the forward's."""
 ATTENTION_BACKWARD = 2.5
-LOWER = 2
-"""Bytes of an activation that is sent."""
+"""The same for attention, whose backward recomputes the scores."""
+SENT_BYTES = 2
+"""Bytes of an activation element that is sent."""
 OPTIMIZER_TRAFFIC = 36
-"""Bytes an element of a step of AdamW in float32: weight, gradient and two moments read, three written, the norm of the
-gradient taken and gradients cleared."""
+"""Bytes per element that a step of AdamW in float32 moves: it reads weight, gradient and two moments, writes three of
+them, computes the gradient norm and clears gradients."""
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of an optimizer step, by what they go to, none counted twice.
+    """Seconds of an optimizer step by cause, none counted twice.
 
     Attributes:
-        parts: products, attention, memory traffic, again (the same three for what a backward computes again), tensor,
-            sequence, pipeline and data communication as far as they are not hidden, bubble, optimizer, waiting.
-        tokens: of all devices.
-        flops: of a token, work that must be done.
+        parts: products, attention, memory traffic, again (the same three for what a backward recomputes), tensor,
+            sequence, pipeline and data communication that is not hidden, bubble, optimizer, waiting.
+        tokens: tokens of a step on all devices.
+        flops: necessary operations of a token, without recomputation.
+        devices: number of devices.
+        peak: FLOP/s of one device.
     """
 
     parts: Mapping[str, float]
@@ -42,12 +45,12 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """Seconds of the step."""
         return sum(self.parts.values())
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all devices."""
+        """Tokens per second of all devices."""
         return self.tokens / self.seconds
 
     @property
@@ -57,20 +60,21 @@ class StepTime:
 
     @property
     def mfu(self) -> float:
-        """The share of the peak that work which must be done takes."""
+        """Model FLOPs utilisation: the fraction of the peak that necessary operations take."""
         return self.tflops * 1e12 / self.peak
 
 
 def step_time(model: Transformer, layout: Layout, cluster: Cluster, program: Program) -> StepTime:
-    """The time of one step of `model` in this `layout`.
+    """Returns the time of one step of `model` in this `layout`.
 
-    A pipeline's stages hold equally many layers, the last one the head too: each micro-batch takes as long as the
-    slowest stage, and the first one has to pass through all others, or with `virtual` pieces through a part of them
-    (Narayanan et al., 2021, arXiv:2104.04473, section 2.2): m t_max + (sum of the others) / v, which is
-    (m + (p - 1) / v) t where stages are alike.
+    A pipeline's stages hold equally many layers, the last one also the head. Each micro-batch takes as long as the
+    slowest stage, and the first one has to pass through all others, or with `virtual` stages on each device through a
+    part of them (Narayanan et al., 2021, arXiv:2104.04473, section 2.2): m t_max + (sum of the others) / v, which is
+    (m + (p - 1) / v) t for equal stages.
     """
     stage = {
-        part: each * model.layers / layout.pipeline for part, each in _layer(model, layout, cluster, program).items()
+        part: seconds * model.layers / layout.pipeline
+        for part, seconds in _layer(model, layout, cluster, program).items()
     }
     head = _head(model, layout, cluster, program)
     sends = _sends(model, layout, cluster, program)
@@ -82,17 +86,17 @@ def step_time(model: Transformer, layout: Layout, cluster: Cluster, program: Pro
     parts["bubble"] = others / layout.virtual * (sum(stage.values()) + sends)
     compute = sum(stage.values()) + sum(head.values())
     parts["data"] = _data(model, layout, cluster, program, compute)
-    shared = layout.data * layout.sequence if layout.zero_stage else 1
-    parts["optimizer"] = OPTIMIZER_TRAFFIC * rank_weights(model, layout, program) / shared / cluster.gpu.bandwidth
+    shards = layout.data * layout.sequence if layout.zero_stage else 1
+    parts["optimizer"] = OPTIMIZER_TRAFFIC * rank_weights(model, layout, program) / shards / cluster.gpu.bandwidth
     nodes = max(1.0, layout.devices / cluster.per_node)
-    parts["waiting"] = cluster.waiting * math.log2(nodes) * sum(parts.values())
+    parts["waiting"] = cluster.straggler_fraction * math.log2(nodes) * sum(parts.values())
     tokens = layout.rows * model.sequence_length
     return StepTime(parts, tokens, model.flops, layout.devices, cluster.gpu.peak)
 
 
 def rank_weights(model: Transformer, layout: Layout, program: Program) -> float:
-    """Elements of the largest stage, one device's part of it: embeddings lie with the first layers, the head with the
-    last, a tied one on both ends."""
+    """Elements of one device's part of the largest stage: embeddings are on the first stage, the head is on the last, a
+    tied matrix on both."""
     layers = model.layers / layout.pipeline * model.layer_weights
     ends = model.embedding_weights + model.head_weights
     if layout.pipeline > 1:
@@ -102,24 +106,24 @@ def rank_weights(model: Transformer, layout: Layout, program: Program) -> float:
 
 
 def sharing_ends(layout: Layout, program: Program) -> int:
-    """How many devices share embeddings and logits."""
+    """Number of devices that divide embeddings and logits."""
     return layout.tensor if program.ends_shared else 1
 
 
 def efficiency(rows: float, inputs: float, outputs: float, half: float) -> float:
-    """The share of a large product's speed that one of these dimensions has: a half where one of them is `half`."""
+    """Speed of a product of these dimensions as a fraction of a large product's: a half if one of them is `half`."""
     return 1 / (1 + half * (1 / rows + 1 / inputs + 1 / outputs))
 
 
 def product_seconds(rows: float, inputs: float, outputs: float, cluster: Cluster) -> float:
-    """The time of (rows, inputs) x (inputs, outputs): 2 operations for each combination."""
-    speed = cluster.gpu.peak * cluster.gpu.products * efficiency(rows, inputs, outputs, cluster.half)
+    """Seconds of (rows, inputs) x (inputs, outputs): 2 operations for each combination."""
+    speed = cluster.gpu.peak * cluster.gpu.products * efficiency(rows, inputs, outputs, cluster.half_speed_size)
     return 2 * rows * inputs * outputs / speed
 
 
 def ring_seconds(size: float, members: int, cluster: Cluster, stride: int = 1, *, passes: int = 2) -> float:
-    """The time in which a ring of `members` sums `size` bytes and tells all: each sends 2 (n - 1) / n of them; with 1
-    of `passes` only the sum's parts, or only the telling."""
+    """Seconds of an all-reduce of `size` bytes in a ring of `members`: each sends 2 (n - 1) / n of them; with `passes`
+    1 of a reduce-scatter or an all-gather alone."""
     if members == 1:
         return 0.0
     speed, latency = cluster.group(members, stride)
@@ -127,7 +131,7 @@ def ring_seconds(size: float, members: int, cluster: Cluster, stride: int = 1, *
 
 
 def _tokens(model: Transformer, layout: Layout) -> float:
-    """Of a micro-batch, on each device."""
+    """Tokens of a micro-batch on each device."""
     return layout.micro_batch_size * model.sequence_length / layout.sequence
 
 
@@ -140,42 +144,48 @@ def _layer(model: Transformer, layout: Layout, cluster: Cluster, program: Progra
         narrow = inputs * outputs / wide
         products += product_seconds(tokens, narrow, wide / t, cluster)
     attention = model.attention_flops * tokens / t / (cluster.gpu.peak * cluster.gpu.attention)
-    own = LAYER_TRAFFIC * model.hidden_size / (t if layout.norms_shared else 1) + model.feed_forward_traffic / t
+    pointwise = LAYER_TRAFFIC * model.hidden_size / (t if layout.norms_shared else 1) + model.feed_forward_traffic / t
     scores = 0.0 if program.flash else model.scores_traffic / t
-    passed = tokens * cluster.passes * (0.5 if program.fused else 1.0) / cluster.gpu.bandwidth
-    traffic = (own + scores) * passed
-    reduced = ring_seconds(LOWER * tokens * model.hidden_size, t, cluster)
-    again = _again(layout, program, products, attention, own * passed, scores * passed)
-    times = 6 if layout.recomputation == "full" else 4
+    seconds_per_byte = tokens * cluster.traffic_factor * (0.5 if program.fused else 1.0) / cluster.gpu.bandwidth
+    traffic = (pointwise + scores) * seconds_per_byte
+    reduced = ring_seconds(SENT_BYTES * tokens * model.hidden_size, t, cluster)
+    recomputed = _recomputed(
+        layout, program, products, attention, pointwise * seconds_per_byte, scores * seconds_per_byte
+    )
+    reductions = 6 if layout.recomputation == "full" else 4
     return {
         "products": products * (1 + BACKWARD),
         "attention": attention * (1 + ATTENTION_BACKWARD),
         "memory traffic": traffic * (1 + BACKWARD),
-        "again": again,
-        "tensor": times * reduced * (1 - program.overlaps_tensor),
+        "again": recomputed,
+        "tensor": reductions * reduced * (1 - program.tensor_overlap),
         "sequence": 2 * _exchanges(model, layout, cluster),
     }
 
 
-def _again(layout: Layout, program: Program, products: float, attention: float, own: float, scores: float) -> float:
-    """Seconds of the forward that a backward computes again."""
+def _recomputed(
+    layout: Layout, program: Program, products: float, attention: float, pointwise: float, scores: float
+) -> float:
+    """Seconds of the forward that a backward recomputes."""
     if layout.recomputation is None:
         return 0.0
     if layout.recomputation == "full":
-        return products + attention + own + scores
+        return products + attention + pointwise + scores
     return (
-        program.again_products * products + program.again_attention * (attention + scores) + program.again_traffic * own
+        program.recomputed_products * products
+        + program.recomputed_attention * (attention + scores)
+        + program.recomputed_traffic * pointwise
     )
 
 
 def _exchanges(model: Transformer, layout: Layout, cluster: Cluster) -> float:
-    """Seconds in which Ulysses (Jacobs et al., 2023, arXiv:2309.14509) turns rows into heads and back: queries, keys,
-    values and what comes out, each device sending (n - 1) / n of its part."""
+    """Seconds in which Ulysses (Jacobs et al., 2023, arXiv:2309.14509) exchanges positions for heads and back: queries,
+    keys, values and the output; each device sends (n - 1) / n of its part."""
     n = layout.sequence
     if n == 1:
         return 0.0
     speed, latency = cluster.group(n, layout.tensor)
-    size = LOWER * _tokens(model, layout) * model.attention_width / layout.tensor
+    size = SENT_BYTES * _tokens(model, layout) * model.attention_width / layout.tensor
     return 4 * ((n - 1) / n * size / speed + latency)
 
 
@@ -183,14 +193,14 @@ def _head(model: Transformer, layout: Layout, cluster: Cluster, program: Program
     """Seconds of logits and loss for one micro-batch, forward and backward."""
     tokens, outputs = _tokens(model, layout), model.vocabulary_size / sharing_ends(layout, program)
     products = product_seconds(tokens, model.hidden_size, outputs, cluster) * (1 + BACKWARD)
-    passed = cluster.passes * (0.5 if program.fused else 1.0) / cluster.gpu.bandwidth
-    traffic = LOGITS_TRAFFIC * tokens * outputs * passed
+    seconds_per_byte = cluster.traffic_factor * (0.5 if program.fused else 1.0) / cluster.gpu.bandwidth
+    traffic = LOGITS_TRAFFIC * tokens * outputs * seconds_per_byte
     return {"products": products, "memory traffic": traffic}
 
 
 def _sends(model: Transformer, layout: Layout, cluster: Cluster, program: Program) -> float:
-    """Seconds in which a stage hands on a micro-batch and gets its gradient: whole hidden states, from each of its
-    `virtual` pieces."""
+    """Seconds in which a device sends a micro-batch's hidden states on and receives their gradient, for each of its
+    `virtual` stages."""
     if layout.pipeline == 1:
         return 0.0
     if layout.stages_near:
@@ -198,27 +208,27 @@ def _sends(model: Transformer, layout: Layout, cluster: Cluster, program: Progra
     else:
         inside = layout.tensor * layout.sequence * layout.data * 2 <= cluster.per_node
     speed, latency = cluster.group(2, 1 if inside else cluster.per_node)
-    size = (program.travels or LOWER / layout.tensor) * _tokens(model, layout) * model.hidden_size
+    size = (program.hidden or SENT_BYTES / layout.tensor) * _tokens(model, layout) * model.hidden_size
     return 2 * layout.virtual * (size / speed + latency)
 
 
 def _data(model: Transformer, layout: Layout, cluster: Cluster, program: Program, compute: float) -> float:
-    """Seconds that gradients and weights take on their way, as far as `compute` seconds of a micro-batch hide none.
+    """Seconds of communication of gradients and weights that `compute` seconds of a micro-batch do not hide.
 
-    Stage 0 and 1 send gradients beside the last backward, 2 beside each; 1 and 2 gather weights after the step; 3
-    gathers them for each forward and each backward and sends gradients beside each.
+    Stages 0 and 1 reduce gradients during the last backward, 2 and 3 during each; 1 and 2 gather weights after the
+    step, 3 during each forward and each backward.
     """
     members = layout.data * layout.sequence
     if members == 1:
         return 0.0
     weights = rank_weights(model, layout, program)
 
-    def once(element: float) -> float:
+    def ring_pass(element: float) -> float:
         stride = layout.tensor * (layout.pipeline if layout.stages_near else 1)
         return ring_seconds(element * weights, members, cluster, stride, passes=1)
 
     backward = compute * BACKWARD / (1 + BACKWARD)
-    reduce, gather = once(program.reduced), once(program.gathered)
+    reduce, gather = ring_pass(program.reduced), ring_pass(program.gathered)
     stage, m = layout.zero_stage, layout.micro_steps
     if stage == 0:
         return _exposed(2 * reduce, backward, cluster)
@@ -230,5 +240,5 @@ def _data(model: Transformer, layout: Layout, cluster: Cluster, program: Program
 
 
 def _exposed(communication: float, compute: float, cluster: Cluster) -> float:
-    """What `communication` beside `compute` adds to it: what outlasts it, and a share of the rest."""
-    return max(0.0, communication - compute) + cluster.exposed * min(communication, compute)
+    """Seconds that `communication` adds to simultaneous `compute`: what lasts longer, and a fraction of the rest."""
+    return max(0.0, communication - compute) + cluster.exposed_fraction * min(communication, compute)

@@ -1,4 +1,4 @@
-"""Which layouts of a run over many GPUs fit their memory, and how fast each would be: the fastest first."""
+"""Suggests layouts of a run over many GPUs: those that fit into memory, sorted by their estimated speed."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from terakoya.estimation.layouts.step_time import StepTime, step_time
 from terakoya.estimation.layouts.transformer import Transformer
 
 USABLE = 0.92
-"""The share of a device's memory that tensors may take: the rest is its context and gaps between tensors."""
+"""Fraction of a device's memory that tensors may take: the rest is its context and fragmentation."""
 SIZES = (1, 2, 4, 8, 16, 32, 64)
-"""How many devices an axis other than the data's may have, and rows a micro-batch."""
-PIECES = "pp_stages_per_process"
-REFUSED = 2
-"""How many layouts are told of that this program does not run."""
+"""Devices along an axis other than data, and rows of a micro-batch."""
+STAGES_PER_PROCESS = "pp_stages_per_process"
+UNSUPPORTED = 2
+"""Number of suggested layouts that this program does not support."""
 
 Candidate = tuple[dict[str, Any], Layout, Program]
-"""What to write as `parallel`, the layout that it is, and what its engine keeps and moves."""
+"""The value of `parallel`, the layout that it means, and what its engine holds and sends."""
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A layout that fits.
+    """A layout that fits into memory.
 
     Attributes:
-        parallel, micro_batch_size, activation_checkpointing: what to write into the parameters.
+        parallel, micro_batch_size, activation_checkpointing: values for the parameters.
         memory: bytes by part of the device that holds most.
-        time: of a step, by what it goes to.
-        refused: why this program does not run it; None where it does.
+        time: estimated time of a step, by cause.
+        refused: why this program does not support it; None where it does.
     """
 
     parallel: Mapping[str, Any]
@@ -49,15 +49,15 @@ class Suggestion:
 
     @property
     def bytes(self) -> float:
-        """All of its memory."""
+        """Bytes of the device that holds most."""
         return sum(self.memory.values())
 
     def hours(self, steps: int) -> float:
-        """Of a run of `steps`."""
+        """Hours of a run of `steps`."""
         return steps * self.time.seconds / 3600
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, as JSON has it."""
+        """All fields and the derived numbers, for JSON."""
         time = self.time
         return {
             **asdict(self), "bytes": self.bytes, "seconds_per_step": time.seconds,
@@ -68,38 +68,38 @@ class Suggestion:
 def suggest(
     parameters: Parameters, model: Transformer, cluster: Cluster, *, state: float = 8.0, count: int = 5
 ) -> list[Suggestion]:
-    """The `count` fastest layouts of the run on `cluster` that fit its memory and that this program runs, each with the
-    micro-batch that is fastest, and the two fastest beside them that it does not run; sorted by time.
+    """Returns the `count` fastest layouts of the run on `cluster` that fit into memory and that this program supports,
+    each with its fastest micro-batch, and up to two faster ones that it does not support; sorted by time.
 
     Args:
-        model: that of `parameters`, see `measure_transformer`.
+        model: the model of `parameters`, see `measure_transformer`.
         state: bytes of the optimizer's state for each weight.
 
     Raises:
         UserError: no layout fits.
     """
-    found: list[Suggestion] = []
-    told: dict[bool, set[str]] = {True: set(), False: set()}  # whether it runs -> what has been told of
+    suggestions: list[Suggestion] = []
+    names: dict[bool, set[str]] = {True: set(), False: set()}  # whether supported -> layouts suggested so far
     for time, memory, (parallel, layout, _) in _fitting(model, cluster, sum(parameters.batch_size.values()), state):
-        name = json.dumps({**parallel, PIECES: None})  # one of those that differ in this alone is enough
-        if name in told[True]:
+        name = json.dumps({**parallel, STAGES_PER_PROCESS: None})  # one of those that differ only in this is enough
+        if name in names[True]:
             continue
-        reason = refused(parameters, parallel, layout)
-        if reason is not None and (name in told[False] or len(told[False]) == REFUSED):
+        reason = refusal_reason(parameters, parallel, layout)
+        if reason is not None and (name in names[False] or len(names[False]) == UNSUPPORTED):
             continue
-        told[reason is None].add(name)
+        names[reason is None].add(name)
         micro_batch, recomputation = layout.micro_batch_size, layout.recomputation
-        found.append(Suggestion(parallel, micro_batch, recomputation, layout, memory, time, reason))
-        if len(told[True]) == count:
+        suggestions.append(Suggestion(parallel, micro_batch, recomputation, layout, memory, time, reason))
+        if len(names[True]) == count:
             break
-    return found
+    return suggestions
 
 
 def _fitting(
     model: Transformer, cluster: Cluster, rows: int, state: float
 ) -> list[tuple[StepTime, Mapping[str, float], Candidate]]:
-    """The candidates that fit with the micro-batch that is fastest, one for each `parallel` and recomputation, sorted
-    by time."""
+    """Returns the candidates that fit, with their fastest micro-batch, one for each `parallel` and recomputation,
+    sorted by time."""
     best: dict[str, tuple[StepTime, Mapping[str, float], Candidate]] = {}
     least: tuple[float, str] | None = None
     for candidate in candidates(model, cluster, rows, state):
@@ -115,51 +115,50 @@ def _fitting(
         if name not in best or time.seconds < best[name][0].seconds:
             best[name] = (time, memory, candidate)
     if best:
-        return sorted(best.values(), key=lambda each: each[0].seconds)
+        return sorted(best.values(), key=lambda candidate: candidate[0].seconds)
     if least is None:
-        raise UserError(
-            f"--gpus {cluster.gpus}: batch_size has {rows} rows, fewer than there are replicas in any layout"
-        )
+        raise UserError(f"--gpus {cluster.gpus}: batch_size has {rows} rows, fewer than the replicas of every layout")
     raise UserError(
-        f"--gpus {cluster.gpus}: nothing fits {USABLE * cluster.gpu.memory / 1e9:.0f} GB of a {cluster.gpu.name}; "
-        f"least takes {least[1]}: {least[0] / 1e9:.0f} GB. Take more GPUs, shorter rows or a smaller model"
+        f"--gpus {cluster.gpus}: no layout fits into {USABLE * cluster.gpu.memory / 1e9:.0f} GB of a "
+        f"{cluster.gpu.name}; the smallest is {least[1]}: {least[0] / 1e9:.0f} GB. Use more GPUs, shorter rows or a "
+        "smaller model"
     )
 
 
 def candidates(model: Transformer, cluster: Cluster, rows: int, state: float) -> Iterator[Candidate]:
-    """Every layout worth a look: what to write as `parallel`, the layout, and what the engine keeps and moves."""
+    """Yields every layout to compare: the value of `parallel`, the layout, and what its engine holds and sends."""
     for parallel, axes in _parallels(model, cluster):
         replicas = axes.data
         if replicas > rows:
             continue
-        mine = -(-rows // replicas)
+        replica_rows = -(-rows // replicas)
         for size in SIZES:
-            if size > mine:
+            if size > replica_rows:
                 break
-            steps = -(-mine // size)
+            steps = -(-replica_rows // size)
             for recomputation in (None, *get_args(Recomputation)):
-                layout = axes.changed(micro_batch_size=size, micro_steps=steps, recomputation=recomputation)
+                layout = axes.replace(micro_batch_size=size, micro_steps=steps, recomputation=recomputation)
                 yield parallel, layout, engine_program(parallel, model, state)
 
 
 def engine_program(parallel: Mapping[str, Any], model: Transformer, state: float) -> Program:
-    """What an engine of this program keeps and moves: all float32; `state` is the optimizer's, bytes a weight."""
+    """What an engine of this program holds and sends, all in float32; `state` is the optimizer's, bytes per weight."""
     if parallel["engine"] == "deepspeed":
         bucket = min(BUCKET, model.parameters) if parallel["zero_stage"] else 0
-        if parallel["zero_stage"] == 2:  # and once more as it is sent
+        if parallel["zero_stage"] == 2:  # a copy is sent
             bucket *= 2
         ahead = min(AHEAD, model.parameters) if parallel["zero_stage"] == 3 else 0
         size = FLOAT32 * (bucket + ahead)
-        return Program(optimizer=state, partition=FLOAT32, bucket=size, live=LIVE, ends_shared=False)
-    if parallel["engine"] == "fsdp":  # what is in no block stays whole, and so do its gradients, to the backward's end
+        return Program(optimizer=state, partition=FLOAT32, bucket=size, max_gathered=LIVE, ends_shared=False)
+    if parallel["engine"] == "fsdp":  # weights outside of blocks, and their gradients, stay whole
         ends = model.embedding_weights + model.head_weights
         size = FLOAT32 * (ends + model.layer_weights)
-        return Program(optimizer=state, bucket=size, live=ends + 2 * model.layer_weights, ends_shared=False)
-    return Program(optimizer=state, travels=FLOAT32, ends_shared=False)
+        return Program(optimizer=state, bucket=size, max_gathered=ends + 2 * model.layer_weights, ends_shared=False)
+    return Program(optimizer=state, hidden=FLOAT32, ends_shared=False)
 
 
-def refused(parameters: Parameters, parallel: Mapping[str, Any], layout: Layout) -> str | None:
-    """Why the parameters with this layout would be refused; None where they are not."""
+def refusal_reason(parameters: Parameters, parallel: Mapping[str, Any], layout: Layout) -> str | None:
+    """Why the parameters with this layout are refused; None where they are accepted."""
     raw = parameters.dump()
     raw |= {"parallel": dict(parallel), "activation_checkpointing": layout.recomputation}
     try:
@@ -169,20 +168,20 @@ def refused(parameters: Parameters, parallel: Mapping[str, Any], layout: Layout)
     return None
 
 
-def batch_size(parameters: Parameters, cluster: Cluster) -> dict[str, int]:
-    """The parameters' table of rows for the nodes of `cluster`: as it is if it is for as many, else equally split."""
-    table = parameters.batch_size
+def batch_size_for(cluster: Cluster, table: Mapping[str, int]) -> dict[str, int]:
+    """The `batch_size` of `table` for the nodes of `cluster`: `table` itself if it has as many nodes, else its rows
+    divided equally."""
     nodes = -(-cluster.gpus // cluster.per_node)
     if len(table) == nodes:
         return dict(table)
     if nodes == 1:
         return {batch_table.ONLY_NODE: sum(table.values())}
     rows = batch_table.split_proportionally([1] * nodes, sum(table.values()))
-    return {str(node): each for node, each in enumerate(rows)}
+    return {str(node): node_rows for node, node_rows in enumerate(rows)}
 
 
 def _parallels(model: Transformer, cluster: Cluster) -> Iterator[tuple[dict[str, Any], Layout]]:
-    """What may be written as `parallel` on all of the cluster's GPUs, with the axes that it means."""
+    """Yields every value of `parallel` that uses all of the cluster's GPUs, with the axes that it means."""
     for tensor in SIZES:
         if tensor > cluster.per_node or model.heads % tensor or model.key_value_heads % tensor:
             continue
@@ -195,17 +194,17 @@ def _parallels(model: Transformer, cluster: Cluster) -> Iterator[tuple[dict[str,
             sizes |= {"pp_size": pipeline} if pipeline > 1 else {}
             yield {"engine": "ddp", **sizes}, axes
             if pipeline > 1:
-                for pieces in (2, 4):
-                    if model.layers % (pipeline * pieces) == 0:
-                        interleaved = {"engine": "ddp", **sizes, PIECES: pieces}
-                        yield interleaved, axes.changed(virtual=pieces)
+                for stages in (2, 4):
+                    if model.layers % (pipeline * stages) == 0:
+                        interleaved = {"engine": "ddp", **sizes, STAGES_PER_PROCESS: stages}
+                        yield interleaved, axes.replace(virtual=stages)
             if data > 1:
                 for stage in (0, 1, 2, 3):
                     parallel = {"engine": "deepspeed", "zero_stage": stage, **sizes}
                     if stage or not sizes:
-                        yield parallel, axes.changed(zero_stage=stage)
-                yield {"engine": "fsdp", **sizes}, axes.changed(zero_stage=3)
+                        yield parallel, axes.replace(zero_stage=stage)
+                yield {"engine": "fsdp", **sizes}, axes.replace(zero_stage=3)
     for sequence in SIZES[1:]:
-        divides = all(each % sequence == 0 for each in (model.heads, model.key_value_heads, cluster.gpus))
+        divides = all(count % sequence == 0 for count in (model.heads, model.key_value_heads, cluster.gpus))
         if divides and sequence <= cluster.per_node:
             yield {"engine": "ddp", "sp_size": sequence}, Layout(data=cluster.gpus // sequence, sequence=sequence)

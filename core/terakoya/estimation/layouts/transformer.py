@@ -1,8 +1,7 @@
-"""A Transformer, as far as time and memory on many devices go: its products, what moves through memory, what a backward
-needs.
+"""A Transformer as the formulas see it: its matrix products, its memory traffic, and what its backward needs.
 
 Letters: h hidden size, f feed-forward size, a heads, s positions of a row, V vocabulary. Numbers are for one token in
-one layer unless said otherwise.
+one layer unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -13,16 +12,15 @@ from dataclasses import dataclass
 from terakoya.estimation.layouts.cluster import Recomputation
 
 LAYER_TRAFFIC = 36
-"""Bytes a channel that the forward's pointwise operations read and write: two norms, rotary positions, residuals."""
+"""Bytes per channel that the forward's pointwise operations read and write: two norms, rotary positions, residuals."""
 PLAIN_TRAFFIC, GATED_TRAFFIC = 4, 10
-"""The same for a channel of the feed-forward part, with and without a gate of its own."""
+"""The same for a channel of the feed-forward part, without and with a gate."""
 SCORES_TRAFFIC = 11
 """The same for a score, where attention keeps them: written, softmax, dropout and its mask, read again."""
 LOGITS_TRAFFIC = 30
-"""Bytes that are read and written for a logit, forward and backward: as bfloat16 and float32, exponential, gradient."""
-
+"""Bytes read and written for a logit, forward and backward: as bfloat16 and float32, exponential, gradient."""
 LOGITS_KEPT = 14.0
-"""Bytes of a logit that are there at once: as bfloat16 and float32, its logarithm, and both gradients."""
+"""Bytes of a logit that exist at once: as bfloat16 and float32, its logarithm, and both gradients."""
 
 
 @dataclass(frozen=True)
@@ -31,18 +29,18 @@ class Transformer:
 
     Attributes:
         layers, hidden_size, feed_forward, heads, key_value_heads, vocabulary_size, sequence_length: its sizes.
-        attention_width: heads x the size of one.
+        attention_width: heads x the size of one head.
         gated: whether the feed-forward part has a gate.
         products: (inputs, outputs) of each matrix of a layer.
-        other_weights: of a layer that are no matrices.
-        embedding_weights, head_weights: before the first layer and after the last; the head has none of its own where
-            it is tied to the embeddings.
-        context: positions that a position sees, on average.
-        activations: bytes kept until the backward, by what that computes again.
-        activations_spread: of these the share that tensor parallelism spreads.
-        weight_copies: bytes that a step keeps for each weight beside the weight itself, as autocast does.
-        head_activations: bytes of a token kept by all that is not in a layer: logits, loss.
-        backward: bytes of a token that a layer's backward has on its way, beside what was kept.
+        other_weights: weights of a layer outside of matrices.
+        embedding_weights, head_weights: before the first layer and after the last; a head that is tied to the
+            embeddings has none.
+        context: average number of positions that a position attends to.
+        activations: recomputation -> bytes kept until the backward.
+        activations_divided: fraction of them that tensor parallelism divides.
+        weight_copies: bytes that a step keeps for each weight in addition to the weight, as autocast does.
+        head_activations: bytes of a token kept outside of layers: logits, loss.
+        backward: bytes of a token that a layer's backward holds in addition to what was kept.
     """
 
     layers: int
@@ -61,7 +59,7 @@ class Transformer:
     context: float
     activations: Mapping[Recomputation | None, float]
     head_activations: float
-    activations_spread: float = 24 / 34
+    activations_divided: float = 24 / 34
     weight_copies: float = 0.0
     backward: float = 0.0
 
@@ -72,30 +70,30 @@ class Transformer:
 
     @property
     def parameters(self) -> int:
-        """Elements of all of it."""
+        """Elements of the model."""
         return self.layers * self.layer_weights + self.embedding_weights + self.head_weights
 
     @property
     def attention_flops(self) -> float:
-        """Of the forward's scores and weighted values."""
+        """Operations of the forward's scores and weighted values."""
         return 4.0 * self.context * self.attention_width
 
     @property
     def flops(self) -> float:
-        """Of a token through all layers and the head, forward and backward: work that must be done, as
-        `flops.per_token` counts it."""
+        """Necessary operations of a token through all layers and the head, forward and backward, without recomputation,
+        as `flops.per_token` counts them."""
         products = 2.0 * sum(inputs * outputs for inputs, outputs in self.products)
         head = 2.0 * self.hidden_size * self.vocabulary_size
         return 3 * (self.layers * (products + self.attention_flops) + head)
 
     @property
     def feed_forward_traffic(self) -> float:
-        """Bytes that its pointwise operations read and write in the forward."""
+        """Bytes that the feed-forward part's pointwise operations read and write in the forward."""
         return float((GATED_TRAFFIC if self.gated else PLAIN_TRAFFIC) * self.feed_forward)
 
     @property
     def scores_traffic(self) -> float:
-        """Bytes that scores take in the forward, where attention keeps them."""
+        """Bytes that scores read and write in the forward, where attention keeps them."""
         return float(SCORES_TRAFFIC * self.heads * self.sequence_length)
 
 
@@ -113,12 +111,12 @@ def decoder(
     positions: bool = True,
     flash: bool = True,
 ) -> Transformer:
-    """A GPT of these sizes, or with `gated` a Llama; activations are 16-bit, as Korthikanti et al. (2022,
+    """Returns a GPT of these sizes, or with `gated` a Llama, with 16-bit activations as Korthikanti et al. (2022,
     arXiv:2205.05198, section 4) count them.
 
     Args:
         feed_forward: None is four times the hidden size.
-        positions: whether positions have embeddings of their own.
+        positions: whether positions have learnt embeddings.
         flash: whether attention keeps no scores.
     """
     width = feed_forward or 4 * hidden_size
@@ -126,9 +124,9 @@ def decoder(
     fused = [(hidden_size, hidden_size + 2 * keys), (hidden_size, hidden_size)]
     wide = [(hidden_size, width)] * (2 if gated else 1) + [(width, hidden_size)]
     kept = korthikanti(hidden_size, heads, sequence_length, flash=flash)
-    if gated:  # no dropout masks; gate, its activation, the other half, their product
+    if gated:  # no dropout masks; the gate, its activation, the other half and their product are kept
         kept[None] = 2.0 * (6 * hidden_size + 3 * keys + 4 * width)
-        # the layer's input, what attention gives, and the outputs of every second product
+        # the layer's input, the output of attention, and the outputs of every second product
         kept["selective"] = 2.0 * (2 * hidden_size + (3 * hidden_size + 2 * keys + 2 * width) / 2)
     return Transformer(
         layers=layers, hidden_size=hidden_size, feed_forward=width, heads=heads,
@@ -144,8 +142,8 @@ def decoder(
 def korthikanti(
     hidden_size: int, heads: int, sequence_length: int, *, flash: bool
 ) -> dict[Recomputation | None, float]:
-    """Bytes of a token's 16-bit activations with dropout in one layer: h (34 + 5 a s / h); without the scores where
-    attention keeps none or computes them again; 2 h where all is computed again."""
+    """Bytes of a token's 16-bit activations with dropout in one layer: h (34 + 5 a s / h); without the scores if
+    attention keeps none or recomputes them; 2 h if everything is recomputed."""
     scores = 5.0 * heads * sequence_length / hidden_size
     whole = 34.0 * hidden_size
     return {None: whole if flash else whole + scores * hidden_size, "selective": whole, "full": 2.0 * hidden_size}
