@@ -1,4 +1,4 @@
-"""What the table of engines is made of: engines, architectures, and the parameters of a run with both."""
+"""The cases of the table of engines: engines, architectures, and the parameters of a run with both."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ENGINES: Mapping[str, Mapping[str, Any]] = {
     "pp 2, interleaved": {"pp_size": 2, "pp_stages_per_process": 2},
     "sp 2": {"sp_size": 2},
 }
-"""The key `parallel` of each engine, for two processes."""
+"""The value of `parallel` for each engine, with two processes."""
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 32}
-"""Four blocks: an interleaved pipeline has two on each of two processes."""
+"""Four blocks: an interleaved pipeline has two of them on each of two processes."""
 INNER = {"intermediate_size": 48}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 CAUSAL = {"type": "causal_lm"}
@@ -44,16 +44,16 @@ QUICK: Mapping[str, str] = {
 """One architecture for each engine."""
 
 FIRST, MIDDLE, LAST = 1, 2, 4
-"""The step whose gradients are compared, the one that runs go on from, and the end."""
+"""The step whose gradients are compared, the step from which runs resume, and the last step."""
 
 
 def parameters(
     store: Path, architecture: str, parallel: Mapping[str, Any] | None, *, last: int = LAST
 ) -> dict[str, Any]:
-    """The parameter JSON of a run of `last` steps that saves after each of them.
+    """Returns the parameter JSON of a run of `last` steps that saves after each step.
 
-    With an `eps` of 1 updates are nearly proportional to gradients, so that an error shows as large as it is; the first
-    moment of the first step is the gradient times 1 - beta.
+    With an `eps` of 1 updates are nearly proportional to gradients, so that errors keep their size; the first moment of
+    the first step is the gradient times 1 - beta.
     """
     shape, objective = ARCHITECTURES[architecture]
     return {

@@ -1,5 +1,4 @@
-"""A plugin that ends its process with SIGKILL after the step KILL_AFTER, before that is saved, where its rank is
-KILL_RANK."""
+"""A plugin that ends the process of rank KILL_RANK with SIGKILL after the step KILL_AFTER, before it is saved."""
 
 from __future__ import annotations
 
@@ -12,6 +11,6 @@ from terakoya import hookimpl
 
 @hookimpl
 def step_finished(run: Any, report: Any) -> None:
-    """Dies, if this is the step and the process."""
+    """Kills this process if both match."""
     if report.step == int(os.environ.get("KILL_AFTER", "0")) and run.rank == int(os.environ["KILL_RANK"]):
         os.kill(os.getpid(), signal.SIGKILL)

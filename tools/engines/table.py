@@ -1,15 +1,16 @@
-"""What was run with each engine and architecture, as tables: python tools/engines/table.py [--out FILE.md] [--quick]
+"""Prints tables of what was run with each engine and architecture: python tools/engines/table.py [--out FILE.md]
+[--quick]
 
-Two processes on one machine, over gloo, train four steps of a toy model. Compared are
+Two processes on one machine, over gloo, train a toy model for four steps. Four checks compare
 
 - the gradients of the first step with those of one process without an engine;
-- a run whose second process is killed with SIGKILL after the third step, and that is started again, with one that was
-  not killed: weights, the optimizer's state and losses, bit by bit;
-- weights of a run that goes on from the second step's checkpoint in another engine with those of one process;
-- what `terakoya export` makes of the last checkpoint with what it makes of one process's.
+- a run whose second process is killed with SIGKILL after the third step, and that is then resumed, with an
+  uninterrupted run: weights, the optimizer's state and losses, bit by bit;
+- the weights of a run that resumes in another engine from the second step's checkpoint with those of one process;
+- the export of the last checkpoint with the export of one process.
 
-Errors are relative: the norm of all differences over the norm of all values. The exit status is 1 where one is above
-its limit or a run failed. `--quick` is one architecture for each engine, and checks no killing.
+Errors are relative: the norm of all differences over the norm of all values. The exit status is 1 if an error is above
+its limit or a run failed. `--quick` runs one architecture for each engine, without killing or resuming.
 """
 
 from __future__ import annotations
@@ -40,25 +41,30 @@ from terakoya.errors import UserError
 
 CHECKS: Mapping[str, str] = {
     "gradients": "Gradients of one step against one process",
-    "killed": "Killed and started again, against a run that was not",
-    "another": "Gone on with in another engine, against one process",
-    "export": "Exported, against one process's export",
+    "killed": "Killed and resumed, against an uninterrupted run",
+    "another": "Resumed in another engine, against one process",
+    "export": "Exports against one process's export",
 }
 SHARED = 1e-5
+"""Limit for the gradients of engines whose processes share a replica (tp, pp, sp)."""
 LIMITS: Mapping[str, float] = {"gradients": 1e-6, "killed": 0.0, "another": 1e-5, "export": 1e-5}
 PACKAGES = ("terakoya", "torch", "transformers", "accelerate", "deepspeed")
 
 
 @dataclass
 class Table:
-    """Cells by check, engine and architecture, and the reasons that they point to."""
+    """Cells by check, engine and architecture, and the numbered reasons that cells refer to.
+
+    Attributes:
+        bad: failures and errors above their limits.
+    """
 
     cells: dict[tuple[str, str, str], str] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
     bad: list[str] = field(default_factory=list)
 
     def error(self, check: str, engine: str, architecture: str, value: float, note: str = "") -> None:
-        """Puts down an error that was seen, in bold if it is above its limit."""
+        """Adds a measured error, in bold if it is above its limit."""
         limit = SHARED if check == "gradients" and engine[:2] in ("tp", "pp", "sp") else LIMITS[check]
         text = f"{value:.0e}" if value else "same bits"
         if not value <= limit:
@@ -67,7 +73,7 @@ class Table:
         self.cells[check, engine, architecture] = text + note
 
     def reason(self, check: str, engine: str, architecture: str, word: str, why: str) -> None:
-        """Puts down why there is no error to be seen."""
+        """Adds the reason why there is no error to measure."""
         if why not in self.reasons:
             self.reasons.append(why)
         self.cells[check, engine, architecture] = f"{word} [{self.reasons.index(why) + 1}]"
@@ -75,18 +81,18 @@ class Table:
             self.bad.append(f"{CHECKS[check]}: {engine}, {architecture}: {why}")
 
     def lines(self) -> Iterator[str]:
-        """The tables in Markdown, those of checks that were not made left out."""
-        made = {engine for _, engine, _ in self.cells}
-        engines = [name for name in cases.ENGINES if name in made]
+        """Yields the tables in Markdown, without checks that were not run."""
+        tested = {engine for _, engine, _ in self.cells}
+        engines = [name for name in cases.ENGINES if name in tested]
         for check, title in CHECKS.items():
             rows = {key: text for key, text in self.cells.items() if key[0] == check}
             if not rows:
                 continue
             limit = "the same bits" if check == "killed" else f"at most {LIMITS[check]:.0e}"
             if check == "gradients":
-                limit += f", of tp, pp and sp {SHARED:.0e}"
+                limit += f", for tp, pp and sp {SHARED:.0e}"
             names = [name for name in cases.ARCHITECTURES if any(key[2] == name for key in rows)]
-            yield from (f"## {title}", "", f"Wanted: {limit}.", "")
+            yield from (f"## {title}", "", f"Limit: {limit}.", "")
             yield f"| | {' | '.join(names)} |"
             yield "|---" * (len(names) + 1) + "|"
             for engine in engines:
@@ -97,26 +103,26 @@ class Table:
 
 
 class Harness:
-    """Runs in a scratch folder, each once."""
+    """Runs every case in a scratch folder."""
 
-    def __init__(self, scratch: Path, table: Table, *, say: Callable[[str], None]) -> None:
+    def __init__(self, scratch: Path, table: Table, *, report: Callable[[str], None]) -> None:
         self.scratch = scratch
         self.table = table
-        self.say = say
+        self.report = report
         self.store = toy.make_store(scratch / "data").folder
-        self.alone: dict[str, Path] = {}
+        self.references: dict[str, Path] = {}
 
     def one_process(self, architecture: str, last: int) -> Path:
-        """The run of one process without an engine."""
-        if architecture not in self.alone:
-            out = self.scratch / f"{architecture}.alone"
+        """Returns the folder of the run of one process without an engine."""
+        if architecture not in self.references:
+            out = self.scratch / f"{architecture}.reference"
             runs.train(cases.parameters(self.store, architecture, None, last=last), out, processes=1)
             measures.export(out)
-            self.alone[architecture] = out
-        return self.alone[architecture]
+            self.references[architecture] = out
+        return self.references[architecture]
 
     def refusal(self, engine: str, architecture: str) -> str | None:
-        """Why the engine is refused for the architecture; None where it is not."""
+        """Why the engine is refused for the architecture; None if it is accepted."""
         try:
             Parameters.from_dict(cases.parameters(self.store, architecture, cases.ENGINES[engine]), source="refused")
         except UserError as error:
@@ -124,7 +130,7 @@ class Harness:
         return None
 
     def case(self, engine: str, architecture: str, *, quick: bool) -> None:
-        """Fills the cells of one engine and architecture."""
+        """Runs the checks of one engine and architecture and fills their cells."""
         table, start = self.table, time.monotonic()
         checks = ("gradients", "export") if quick else tuple(CHECKS)
         why = self.refusal(engine, architecture)
@@ -133,39 +139,44 @@ class Harness:
                 table.reason(check, engine, architecture, "refused", why)
             return
         last = cases.MIDDLE if quick else cases.LAST
-        alone, out = self.one_process(architecture, last), self.scratch / f"{architecture}.{engine}".replace(" ", "")
+        reference, out = (
+            self.one_process(architecture, last),
+            self.scratch / f"{architecture}.{engine}".replace(" ", ""),
+        )
         settings = cases.parameters(self.store, architecture, cases.ENGINES[engine], last=last)
         try:
             runs.train(settings, out, processes=cases.PROCESSES)
-            table.error("gradients", engine, architecture, measures.gradients(out, alone, cases.FIRST))
+            table.error("gradients", engine, architecture, measures.gradients(out, reference, cases.FIRST))
         except runs.RunError as error:
             for check in checks:
                 table.reason(check, engine, architecture, "failed", str(error))
             return
         measures.export(out)
-        table.error("export", engine, architecture, measures.exports(out, alone))
-        for check, function in {"killed": self._killed, "another": self._another}.items():
+        table.error("export", engine, architecture, measures.exports(out, reference))
+        for check, function in {"killed": self._check_killed, "another": self._check_another}.items():
             if check in checks:
                 try:
                     function(engine, architecture, out)
                 except runs.RunError as error:
                     table.reason(check, engine, architecture, "failed", str(error))
-        self.say(f"{engine}, {architecture}: {time.monotonic() - start:.0f} s")
+        self.report(f"{engine}, {architecture}: {time.monotonic() - start:.0f} s")
 
-    def _killed(self, engine: str, architecture: str, straight: Path) -> None:
-        """Kills the same run after its third step and starts it again."""
+    def _check_killed(self, engine: str, architecture: str, straight: Path) -> None:
+        """Kills the same run after its third step and resumes it."""
         out, plugins = straight.with_name(f"{straight.name}.killed"), [Path(__file__).with_name("kill.py")]
         settings = cases.parameters(self.store, architecture, cases.ENGINES[engine])
         world = {"processes": cases.PROCESSES, "plugins": plugins}
         environment = {"KILL_AFTER": str(cases.MIDDLE + 1), "KILL_RANK": str(cases.PROCESSES - 1)}
         runs.train(settings, out, environment=environment, killed=True, **world)  # type: ignore[arg-type]
         if not 0 < measures.saved_step(out) <= cases.MIDDLE:
-            raise runs.RunError(f"killed after step {cases.MIDDLE + 1}, it had saved step {measures.saved_step(out)}")
+            raise runs.RunError(
+                f"killed after step {cases.MIDDLE + 1}, the run had saved step {measures.saved_step(out)}"
+            )
         runs.train(settings, out, **world)  # type: ignore[arg-type]
         self.table.error("killed", engine, architecture, measures.difference(out, straight, cases.LAST))
 
-    def _another(self, engine: str, architecture: str, source: Path) -> None:
-        """Goes on from the middle with the next engine that takes the architecture."""
+    def _check_another(self, engine: str, architecture: str, source: Path) -> None:
+        """Resumes in the middle with the next engine that accepts the architecture."""
         names = list(cases.ENGINES)
         at = names.index(engine)
         other = next(name for name in names[at + 1 :] + names[:at] if self.refusal(name, architecture) is None)
@@ -181,7 +192,7 @@ class Harness:
 def main() -> int:
     """Prints or writes the tables. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="where the tables go; printed where not given")
+    parser.add_argument("--out", type=Path, help="output file; default: print the tables")
     parser.add_argument("--quick", action="store_true", help="one architecture for each engine")
     parser.add_argument("--engine", action="append", choices=cases.ENGINES, help="only this one; may be repeated")
     parser.add_argument(
@@ -190,12 +201,12 @@ def main() -> int:
     arguments = parser.parse_args()
     table, header = Table(), _header(arguments.quick)
     with tempfile.TemporaryDirectory() as scratch:
-        harness = Harness(Path(scratch), table, say=lambda text: print(text, file=sys.stderr, flush=True))
+        harness = Harness(Path(scratch), table, report=lambda text: print(text, file=sys.stderr, flush=True))
         for architecture in arguments.architecture or cases.ARCHITECTURES:
             for engine in arguments.engine or cases.ENGINES:
                 if not arguments.quick or cases.QUICK[engine] == architecture:
                     harness.case(engine, architecture, quick=arguments.quick)
-                if arguments.out:  # each time: what was seen so far stays
+                if arguments.out:  # after each case, so that an interruption keeps the results
                     arguments.out.write_text("\n".join([*header, *table.lines()]) + "\n", encoding="utf-8")
     if not arguments.out:
         print("\n".join([*header, *table.lines()]))
@@ -205,15 +216,15 @@ def main() -> int:
 
 
 def _header(quick: bool) -> list[str]:
-    """What the tables say, and of which versions."""
+    """The title, the setup of the runs and the versions."""
     versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
-    made = "python tools/engines/table.py" + (" --quick" if quick else "")
+    command = "python tools/engines/table.py" + (" --quick" if quick else "")
     layers, width = cases.SIZES["num_hidden_layers"], cases.SIZES["hidden_size"]
     return [
         "# Engines",
         "",
-        f"Made by `{made}`: {cases.PROCESSES} processes over gloo on one machine without a GPU, fp32, models of "
-        f"{layers} blocks of {width}, 7 rows of packed documents a step in micro-batches of 2. Errors are relative: "
+        f"Generated by `{command}`: {cases.PROCESSES} processes over gloo on one machine without a GPU, fp32, models of "
+        f"{layers} blocks of {width}, 7 rows of packed documents per step in micro-batches of 2. Errors are relative: "
         "the norm of all differences over the norm of all values. Python "
         f"{platform.python_version()}, {versions}.",
         "",

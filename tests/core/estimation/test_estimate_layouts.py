@@ -154,5 +154,5 @@ def test_objectives_of_two_models_and_other_depths_are_told() -> None:
 
     with pytest.raises(UserError, match="objectives of one model"):
         refuse("tiny_electra")
-    with pytest.raises(UserError, match="not made of layers that are alike"):
+    with pytest.raises(UserError, match="not made of equal layers"):
         refuse("tiny_t5")
