@@ -1,4 +1,4 @@
-"""`terakoya estimate`, and the rules by which it counts."""
+"""`terakoya estimate`, and the rules of its counting."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_preset_is_estimated_without_its_stores_from_the_command_line() -> Non
     assert found["sizes"]["parameters"] == found["sizes"]["trained"] == weights
     assert found["sizes"]["embeddings"] == (VOCABULARY + LENGTH) * HIDDEN
     products = LAYERS * 12 * HIDDEN**2 + VOCABULARY * HIDDEN
-    flops = 6 * products + 12 * LAYERS * HIDDEN * LENGTH / 2  # half of the row is seen, on average
+    flops = 6 * products + 12 * LAYERS * HIDDEN * LENGTH / 2  # a position attends to half of the row, on average
     assert found["sizes"]["flops_per_token"] == pytest.approx(flops)
     assert found["tokens_per_step"] == 32 * LENGTH
     assert found["flops"] == pytest.approx(flops * 32 * LENGTH * 2000)
@@ -42,12 +42,12 @@ def test_a_preset_is_estimated_without_its_stores_from_the_command_line() -> Non
     assert found["checkpoint"]["state"] == pytest.approx(3 * 4 * weights, rel=1e-3)
     assert found["disk"] == 4 * sum(found["checkpoint"].values())
     assert found["memory"]["parts"]["weights"] == 4 * weights
-    assert found["memory"]["parts"]["gradients"] == 4 * weights  # DDP's buckets, always there
+    assert found["memory"]["parts"]["gradients"] == 4 * weights  # DDP's buckets, which always exist
     assert found["memory"]["peak"] == sum(found["memory"]["parts"].values())
     assert found["memory"]["interpreter"] > 50e6
 
 
-def test_what_is_missing_or_unknown_is_told() -> None:
+def test_missing_stores_and_unknown_devices_are_errors() -> None:
     with pytest.raises(UserError, match=r"no store at work/store.*--vocab-size"):
         estimate(PRESETS / "tiny_gpt2.json")
     with pytest.raises(UserError, match='--device: do not know "h10"; did you mean'):
@@ -73,7 +73,7 @@ def test_devices_have_a_memory_and_a_peak(name: str, gibibytes: int, peak: float
 
 
 def sizes(elements: int, **changes: int) -> ModelSizes:
-    """A model of `elements`, all of them trained, two thirds in two blocks."""
+    """Sizes of a model of `elements`, all trained, two thirds of them in two blocks."""
     third = elements // 3
     facts = {
         "parameters": elements, "trained": elements, "embeddings": third, "blocks": 2 * third, "largest_block": third,
@@ -95,21 +95,27 @@ WINDOWS = {
         (0, 4000, 0, 0, (4000, 4000, 4000)),
         (1, 5000, 0, 0, (5000, 2000, 0)),
         (2, 5000, 0, 0, (5000, 2000, 0)),
-        (3, 2000 + 4000, 1000, 8000, (2000 + 400, 1000, 4000)),  # a part twice, and all, or what is small
+        (
+            3,
+            2000 + 4000,
+            1000,
+            8000,
+            (2000 + 400, 1000, 4000),
+        ),  # its own part twice, and everything, or the small parameters
     ],
 )
-def test_zero_shares_what_its_stage_says(
+def test_each_stage_of_zero_shards_its_parts(
     stage: int, weights: int, gradients: int, communication: int, at_rest: tuple[int, int, int]
 ) -> None:
     found = memory_per_process(WINDOWS, Sharding(4, stage, micro_steps=1), sizes(1000))
     late = [found[LATE_BACKWARD].get(part, 0) for part in ("gradients", "communication")]
-    if stage in (1, 2):  # whole beside the bucket, or in it and in the copy that is sent
+    if stage in (1, 2):  # whole and in the bucket, or in the bucket and in the copy that is sent
         assert late == ([3900, 4000] if stage == 1 else [0, 8000])
     forward, step = found["forward"], found["optimizer step"]
     assert forward["weights"] == weights + 80
     assert forward.get("gradients", 0) == gradients
     assert forward["optimizer"] == step["optimizer"] == (2000 if stage else 8000)
-    assert forward.get("communication", 0) == communication  # the bucket, and in stage 3 what is gathered ahead
+    assert forward.get("communication", 0) == communication  # the bucket, and in stage 3 prefetched weights
     assert forward["activations"] == 700
     assert (step["weights"] - 80, step["gradients"], step.get("communication", 0)) == at_rest
 
@@ -125,24 +131,24 @@ def test_zero_shares_what_its_stage_says(
         (3, 1, {"offload_optimizer", "offload_param"}, (4000, 0, 8000), (2000, 2000, 2000)),
     ],
 )
-def test_what_is_offloaded_lies_on_the_host(
+def test_offloaded_parts_are_on_the_host(
     stage: int, micro_steps: int, offloaded: set[str], device: tuple[int, int, int], host: tuple[int, int, int]
 ) -> None:
-    world = Sharding(4, stage, micro_steps, offloaded=offloaded)
-    late = memory_per_process(WINDOWS, world, sizes(1000))[LATE_BACKWARD]
+    sharding = Sharding(4, stage, micro_steps, offloaded=offloaded)
+    late = memory_per_process(WINDOWS, sharding, sizes(1000))[LATE_BACKWARD]
     assert (late["weights"] - 80, late["gradients"], late["communication"]) == device
     assert late["optimizer"] == (0 if "offload_optimizer" in offloaded else 2000)
-    found = offloaded_memory(WINDOWS, world, sizes(1000))
+    found = offloaded_memory(WINDOWS, sharding, sizes(1000))
     assert tuple(found.get(part, 0) for part in ("weights", "optimizer", "gradients")) == host
 
 
-def test_gradients_that_a_first_stage_adds_up_stay_on_the_device() -> None:
+def test_gradients_that_stage_1_accumulates_stay_on_the_device() -> None:
     accumulated = {name: {**parts, "gradients": 4000} for name, parts in WINDOWS.items()}
     found = memory_per_process(accumulated, Sharding(4, 1, 2, offloaded={"offload_optimizer"}), sizes(1000))
     assert (found["forward"]["gradients"], found["optimizer step"]["gradients"]) == (4000, 0)
 
 
-def test_what_is_offloaded_is_told_beside_what_a_device_holds() -> None:
+def test_offloaded_memory_is_reported_separately() -> None:
     raw = json.loads((PRESETS / "tiny_gpt2.json").read_text())
     section = {"offload_optimizer": {"device": "cpu"}}
 
@@ -168,7 +174,7 @@ def test_what_is_offloaded_is_told_beside_what_a_device_holds() -> None:
     assert not any("powers of two" in note for note in plain.notes)
 
 
-def test_zero_moves_a_large_model_in_pieces() -> None:
+def test_zero_gathers_a_large_model_in_parts() -> None:
     elements = 3 * 10**9
     windows = {name: {"weights": 4 * elements, "optimizer": 8 * elements} for name in ("forward", LATE_BACKWARD)}
     held = sizes(elements)
@@ -176,26 +182,26 @@ def test_zero_moves_a_large_model_in_pieces() -> None:
     assert (late["communication"], late["gradients"]) == (2 * 4 * BUCKET, 2 * elements)
     third = memory_per_process(windows, Sharding(2, 3, 1), held)["forward"]
     assert third["communication"] == 4 * (BUCKET + AHEAD)
-    assert third["weights"] == 4 * (elements + LIVE)  # two halves, and what is gathered
+    assert third["weights"] == 4 * (elements + LIVE)  # two halves, and the gathered part
 
 
-def test_a_first_stage_keeps_whole_gradients_between_micro_steps() -> None:
+def test_stage_1_keeps_whole_gradients_between_micro_steps() -> None:
     accumulated = {"forward": {**WINDOWS["forward"], "gradients": 4000}}
-    world = Sharding(4, 1, micro_steps=2)
-    assert memory_per_process(accumulated, world, sizes(1000))["forward"]["gradients"] == 4000
-    assert world.gradients_stay and not Sharding(4, 2, micro_steps=2).gradients_stay
+    sharding = Sharding(4, 1, micro_steps=2)
+    assert memory_per_process(accumulated, sharding, sizes(1000))["forward"]["gradients"] == 4000
+    assert sharding.gradients_stay and not Sharding(4, 2, micro_steps=2).gradients_stay
     assert not Sharding(4, 1, micro_steps=1).gradients_stay
     assert Sharding(2, None, micro_steps=1).gradients_stay and not Sharding(1, None, micro_steps=1).gradients_stay
     assert Sharding(1, None, micro_steps=2).gradients_stay
     assert not Sharding(2, None, micro_steps=2, fully_sharded=True).gradients_stay
 
 
-def test_fsdp_holds_a_share_and_what_runs() -> None:
+def test_fsdp_holds_its_part_and_the_running_blocks() -> None:
     found = memory_per_process(
         WINDOWS, Sharding(4, None, micro_steps=1, fully_sharded=True), sizes(1200 - 300, parameters=900, trained=900)
     )
     forward, step = found["forward"], found["optimizer step"]
-    assert forward["weights"] == (4080 - 3600) + 900 + 4 * (300 + 2 * 300)  # outside, and two blocks
+    assert forward["weights"] == (4080 - 3600) + 900 + 4 * (300 + 2 * 300)  # outside of blocks, and two blocks
     assert forward["communication"] == 4 * (300 + 300)
     assert (step["weights"], step["gradients"], step["optimizer"]) == (480 + 900, 900, 2000)
     alone = memory_per_process(WINDOWS, Sharding(1, None, micro_steps=1), sizes(1000))
@@ -205,7 +211,7 @@ def test_fsdp_holds_a_share_and_what_runs() -> None:
     )
 
 
-def test_a_run_is_estimated_with_the_engine_it_names() -> None:
+def test_a_run_is_estimated_with_its_own_engine() -> None:
     def found(parallel: dict[str, Any]) -> Estimate:
         raw = json.loads((PRESETS / "tiny_gpt2.json").read_text())
         parameters = Parameters.from_dict({**raw, "parallel": parallel}, source="test")
@@ -219,7 +225,7 @@ def test_a_run_is_estimated_with_the_engine_it_names() -> None:
     assert any("2 processes share" in note for note in tensor.notes) and not any("share" in n for n in ddp.notes)
 
 
-def test_hours_go_by_what_is_said_of_the_device() -> None:
+def test_hours_follow_from_the_speed_of_the_device() -> None:
     def found(**said: Any) -> Estimate:
         return estimate(PRESETS / "tiny_gpt2.json", vocab_size=VOCABULARY, **said)
 
@@ -233,7 +239,7 @@ def test_hours_go_by_what_is_said_of_the_device() -> None:
         found(device="cpu", mfu=0.4)
 
 
-def test_what_fits_is_said(tmp_path: Path) -> None:
+def test_the_output_says_whether_the_run_fits(tmp_path: Path) -> None:
     def said(*more: str) -> str:
         arguments = ["estimate", str(PRESETS / "tiny_gpt2.json"), "--vocab-size", "5000", "--device", "rtx-4090", *more]
         done = CliRunner().invoke(app, arguments)
@@ -250,4 +256,6 @@ def test_what_fits_is_said(tmp_path: Path) -> None:
     assert "pipeline stages: one; each rank runs all layers" in said()
     stages = ("--set", "parallel.pp_size=2", "--set", "parallel.pp_stages_per_process=2")
     two = said(*stages, "--set", 'batch_size={"a": 4, "b": 4, "c": 4}')
-    assert "memory of each of 6 ranks (ddp)" in two and "pipeline stages: 4" in two  # three hosts, pairs
+    assert (
+        "memory of each of 6 ranks (ddp)" in two and "pipeline stages: 4" in two
+    )  # three hosts with two processes each

@@ -1,5 +1,5 @@
-"""What `estimate` says each process holds under every engine, beside what two real ones do: of a run as it is, and of
-layouts that it suggests."""
+"""The estimated memory of each process under every engine, against the memory of two real processes: for a run as it
+is, and for suggested layouts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import toy
 import worlds
 
 from terakoya.config.parameters import Parameters
-from terakoya.estimation import fake_step as simulation
+from terakoya.estimation import fake_step
 from terakoya.estimation.engine_memory import Sharding, memory_per_process, offloaded_memory
 from terakoya.estimation.estimate import estimate, first_rank_batch
 from terakoya.estimation.layouts.cluster import Layout
@@ -36,14 +36,14 @@ STAGES: dict[str, dict[str, Any]] = {
     **{f"{stage}, optimizer": {"zero_stage": stage, "offload_optimizer_device": "cpu"} for stage in (1, 2, 3)},
     "3, both": {"zero_stage": 3, "offload_optimizer_device": "cpu", "offload_param_device": "cpu"},
 }
-"""DeepSpeed's, and what is offloaded."""
+"""DeepSpeed's stages, and what is offloaded."""
 SIZES: dict[str, dict[str, Any]] = {
     "toy": {"num_hidden_layers": 3, "hidden_size": 96, "num_attention_heads": 4, "max_position_embeddings": 64},
     "tiny_gpt2": {},
     "short rows": {"num_hidden_layers": 2},
 }
 MICRO_BATCHES = {"toy": 8, "tiny_gpt2": 4, "short rows": 8}
-"""Rows of 8 on each process: in one micro-step, in two, in one whose activations are small beside the gradients."""
+"""Rows of 8 on each process: in one micro-step, in two, in one whose activations are smaller than gradients."""
 LENGTHS = {"toy": 64, "tiny_gpt2": 64, "short rows": 8}
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "ddp": ({"engine": "ddp"}, {"data": 2}),
@@ -53,9 +53,9 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "interleaved": ({"engine": "ddp", "pp_size": 2, "pp_stages_per_process": 2}, {"pipeline": 2, "virtual": 2}),
     "sp": ({"engine": "ddp", "sp_size": 2}, {"sequence": 2}),
 }
-"""What is written as `parallel`, and the layout that it is."""
+"""The value of `parallel`, and the layout that it means."""
 ROWS, MICRO_BATCH = 16, 4
-"""Of a step of the layouts', all processes."""
+"""Rows of a step of the layouts, over all processes."""
 SHAPES = [
     pytest.param(("tiny_gpt2", 64), id="gpt2"),
     *(
@@ -67,7 +67,7 @@ SHAPES = [
 
 
 def settings(name: str, stage: str, store: Path) -> dict[str, Any]:
-    """The parameter JSON of a run under that stage of DeepSpeed's, of that size."""
+    """The parameter JSON of a run of the size `name` under a stage of DeepSpeed."""
     made = of_preset("tiny_gpt2", LENGTHS[name], {"engine": "deepspeed", **STAGES[stage]}, store)
     architecture = {**made["architecture"], **SIZES[name]}
     return {**made, "architecture": architecture, "micro_batch_size": MICRO_BATCHES[name]}
@@ -89,8 +89,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @dataclass(frozen=True)
-class Weighed:
-    """By stage what each of two processes held, of a run of the size `name`."""
+class Measured:
+    """Stage -> the memory that each of two processes held, in a run of the size `name`."""
 
     name: str
     held: dict[str, list[dict[str, Any]]]
@@ -100,19 +100,19 @@ class Weighed:
     scope="module",
     params=["toy", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("tiny_gpt2", "short rows"))],
 )
-def weighed(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Weighed:
-    """What a run of each size held."""
-    base = tmp_path_factory.mktemp("weighed")
+def measured(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    """The memory of a run of each size."""
+    base = tmp_path_factory.mktemp("measured")
     jobs = [{"settings": settings(request.param, stage, store), "out": str(base / stage)} for stage in STAGES]
     (base / "jobs.json").write_text(json.dumps(jobs))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    sharding = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen(
             [sys.executable, memory_worker.__file__, str(base / "jobs.json")],
-            env={**os.environ, **world, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env={**os.environ, **sharding, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )
         for rank in range(2)
@@ -120,28 +120,28 @@ def weighed(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pytes
     said = [each.communicate(timeout=1200)[0] for each in started]
     assert all(each.returncode == 0 for each in started), "\n".join(said)
     held = {stage: [json.loads((base / stage / f"{rank}.json").read_text()) for rank in range(2)] for stage in STAGES}
-    return Weighed(request.param, held)
+    return Measured(request.param, held)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 @pytest.mark.parametrize("stage", STAGES)
-def test_each_rank_holds_what_was_said_of_a_stage(stage: str, store: Path, weighed: Weighed) -> None:
-    parameters = Parameters.from_dict(settings(weighed.name, stage, store), source="test")
+def test_the_estimate_of_a_stage_matches_every_rank(stage: str, store: Path, measured: Measured) -> None:
+    parameters = Parameters.from_dict(settings(measured.name, stage, store), source="test")
     found = estimate(parameters, processes=2, device="cpu").memory
     vocabulary = TokenStore.open(store).facts.vocabulary
     share = first_rank_batch(parameters.batch_size, parameters.micro_batch_size, replica_size=1, processes=2)
     parallel = parameters.parallel
-    world = Sharding(2, parallel.zero_stage, share.micro_steps, offloaded=parallel.offloaded)
-    one = simulation.simulate_step(
-        parameters, vocabulary, rows=share.micro_batch_size, gradients_stay=world.gradients_stay, gpu=False
+    sharding = Sharding(2, parallel.zero_stage, share.micro_steps, offloaded=parallel.offloaded)
+    one = fake_step.simulate_step(
+        parameters, vocabulary, rows=share.micro_batch_size, gradients_stay=sharding.gradients_stay, gpu=False
     )
-    held = simulation.model_sizes(parameters, vocabulary, context=64.0)
+    held = fake_step.model_sizes(parameters, vocabulary, context=64.0)
     between, host = (
-        memory_per_process(one.windows, world, held)[simulation.STEP],
-        offloaded_memory(one.windows, world, held),
+        memory_per_process(one.windows, sharding, held)[fake_step.STEP],
+        offloaded_memory(one.windows, sharding, held),
     )
     assert host == found.offloaded
-    for real in weighed.held[stage]:  # here both are the same memory
+    for real in measured.held[stage]:  # on a CPU, device and host share one memory
         assert found.peak + sum(host.values()) == pytest.approx(real["peak"], rel=0.1), (found.moment, found.moments)
         assert sum(host.values()) == pytest.approx(real["rest"]["offloaded"], rel=0.05)
         for part in ("weights", "optimizer"):
@@ -150,7 +150,7 @@ def test_each_rank_holds_what_was_said_of_a_stage(stage: str, store: Path, weigh
 
 @dataclass(frozen=True)
 class Shape:
-    """A preset with rows of `length` positions, and by layout the parameters and what each of two processes held."""
+    """A preset with rows of `length` positions; by layout its parameters and the memory of two processes."""
 
     preset: str
     length: int
@@ -160,7 +160,7 @@ class Shape:
 
 @pytest.fixture(scope="module", params=SHAPES)
 def shape(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Shape:
-    """What runs of each layout held."""
+    """The memory of runs of each layout."""
     base = tmp_path_factory.mktemp("layouts")
     preset, length = request.param
     raw = {name: of_preset(preset, length, parallel, store) for name, (parallel, _) in LAYOUTS.items()}
@@ -175,15 +175,15 @@ def shape(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pytest.
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp"])
-def test_each_rank_holds_what_was_said(name: str, shape: Shape) -> None:
+def test_the_estimate_of_a_layout_matches_every_rank(name: str, shape: Shape) -> None:
     found = estimate(shape.parameters[name], processes=2, device="cpu").memory
     for real in shape.held[name]:
         within = 0.01 if name == "ddp" else 0.1
         assert found.peak == pytest.approx(real["peak"], rel=within), (found.moment, found.moments)
 
 
-def test_ddp_holds_gradients_in_its_buckets_alone(store: Path, tmp_path: Path) -> None:
-    raw = of_preset("tiny_gpt2", 8, {"engine": "ddp"}, store)  # short rows, so that gradients are most of it
+def test_ddp_holds_gradients_only_in_its_buckets(store: Path, tmp_path: Path) -> None:
+    raw = of_preset("tiny_gpt2", 8, {"engine": "ddp"}, store)  # short rows, so that gradients are most of the memory
     settings = {steps: {**raw, "micro_batch_size": ROWS // 2 // steps} for steps in (1, 2)}
     jobs = [{"settings": each, "out": str(tmp_path / str(steps))} for steps, each in settings.items()]
     toy.finish(worlds.start(partial(memory_worker.run, jobs), (2,), tmp_path / "said"), seconds=120)
@@ -193,20 +193,20 @@ def test_ddp_holds_gradients_in_its_buckets_alone(store: Path, tmp_path: Path) -
             real = json.loads((tmp_path / f"{steps}/{rank}.json").read_text())
             rest = real["rest"]
             assert real["peak"] == pytest.approx(found.peak, rel=0.01)
-            assert real["first"] + rest["optimizer"] <= 1.01 * found.peak, "a run that goes on has this state, too"
+            assert real["first"] + rest["optimizer"] <= 1.01 * found.peak, "a resumed run has this state, too"
             assert (rest["gradients"] > 0.9 * rest["weights"]) if steps > 1 else rest["gradients"] == 0
 
 
 @pytest.mark.parametrize("name", ["pp", "interleaved"])
-def test_between_steps_a_pipeline_holds_weights_and_state_alone(name: str, shape: Shape) -> None:
+def test_between_steps_a_pipeline_holds_only_weights_and_state(name: str, shape: Shape) -> None:
     for real in shape.held[name]:
         rest = real["rest"]
         assert rest["all"] == pytest.approx(rest["weights"] + rest["optimizer"], rel=0.01)
-        assert real["places"][0] <= 1, "that of the first micro-batch, if it comes from another stage"
-        assert max(real["places"]) < 2 * ROWS // MICRO_BATCH, "those of all micro-batches, either way"
+        assert real["places"][0] <= 1, "the buffer of the first micro-batch, if it comes from another stage"
+        assert max(real["places"]) < 2 * ROWS // MICRO_BATCH, "the buffers of all micro-batches, in both directions"
 
 
-def test_a_layout_holds_what_its_formula_says(shape: Shape, store: Path) -> None:
+def test_the_formula_of_a_layout_matches_its_memory(shape: Shape, store: Path) -> None:
     parameters = shape.parameters["ddp"]
     model, state = measure_transformer(parameters, TokenStore.open(store).facts.vocabulary, context=float(shape.length))
     ratios = {}

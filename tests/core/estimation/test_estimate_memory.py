@@ -1,4 +1,4 @@
-"""What `estimate` says of memory and disk, beside what real steps allocate and real checkpoints take."""
+"""Estimates of memory and disk, against what real steps allocate and real checkpoints take."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memory_worker import most_at_once
 
 import terakoya
 from terakoya.config.parameters import Parameters
-from terakoya.estimation import fake_step as simulation
+from terakoya.estimation import fake_step
 from terakoya.estimation.estimate import estimate
 from terakoya.estimation.synthetic_rows import synthetic_vocabulary
 from terakoya.plugins import registry
@@ -26,15 +26,15 @@ PRESETS = Path(__file__).parents[3] / "parameters"
 
 
 def preset(name: str, store: Path, **changes: Any) -> Parameters:
-    """The preset `name` on `store`, a few short rows a step; `changes` replace whole keys."""
+    """The preset `name` on `store`, a few short rows per step; `changes` replace whole keys."""
     raw = json.loads((PRESETS / f"{name}.json").read_text())
     raw |= {"data": {"train": [str(store)], "sequence_length": 64}, "batch_size": {"-1": 8}, "evaluation": None}
     return Parameters.from_dict(raw | {"trackers": []} | changes, source=name)
 
 
 def allocated(parameters: Parameters, out: Path) -> int:
-    """The most bytes that torch's allocator has given out at once, from the model's first weight to the end of the
-    second optimizer step, as torch's profiler hears from the allocator itself."""
+    """The peak of the bytes from torch's allocator, from the model's first weight to the end of the second optimizer
+    step, as recorded by torch's profiler."""
     context = connect(LaunchInfo.from_environment())
     run_log = RunLog(out, (), {}, active=False)
     activities = [torch.profiler.ProfilerActivity.CPU]
@@ -77,14 +77,14 @@ def test_estimates_are_within_ten_percent_of_what_two_real_steps_allocate(
     assert found.peak == max(found.moments.values()) == sum(found.parts.values())
 
 
-def test_deeper_models_are_what_two_smaller_ones_say(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deeper_models_are_extrapolated_from_two_smaller_ones(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = json.loads((PRESETS / "tiny_llama.json").read_text())["architecture"]
     parameters = preset("tiny_llama", store, architecture={**raw, "num_hidden_layers": 7})
     vocabulary = synthetic_vocabulary(500, 64)
-    found = simulation.simulate_step(parameters, vocabulary, rows=4, gradients_stay=False)
+    found = fake_step.simulate_step(parameters, vocabulary, rows=4, gradients_stay=False)
     assert found.depths == (2, 4)
-    monkeypatch.setattr(simulation, "DEPTHS", (2, 7))
-    whole = simulation.simulate_step(parameters, vocabulary, rows=4, gradients_stay=False)
+    monkeypatch.setattr(fake_step, "DEPTHS", (2, 7))
+    whole = fake_step.simulate_step(parameters, vocabulary, rows=4, gradients_stay=False)
     assert whole.depths == ()
     assert found.optimizer_bytes == whole.optimizer_bytes
     for window, parts in whole.windows.items():
@@ -92,7 +92,7 @@ def test_deeper_models_are_what_two_smaller_ones_say(store: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("name", ["tiny_gpt2", "tiny_electra"])
-def test_checkpoints_take_what_was_said(name: str, store: Path, tmp_path: Path) -> None:
+def test_checkpoints_take_the_estimated_space(name: str, store: Path, tmp_path: Path) -> None:
     parameters = preset(name, store, max_steps=1)
     found = estimate(parameters, device="cpu")
     terakoya.train(parameters, tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Memory that runs out for real, below a limit on the process's address space."""
+"""Real out-of-memory errors, under a limit on the process's address space."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (size + (3 << 28), size + (3 << 28)))
 main(sys.argv[1:])
 """
-"""The command line, with 0.75 GiB beyond what the interpreter takes."""
+"""The command line, with 0.75 GiB more than the interpreter uses."""
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of the address space are Linux's")
-def test_a_run_that_needs_too_much_says_what_helps_and_by_how_much(store: Path, tmp_path: Path) -> None:
+def test_a_run_that_runs_out_of_memory_suggests_settings_and_their_savings(store: Path, tmp_path: Path) -> None:
     raw = toy.parameters(store, batch_size={"-1": 65536}, micro_batch_size=None)
     (tmp_path / "run.json").write_text(json.dumps(raw))
     command = [sys.executable, "-c", PROGRAM, "train", str(tmp_path / "run.json"), "--out", str(tmp_path / "run")]
@@ -48,7 +48,7 @@ def test_a_run_that_needs_too_much_says_what_helps_and_by_how_much(store: Path, 
     assert recorded[-1]["kind"] == "error" and "out of memory" in recorded[-1]["text"]
 
 
-def test_errors_of_real_allocators_are_known_and_others_are_not() -> None:
+def test_errors_of_real_allocators_are_recognised() -> None:
     with pytest.raises(RuntimeError) as of_torch:
         torch.empty(1 << 55, dtype=torch.uint8)
     with pytest.raises(MemoryError) as of_numpy:

@@ -1,4 +1,4 @@
-"""The formulas of time and memory on many GPUs, against numbers worked out here by hand."""
+"""The formulas of time and memory on many GPUs, against numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEVICE = Gpu("made up", 1e15, 0.5, 0.25, 80 * 2**30, 2e12, 4e11, 5e10)
 LAYER = 12 * H * H
 """Elements of a layer's matrices."""
 EASY = Cluster(DEVICE, 1, half_speed_size=0.0, traffic_factor=1.0, exposed_fraction=0.0, straggler_fraction=0.0)
-"""Every product at full speed, all communication hidden, nobody waits."""
+"""Every product at full speed, all communication hidden, no waiting."""
 PLAIN = Program()
 
 
@@ -70,12 +70,12 @@ def test_a_ring_sends_two_passes_of_all_but_one_part() -> None:
     assert ring_seconds(1e9, 8, cluster) == pytest.approx(within)
     # two nodes of 8: the slowest link is the node's 8 adapters together, or NVLink where that is slower
     assert ring_seconds(1e9, 16, cluster) == pytest.approx(2 * (15 / 16 * 1e9 / 4e11 + 20e-6 * 4))
-    # replicas 8 apart: one of them on each node, with one adapter
+    # replicas at a distance of 8: one on each node, with one adapter
     assert ring_seconds(1e9, 2, cluster, stride=8) == pytest.approx(2 * (1 / 2 * 1e9 / 5e10 + 20e-6))
     assert ring_seconds(1e9, 1, cluster) == 0
 
 
-def test_tensor_parallelism_sums_four_times_a_layer_and_six_if_all_is_computed_again() -> None:
+def test_tensor_parallelism_reduces_four_times_a_layer_and_six_with_full_recomputation() -> None:
     layout = Layout(tensor=4, micro_batch_size=2)
     cluster = replace(EASY, gpus=4)
     one = 2 * (3 / 4 * 2 * 2 * S * H / 4e11 + 5e-6 * 2)  # bytes of (2 S, H) in 16 bits
@@ -104,7 +104,7 @@ def test_a_pipeline_waits_for_its_stages(stages: int, pieces: int, micro_steps: 
     assert time.parts["pipeline"] == pytest.approx(micro_steps * 2 * pieces * sent)
 
 
-def test_a_last_stage_with_a_head_holds_all_up() -> None:
+def test_a_last_stage_with_a_head_slows_the_pipeline() -> None:
     layout = Layout(pipeline=4, micro_steps=6, stages_near=True)
     time = step_time(model(), layout, replace(EASY, gpus=4), PLAIN)
     stage = 6 * L / 4 * LAYER * S / 5e14
@@ -113,7 +113,7 @@ def test_a_last_stage_with_a_head_holds_all_up() -> None:
     assert time.parts["bubble"] < 3 * (stage + head)
 
 
-def test_the_stages_of_zero_send_what_they_say() -> None:
+def test_communication_by_the_stage_of_zero() -> None:
     cluster = replace(EASY, gpus=8, exposed_fraction=1.0)
     weights = model().parameters
     once = 7 / 8 * 4 * weights / 4e11 + 5e-6 * 3
@@ -167,13 +167,13 @@ def test_engines_of_this_program_keep_more() -> None:
         return rank_memory(model(), Layout(**axes), engine_program(parallel, model(), 8.0))  # type: ignore[arg-type]
 
     ddp = {"engine": "ddp"}
-    assert found(ddp) == found(ddp, data=2), "buckets are where gradients lie"
+    assert found(ddp) == found(ddp, data=2), "DDP's buckets are the gradients' own memory"
     assert found(ddp, sequence=2)["communication"] == 0
 
     axes = {"pipeline": 4, "virtual": 2, "micro_steps": 8, "micro_batch_size": 3}
     hidden = 4 * H * 3 * S
-    for replicas in (1, 2):  # DDP has no part in a pipeline's sums
-        assert found(ddp, data=replicas, **axes)["communication"] == 2 * 3 * hidden, "one piece receives nothing"
+    for replicas in (1, 2):  # a pipeline reduces gradients without DDP
+        assert found(ddp, data=replicas, **axes)["communication"] == 2 * 3 * hidden, "one stage receives nothing"
     plain = rank_memory(replace(model(), head_activations=0.0), Layout(**axes), PLAIN)
     once, again = (
         step_time(model(), Layout(**axes), replace(EASY, gpus=4), replace(PLAIN, hidden=size)) for size in (0, 4)
@@ -199,17 +199,17 @@ def test_micro_batches_in_flight() -> None:
     assert in_flight(Layout(pipeline=4, micro_steps=90, virtual=3)) == pytest.approx(4 * (1 + 3 / 12))
 
 
-def test_stages_have_their_layers_and_an_end() -> None:
+def test_a_stage_has_its_layers_and_embeddings_or_head() -> None:
     layers = L * model().layer_weights
     assert rank_weights(model(), Layout(), PLAIN) == model().parameters
     assert rank_weights(model(), Layout(pipeline=4), PLAIN) == layers / 4 + (V + S) * H
     untied = model(tied=False, positions=False)
     assert rank_weights(untied, Layout(pipeline=4, tensor=2), PLAIN) == (layers / 4 + V * H) / 2
-    small = replace(model(), embedding_weights=0)  # the tied head lies on the last stage all the same
+    small = replace(model(), embedding_weights=0)  # the tied head is on the last stage all the same
     assert rank_weights(small, Layout(pipeline=4), PLAIN) == layers / 4 + V * H
 
 
-def test_all_wait_for_the_slowest_node() -> None:
+def test_each_doubling_of_nodes_adds_waiting() -> None:
     one = step_time(model(), Layout(data=8), Cluster(DEVICE, 8, straggler_fraction=0.01), PLAIN)
     four = step_time(model(), Layout(data=32), Cluster(DEVICE, 32, straggler_fraction=0.01), PLAIN)
     assert one.parts["waiting"] == 0
@@ -217,7 +217,7 @@ def test_all_wait_for_the_slowest_node() -> None:
     assert four.parts["waiting"] == pytest.approx(0.01 * math.log2(4) * rest)
 
 
-def test_an_unknown_gpu_is_told() -> None:
+def test_an_unknown_gpu_is_an_error() -> None:
     assert find_gpu("H100").memory == 80 * 2**30
     assert find_gpu("NVIDIA A100-SXM4-40GB").memory == 40 * 2**30 and find_gpu("NVIDIA H200").name == "h200"
     with pytest.raises(UserError, match="--gpu: expected"):

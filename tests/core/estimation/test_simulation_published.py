@@ -1,4 +1,4 @@
-"""The formulas against published runs: as far off as the documentation says, and no more."""
+"""The formulas against published runs: errors are as documented."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ HELD_OUT = [run for run in RUNS if not run.fitted]
 
 
 def sizes(runs: list[published.Published]) -> list[float]:
-    """How far off each prediction is, either way."""
+    """The size of each prediction's error."""
     return sorted(abs(run.error()) for run in runs)
 
 
-def test_runs_that_were_held_out_are_predicted_as_the_documentation_says() -> None:
+def test_held_out_runs_are_predicted_as_documented() -> None:
     assert len(HELD_OUT) == 175
     found = sizes(HELD_OUT)
     assert statistics.mean(found) < 0.06
@@ -35,22 +35,24 @@ def test_runs_that_were_held_out_are_predicted_as_the_documentation_says() -> No
     [
         ("torchtitan 2024-12", 0.06, 0.10),
         ("torchtitan 2024-06", 0.06, 0.08),
-        ("Korthikanti 2022", 0.06, 0.14),  # tensor and pipeline parallel, to which nothing was fitted
+        ("Korthikanti 2022", 0.06, 0.14),  # tensor and pipeline parallel, not fitted
         ("Smith 2022", 0.22, 0.24),
     ],
 )
-def test_each_source_is_as_far_off_as_the_documentation_says(source: str, mean: float, largest: float) -> None:
+def test_the_errors_of_each_source_are_as_documented(source: str, mean: float, largest: float) -> None:
     found = sizes([run for run in RUNS if run.source == source])
     assert statistics.mean(found) < mean and found[-1] < largest
 
 
-def test_published_memory_is_met_from_below() -> None:
+def test_published_memory_is_underestimated_slightly() -> None:
     errors = [error for run in RUNS if (error := run.memory_error()) is not None]
     assert len(errors) == 4
-    assert all(-0.14 < error < 0 for error in errors)  # published is what the allocator reserved, gaps included
+    assert all(
+        -0.14 < error < 0 for error in errors
+    )  # published memory is what the allocator reserved, with fragmentation
 
 
-def test_the_models_are_the_published_ones() -> None:
+def test_the_models_have_their_published_sizes() -> None:
     for name, parameters in (("mpt-7b", 6658859008), ("mpt-1b", 1315950592), ("mpt-70b", 64862437376)):
         assert published.MODELS[name](sequence_length=2048).parameters == pytest.approx(parameters, rel=0.001)
     assert published.MODELS["llama3-8b"](sequence_length=8192).parameters == pytest.approx(8.03e9, rel=0.001)
@@ -60,5 +62,5 @@ def test_the_models_are_the_published_ones() -> None:
 def test_the_constants_in_use_are_as_good_as_a_fit() -> None:
     runs = [run for run in RUNS if run.fitted]
     in_use = statistics.mean(sizes(runs))
-    worse = {**fit.START}  # where the search begins
+    worse = {**fit.START}  # the start of the search
     assert in_use < 0.03 < fit.loss(worse, runs)
