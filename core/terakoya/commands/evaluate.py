@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -91,7 +90,7 @@ def command(
             trust_remote_code=trust_remote_code,
         )  # fmt: skip
     if as_json:
-        typer.echo(json.dumps(json_object(evaluation), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(evaluation.as_json(), indent=2, ensure_ascii=False))
         return
     settings = ", ".join(
         f"{name.replace('_', ' ')} {value}" for name, value in evaluation.settings.items() if value is not None
@@ -105,21 +104,6 @@ def command(
         console().print(table(evaluation))
     if evaluation.tasks:
         console().print(table(replace(evaluation, results=evaluation.tasks)))
-
-
-def json_object(evaluation: Evaluation) -> dict[str, Any]:
-    """The evaluation as an object for JSON; infinity and NaN, which JSON does not have, become null."""
-
-    def finite(numbers: dict[str, float]) -> dict[str, float | None]:
-        return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-
-    return {
-        "model": str(evaluation.model),
-        "measure": evaluation.measure,
-        "settings": dict(evaluation.settings),
-        "results": [{"data": name, **finite(dict(numbers))} for name, numbers in evaluation.results.items()],
-        "tasks": {name: finite(dict(numbers)) for name, numbers in evaluation.tasks.items()},
-    }
 
 
 def table(evaluation: Evaluation) -> Table:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,7 +41,7 @@ def command(
     if as_json and watch:
         raise UserError("--json prints the state once; leave out --watch")
     if as_json:
-        typer.echo(json.dumps([to_json(read(run)) for run in runs], indent=2, ensure_ascii=False))
+        typer.echo(json.dumps([read(run).as_json() for run in runs], indent=2, ensure_ascii=False))
         return
     if not watch:
         console().print(render([read(run) for run in runs]))
@@ -60,11 +59,6 @@ def command(
                 live.update(render([read(run) for run in runs]), refresh=True)
     except KeyboardInterrupt:
         return
-
-
-def to_json(status: RunStatus) -> dict[str, Any]:
-    """Returns the status as a JSON object."""
-    return {**asdict(status), "folder": str(status.folder)}
 
 
 def render(statuses: Sequence[RunStatus]) -> Table | Group:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,20 @@ class Evaluation:
     settings: Mapping[str, Any]
     results: Mapping[str, Mapping[str, float]]
     tasks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the evaluation as a JSON object; infinity and NaN, which JSON does not have, become null."""
+
+        def finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
+            return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+
+        return {
+            "model": str(self.model),
+            "measure": self.measure,
+            "settings": dict(self.settings),
+            "results": [{"data": name, **finite(numbers)} for name, numbers in self.results.items()],
+            "tasks": {name: finite(numbers) for name, numbers in self.tasks.items()},
+        }
 
 
 def evaluate(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,6 +79,10 @@ class RunStatus:
     restarts: int = 0
     warnings: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the status as a JSON object."""
+        return {**asdict(self), "folder": str(self.folder)}
 
 
 def read(folder: Path, *, now: float | None = None) -> RunStatus:
