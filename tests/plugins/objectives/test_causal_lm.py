@@ -113,7 +113,7 @@ def test_head_positions_stores_no_logits(tmp_path: Path) -> None:
                 module._score(hidden, batch["labels"].flatten())
             else:
                 for part, labels in zip(hidden.split(8), batch["labels"].flatten().split(8), strict=True):
-                    module._score_again(part, labels)
+                    module._checkpointed_score(part, labels)
         largest[positions] = max(sizes, default=0)
     assert largest[None] >= 4 * 32 * VOCABULARY.size and largest[8] < 4 * 32 * VOCABULARY.size
 
