@@ -61,7 +61,7 @@ class Data(Settings):
     skip_steps: Annotated[tuple[StepRange, ...], Field(strict=False)] = ()
 
     @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def _check_consistency(self) -> Self:
         if self.split is not None:
             if self.validation:
                 raise ValueError("split: takes validation from the training stores; give split or validation, not both")

@@ -31,7 +31,7 @@ class LossScaling(Settings):
     fixed: PositiveFloat | None = None
 
     @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def _check_consistency(self) -> Self:
         fields = type(self).model_fields
         changed = [name for name in fields if name != "fixed" and getattr(self, name) != fields[name].default]
         if self.fixed is not None and changed:

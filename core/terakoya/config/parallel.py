@@ -91,7 +91,7 @@ class Parallel(Settings):
             raise ValueError(str(error)) from error
 
     @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def _check_consistency(self) -> Self:
         for problem in self._find_conflicts():
             raise ValueError(problem)
         return self

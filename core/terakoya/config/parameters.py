@@ -68,7 +68,7 @@ class Parameters(ParameterFields):
         return value
 
     @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def _check_consistency(self) -> Self:
         batch_table.check_table(self.batch_size)
         lora_settings.check_lora(
             self.lora, start_from=self.start_from, frozen_layers=self.frozen_layers, precision=self.precision

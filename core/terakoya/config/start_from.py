@@ -83,11 +83,11 @@ def model_folder(folder: Path, key: str) -> Path:
         raise UserError(f"{key}: {text}: no such folder; expected a Transformers folder with a config.json")
     if not folder.is_dir():
         raise UserError(f"{key}: {text} is a file; expected a Transformers folder with a config.json")
-    found = sorted(path.parent.name for path in folder.glob("*/config.json"))
+    subfolders = sorted(path.parent.name for path in folder.glob("*/config.json"))
     if (folder / "checkpoints").is_dir() or (folder / "manifest.json").is_file():
         hint = f"it is a run or a checkpoint; export it first: terakoya export {text} --out DIR"
-    elif found:
-        hint = "it holds " + ", ".join(f"{name}/" for name in found) + "; name one of these"
+    elif subfolders:
+        hint = "it holds " + ", ".join(f"{name}/" for name in subfolders) + "; name one of these"
     else:
         hint = "save_pretrained writes one"
     raise UserError(f"{key}: {text}: expected a Transformers folder, found no config.json in it; {hint}")

@@ -144,7 +144,7 @@ class EncoderRows:
         """The arrays of a batch: as wide as a row; for `lines` and `pairs`, as the longest row, in multiples of 8."""
         width = self.sequence_length
         if self.layout.kind in ("lines", "pairs"):
-            width = min(width, -(-int(segments.used(len(keys)).max()) // 8) * 8)
+            width = min(width, -(-int(segments.row_lengths(len(keys)).max()) // 8) * 8)
         assembled = assemble_rows(
             segments,
             (len(keys), width),

@@ -39,14 +39,14 @@ class MegatronOrder:
         in_one_epoch = (per_epoch - 1) // sequence_length
         separate = samples is not None and epochs > 1 and samples - before < int(_SEPARATE_BELOW * in_one_epoch)
         self._documents = np.concatenate(
-            [_shuffled(np.tile(np.arange(len(lengths), dtype=np.int32), times), random)
+            [_shuffle(np.tile(np.arange(len(lengths), dtype=np.int32), times), random)
              for times in ([epochs - 1, 1] if separate else [epochs])]
         )  # fmt: skip
         self._starts = np.concatenate([[0], np.cumsum(lengths[self._documents], dtype=np.int64)])
         count = (epochs * per_epoch - 1) // sequence_length
         kind = np.uint32 if count < np.iinfo(np.uint32).max - 1 else np.int64
         cuts = [0, before, count] if separate else [0, count]
-        self._order = np.concatenate([_shuffled(np.arange(*span, dtype=kind), random) for span in pairwise(cuts)])
+        self._order = np.concatenate([_shuffle(np.arange(*span, dtype=kind), random) for span in pairwise(cuts)])
         self._later_epoch = lru_cache(maxsize=1)(self._build_later_epoch)
 
     def __len__(self) -> int:
@@ -84,6 +84,6 @@ class MegatronOrder:
         return self._documents[number].astype(np.int64)
 
 
-def _shuffled(values: np.ndarray, random: np.random.RandomState) -> np.ndarray:
+def _shuffle(values: np.ndarray, random: np.random.RandomState) -> np.ndarray:
     random.shuffle(values)
     return values

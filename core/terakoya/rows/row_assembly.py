@@ -27,7 +27,7 @@ class RowSegments:
     document: np.ndarray
     type: np.ndarray | None = None
 
-    def used(self, batch: int) -> np.ndarray:
+    def row_lengths(self, batch: int) -> np.ndarray:
         """The number of tokens in each of `batch` rows, special tokens included, (B,) int64."""
         sizes = self.prefix + self.length + self.suffix
         return np.bincount(self.row, weights=sizes, minlength=batch).astype(np.int64)
@@ -66,7 +66,7 @@ def assemble_rows(
     segment_parts = np.arange(len(sizes)) + segments.row
     padding_parts = np.cumsum(np.bincount(segments.row, minlength=batch) + 1) - 1
     part_sizes = np.empty(len(sizes) + batch, np.int64)
-    part_sizes[segment_parts], part_sizes[padding_parts] = sizes, width - segments.used(batch)
+    part_sizes[segment_parts], part_sizes[padding_parts] = sizes, width - segments.row_lengths(batch)
     begin = (np.cumsum(part_sizes) - part_sizes)[segment_parts]
 
     def repeat_per_token(of_segments: np.ndarray, of_padding: int, dtype: type = np.int32) -> np.ndarray:

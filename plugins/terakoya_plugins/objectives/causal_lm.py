@@ -44,7 +44,7 @@ class CausalLM(Objective):
     more compute. All positions if not given."""
 
     @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def _check_consistency(self) -> Self:
         if self.samples is not None and self.layout != "megatron":
             raise ValueError(f'samples is for layout "megatron", got layout "{self.layout}"')
         if self.eod_mask_loss and self.layout == "packed":

@@ -129,14 +129,16 @@ def test_positions_are_counted_as_the_architecture_counts_them(work_folder: Path
 
 
 def test_a_name_on_the_hub_is_refused_with_the_download_command(work_folder: Path) -> None:
-    said = refusal("bert-x", {**BERT, "pretrained_model_name_or_path": "izumi-lab/bert-small-japanese"})
-    assert said.startswith("parameter.json: bert-x.pretrained_model_name_or_path: izumi-lab/bert-small-japanese is no")
-    assert "hf download izumi-lab/bert-small-japanese --local-dir izumi-lab/bert-small-japanese" in said
-    assert "terakoya train RUN/parameters.json --out RUN" in said
+    expected = refusal("bert-x", {**BERT, "pretrained_model_name_or_path": "izumi-lab/bert-small-japanese"})
+    assert expected.startswith(
+        "parameter.json: bert-x.pretrained_model_name_or_path: izumi-lab/bert-small-japanese is no"
+    )
+    assert "hf download izumi-lab/bert-small-japanese --local-dir izumi-lab/bert-small-japanese" in expected
+    assert "terakoya train RUN/parameters.json --out RUN" in expected
 
 
 @pytest.mark.parametrize(
-    ("model_type", "entry", "said"),
+    ("model_type", "entry", "expected"),
     [
         ("bert-x", {**RUN, "flozen-layers": 3}, "bert-x.flozen-layers: there is nothing to freeze without pretrained_"),
         ("bert-x", {**BERT, "flozen-layers": -2}, "bert-x.flozen-layers: expected greater than or equal to -1, got -2"),
@@ -161,8 +163,8 @@ def test_a_name_on_the_hub_is_refused_with_the_download_command(work_folder: Pat
         ("nobert-x", BERT, "nobert: not installed"),
     ],
 )
-def test_an_invalid_entry_is_refused(model_type: str, entry: dict[str, Any], said: str, work_folder: Path) -> None:
-    assert said in refusal(model_type, entry)
+def test_an_invalid_entry_is_refused(model_type: str, entry: dict[str, Any], expected: str, work_folder: Path) -> None:
+    assert expected in refusal(model_type, entry)
 
 
 def test_sizes_that_the_entry_states_are_compared_with_the_folders(work_folder: Path) -> None:

@@ -57,7 +57,7 @@ BROKEN = {
         r'warmup_steps has no default; .*test_settings: ClassVar = \{"warmup_steps"',
     ),
     "a method that is missing": ("schedule", "def factor", "def factors", "factor missing; see terakoya.components.Sch"),
-    "jobs that go on and cannot be found again": (
+    "detached jobs that cannot be found again": (
         "launcher", "    def plan", "    detached: ClassVar[bool] = True\n\n    def plan", "find_job missing; see terak",
     ),
     "a factor that is not a number": ("schedule", "return self.floor +", "return float('nan') +", "factor is nan"),

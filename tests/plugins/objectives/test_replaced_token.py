@@ -346,11 +346,11 @@ def test_metrics_equal_those_of_the_scores(mean: float, spread: float, shift: fl
     counts = score_histogram(*each, centre=centre).double().numpy()
     got = discriminator_metrics(counts, centre=centre)
     scores, replaced = scores[real], replaced[real]
-    said = scores >= 0
+    predicted = scores >= 0
     assert counts.sum() == real.sum()
-    assert got["discriminator_accuracy"] == pytest.approx((said == replaced).mean())
-    assert got["discriminator_precision"] == pytest.approx(replaced[said].mean())
-    assert got["discriminator_recall"] == pytest.approx(said[replaced].mean())
+    assert got["discriminator_accuracy"] == pytest.approx((predicted == replaced).mean())
+    assert got["discriminator_precision"] == pytest.approx(replaced[predicted].mean())
+    assert got["discriminator_recall"] == pytest.approx(predicted[replaced].mean())
     assert got["replaced_rate"] == pytest.approx(replaced.mean())
     assert abs(got["discriminator_auc"] - exact_auc(scores, replaced)) < tolerance
 

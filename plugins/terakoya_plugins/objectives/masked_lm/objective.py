@@ -40,7 +40,7 @@ class MaskedLM(Objective):
     random_next_probability: Probability = 0.5
 
     @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def _check_consistency(self) -> Self:
         if self.replace_probability + self.random_probability > 1.0:
             raise ValueError("replace_probability and random_probability add up to more than 1")
         if self.next_sentence != (self.layout == "pairs"):

@@ -76,7 +76,7 @@ class ReplacedToken(Objective):
         return value
 
     @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def _check_consistency(self) -> Self:
         if self.replace_probability + self.random_probability > 1.0:
             raise ValueError("replace_probability and random_probability add up to more than 1")
         if self.generator is not None and self.generator_size is not None:
