@@ -13,10 +13,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from terakoya.commands.estimate_layouts import describe_parallel
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.estimation.layouts.cluster import Cluster, find_gpu
+from terakoya.estimation.layouts.find_layouts import describe_parallel
 from terakoya.estimation.layouts.measured_model import measure_transformer
 from terakoya.estimation.layouts.suggest import Suggestion, suggest
 from terakoya.estimation.synthetic_rows import row_statistics

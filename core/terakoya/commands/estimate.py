@@ -49,8 +49,9 @@ def command(
 
     Nothing is trained and no weight is allocated: one step runs on tensors without data.
     """
-    from terakoya.commands import estimate_layouts
+    from terakoya.commands.estimate_layouts import print_layouts
     from terakoya.estimation.estimate import estimate
+    from terakoya.estimation.layouts.find_layouts import find_layouts
     from terakoya.log import console, error_console
 
     if gpus is not None and processes is not None:
@@ -59,7 +60,7 @@ def command(
     layouts = None
     with error_console().status("measuring", spinner="dots"):
         if gpus is not None:
-            layouts = estimate_layouts.find_layouts(
+            layouts = find_layouts(
                 parameters, gpus, per_node=per_node, gpu=device, vocab_size=vocab_size, overrides=overrides
             )
             device = layouts.cluster.gpu.name
@@ -76,7 +77,7 @@ def command(
     for line in _other_lines(estimated):
         console().print(line, markup=False, soft_wrap=True)
     if layouts is not None:
-        layouts.show(estimated.steps)
+        print_layouts(layouts, estimated.steps)
 
 
 def gigabytes(size: float) -> str:

@@ -1,0 +1,96 @@
+"""Finds the fastest layouts of a run over many GPUs, and their values for the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from terakoya.config.parameters import Parameters
+from terakoya.estimation import devices
+from terakoya.estimation.layouts.cluster import Cluster, find_gpu
+from terakoya.estimation.layouts.measured_model import measure_transformer
+from terakoya.estimation.layouts.suggest import Suggestion, batch_size_for, suggest
+from terakoya.estimation.synthetic_rows import row_statistics
+
+DEFAULT_GPU = "h100"
+"""The GPU to assume where this machine has none and none is named."""
+NOT_VALIDATED = (
+    "not validated on hardware: formulas whose mean error on published runs is 6 %, for 9 in 10 within 12 % "
+    "(tools/simulation/README.md); measure the first steps of a run"
+)
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """The suggested layouts.
+
+    Attributes:
+        suggestions: sorted by time, the fastest first.
+        batch_size: rows by node, for the cluster's nodes.
+        notes: assumptions.
+    """
+
+    cluster: Cluster
+    suggestions: Sequence[Suggestion]
+    batch_size: Mapping[str, int]
+    notes: Sequence[str]
+
+    def as_json(self, steps: int | None) -> dict[str, Any]:
+        """The suggestions and notes for JSON; `hours` if the run's `steps` are known."""
+        layouts = [
+            {
+                **suggestion.as_json(),
+                "hours": None if steps is None else suggestion.hours(steps),
+                "write": self.as_parameters(suggestion),
+            }
+            for suggestion in self.suggestions
+        ]
+        return {"layouts": layouts, "layout_notes": [NOT_VALIDATED, *self.notes]}
+
+    def as_parameters(self, suggestion: Suggestion) -> dict[str, Any]:
+        """The keys of the parameters that select this layout."""
+        return {
+            "parallel": dict(suggestion.parallel), "micro_batch_size": suggestion.micro_batch_size,
+            "activation_checkpointing": suggestion.activation_checkpointing, "batch_size": dict(self.batch_size),
+        }  # fmt: skip
+
+
+def find_layouts(
+    parameters: Path,
+    gpus: int,
+    *,
+    per_node: int = 8,
+    gpu: str | None = None,
+    vocab_size: int | None = None,
+    overrides: Sequence[str] = (),
+) -> Layouts:
+    """Returns the suggested layouts of the run of the file `parameters`, with `overrides`, over `gpus` devices.
+
+    Args:
+        per_node: number of GPUs of a node.
+        gpu: for example `h100`; by default this machine's, or else `DEFAULT_GPU`.
+        vocab_size: number of tokens of the vocabulary, if the stores do not exist yet.
+
+    Raises:
+        UserError: wrong parameters or stores, an unknown GPU, an unsupported model, or no layout fits.
+    """
+    loaded = Parameters.load(parameters, overrides)
+    notes = []
+    if gpu is None:
+        local = devices.local_device()
+        gpu = local.name if local.gpu else DEFAULT_GPU
+        if not local.gpu:
+            notes.append(f"this machine has no GPU: assumes {DEFAULT_GPU}; name another with --gpu")
+    cluster = Cluster(find_gpu(gpu), gpus, per_node)
+    statistics = row_statistics(loaded.data, loaded.objective.row_layout(), vocab_size)
+    model, state = measure_transformer(loaded, statistics.vocabulary, context=statistics.context)
+    suggestions = suggest(loaded, model, cluster, state=state)
+    return Layouts(cluster, suggestions, batch_size_for(cluster, loaded.batch_size), notes)
+
+
+def describe_parallel(parallel: Mapping[str, Any]) -> str:
+    """Formats `parallel`, for example as `deepspeed, zero_stage 2`."""
+    sizes = [f"{name} {value}" for name, value in parallel.items() if name != "engine"]
+    return ", ".join([str(parallel["engine"]), *sizes])
