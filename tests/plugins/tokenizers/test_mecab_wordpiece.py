@@ -297,13 +297,13 @@ def test_word_starts_are_mecab_words(trained: Path) -> None:
 def test_a_full_word_cache_is_emptied_and_gives_the_same_ids(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = MecabWordPiece().encoder(trained)
     expected = encoder.encode(TEXTS)
-    monkeypatch.setattr(encoder._table, "_max_words", 20)
+    monkeypatch.setattr(encoder._cache, "_max_words", 20)
     monkeypatch.setattr("terakoya.toolkit.tokenizers.word_encoder.CHUNK_CHARACTERS", 50)
     for _ in range(3):
         again = encoder.encode(TEXTS)
         assert again.ids.tolist() == expected.ids.tolist()
         assert again.line_lengths.tolist() == expected.line_lengths.tolist()
-        assert len(encoder._table) < 60
+        assert len(encoder._cache) < 60
 
 
 # --------------------------------------------------------------------------------------------- special tokens in text
@@ -358,7 +358,7 @@ def test_a_line_beyond_mecabs_limits_is_split_without_an_error(trained: Path) ->
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert "more than MeCab can take" in done.stderr
+    assert "is too long for MeCab" in done.stderr
     tokens, lines = done.stdout.split(maxsplit=1)
     assert 200_001 <= int(tokens) < 200_100 and lines == "[1, 1]\n"  # a word may fall on a cut
 

@@ -126,7 +126,7 @@ def test_sudachis_modes_split_differently() -> None:
 def test_a_line_beyond_sudachis_limit_is_split_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     encoder = MecabWordPiece().encoder(train(tmp_path / "t", word_tokenizer="sudachi"))
     long = encoder.encode(["床は光る。" * 4000])
-    assert "more than can be cut into words at once" in caplog.text
+    assert "is too long for the word splitter" in caplog.text
     assert len(long.ids) == pytest.approx(4000 * len(encoder.encode(["床は光る。"]).ids), rel=0.01)
 
 
@@ -187,7 +187,7 @@ def test_a_line_beyond_jumans_limit_is_split_with_a_warning(juman: str, caplog: 
     assert len(line.encode()) == 4096
     assert "".join(words.split([line])[0].split()) == line and not caplog.text
     assert "".join(words.split([line + line])[0].split()) == line + line
-    assert "more than can be cut into words at once" in caplog.text
+    assert "is too long for the word splitter" in caplog.text
 
 
 def test_fingerprint_names_jumans_version(juman: str) -> None:
@@ -198,7 +198,7 @@ def test_fingerprint_names_jumans_version(juman: str) -> None:
 @pytest.mark.parametrize("juman", ["a stand-in"], indirect=True)
 def test_a_line_without_an_answer_from_juman_is_reported(juman: str) -> None:
     words = build_splitter({"word_tokenizer_type": "jumanpp"})
-    with pytest.raises(UserError, match=r"got none for the line '止まれ'.*take the line out of the corpus"):
+    with pytest.raises(UserError, match=r"got none for the line '止まれ'.*remove the line from the corpus"):
         words.split(["止まれ"])
 
 

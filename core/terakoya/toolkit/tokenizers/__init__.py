@@ -1,1 +1,1 @@
-"""Words, pieces and tokenizer folders: what tokenizers are made of."""
+"""Parts of tokenizers: word splitters, vocabulary training, encoders, tokenizer folders."""

@@ -16,7 +16,7 @@ from terakoya.errors import UserError
 NAMES = ("pad", "unk", "cls", "sep", "mask")
 _FLAGS = ("lstrip", "rstrip", "single_word")
 _OTHER_FILES = ("added_tokens.json", "special_tokens_map.json", "tokenizer.json")
-# What may stand in tokenizer_config.json without a say in which special tokens there are.
+# Keys of tokenizer_config.json that do not change the special tokens.
 _HARMLESS = {
     *("tokenizer_class", "model_max_length", "name_or_path", "transformers_version", "backend", "is_local"),
     *("local_files_only", "clean_up_tokenization_spaces", "added_tokens_decoder", "never_split", "do_lower_case"),
@@ -28,14 +28,14 @@ _UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>")
 
 @dataclass(frozen=True)
 class BertFolder:
-    """What ids depend on.
+    """The data on which ids depend.
 
     Attributes:
         config: the content of tokenizer_config.json.
         pieces: piece -> id.
         named: "pad", "unk", "cls", "sep", "mask" -> token.
-        special: tokens that are cut out of text before anything else -> id.
-        plain: whether searching text from left to right finds them as Transformers does.
+        special: token that Transformers extracts from text before anything else -> id.
+        plain: whether a search from left to right finds these tokens as Transformers does.
     """
 
     config: Mapping[str, Any]
@@ -50,12 +50,12 @@ class BertFolder:
         return self.id(self.named["unk"])
 
     def id(self, token: str) -> int:
-        """The id of a piece or special token."""
+        """Returns the id of a piece or special token."""
         return self.special[token] if token in self.special else self.pieces[token]
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
-        """The facts that training needs; unused slots count as special."""
+        """The facts that training needs; unused slots are special."""
         unused = [id for piece, id in self.pieces.items() if _UNUSED.fullmatch(piece)]
         named = {name: self.id(token) for name, token in self.named.items()}
         return Vocabulary(
@@ -66,9 +66,9 @@ class BertFolder:
 
 
 def read_config(folder: Path) -> Mapping[str, Any] | None:
-    """The content of the folder's tokenizer_config.json, None if there is none beside a vocab.txt.
+    """Returns the content of the folder's tokenizer_config.json, None if that file or vocab.txt is missing.
 
-    Raises UserError for a broken one.
+    Raises UserError if it is not JSON.
     """
     file = folder / "tokenizer_config.json"
     if not file.is_file() or not (folder / "vocab.txt").is_file():
@@ -81,9 +81,9 @@ def read_config(folder: Path) -> Mapping[str, Any] | None:
 
 
 def read_bert_folder(folder: Path) -> BertFolder:
-    """Reads `folder`. Transformers itself is asked only where special tokens are other than the usual five.
+    """Reads `folder`; through Transformers only where special tokens are not the usual five.
 
-    Raises UserError if it is not such a folder.
+    Raises UserError if it is not a folder of a WordPiece tokenizer.
     """
     config = read_config(folder)
     if config is None:
@@ -106,19 +106,20 @@ def read_bert_folder(folder: Path) -> BertFolder:
 
 
 def read_vocabulary(file: Path) -> dict[str, int]:
-    """Piece -> id of a vocab.txt; of a piece that stands there twice the last id, as in Transformers."""
+    """Returns piece -> id of a vocab.txt; a piece that occurs twice has the last id, as in Transformers."""
     with file.open(encoding="utf-8") as lines:
         return {line.rstrip("\n"): id for id, line in enumerate(lines)}
 
 
 def _is_usual(id: int, added: Mapping[str, Any], named: Mapping[str, str], pieces: Mapping[str, int]) -> bool:
-    """Whether an entry of added_tokens_decoder says nothing new."""
+    """Returns whether an entry of added_tokens_decoder agrees with the vocabulary and has no flags."""
     token = added["content"]
     return token in named.values() and pieces.get(token) == id and not any(added.get(flag) for flag in _FLAGS)
 
 
 def _is_plain(special: Mapping[str, int]) -> bool:
-    """Whether no two tokens can overlap in a text: none holds another's first character behind its own."""
+    """Returns whether no two tokens can overlap in a text: none contains a token's first character after its own
+    first."""
     first = {token[0] for token in special}
     return not any(first.intersection(token[1:]) for token in special)
 

@@ -1,4 +1,4 @@
-"""The folder of Transformers' BertJapaneseTokenizer: written here, and read back into settings."""
+"""The folder of Transformers' BertJapaneseTokenizer: writing it, and reading settings from it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ RECORD = "terakoya.json"
 
 
 def special_tokens(num_unused_tokens: int) -> list[str]:
-    """The tokens that a vocabulary begins with."""
+    """Returns the first tokens of a vocabulary."""
     return [*SPECIAL_TOKENS, *(f"[unused{number}]" for number in range(num_unused_tokens))]
 
 
 def japanese_config(
     words: Mapping[str, Any], *, subword_tokenizer_type: str = "wordpiece", do_lower_case: bool = False
 ) -> dict[str, Any]:
-    """A tokenizer_config.json; `words` are the keys that say how words are cut."""
+    """Returns the content of tokenizer_config.json; `words` are its keys for the word splitter."""
     return {
         "tokenizer_class": "BertJapaneseTokenizer",
         "do_lower_case": do_lower_case,
@@ -34,7 +34,7 @@ def japanese_config(
 
 
 def mecab_words(dictionary: str, mecab_option: str) -> dict[str, Any]:
-    """The keys of a config for MeCab with a dictionary, named or in a folder. Raises UserError if it is not there."""
+    """Returns the keys of a config for MeCab and a dictionary, by name or folder. Raises UserError if it is missing."""
     named = dictionary in mecab.DICTIONARIES
     folder = mecab.dictionary_folder(dictionary)
     arguments: dict[str, Any] = {"mecab_dic": dictionary if named else None}
@@ -54,7 +54,7 @@ def save_folder(folder: Path, pieces: Sequence[str], config: Mapping[str, Any], 
 
 
 def read_record(folder: Path) -> tuple[str | None, dict[str, Any]]:
-    """The kind that has trained the tokenizer in `folder`, None if that is not known, and its settings."""
+    """Returns the kind that trained the tokenizer in `folder`, None if it is not recorded, and its settings."""
     file = folder / RECORD
     if not file.is_file():
         return None, {}
@@ -63,8 +63,8 @@ def read_record(folder: Path) -> tuple[str | None, dict[str, Any]]:
 
 
 def mecab_settings(config: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any] | None:
-    """`dictionary` and `mecab_option` as `config` has them, where it leaves them open as `recorded`; None if nothing
-    says where the dictionary is."""
+    """Returns `dictionary` and `mecab_option` from `config`, or from `recorded` where `config` does not have them; None
+    if the dictionary is unknown."""
     arguments = mecab_arguments(config)
     dictionary = arguments.get("mecab_dic", "unidic_lite")
     option = arguments.get("mecab_option") or ""

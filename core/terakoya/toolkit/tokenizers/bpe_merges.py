@@ -1,11 +1,11 @@
-"""Byte-pair merges over a table of word counts: what WordPiece and BPE vocabularies are learnt with.
+"""Byte-pair merges over a table of word counts, which train WordPiece and BPE vocabularies.
 
-The algorithm is Sennrich et al.'s (https://arxiv.org/abs/1508.07909) as `tokenizers` runs it: the most frequent pair of
-neighbours becomes a piece, equal counts in the order of the pieces' ids, again and again. That library takes running
-text only; here every symbol of every distinct word stands once in flat arrays, and a merge is a few array operations
-on the places of its pair, however often its words occur.
+The algorithm is that of Sennrich et al. (https://arxiv.org/abs/1508.07909) as in `tokenizers`: repeatedly, the most
+frequent pair of neighbours becomes a piece; among equal counts, the order of the pieces' ids decides. That library
+accepts running text only. Here every symbol of every distinct word is stored once in flat arrays, and a merge is a few
+array operations on the positions of its pair, however often the words occur.
 
-Letters: N symbols of all words, W words, P places of a pair.
+Letters: N symbols of all words, W words, P positions of a pair.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 
 _SHIFT = 32  # a pair of piece ids as one integer, in the order of the pairs
 _MASK = (1 << _SHIFT) - 1
-_DEAD = -2  # a symbol that a merge has swallowed
+_DEAD = -2  # a symbol that a merge has removed
 _FEW = 100
-"""Up to so many places a loop over them is quicker than array operations."""
+"""Up to this number of positions, a loop is faster than array operations."""
 
 
 def merge_pairs(
@@ -32,11 +32,11 @@ def merge_pairs(
     vocab_size: int,
     min_frequency: int,
 ) -> list[tuple[int, int]]:
-    """Appends the pieces learnt to `pieces` (id -> piece), until there are `vocab_size` or no pair of neighbours occurs
-    `min_frequency` times. Returns the merges as pairs of ids in the order in which they are to be applied.
+    """Appends new pieces to `pieces` (id -> piece), until there are `vocab_size` or no pair of neighbours occurs
+    `min_frequency` times. Returns the merges as pairs of ids, in the order in which to apply them.
 
-    `symbols` (N,) are the ids of all words one after the other, `lengths` (W,) how many each word has, `counts` (W,)
-    how often it occurs. `join` makes a piece of two. Memory: about 60 bytes a symbol.
+    `symbols` (N,) are the ids of all words one after the other, `lengths` (W,) the number of ids of each word, `counts`
+    (W,) how often each word occurs. `join` joins two pieces. Memory: about 60 bytes a symbol.
     """
     merger = _Merger(symbols, lengths, counts)
     ids = {piece: id for id, piece in enumerate(pieces)}
@@ -51,13 +51,13 @@ def merge_pairs(
         if merged == len(pieces):
             pieces.append(piece)
         merger.merge(left, right, merged, places)
-        order.pop((left, right), None)  # one that comes up again stands where it came last, as in `tokenizers`
+        order.pop((left, right), None)  # a repeated merge has its last position, as in `tokenizers`
         order[left, right] = None
     return list(order)
 
 
 def codes_of(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """The code points (N,) uint32 of all words one after the other, and how many (W,) int64 each word has."""
+    """Returns the code points (N,) uint32 of all words one after the other, and the length (W,) int64 of each word."""
     codes = np.frombuffer("".join(words).encode("utf-32-le", "surrogatepass"), np.uint32)
     return codes, np.fromiter(map(len, words), np.int64, len(words))
 
@@ -66,10 +66,10 @@ _Places = np.ndarray | list[int]
 
 
 class _Merger:
-    """The words as one doubly linked list, and where each pair of neighbours stands."""
+    """The words as one doubly linked list, and the positions of each pair of neighbours."""
 
     def __init__(self, symbols: np.ndarray, lengths: np.ndarray, counts: np.ndarray) -> None:
-        total = len(symbols)  # also the place that stands for "none"
+        total = len(symbols)  # also the position that means "none"
         self._none = total
         self._symbols = np.append(symbols.astype(np.int32), np.int32(-1))
         self._weights = np.append(np.repeat(counts.astype(np.int64), lengths), 0)
@@ -79,17 +79,17 @@ class _Merger:
         self._next[stops - 1] = total
         self._previous[np.concatenate([[0], stops[:-1]])] = total
         self._counts: dict[int, int] = {}
-        # (-count, pair, serial, places): a pair that comes up in several merges is there once for each.
+        # (-count, pair, serial, positions): a pair that arises in several merges has an entry for each.
         self._queue: list[tuple[int, int, int, _Places]] = []
         self._serial = 0
-        # The same memory once more: single elements are read much faster this way.
+        # Views of the same memory: reading single elements through them is much faster.
         self._views = self._symbols.data, self._weights.data, self._next.data
         self._previous_view = self._previous.data
         starts = np.flatnonzero(self._next[:total] != total)
         self._add(_pairs(self._symbols[starts], self._symbols[starts + 1]), starts)
 
     def next_pair(self, min_frequency: int) -> tuple[int, int, _Places] | None:
-        """The most frequent pair and places (P,) it may stand at; None if none is frequent enough."""
+        """Returns the most frequent pair and its possible positions (P,); None if no pair is frequent enough."""
         while self._queue:
             count, pair, _, places = heapq.heappop(self._queue)
             if self._counts[pair] == -count:
@@ -98,7 +98,7 @@ class _Merger:
         return None
 
     def merge(self, left: int, right: int, merged: int, places: _Places) -> None:
-        """Makes `merged` of `left` and `right` wherever they meet at `places` (P,), ascending."""
+        """Replaces `left` and `right` by `merged` wherever they are neighbours at `places` (P,), ascending."""
         if len(places) <= _FEW:
             self._merge_few(left, right, merged, places if isinstance(places, list) else places.tolist())
         else:
@@ -139,7 +139,7 @@ class _Merger:
             return
         second = following[first]
         before, after = previous[first], following[second]
-        touches = after[:-1] == first[1:]  # two merges side by side
+        touches = after[:-1] == first[1:]  # two adjacent merges
         follows = np.append(False, touches)
         has_before = (before != self._none) & ~follows
         has_after = (after != self._none) & ~np.append(touches, False)
@@ -178,7 +178,7 @@ class _Merger:
             counts[pair] -= weight
 
     def _add(self, pairs: np.ndarray, places: np.ndarray) -> None:
-        """Counts `pairs` that now stand at `places` and puts each into the queue."""
+        """Counts the new `pairs` at `places` and puts each into the queue."""
         if not len(pairs):
             return
         order = np.lexsort((places, pairs))
@@ -198,12 +198,12 @@ class _Merger:
 
 
 def _pairs(left: np.ndarray | int, right: np.ndarray | int) -> np.ndarray:
-    """Pairs (P,) of ids as integers."""
+    """Returns pairs (P,) of ids as integers."""
     return np.asarray(left, np.int64) << _SHIFT | np.asarray(right, np.int64)
 
 
 def _every_other(linked: np.ndarray) -> np.ndarray:
-    """True for the 1st, 3rd, 5th, ... member of each run; `linked[i]` says that i and i + 1 are in one run."""
+    """Returns True for the 1st, 3rd, 5th, ... member of each run; `linked[i]` is True if i and i + 1 are in one run."""
     numbers = np.arange(len(linked) + 1)
     run_starts = np.maximum.accumulate(np.where(np.append(True, ~linked), numbers, 0))
     return (numbers - run_starts) % 2 == 0

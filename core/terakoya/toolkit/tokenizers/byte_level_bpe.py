@@ -1,7 +1,7 @@
-"""Byte-level BPE as GPT-2 has it: pieces of bytes, learnt from a table of how often words occur.
+"""GPT-2's byte-level BPE, trained from a table of word counts.
 
-(Radford et al., 2019, Language Models are Unsupervised Multitask Learners, section 2.2.) A word is what GPT-2's pattern
-cuts out of a text, its bytes written as 256 printable characters: `tokenizers`' `ByteLevel` does both.
+(Radford et al., 2019, Language Models are Unsupervised Multitask Learners, section 2.2.) GPT-2's pattern splits a text
+into words, whose bytes are written as 256 printable characters: `tokenizers`' `ByteLevel` does both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from terakoya.toolkit.tokenizers.bpe_merges import codes_of, merge_pairs
 
 
 def document_splitter(add_prefix_space: bool) -> Callable[[str], Iterator[str]]:
-    """A function from a document, line ends and all, to its words, for `word_counts.count_words`."""
+    """Returns a function from a document, including line ends, to its words, for `word_counts.count_words`."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     split = ByteLevel(add_prefix_space=add_prefix_space, use_regex=True).pre_tokenize_str
@@ -26,11 +26,11 @@ def document_splitter(add_prefix_space: bool) -> Callable[[str], Iterator[str]]:
 def train_byte_level_bpe(
     counts: Mapping[str, int], *, vocab_size: int, min_frequency: int, special_tokens: Sequence[str]
 ) -> tuple[list[str], list[tuple[str, str]]]:
-    """The vocabulary learnt from `counts` (word in `ByteLevel`'s characters -> how often), by id: special tokens, the
-    256 bytes, then merges in the order they were made; and the merges in the order they are applied.
+    """Returns the vocabulary trained on `counts` (word in `ByteLevel`'s characters -> count), by id: special tokens,
+    the 256 bytes, then merges in the order of their creation; and the merges in the order in which to apply them.
 
-    Equal counts are taken in the order of the pieces' ids, as `tokenizers` does. Fewer than `vocab_size` pieces are
-    returned when no pair occurs `min_frequency` times. Raises UserError if special tokens and bytes do not fit.
+    Among equal counts the order of the pieces' ids decides, as in `tokenizers`. There are fewer than `vocab_size`
+    pieces when no pair occurs `min_frequency` times. Raises UserError if special tokens and bytes do not fit.
     """
     from tokenizers.pre_tokenizers import ByteLevel
 

@@ -1,4 +1,4 @@
-"""Documents to ids through a tokenizer of Transformers itself, many lines at a time."""
+"""Converting documents to ids with a tokenizer of Transformers, many lines at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Row = list[int] | np.ndarray
-"""The ids of a line. All rows of a batch are of one kind."""
+"""The ids of a line. All rows of a batch have the same type."""
 
 BATCH_CHARACTERS = 1 << 19
 BATCH_LINES = 8192
@@ -27,16 +27,18 @@ _UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>")
 
 
 class LineEncoder:
-    """See `Encoder`. Word starts are given for a fast WordPiece tokenizer alone: its words are what its own rules cut
-    before WordPiece sees them. Other models' pre-tokens are runs of letters or whole lines, not words: None."""
+    """An `Encoder` for any tokenizer that Transformers loads. Word starts are known only for a fast WordPiece
+    tokenizer: its words are the pre-tokens that its own rules produce. Pre-tokens of other models are runs of letters
+    or whole lines, not words: their word starts are None."""
 
     vocabulary: Vocabulary
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, parse: bool) -> None:
-        """`parse` says whether special tokens in text get their ids. From here on `tokenizer` is the encoder's own."""
+        """With `parse`, special tokens in text get their ids. The encoder changes `tokenizer`: do not use it
+        elsewhere."""
         self.vocabulary = vocabulary_of(tokenizer)
         self._tokenizer = tokenizer
-        self._tokenizer.model_max_length = 1 << 60  # nothing is cut here, so nothing is too long
+        self._tokenizer.model_max_length = 1 << 60  # nothing is truncated, so no line is too long
         self._split = bool(getattr(tokenizer, "split_special_tokens", False)) or not parse
         self._backend = _backend(tokenizer)
         literal = sorted({str(token) for token in special_tokens(tokenizer)}, key=len, reverse=True)
@@ -54,10 +56,10 @@ class LineEncoder:
         return encoded if self._knows_words else replace(encoded, word_starts=None)
 
     def _rows(self, lines: list[str]) -> tuple[list[list[int]], list[list[int | None]]]:
-        """The ids of each line, and the number of each token's word where words are known."""
+        """Returns the ids of each line, and the word number of each token where words are known."""
         if self._backend is not None:
             self._backend.encode_special_tokens = self._split
-            if not self._knows_words:  # the fast way leaves offsets and words out
+            if not self._knows_words:  # the fast method returns neither offsets nor words
                 return [each.ids for each in self._backend.encode_batch_fast(lines, add_special_tokens=False)], []
             encodings = self._backend.encode_batch(lines, add_special_tokens=False)
             return [each.ids for each in encodings], [each.word_ids for each in encodings]
@@ -80,10 +82,10 @@ def encode_lines(
     literal: re.Pattern[str],
     whole: bool,
 ) -> EncodedDocuments:
-    """The lines of `documents`, or with `whole` each document as one, some at a time through `rows_of`.
+    """Encodes the lines of `documents`, or with `whole` each document as one line, in batches with `rows_of`.
 
-    `rows_of(lines, literals)` gives the ids of each line and the word starts (T,) bool over all of them, or (0,) where
-    words are not known; `literals` says whether `literal` was found in any document.
+    `rows_of(lines, literals)` returns the ids of each line and the word starts (T,) bool over all of them, or (0,)
+    where words are not known; its argument `literals` is True if `literal` was found in any document.
     """
     literals: Counter[str] = Counter()
     lines: list[str] = []
@@ -110,29 +112,29 @@ def encode_lines(
 
 
 def join_rows(rows: Sequence[Row], dtype: np.dtype | type) -> np.ndarray:
-    """The ids of all `rows`, one after the other, (T,)."""
+    """Returns the ids of all `rows`, one after the other, (T,)."""
     if rows and isinstance(rows[0], np.ndarray):
         return np.concatenate(rows, dtype=dtype, casting="unsafe")
     return np.fromiter(itertools.chain.from_iterable(rows), dtype, sum(map(len, rows)))
 
 
 def _backend(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """The library's own tokenizer inside a fast one, with nothing that cuts or pads; None where Transformers' class
-    adds steps of its own around it."""
+    """Returns the `tokenizers` library's tokenizer inside a fast tokenizer, without truncation and padding; None where
+    Transformers' class adds steps of its own."""
     from transformers import PreTrainedTokenizerFast
 
     kind = type(tokenizer)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         return None
     if any(getattr(kind, name) is not getattr(PreTrainedTokenizerFast, name) for name in ("__call__", "_encode_plus")):
-        return None  # a class that does something around the library's own work
+        return None  # the class has steps of its own around the library's
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer.backend_tokenizer
 
 
 def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
-    """The facts that training needs; special and unused tokens count as special."""
+    """Returns the facts that training needs; unused tokens are special, too."""
     pieces = tokenizer.get_vocab()
     named = {name: pieces[token] for name in _NAMES if (token := getattr(tokenizer, f"{name}_token", None)) in pieces}
     special = {pieces[token] for token in special_tokens(tokenizer)}
@@ -145,15 +147,15 @@ def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The tokens that text never means as text, as the tokenizer declares them."""
+    """Returns the tokens that never stand for text, as the tokenizer declares them."""
     pieces = tokenizer.get_vocab()
     added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
     return [token for token in dict.fromkeys([*tokenizer.all_special_tokens, *added]) if token in pieces]
 
 
 def has_words(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer's pre-tokens are words for certain: a fast WordPiece model with `##` or the like, behind a
-    pre-tokenizer."""
+    """Returns whether the tokenizer's pre-tokens are certainly words: a fast WordPiece model with a prefix such as
+    `##`, after a pre-tokenizer."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or type(backend.model).__name__ != "WordPiece":
         return False
@@ -161,7 +163,7 @@ def has_words(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _word_starts(words: Sequence[int | None]) -> np.ndarray:
-    """True where another word begins than the one before; a token outside words (None) is a word of its own."""
+    """Returns True where a token's word differs from the previous one; a token outside words (None) is its own word."""
     numbers = np.array([-1 if word is None else word for word in words], np.int64)
     starts = np.ones(len(numbers), bool)
     starts[1:] = (numbers[1:] != numbers[:-1]) | (numbers[1:] == -1)
@@ -169,7 +171,7 @@ def _word_starts(words: Sequence[int | None]) -> np.ndarray:
 
 
 def _batches(lines: Sequence[str]) -> Iterator[list[str]]:
-    """`lines` in order, some `BATCH_CHARACTERS` at a time."""
+    """Yields `lines` in order, about `BATCH_CHARACTERS` at a time."""
     start = size = 0
     for stop, line in enumerate(lines, 1):
         size += len(line)

@@ -1,7 +1,7 @@
-"""Lines to words with MeCab, word for word as Transformers' `MecabTokenizer` cuts them.
+"""Splitting lines into words with MeCab, exactly as Transformers' `MecabTokenizer` does.
 
 MeCab (https://taku910.github.io/mecab/) is called through fugashi with `-Owakati`, which writes the words of its best
-path with spaces between them; that is a third of the work of its node objects.
+path with spaces between them. That takes a third of the time of its node objects.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ DICTIONARIES = ("ipadic", "unidic_lite", "unidic")
 """The dictionaries that come as Python packages, under the names Transformers gives them."""
 
 SAFE_CHARACTERS = 32_000
-"""Lines up to here cannot overflow MeCab's path cost: a word costs at most 2 * 32,767 and a line at most 2**31 - 1;
-beyond that MeCab follows a null pointer."""
+"""Lines up to this length cannot overflow MeCab's path cost: a word costs at most 2 * 32,767 and a line at most
+2**31 - 1; beyond that MeCab dereferences a null pointer."""
 
 _CUT_COST = 24 * 2 * 65_536
-"""How much a cut can change a path's cost at most: MeCab groups unknown characters up to 24."""
+"""The largest change of a path's cost by a cut: MeCab groups up to 24 unknown characters."""
 
 _PARSE_OPTIONS = ("-d", "-r", "-u", "--dicdir", "--rcfile", "--userdic")
 
-# Frequent characters that NFKC replaces by themselves, whatever stands beside them. Replacing them first leaves most
-# documents normalised, which a quick check sees ten times faster than normalising.
+# Frequent characters that NFKC replaces independently of their neighbours. After replacing them most documents are
+# normalised, and checking that is ten times faster than normalising.
 _COMPATIBILITY = [
     (character, unicodedata.normalize("NFKC", character)) for character in "（）…　：！？～＝％；，．－／［］＋＜＞＆"
 ]
@@ -40,7 +40,7 @@ logger = logging.getLogger("terakoya")
 
 
 def dictionary_folder(dictionary: str) -> Path:
-    """The folder of a dictionary, given by name or path. Raises UserError if it is not there."""
+    """Returns the folder of a dictionary, given by name or path. Raises UserError if it is missing."""
     if dictionary in DICTIONARIES:
         try:
             folder = Path(importlib.import_module(dictionary).DICDIR)
@@ -49,9 +49,7 @@ def dictionary_folder(dictionary: str) -> Path:
                 f"dictionary {dictionary}: not installed; run: pip install {dictionary.replace('_', '-')}"
             ) from error
         if not (folder / "sys.dic").is_file():
-            raise UserError(
-                f"dictionary {dictionary}: its package is there, its data is not; run: python -m {dictionary} download"
-            )
+            raise UserError(f"dictionary {dictionary}: the package has no data; run: python -m {dictionary} download")
         return folder
     folder = Path(dictionary).expanduser()
     if (folder / "sys.dic").is_file():
@@ -62,14 +60,14 @@ def dictionary_folder(dictionary: str) -> Path:
 
 
 def dictionary_options(folder: Path) -> str:
-    """MeCab's options for the dictionary in `folder`, as Transformers spells them."""
+    """Returns MeCab's options for the dictionary in `folder`, as Transformers writes them."""
     resources = folder / "mecabrc"
     return f'-d "{folder}" -r "{resources if resources.is_file() else "/dev/null"}"'
 
 
 @functools.cache
 def dictionary_fingerprint(folder: Path) -> str:
-    """A hash of what the segmentation depends on in a dictionary's folder."""
+    """Returns a hash of the files in a dictionary's folder on which the segmentation depends."""
     total = hashlib.sha256()
     for name in ("sys.dic", "matrix.bin", "char.bin", "unk.dic", "dicrc"):
         file = folder / name
@@ -80,13 +78,13 @@ def dictionary_fingerprint(folder: Path) -> str:
 
 
 def options_folder(options: str) -> Path | None:
-    """The dictionary's folder in MeCab's `options`, None if they name none."""
+    """Returns the dictionary's folder in MeCab's `options`, None if they name none."""
     folders = _values(options, ("-d", "--dicdir"))
     return Path(folders[-1]) if folders else None
 
 
 def options_fingerprint(options: str) -> str:
-    """A hash of the dictionaries that `options` name. Raises UserError if one is not there."""
+    """Returns a hash of the dictionaries that `options` name. Raises UserError if one is missing."""
     total = hashlib.sha256()
     folder = options_folder(options)
     if folder is not None:
@@ -99,7 +97,7 @@ def options_fingerprint(options: str) -> str:
 
 
 def _values(options: str, names: tuple[str, ...]) -> list[str]:
-    """The values that `options` give to an option: `-d x`, `-dx`, `--dicdir x` or `--dicdir=x`."""
+    """Returns the values of an option in `options`: `-d x`, `-dx`, `--dicdir x` or `--dicdir=x`."""
     values = []
     arguments = shlex.split(options)
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
@@ -112,28 +110,28 @@ def _values(options: str, names: tuple[str, ...]) -> list[str]:
 
 
 class MecabSplitter:
-    """Cuts lines into words. Holds MeCab's state: belongs to one process.
+    """Splits lines into words. It holds MeCab's state and belongs to one process.
 
-    Words come as one string with one space between them, the cheapest form to take apart. Text behind a NUL in a
-    line is lost and words may hold other white space: both as in Transformers.
+    The words of a line are one string, separated by single spaces, which is the cheapest form to process. Text after a
+    NUL in a line is lost, and words may contain other white space: both as in Transformers.
     """
 
     def __init__(self, options: str, *, normalize: bool = True, white_space: bool = False) -> None:
-        """`options` are MeCab's, quoted as for a shell. With `white_space`, words of white space at a line's end are
-        kept too, and a space inside a word is a NUL; slower. Raises UserError if MeCab cannot start with `options`.
-        """
+        """`options` are MeCab's, quoted as for a shell. With `white_space`, words of white space at the end of a line
+        are kept, too, and a space inside a word is replaced by a NUL; this is slower. Raises UserError if MeCab cannot
+        start with `options`."""
         self._options = options
         self._normalize, self._white_space = normalize, white_space
         arguments = shlex.split(options)
-        # Any other option may change what -Owakati writes; nodes are right whatever the output format.
+        # Any other option may change the output of -Owakati; nodes do not depend on the output format.
         self._wakati = not white_space and all(
             argument.startswith(_PARSE_OPTIONS) or not argument.startswith("-") for argument in arguments
         )
         self.parse: Callable[[str], str] = self._parser()
 
     def lines(self, text: str) -> list[str]:
-        """The lines of `text`, each up to its first NUL, normalised (NFKC) unless that is switched off."""
-        if "\0" in text:  # where Transformers stops reading
+        """Returns the lines of `text`, each up to its first NUL, normalised (NFKC) unless that is switched off."""
+        if "\0" in text:  # Transformers stops reading there
             text = "\n".join(line.partition("\0")[0] for line in text.split("\n"))
         if not self._normalize or text.isascii() or unicodedata.is_normalized("NFKC", text):
             return text.split("\n")
@@ -144,7 +142,7 @@ class MecabSplitter:
         return [unicodedata.normalize("NFKC", line) for line in text.split("\n")]
 
     def split(self, lines: Sequence[str]) -> list[str]:
-        """The words of each of the normalised `lines`, joined by spaces, one string a line."""
+        """Returns the words of each of the normalised `lines`, joined by spaces, one string a line."""
         if max(map(len, lines), default=0) <= SAFE_CHARACTERS:
             return list(map(self.parse, lines))
         return [self.parse(line) if len(line) <= SAFE_CHARACTERS else self._split_long(line) for line in lines]
@@ -166,22 +164,22 @@ class MecabSplitter:
             raise UserError(f"MeCab cannot start with {self._options}: {error}") from error
 
     def _split_long(self, line: str) -> str:
-        """The words of a line that might be too much for MeCab: whole if it is not, else in pieces.
+        """Returns the words of a line that might be too long for MeCab: split as a whole if it is not, else in parts.
 
-        Its state is thrown away afterwards, since MeCab keeps the memory of its longest line.
+        MeCab keeps the memory of its longest line, so its state is discarded afterwards.
         """
-        pieces = [line[start : start + SAFE_CHARACTERS] for start in range(0, len(line), SAFE_CHARACTERS)]
+        parts = [line[start : start + SAFE_CHARACTERS] for start in range(0, len(line), SAFE_CHARACTERS)]
         cost = highest = 0
         cost_tagger = self._tagger('-O "" -F "%pc " -U "%pc " -B "" -E ""')
-        for piece in pieces:
-            costs = [int(word) for word in cost_tagger.parse(piece).split()]
+        for part in parts:
+            costs = [int(word) for word in cost_tagger.parse(part).split()]
             highest = max(highest, cost + max(costs, default=0))
             cost += (costs[-1] if costs else 0) + _CUT_COST
         if highest < 2**31 - _CUT_COST:
             return self._parser()(line)
         logger.warning(
-            "a line of %s characters is more than MeCab can take at once: cut every %s characters",
+            "a line of %s characters is too long for MeCab: split into parts of %s characters",
             f"{len(line):,}",
             f"{SAFE_CHARACTERS:,}",
         )
-        return " ".join(map(self.parse, pieces))
+        return " ".join(map(self.parse, parts))

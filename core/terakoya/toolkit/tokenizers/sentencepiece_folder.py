@@ -1,7 +1,7 @@
 """A SentencePiece model (https://github.com/google/sentencepiece) in a folder, read as Transformers reads it.
 
-Transformers' `SentencePieceBackend` and the classes that leave it as it is hand text to the model untouched, so their
-ids are the model's own; other classes (T5, Llama, Albert, ...) change text or ids on the way and are not read here.
+Transformers' `SentencePieceBackend`, and the classes that do not change it, pass text to the model unchanged, so their
+ids are the model's own. Other classes (T5, Llama, Albert, ...) change text or ids and are not read here.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 CLASS = "SentencePieceBackend"
 FILES = {CLASS: "tokenizer.model", "BertGenerationTokenizer": "spiece.model", "SpeechT5Tokenizer": "spm_char.model"}
-"""The classes of Transformers that give the model's own ids, and the file each of them reads."""
+"""The classes of Transformers that return the model's own ids -> the file that each of them reads."""
 RECORD = "terakoya.json"
 
 _CONFIG = "tokenizer_config.json"
 _FOREIGN = ("tokenizer.json", "added_tokens.json", "special_tokens_map.json")
 _FLAGS = ("lstrip", "rstrip", "single_word")
-# What may stand in tokenizer_config.json without a say in which tokens are cut out of text.
+# Keys of tokenizer_config.json that do not change which tokens are extracted from text.
 _HARMLESS = {
     *("tokenizer_class", "special_tokens_pattern", "model_input_names", "model_max_length", "name_or_path", "backend"),
     *("is_local", "local_files_only", "clean_up_tokenization_spaces", "sp_model_kwargs", "transformers_version"),
@@ -43,15 +43,15 @@ _NAMED = {
 
 @dataclass(frozen=True)
 class SentencePieceFolder:
-    """What ids depend on.
+    """The data on which ids depend.
 
     Attributes:
         model: the model's file.
         config: the content of tokenizer_config.json; empty for a bare model.
         processor: the model, loaded.
         named: "unk", "cls", ... -> piece.
-        special: tokens that Transformers cuts out of text before anything else -> id.
-        plain: whether searching text from left to right finds them as Transformers does.
+        special: token that Transformers extracts from text before anything else -> id.
+        plain: whether a search from left to right finds these tokens as Transformers does.
     """
 
     model: Path
@@ -63,7 +63,7 @@ class SentencePieceFolder:
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
-        """The facts that training needs; pieces that no text can become count as special."""
+        """The facts that training needs; pieces that no text can become are special."""
         processor = self.processor
         named = {role: self.special.get(piece, processor.piece_to_id(piece)) for role, piece in self.named.items()}
         return Vocabulary(
@@ -74,7 +74,7 @@ class SentencePieceFolder:
 
     @functools.cached_property
     def silent(self) -> Sequence[int]:
-        """The pieces that no text can become: control, unknown and unused ones."""
+        """The ids of pieces that no text can become: control, unknown and unused pieces."""
         processor = self.processor
         return [
             id
@@ -84,9 +84,10 @@ class SentencePieceFolder:
 
 
 def model_file(folder: Path) -> tuple[Path, Mapping[str, Any]] | None:
-    """The model in `folder` and its tokenizer_config.json ({} for a bare model), None if it is not such a folder.
+    """Returns the model in `folder` and its tokenizer_config.json ({} for a bare model), None if there is no such
+    model.
 
-    Raises UserError for a broken tokenizer_config.json and where several bare models lie side by side.
+    Raises UserError for a broken tokenizer_config.json, and for several bare models in one folder.
     """
     config = folder / _CONFIG
     if not config.is_file():
@@ -111,7 +112,7 @@ def model_file(folder: Path) -> tuple[Path, Mapping[str, Any]] | None:
 
 
 def load_model(file: Path) -> SentencePieceProcessor:
-    """The model in `file`. Raises UserError if it is none."""
+    """Returns the model in `file`. Raises UserError if it is not a SentencePiece model."""
     if not file.is_file():
         raise UserError(f"{file}: no such file")
     processor = _model(file)
@@ -121,7 +122,7 @@ def load_model(file: Path) -> SentencePieceProcessor:
 
 
 def _model(file: Path) -> SentencePieceProcessor | None:
-    """The model in `file`, None if it is none: other tools end file names in .model too."""
+    """Returns the model in `file`, None if it is not one: other tools use the extension .model, too."""
     from sentencepiece import SentencePieceProcessor
 
     content = file.read_bytes()
@@ -132,7 +133,7 @@ def _model(file: Path) -> SentencePieceProcessor | None:
 
 
 def roles_of(processor: SentencePieceProcessor) -> dict[str, str]:
-    """Role -> piece: what the model itself names, and pieces with names like [CLS] or <mask>."""
+    """Returns role -> piece: the roles that the model itself names, and pieces with names such as [CLS] or <mask>."""
     own = {role: getattr(processor, f"{role}_id")() for role in ("unk", "bos", "eos", "pad")}
     found = {role: str(processor.id_to_piece(id)) for role, id in own.items() if id >= 0}
     for id in range(processor.get_piece_size()):
@@ -145,9 +146,9 @@ def roles_of(processor: SentencePieceProcessor) -> dict[str, str]:
 
 
 def read_sentencepiece_folder(folder: Path) -> SentencePieceFolder:
-    """Reads `folder`. Transformers itself is asked only where special tokens are other than named pieces of the model.
+    """Reads `folder`; through Transformers only where special tokens are not named pieces of the model.
 
-    Raises UserError if it is not such a folder.
+    Raises UserError if it is not a folder of a SentencePiece model.
     """
     found = model_file(folder)
     if found is None:
@@ -171,7 +172,8 @@ def read_sentencepiece_folder(folder: Path) -> SentencePieceFolder:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The folder's tokenizer as Transformers loads it; a bare model's with the class that gives the model's own ids."""
+    """Returns the folder's tokenizer, loaded by Transformers; for a bare model, with the class that returns its own
+    ids."""
     from transformers import AutoTokenizer, SentencePieceBackend
 
     found = model_file(folder)
@@ -183,8 +185,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def config_of(named: Mapping[str, str], *, cls_sep: bool) -> dict[str, Any]:
-    """The tokenizer_config.json of a folder whose tokens are `named`; `cls_sep` says whether `tokenizer(text)` puts
-    [CLS] and [SEP] around it."""
+    """Returns the tokenizer_config.json of a folder with the `named` tokens; with `cls_sep`, `tokenizer(text)` adds
+    [CLS] and [SEP]."""
     config: dict[str, Any] = {
         "tokenizer_class": CLASS,
         "special_tokens_pattern": "cls_sep" if cls_sep else "none",
@@ -196,12 +198,13 @@ def config_of(named: Mapping[str, str], *, cls_sep: bool) -> dict[str, Any]:
 
 
 def has_piece(processor: SentencePieceProcessor, piece: str) -> bool:
-    """Whether `piece` is one of the model's."""
+    """Returns whether the model has `piece`."""
     return bool(processor.id_to_piece(processor.piece_to_id(piece)) == piece)
 
 
 def _is_plain(special: Iterable[str]) -> bool:
-    """Whether no two tokens can overlap in a text: none holds another's first character behind its own."""
+    """Returns whether no two tokens can overlap in a text: none contains a token's first character after its own
+    first."""
     first = {token[0] for token in special}
     return not any(first.intersection(token[1:]) for token in special)
 

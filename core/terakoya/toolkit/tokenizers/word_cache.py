@@ -1,4 +1,4 @@
-"""Words to ids through a table that remembers every word it has cut: looking up a word is a hash, the rest is numpy."""
+"""A cache from words to ids: finding a word is a hash lookup, everything else is numpy."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 LINE_END = "\n"
-"""Stands among the words wherever a line ends."""
+"""The entry among the words at the end of a line."""
 
 
 class WordCache:
-    """Each word's ids, found once and kept in one flat array.
+    """The ids of each word, computed once and stored in one flat array.
 
-    A web corpus never stops bringing new words: beyond `max_words` entries the table starts anew.
+    A web corpus has an unlimited number of words: beyond `max_words` entries the cache is cleared.
     """
 
     def __init__(
@@ -27,8 +27,8 @@ class WordCache:
         return len(self._rows)
 
     def encode(self, words: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the ids (T,) of `words` in order, word starts (T,) bool, and the tokens (L,) int64 of each line, even
-        of empty ones. A line ends at each `LINE_END`."""
+        """Returns the ids (T,) of `words` in order, word starts (T,) bool, and the number of tokens (L,) int64 of each
+        line, including empty lines. A line ends at each `LINE_END`."""
         if len(self._rows) > self._max_words:
             self._clear()
         rows = np.fromiter(map(self._rows.__getitem__, words), np.int32, len(words))
@@ -48,7 +48,7 @@ class WordCache:
         self._add(LINE_END, [])
 
     def _add(self, word: str, ids: Sequence[int] | None = None) -> int:
-        """The row of a new word."""
+        """Adds a word and returns its row."""
         ids = self._word_ids(word) if ids is None else ids
         row = len(self._lengths)
         self._lengths.append(len(ids))

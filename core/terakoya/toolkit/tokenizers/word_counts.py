@@ -1,8 +1,9 @@
-"""One table of how often each word occurs, counted in parallel in bounded memory: what vocabularies are learnt from.
+"""Counting words in parallel in bounded memory. Vocabularies are trained on these counts.
 
 Beyond `max_words` entries the table is pruned as in lossy counting (Manku and Motwani, 2002,
-https://www.vldb.org/conf/2002/S10P03.pdf): the rarest words are dropped, and how much that can have cost any one word
-is known and returned. Blocks are merged in the order of the corpus, so the table does not depend on the processes.
+https://www.vldb.org/conf/2002/S10P03.pdf): the rarest words are dropped, and the largest possible error of a count is
+known and returned. Blocks are merged in the order of the corpus, so the table does not depend on the number of
+processes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from terakoya.errors import UserError
 from terakoya.process_pool import workers
 
 Splitter = Callable[[str], Iterable[str]]
-"""A document to its words."""
+"""A function from a document to its words."""
 
 logger = logging.getLogger("terakoya")
 
@@ -31,12 +32,12 @@ class WordCounts:
     """How often words occur in a corpus.
 
     Attributes:
-        counts: word -> how often. Never too high; too low by at most `error`.
-        words: running words, all told.
-        error: what pruning can have cost: every word that occurs more often than this is in the table. 0 is exact.
-        documents: documents counted.
-        rejected: what could not be read as a document, by reason.
-        text_bytes: bytes of the files read, after decompression.
+        counts: word -> count. A count is never too high, and too low by at most `error`.
+        words: the total number of running words.
+        error: the largest error by pruning: every word that occurs more often is in the table. 0 is exact.
+        documents: the number of counted documents.
+        rejected: reason -> the number of items that could not be read as documents.
+        text_bytes: bytes read from the files, after decompression.
     """
 
     counts: dict[str, int]
@@ -47,10 +48,10 @@ class WordCounts:
     text_bytes: int
 
     def facts(self, max_words: int) -> dict[str, Any]:
-        """What a tokenizer's training reports of the table. Warns where `max_words` made it inexact."""
+        """Returns the facts of the table for the record of a tokenizer's training. Warns where counts are inexact."""
         if self.error:
             logger.warning(
-                "more than %s distinct words: rare ones were dropped; each count is right or at most %s too low",
+                "more than %s distinct words: rare ones were dropped; each count is exact or at most %s too low",
                 f"{max_words:,}",
                 f"{self.error:,}",
             )
@@ -73,11 +74,12 @@ def count_words(
     sample_bytes: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> WordCounts:
-    """Counts the words of `corpus`, cut by what `splitter()` returns in each process (`splitter` must be picklable).
+    """Counts the words of `corpus`. Each process splits text with the function that `splitter()` returns (`splitter`
+    must be picklable).
 
-    Memory: about 200 bytes for each of `max_words` entries here, and a block of the corpus in each process. With
-    `sample_bytes`, about so many bytes of text are read, in blocks evenly spread over the corpus. `progress(done_bytes,
-    total_bytes)` counts bytes on disk.
+    Memory: about 200 bytes for each of `max_words` entries in this process, and a block of the corpus in each worker.
+    With `sample_bytes`, about this many bytes of text are read, in blocks evenly distributed over the corpus.
+    `progress(done_bytes, total_bytes)` counts bytes on disk.
 
     Raises UserError if a process dies.
     """
@@ -98,7 +100,7 @@ def count_words(
 
 @dataclass(frozen=True)
 class _Counted:
-    """The words of one block, exactly."""
+    """The exact word counts of one block."""
 
     counts: dict[str, int]
     documents: int
@@ -128,7 +130,7 @@ class _Merger:
             self._prune()
 
     def _prune(self) -> None:
-        """Drops the rarest words, at least half of what is allowed, so that it does not happen after every block."""
+        """Drops the rarest words, at least half of `max_words`, so that pruning is not needed after every block."""
         values = np.fromiter(self._counts.values(), np.int64, len(self._counts))
         keep = self._max_words // 2
         limit = int(np.partition(values, len(values) - keep - 1)[len(values) - keep - 1])
@@ -136,7 +138,7 @@ class _Merger:
         self._error += limit
 
     def result(self) -> WordCounts:
-        """The table as it stands."""
+        """Returns the current table."""
         return WordCounts(
             counts=self._counts,
             words=self._words,
@@ -167,8 +169,8 @@ class _BlockCounter:
 
 
 def sample_blocks(corpus: Corpus, sample_bytes: int | None) -> Iterator[Block]:
-    """The blocks to read. Which ones depends on the corpus alone."""
-    block_bytes = max(1 << 16, min(4 << 20, corpus.total_bytes // 64))  # small enough to keep every process at work
+    """Yields the blocks to read. The choice depends only on the corpus and `sample_bytes`."""
+    block_bytes = max(1 << 16, min(4 << 20, corpus.total_bytes // 64))  # small enough to keep every process busy
     if sample_bytes is None:
         yield from corpus.blocks(block_bytes=block_bytes)
         return
@@ -183,7 +185,7 @@ def sample_blocks(corpus: Corpus, sample_bytes: int | None) -> Iterator[Block]:
 def _in_order(
     blocks: Iterable[Block], corpus: Corpus, splitter: Callable[[], Splitter], processes: int
 ) -> Iterator[tuple[Block, _Counted]]:
-    """Each block with its counts, in the order of `blocks`; only a few blocks are held at a time."""
+    """Yields each block with its counts, in the order of `blocks`; only a few blocks are in memory at a time."""
     if processes == 1:
         counter = _BlockCounter(corpus, splitter)
         for block in blocks:

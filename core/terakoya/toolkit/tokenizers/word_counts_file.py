@@ -1,7 +1,7 @@
-"""A kept table of word counts: counted once, learnt from by every tokenizer that cuts the same corpus the same way.
+"""A file of word counts, which every tokenizer that splits the same corpus in the same way can train on.
 
-The file: the line `terakoya word counts 1`, a line of JSON (what was counted and how, and what came out), the counts as
-little-endian int64, the words as UTF-8 with a newline between two. The same corpus gives the same bytes.
+The file: the line `terakoya word counts 1`, a line of JSON (corpus, splitter, totals), the counts as little-endian
+int64, the words as UTF-8 separated by newlines. The same corpus gives the same bytes.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ _FACTS = ("words", "error", "documents", "rejected", "text_bytes")
 
 @dataclass(frozen=True)
 class Splitting:
-    """How a corpus becomes words and how many of them are looked at.
+    """How a corpus is split into words, and how many of them are counted.
 
     Attributes:
         splitter: see `count_words`; picklable.
-        identity: what the words depend on, by name: the kind of splitter, its options, dictionary and versions.
+        identity: everything on which the words depend, by name: the kind of splitter, its options, dictionary,
+            versions.
         max_words, sample_bytes: see `count_words`.
     """
 
@@ -40,16 +41,16 @@ class Splitting:
     sample_bytes: int | None = None
 
     def facts(self) -> dict[str, Any]:
-        """Everything that decides what is counted in a corpus."""
+        """Returns everything that determines the counts of a corpus."""
         return {**self.identity, "max_words": self.max_words, "sample_bytes": self.sample_bytes}
 
 
 @runtime_checkable
 class WordCountTokenizer(Protocol):
-    """A kind of tokenizer that learns from word counts, so that `terakoya tokenizer count` can count for it."""
+    """A kind of tokenizer that trains on word counts, so that `terakoya tokenizer count` can count for it."""
 
     def splitting(self) -> Splitting:
-        """How this tokenizer wants words counted. Raises UserError for wrong settings."""
+        """Returns how words are counted for this tokenizer. Raises UserError for wrong settings."""
 
 
 def load_or_count_words(
@@ -60,9 +61,9 @@ def load_or_count_words(
     processes: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> WordCounts:
-    """The words of `corpus`, from the kept table `file` if there is one, else counted now; see `count_words`.
+    """Returns the word counts of `corpus`, read from `file` if given, else counted now; see `count_words`.
 
-    Raises UserError for a table of another corpus or of other settings.
+    Raises UserError for a file of another corpus or with other settings.
     """
     if file is not None:
         return read_counts(file, corpus, splitting)
@@ -77,8 +78,8 @@ def load_or_count_words(
 
 
 def write_counts(file: Path, corpus: Corpus, splitting: Splitting, table: WordCounts) -> None:
-    """Writes `table`, which `splitting` has counted in `corpus`; `file` appears when it is complete."""
-    assert not any("\n" in word for word in table.counts), "words hold no newline"
+    """Writes `table`, counted with `splitting` in `corpus`; `file` appears when it is complete."""
+    assert not any("\n" in word for word in table.counts), "words contain no newline"
     counts = np.fromiter(table.counts.values(), "<i8", len(table.counts)).tobytes()
     words = "\n".join(table.counts).encode()
     header = {
@@ -102,7 +103,7 @@ def write_counts(file: Path, corpus: Corpus, splitting: Splitting, table: WordCo
 
 
 def read_counts(file: Path, corpus: Corpus, splitting: Splitting) -> WordCounts:
-    """The table in `file`. Raises UserError if it is broken, or not what `splitting` counts in `corpus`."""
+    """Returns the table in `file`. Raises UserError if it is broken, or does not match `splitting` and `corpus`."""
     if not file.is_file():
         raise UserError(f"{file}: expected a table of word counts, found no file; see `terakoya tokenizer count`")
     with file.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""The fast path of tokenizers that cut words first and look up pieces then: each word is cut once and remembered."""
+"""The fast encoder of tokenizers that split words first and then look up pieces. The pieces of each word are cached."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHUNK_CHARACTERS = 1 << 19
 
 
 class WordEncoder:
-    """See `Encoder`. A word starts where `words` starts one; a literal special token is a word."""
+    """An `Encoder`. Words start where `words` splits them; a literal special token is a word."""
 
     vocabulary: Vocabulary
 
@@ -35,8 +35,8 @@ class WordEncoder:
         lower: bool,
         load: Callable[[], Any],
     ) -> None:
-        """`pieces` gives the ids of a word, `parse` says whether special tokens in text get their ids, `lower` whether
-        words are lower-cased; `load` returns Transformers' tokenizer."""
+        """`pieces` returns the ids of a word. With `parse`, special tokens in text get their ids; with `lower`, words
+        are lower-cased. `load` returns Transformers' tokenizer."""
         self.vocabulary = folder.vocabulary
         self._folder, self._words, self._parse = folder, words, parse
         self._load = functools.cache(load)
@@ -45,7 +45,7 @@ class WordEncoder:
         self._literal = re.compile(f"({self._special.pattern})")
         self._pieces, self._lower = pieces, lower
         self._never_split = {*(folder.config.get("never_split") or ()), *special}
-        self._table = WordCache(self._word_ids, self.vocabulary.dtype())
+        self._cache = WordCache(self._word_ids, self.vocabulary.dtype())
 
     def encode(self, documents: Sequence[str]) -> EncodedDocuments:
         """See `Encoder.encode`."""
@@ -62,7 +62,7 @@ class WordEncoder:
         dtype = self.vocabulary.dtype()
         ids, word_starts, lengths = [np.empty(0, dtype)], [np.empty(0, bool)], [np.empty(0, np.int64)]
         for chunk in _chunks(lines):
-            chunk_ids, chunk_starts, chunk_lengths = self._table.encode(chunk)
+            chunk_ids, chunk_starts, chunk_lengths = self._cache.encode(chunk)
             ids.append(chunk_ids)
             word_starts.append(chunk_starts)
             lengths.append(chunk_lengths)
@@ -77,11 +77,11 @@ class WordEncoder:
         )
 
     def _plain(self, text: str) -> list[str]:
-        """The words of each line of `text`, taken as it is."""
+        """Returns the words of each line of `text`, without special tokens."""
         return self._words.split(self._words.lines(text))
 
     def _with_literals(self, line: str) -> str:
-        """The words of one line, special tokens as their ids behind a line end: what no word begins with."""
+        """Returns the words of one line. A special token is a line end, which no word begins with, and its id."""
         if not self._folder.plain:
             return self._slow(line)
         words = []
@@ -93,7 +93,8 @@ class WordEncoder:
         return " ".join(words)
 
     def _slow(self, line: str) -> str:
-        """As `_with_literals`, by Transformers itself: for special tokens that overlap or strip their neighbours."""
+        """Returns `_with_literals` from Transformers itself, for special tokens that overlap or strip their
+        neighbours."""
         tokenizer = self._load()
         ids = tokenizer(line, add_special_tokens=False)["input_ids"]
         words: list[str] = []

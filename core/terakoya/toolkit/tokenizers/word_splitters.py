@@ -1,6 +1,7 @@
-"""What cuts a line into words before its pieces are looked up: MeCab, Sudachi, Juman++, BERT's basic rules, or nothing.
+"""Word splitters, which run before pieces are looked up: MeCab, Sudachi, Juman++, BERT's basic rules, or white space.
 
-Each is described by keys of the `tokenizer_config.json` of Transformers' BertJapaneseTokenizer, and cuts as that does.
+Each is described by keys of the `tokenizer_config.json` of Transformers' BertJapaneseTokenizer, and splits exactly as
+that does.
 """
 
 from __future__ import annotations
@@ -20,29 +21,29 @@ from terakoya.errors import UserError
 from terakoya.toolkit.tokenizers import mecab
 
 SUDACHI_BYTES = 48_000
-"""Sudachi takes 49,149 bytes at a time."""
+"""Sudachi accepts at most 49,149 bytes at a time."""
 JUMAN_BYTES = 4_096
-"""What Juman++ takes at a time."""
-_NFKC_GROWTH = 18  # so many characters at most become of one
+"""Juman++ accepts at most this many bytes at a time."""
+_NFKC_GROWTH = 18  # NFKC replaces a character by at most this many
 
 logger = logging.getLogger("terakoya")
 
 
 class WordSplitter(Protocol):
-    """Cuts lines into words; belongs to one process."""
+    """Splits lines into words; belongs to one process."""
 
     def lines(self, text: str) -> list[str]:
-        """The lines of `text`, as `split` wants them."""
+        """Returns the lines of `text`, in the form that `split` needs."""
 
     def split(self, lines: Sequence[str]) -> list[str]:
-        """The words of each line, joined by spaces, one string a line. Other white space may be inside words."""
+        """Returns the words of each line, joined by spaces, one string a line. Words may contain other white space."""
 
 
 class FunctionSplitter:
-    """Cuts lines with any function from a line to its words."""
+    """Splits lines with any function from a line to its words."""
 
     def __init__(self, cut: Callable[[str], Sequence[str]], *, max_bytes: int | None = None) -> None:
-        """Lines of more than `max_bytes` are more than `cut` can take: they are cut up and a warning is given."""
+        """Lines of more than `max_bytes` are too long for `cut`: they are split into parts, with a warning."""
         self._cut, self._max_bytes = cut, max_bytes
 
     def lines(self, text: str) -> list[str]:
@@ -61,21 +62,21 @@ class FunctionSplitter:
             return self._cut(line)
         size = self._max_bytes // 4
         logger.warning(
-            "a line of %s characters is more than can be cut into words at once: taken %s characters at a time",
+            "a line of %s characters is too long for the word splitter: split into parts of %s characters",
             f"{len(line):,}",
             f"{size:,}",
         )
-        pieces = (normal[start : start + size] for start in range(0, len(normal), size))
-        return [word for piece in pieces for word in self._cut(piece)]
+        parts = (normal[start : start + size] for start in range(0, len(normal), size))
+        return [word for part in parts for word in self._cut(part)]
 
 
 def build_splitter(
     config: Mapping[str, Any], *, special: Sequence[str] = (), white_space: bool = False
 ) -> WordSplitter:
-    """The splitter that `config` describes; `special` tokens in text are left as they are where it matters.
-    `white_space`: see `MecabSplitter`, which alone looks at it.
+    """Returns the splitter that `config` describes. `basic` keeps `special` tokens in text unchanged. `white_space` is
+    for MeCab only: see `MecabSplitter`.
 
-    Case is left alone, except by `basic`, which takes accents away with it. Raises UserError for what is not installed.
+    Only `basic` changes case, and removes accents with it. Raises UserError for a splitter that is not installed.
     """
     kind = splitter_kind(config)
     if kind == "none":
@@ -96,7 +97,7 @@ def build_splitter(
     _check_installed(kind, config)
     if kind == "sudachi":
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Dictionary.create", DeprecationWarning)  # Transformers' own way in
+            warnings.filterwarnings("ignore", "Dictionary.create", DeprecationWarning)  # from Transformers
             sudachi = japanese.SudachiTokenizer(**(config.get("sudachi_kwargs") or {}))
         return FunctionSplitter(lambda line: sudachi.tokenize(line), max_bytes=SUDACHI_BYTES)
     juman = japanese.JumanppTokenizer(**(config.get("jumanpp_kwargs") or {}))
@@ -104,23 +105,23 @@ def build_splitter(
 
 
 def _juman_words(juman: Any, line: str) -> list[str]:
-    """The words of `line` from Transformers' JumanppTokenizer. Raises UserError where Juman++ does not answer."""
+    """Returns the words of `line` from Transformers' JumanppTokenizer. Raises UserError if Juman++ does not answer."""
     text = (unicodedata.normalize("NFKC", line) if juman.normalize_text else line).strip()
-    if text.startswith("# "):  # a comment, to which Juman++ gives no answer: Transformers waits and fails
+    if text.startswith("# "):  # a comment for Juman++, which does not answer: Transformers waits and fails
         return [*_juman_words(juman, "#"), *_juman_words(juman, text[2:])]
     try:
         words: list[str] = juman.tokenize(text)
     except (RuntimeError, TimeoutError) as error:
         raise UserError(
             f"word_tokenizer juman: expected an answer from jumanpp, got none for the line {text[:60]!r}"
-            f"{'...' if len(text) > 60 else ''} ({len(text):,} characters): {str(error)[:200]}; see that jumanpp runs, "
-            "or take the line out of the corpus"
+            f"{'...' if len(text) > 60 else ''} ({len(text):,} characters): {str(error)[:200]}; check that jumanpp "
+            "runs, or remove the line from the corpus"
         ) from error
     return words
 
 
 def document_splitter(config: Mapping[str, Any], special: Sequence[str]) -> Callable[[str], Iterator[str]]:
-    """A function from a document to its words, for `word_counts.count_words`."""
+    """Returns a function from a document to its words, for `word_counts.count_words`."""
     words = build_splitter(config, special=special)
 
     def cut(text: str) -> Iterator[str]:
@@ -157,17 +158,17 @@ def splitter_identity(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def splitter_kind(config: Mapping[str, Any]) -> str:
-    """`mecab`, `sudachi`, `jumanpp`, `basic` or `none`."""
+    """Returns `mecab`, `sudachi`, `jumanpp`, `basic` or `none`."""
     return config.get("word_tokenizer_type", "basic") if config.get("do_word_tokenize", True) else "none"
 
 
 def mecab_arguments(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What `config` hands to Transformers' MecabTokenizer."""
+    """Returns the arguments in `config` for Transformers' MecabTokenizer."""
     return config.get("mecab_kwargs") or {}
 
 
 def mecab_options(config: Mapping[str, Any]) -> str:
-    """MeCab's options as Transformers' MecabTokenizer makes them from `config`."""
+    """Returns MeCab's options, as Transformers' MecabTokenizer derives them from `config`."""
     arguments = mecab_arguments(config)
     option = arguments.get("mecab_option") or ""
     dictionary = arguments.get("mecab_dic", "unidic_lite")
@@ -177,19 +178,19 @@ def mecab_options(config: Mapping[str, Any]) -> str:
 
 
 def sudachi_dictionary(config: Mapping[str, Any]) -> str:
-    """`small`, `core` or `full`."""
+    """Returns `small`, `core` or `full`."""
     return (config.get("sudachi_kwargs") or {}).get("sudachi_dict_type", "core")
 
 
 def _juman_version() -> str:
-    """What jumanpp says of itself and its dictionary."""
-    done = subprocess.run(["jumanpp", "--version"], capture_output=True, text=True, encoding="utf-8", check=False)
-    if done.returncode:
+    """Returns the version of jumanpp and its dictionary."""
+    result = subprocess.run(["jumanpp", "--version"], capture_output=True, text=True, encoding="utf-8", check=False)
+    if result.returncode:
         raise UserError(
-            f"word_tokenizer juman: expected its version from `jumanpp --version`, got status {done.returncode}: "
-            f"{done.stderr.strip()[:200]}; see that jumanpp runs"
+            f"word_tokenizer juman: expected its version from `jumanpp --version`, got status {result.returncode}: "
+            f"{result.stderr.strip()[:200]}; check that jumanpp runs"
         )
-    return done.stdout.strip()
+    return result.stdout.strip()
 
 
 def _check_installed(kind: str, config: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""Which ids start a word, where a tokenizer's pieces say so themselves.
+"""Which ids start a word, for tokenizers whose pieces have marks for it.
 
-WordPiece marks pieces inside a word with `##`; others mark the first piece of a word. Whether a mark means what it
-seems to is found out by comparison with the tokenizer's own encoder, which knows words for certain.
+WordPiece marks pieces inside a word with `##`; other tokenizers mark the first piece of a word. A mark is verified by a
+comparison with the tokenizer's own encoder, which knows words exactly.
 
 See docs/design/word-starts.md.
 """
@@ -24,9 +24,10 @@ The quick brown foxes were jumping over lazily sleeping dogs; unbelievably, nobo
 
 
 def word_start_table(tokenizer: Tokenizer, folder: Path) -> np.ndarray | None:
-    """(V,) bool, which ids start a word; None where the pieces of the tokenizer in `folder` do not say.
+    """Returns (V,) bool, True for ids that start a word; None where the pieces of the tokenizer in `folder` do not
+    tell.
 
-    A mark is believed only if it agrees with the encoder's own word starts on every token of a text in Japanese and
+    A mark is used only if it agrees with the encoder's own word starts on every token of a text in Japanese and
     English.
     """
     encoder = tokenizer.encoder(folder)

@@ -1,9 +1,9 @@
-"""WordPiece: cutting words into pieces, and learning the pieces from a table of word counts.
+"""WordPiece: splitting words into pieces, and training the pieces on a table of word counts.
 
-Cutting is BERT's greedy longest match (https://arxiv.org/abs/1609.08144, section 4.1). Learning is what the field means
-by it: `tokenizers`' `BertWordPieceTokenizer`, byte-pair merges over words whose pieces after the first begin with `##`.
-That library takes running text only and breaks ties by the order of a hash table; here counts go in, however large,
-and equal counts are taken in the order of the pieces' ids, so that the same counts give the same vocabulary.
+Splitting is BERT's greedy longest match (https://arxiv.org/abs/1609.08144, section 4.1). Training is that of
+`tokenizers`' `BertWordPieceTokenizer`: byte-pair merges over words whose pieces after the first begin with `##`. That
+library accepts running text only and breaks ties by the order of a hash table. Here the input is counts of any size,
+and among equal counts the order of the pieces' ids decides, so that the same counts give the same vocabulary.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ MAX_CHARACTERS = 100
 
 
 class WordPiece:
-    """Cuts words into the ids of their pieces."""
+    """Splits words into the ids of their pieces."""
 
     def __init__(self, vocabulary: Mapping[str, int], unknown: int) -> None:
-        """`unknown` is the id of a word that cannot be cut into pieces of `vocabulary`."""
+        """`unknown` is the id of a word that cannot be split into pieces of `vocabulary`."""
         self._unknown = unknown
         self._first = dict(vocabulary)
         self._next = {piece[len(PREFIX) :]: id for piece, id in vocabulary.items() if piece.startswith(PREFIX)}
         self._longest = max(map(len, vocabulary), default=0)
 
     def ids(self, word: str) -> list[int]:
-        """The ids of one word's pieces; several words, if it holds white space; none, if it holds nothing else."""
+        """Returns the ids of a word's pieces. White space separates several words; a word of white space has no ids."""
         ids: list[int] = []
         for part in word.split():
             ids += self._part(part)
@@ -58,8 +58,8 @@ class WordPiece:
 
 
 def bert_words(counts: Mapping[str, int]) -> Counter[str]:
-    """Word counts as `BertWordPieceTokenizer` sees them in training: control characters are dropped, punctuation stands
-    alone; accents (dakuten) and case stay."""
+    """Returns word counts as `BertWordPieceTokenizer` uses them in training: without control characters, with
+    punctuation as separate words; accents (dakuten) and case are unchanged."""
     from tokenizers.normalizers import BertNormalizer
     from tokenizers.pre_tokenizers import BertPreTokenizer
 
@@ -82,13 +82,13 @@ def train_wordpiece(
     limit_alphabet: int,
     special_tokens: Sequence[str],
 ) -> list[str]:
-    """The vocabulary learnt from `counts` (word -> how often), by id: special tokens, single characters, the same
-    inside words, then merges in the order they were made.
+    """Returns the vocabulary trained on `counts` (word -> count), by id: special tokens, single characters, the same
+    inside words, then merges in the order of their creation.
 
-    At most `limit_alphabet` characters are kept, the most frequent; pieces come from pairs seen at least
-    `min_frequency` times. Fewer than `vocab_size` are returned when no such pair is left.
+    At most `limit_alphabet` characters are kept, the most frequent ones; pieces are pairs that occur at least
+    `min_frequency` times. There are fewer than `vocab_size` pieces when no such pair remains.
 
-    Raises UserError if special tokens and characters alone do not fit.
+    Raises UserError if special tokens and characters do not fit.
     """
     words = list(counts)
     codes, lengths = codes_of(words)
@@ -110,10 +110,10 @@ def train_wordpiece(
     first[kept] = [ids[chr(code)] for code in kept]
     other[inside] = [ids[PREFIX + chr(code)] for code in inside]
     symbols = np.where(is_first, first[codes], other[codes])
-    left = np.concatenate([[0], np.cumsum(symbols >= 0)])  # characters outside the alphabet are left out
+    ahead = np.concatenate([[0], np.cumsum(symbols >= 0)])  # characters outside the alphabet are left out
     merge_pairs(
         symbols[symbols >= 0],
-        left[ends] - left[ends - lengths],
+        ahead[ends] - ahead[ends - lengths],
         times,
         pieces,
         join=lambda one, two: one + two.removeprefix(PREFIX),
@@ -124,7 +124,8 @@ def train_wordpiece(
 
 
 def _alphabet(codes: np.ndarray, times: np.ndarray, limit: int) -> list[int]:
-    """The `limit` most frequent of `codes`, each occurring `times` times, ascending; of equals the smaller ones."""
+    """Returns the `limit` most frequent of `codes`, which occur `times` times, ascending; among equals the smaller
+    ones."""
     total = np.zeros(sys.maxunicode + 1, np.int64)
     np.add.at(total, codes, times)
     found = np.flatnonzero(total)
