@@ -62,5 +62,5 @@ class Characters(Tokenizer):
 
 @hookimpl
 def register_tokenizers() -> dict[str, type[Tokenizer]]:
-    """Offers `characters`."""
+    """Registers `characters`."""
     return {"characters": Characters}

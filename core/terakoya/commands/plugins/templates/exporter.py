@@ -39,5 +39,5 @@ class Example(Exporter):
 
 @hookimpl
 def register_exporters() -> dict[str, type[Exporter]]:
-    """Offers `example`: `terakoya export RUN --out DIR --format example`."""
+    """Registers `example`: `terakoya export RUN --out DIR --format example`."""
     return {"example": Example}

@@ -36,5 +36,5 @@ class Example(Importer):
 
 @hookimpl
 def register_importers() -> dict[str, type[Importer]]:
-    """Offers `example`."""
+    """Registers `example`."""
     return {"example": Example}

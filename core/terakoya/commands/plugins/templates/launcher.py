@@ -28,5 +28,5 @@ class Example(Launcher):
 
 @hookimpl
 def register_launchers() -> dict[str, type[Launcher]]:
-    """Offers `example`."""
+    """Registers `example`."""
     return {"example": Example}

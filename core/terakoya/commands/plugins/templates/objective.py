@@ -78,5 +78,5 @@ class Example(Objective):
 
 @hookimpl
 def register_objectives() -> dict[str, type[Objective]]:
-    """Offers `example`: `"objective": {"type": "example"}`."""
+    """Registers `example`: `"objective": {"type": "example"}`."""
     return {"example": Example}

@@ -30,5 +30,5 @@ class Example(Optimizer):
 
 @hookimpl
 def register_optimizers() -> dict[str, type[Optimizer]]:
-    """Offers `example`: `"optimizer": {"type": "example"}`."""
+    """Registers `example`: `"optimizer": {"type": "example"}`."""
     return {"example": Example}

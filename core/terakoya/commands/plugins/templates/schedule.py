@@ -29,5 +29,5 @@ class Example(Schedule):
 
 @hookimpl
 def register_schedules() -> dict[str, type[Schedule]]:
-    """Offers `example`: `"schedule": {"type": "example"}`."""
+    """Registers `example`: `"schedule": {"type": "example"}`."""
     return {"example": Example}

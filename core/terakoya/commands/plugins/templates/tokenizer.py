@@ -77,5 +77,5 @@ class Example(Tokenizer):
 
 @hookimpl
 def register_tokenizers() -> dict[str, type[Tokenizer]]:
-    """Offers `example`: `terakoya tokenizer train --type example`."""
+    """Registers `example`: `terakoya tokenizer train --type example`."""
     return {"example": Example}

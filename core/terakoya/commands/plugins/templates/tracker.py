@@ -40,5 +40,5 @@ class Open:
 
 @hookimpl
 def register_trackers() -> dict[str, type[Tracker]]:
-    """Offers `example`: `"trackers": [{"type": "example"}]`."""
+    """Registers `example`: `"trackers": [{"type": "example"}]`."""
     return {"example": Example}
