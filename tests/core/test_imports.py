@@ -23,7 +23,7 @@ MODULES = [
     "terakoya.store.token_store",
     "terakoya.preparation.local",
     "terakoya.rows.row_source",
-    "terakoya.toolkit.objectives.masking",
+    "terakoya.toolkit.masking",
     "terakoya.rows.packing",
     "terakoya.rows.loader",
 ]

@@ -33,7 +33,7 @@ from transformers import DataCollatorForLanguageModeling
 from terakoya import plugins
 from terakoya.components.rows import Layout, Rows
 from terakoya.rows.row_source import RowSource
-from terakoya.toolkit.objectives.masking import MaskedRows, mask
+from terakoya.toolkit.masking import MaskedRows, mask
 from terakoya.training.distributed import cpu_allocator
 
 GOAL = 100.0

@@ -5,14 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-
-class Settings(BaseModel):
-    """A strict, frozen part of the parameter JSON."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
+from terakoya.config.settings import Settings
 
 StorePath = Annotated[Path, Field(strict=False)]
 StepRange = Annotated[tuple[PositiveInt, PositiveInt], Field(strict=False)]

@@ -10,10 +10,11 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SerializeAsAny
 
 from terakoya.components import Architecture, Objective, Optimizer, Schedule, Tracker
-from terakoya.config.data import Data, Settings
+from terakoya.config.data import Data
 from terakoya.config.lora import LoraSettings
 from terakoya.config.loss_scaling import LossScaling
 from terakoya.config.parallel import Parallel
+from terakoya.config.settings import Settings
 from terakoya.config.start_from import StartFrom
 
 LENGTH_KEYS = ("max_steps", "max_tokens", "epochs")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from terakoya.config.data import Settings
+from terakoya.config.settings import Settings
 from terakoya.config.start_from import StartFrom
 
 Names = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from terakoya.config.data import Settings
+from terakoya.config.settings import Settings
 
 
 class LossScaling(Settings):

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from terakoya.config.data import Settings
 from terakoya.config.deepspeed import OFFLOADS, find_offload_problems, offload_device
+from terakoya.config.settings import Settings
 from terakoya.errors import UserError
 from terakoya.json_settings import read_json
 

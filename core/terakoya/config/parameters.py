@@ -19,9 +19,9 @@ from pydantic import (
 )
 
 from terakoya import plugins
-from terakoya.components import Component, batch_table
+from terakoya.components import Component
 from terakoya.components.progress import Length
-from terakoya.config import conflicts
+from terakoya.config import batch_table, conflicts
 from terakoya.config import lora as lora_settings
 from terakoya.config.fields import LENGTH_KEYS, ParameterFields
 from terakoya.errors import UserError, nearest

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic import BaseModel, Field, create_model
 
-from terakoya.components import batch_table
+from terakoya.config import batch_table
 from terakoya.config.parameters import COMPONENTS, Parameters
 from terakoya.plugins import Registry
 

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from terakoya.components import batch_table
 from terakoya.components.vocabulary import Vocabulary
+from terakoya.config import batch_table
 from terakoya.config.parameters import Parameters, resolve_length
 from terakoya.errors import UserError
 from terakoya.estimation import devices

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from small_store import CLS, FIRST, MASK, PAD, SEP, vocabulary
 
 from terakoya.errors import UserError
-from terakoya.toolkit.objectives.masking import IGNORED, MaskedRows, mask
+from terakoya.toolkit.masking import IGNORED, MaskedRows, mask
 from terakoya.toolkit.random_keys import draws, row_keys
 
 VOCABULARY = vocabulary(5000)

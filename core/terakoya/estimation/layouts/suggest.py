@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
-from terakoya.components import batch_table
+from terakoya.config import batch_table
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.estimation.engine_memory import AHEAD, BUCKET, FLOAT32, LIVE

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from terakoya.components import batch_table
+from terakoya.config import batch_table
 from terakoya.errors import UserError
 
 HOST_VARIABLE = "TERAKOYA_HOST"

@@ -14,7 +14,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from terakoya import hookimpl
-from terakoya.components import Job, Launcher, LaunchPlan, batch_table
+from terakoya.components import Job, Launcher, LaunchPlan
+from terakoya.config import batch_table
 from terakoya.errors import UserError
 from terakoya.toolkit.launchers.scripts import limit_threads, quote, script_head
 from terakoya_plugins.launchers.hosts.hostfile import Host, read_hosts

@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from terakoya import hookimpl
-from terakoya.components import Job, Launcher, LaunchPlan, SubmittedJob, batch_table
+from terakoya.components import Job, Launcher, LaunchPlan, SubmittedJob
+from terakoya.config import batch_table
 from terakoya.errors import UserError
 from terakoya.toolkit.launchers.scripts import FINAL_EXIT_CODES, quote, script_head
 from terakoya.toolkit.launchers.submitted import SubmittedJobRecord

@@ -20,7 +20,7 @@ from terakoya.components import Architecture, Batch, LossTerm, Objective
 from terakoya.components.rows import Layout, Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
-from terakoya.toolkit.objectives.masking import mask_rows
+from terakoya.toolkit.masking import mask_rows
 from terakoya.toolkit.objectives.nested_architecture import NestedArchitecture
 from terakoya.toolkit.random_keys import numbers, streams
 

@@ -8,8 +8,8 @@ import toy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from terakoya.components import batch_table
-from terakoya.components.batch_table import split_proportionally
+from terakoya.config import batch_table
+from terakoya.config.batch_table import split_proportionally
 from terakoya.config.parameters import Parameters
 from terakoya.config.schema import json_schema
 from terakoya.errors import UserError
