@@ -1,4 +1,4 @@
-"""Activation checkpointing changes what stands in memory and nothing else: not a bit of a loss, gradient or weight."""
+"""Activation checkpointing changes memory and nothing else: every loss, gradient and weight keeps its bits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SUBJECTS = [
     ("llama", "causal_lm", "packed", 0.0),
     ("gpt2", "causal_lm", "stream", 0.0),
 ]
-"""Architecture, objective, layout, dropout: with and without dropout, torch attends in different ways."""
+"""Architecture, objective, layout, dropout: with and without dropout, torch uses different attention kernels."""
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +63,8 @@ def parameters(
     )  # fmt: skip
 
 
-class Alive(TorchDispatchMode):
-    """Knows the bytes of every tensor made under it that still stands in memory."""
+class LiveTensors(TorchDispatchMode):
+    """Counts the bytes of all live tensors that were created while it was active."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,14 +85,14 @@ class Alive(TorchDispatchMode):
 def loss_and_gradients(
     settings: Parameters, store: TokenStore, backend: str = "sdpa"
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], int]:
-    """Sums, gradients by name, and the bytes that stood in memory between forward and backward."""
+    """Returns sums, gradients by name, and the bytes of live tensors between forward and backward."""
     objective = settings.objective
     batch = objective.collate(make_rows(store, objective.row_layout()), VOCABULARY)
     tensors = to_device(batch, torch.device("cpu"), flash=False)
     module = build_module_for_training(settings, VOCABULARY).train()
     attention.use(module, backend)
     torch.manual_seed(5)
-    with Alive() as alive:
+    with LiveTensors() as alive:
         sums = module(tensors)
         loss = sum(sums[name] * term.weight for name, term in objective.terms().items() if term.weight)
         kept = alive.bytes()
@@ -103,7 +103,7 @@ def loss_and_gradients(
 
 
 @pytest.mark.parametrize(("architecture", "objective", "layout", "dropout"), SUBJECTS)
-def test_less_is_kept_and_nothing_else_changes(
+def test_less_memory_is_used_and_nothing_else_changes(
     architecture: str, objective: str, layout: str | None, dropout: float, rows_of: TokenStore
 ) -> None:
     plain = parameters(architecture, objective, layout, None, dropout=dropout)
@@ -118,26 +118,26 @@ def test_less_is_kept_and_nothing_else_changes(
     assert bytes_kept["full"] < bytes_kept["selective"] < kept
 
 
-def test_what_is_dear_is_what_the_module_says() -> None:
+def test_expensive_operations_are_those_of_the_module_docstring() -> None:
     aten = torch.ops.aten
     states, scores = torch.empty(2, 64, 8), torch.empty(2, 64, 64)
     assert is_expensive(aten.mm.default, (torch.empty(4, 8), torch.empty(8, 32)), {})
     assert is_expensive(aten.addmm.default, (torch.empty(32), torch.empty(4, 8), torch.empty(8, 32)), {})
-    assert not is_expensive(aten.bmm.default, (states, states.mT), {}), (
-        "scores are more numbers than what they are made of"
-    )
+    assert not is_expensive(aten.bmm.default, (states, states.mT), {}), "scores are larger than their inputs"
     assert is_expensive(aten.bmm.default, (scores, states), {})
     assert not is_expensive(aten.gelu.default, (states,), {})
     flash = aten._scaled_dot_product_flash_attention.default
     assert is_expensive(flash, (states, states, states), {})
-    assert not is_expensive(flash, (states, states, states, 0.1), {}), "it draws: kept, it would draw nothing again"
+    assert not is_expensive(flash, (states, states, states, 0.1), {}), (
+        "it draws random numbers: if kept, it would draw none in the recomputation"
+    )
     efficient = aten._scaled_dot_product_efficient_attention.default
     assert is_expensive(efficient, (states, states, states, None, True, 0.0), {})
     assert not is_expensive(efficient, (states, states, states, None, True), {"dropout_p": 0.1})
 
 
 class ChangesInPlace(torch.nn.Module):
-    """Changes the result of its first product, and drops out before and after."""
+    """Changes the result of its first product in place, with dropout before and after."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class ChangesInPlace(torch.nn.Module):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_block_changes_in_place_is_computed_again(kind: str) -> None:
+def test_results_that_a_block_changes_in_place_are_recomputed(kind: str) -> None:
     torch.manual_seed(0)
     plain = ChangesInPlace()
     wrapped = copy.deepcopy(plain)
@@ -171,7 +171,7 @@ def test_what_a_block_changes_in_place_is_computed_again(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_copied_block_runs_itself(kind: str) -> None:
+def test_a_copied_block_runs_its_own_forward(kind: str) -> None:
     block = torch.nn.Linear(4, 4)
     checkpoint_block(block, kind)  # type: ignore[arg-type]
     copied = copy.deepcopy(block)
@@ -181,7 +181,7 @@ def test_a_copied_block_runs_itself(kind: str) -> None:
     assert list(block.state_dict()) == ["weight", "bias"]
 
 
-def test_two_processes_train_the_same_to_the_bit_and_it_may_change_on_resume(store: Path, tmp_path: Path) -> None:
+def test_two_processes_train_bit_identically_and_it_may_change_on_resume(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(
         store, batch_size={"0": 9, "1": 7}, max_steps=4, checkpoint={"save_steps": 2}, schedule={"type": "constant"}
     )

@@ -1,7 +1,7 @@
-"""DeepSpeed's stages train what one process trains, and their checkpoints are everybody's.
+"""DeepSpeed's stages train what one process trains, and any engine reads their checkpoints.
 
 One pair of processes runs every job: rank 0 has 5 rows of each step, rank 1 has 2, in micro-steps of 2, so that rank 1
-runs two empty ones. The model's sizes are odd, so that nothing divides by two.
+runs two empty ones. The model's sizes are odd, so that none is divisible by two.
 """
 
 import importlib.util
@@ -41,7 +41,7 @@ UNCORRECTED = {"type": "adamw", "learning_rate": 0.01, "bias_correction": False}
 
 @pytest.fixture(scope="module")
 def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of all runs, and what the processes printed."""
+    """The folder of all runs, and the output of the processes."""
     base = tmp_path_factory.mktemp("deepspeed")
     one, two = {"-1": 7}, {"0": 5, "1": 2}
 
@@ -130,7 +130,7 @@ def test_without_bias_correction_the_step_count_is_kept(runs: tuple[Path, str], 
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_checkpoints_travel_between_engines(runs: tuple[Path, str], stage: int) -> None:
+def test_checkpoints_move_between_engines(runs: tuple[Path, str], stage: int) -> None:
     """From one process without DeepSpeed to a stage on two, and back."""
     base, _ = runs
     for name in (f"from_plain{stage}", f"to_plain{stage}"):
@@ -155,7 +155,7 @@ def test_bf16_is_autocast_over_fp32_weights(runs: tuple[Path, str], stage: int) 
     assert {value.dtype for value in weights.values()} == {torch.float32}
     assert_close(state(base / "plain_bf16", "model", MIDDLE), weights, 1e-2)
     fp32 = toy.losses(base / f"stage{stage}")
-    assert any(abs(mine[step][0] - fp32[step][0]) > 1e-5 for step in mine), "computed in fp32"
+    assert any(abs(mine[step][0] - fp32[step][0]) > 1e-5 for step in mine), "the run computed in fp32"
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -185,8 +185,8 @@ def test_activation_checkpointing_changes_no_bit(runs: tuple[Path, str], stage: 
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_lion_takes_the_same_steps_cut_up(runs: tuple[Path, str], stage: int) -> None:
-    """Steps are signs: where a gradient is next to nothing, rounding may turn one."""
+def test_lion_takes_the_same_steps_when_sharded(runs: tuple[Path, str], stage: int) -> None:
+    """Lion's updates are signs: where a gradient is nearly zero, rounding may flip one."""
     base, _ = runs
     assert_same_losses(base / "plain_lion", base / f"lion{stage}", 1e-4)
     plain, mine = state(base / "plain_lion", "model"), state(base / f"lion{stage}", "model")
@@ -203,7 +203,7 @@ def test_lion_resumed_is_bit_identical(runs: tuple[Path, str]) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_step_that_is_not_finite_touches_nothing(runs: tuple[Path, str], stage: int) -> None:
+def test_a_step_that_is_not_finite_changes_nothing(runs: tuple[Path, str], stage: int) -> None:
     base, _ = runs
     bad = {"finite": False, "stayed": True}
     assert json.loads((base / f"poison{stage}/poison.json").read_text()) == [
@@ -213,13 +213,13 @@ def test_a_step_that_is_not_finite_touches_nothing(runs: tuple[Path, str], stage
     ]
 
 
-def test_deepspeed_says_nothing_but_what_it_skipped(runs: tuple[Path, str]) -> None:
+def test_deepspeed_prints_only_skipped_steps(runs: tuple[Path, str]) -> None:
     _, said = runs
     lines = [line for line in said.splitlines() if "[WARNING]" in line or "[INFO]" in line or "Warning:" in line]
     assert all("OVERFLOW! Skipping step" in line for line in lines), said
 
 
-def test_deepspeed_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_deepspeed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from terakoya.training.distributed.deepspeed_setup import create_accelerator
     from terakoya.training.distributed.topology import LaunchInfo
 

@@ -1,4 +1,4 @@
-"""Offloading and a user's own DeepSpeed JSON move numbers around and change none of them."""
+"""Offloading and a user's own DeepSpeed JSON change where numbers are stored, and none of the numbers."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of all runs: `plain`, and of each way that it is named after, straight and resumed."""
+    """The folder of all runs: `plain`, and for each configuration an uninterrupted and a resumed run."""
     base = tmp_path_factory.mktemp("deepspeed_config")
     here(base / "plain", settings(store, validation_store, None, {"-1": 7}))
     jobs = []
@@ -40,7 +40,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
     return base
 
 
-def test_deepspeed_was_told(runs: Path) -> None:
+def test_deepspeed_received_the_settings(runs: Path) -> None:
     told = {name: json.loads((runs / name / "zero.json").read_text()) for name in WAYS}
     for name, sections in (("optimizer1", 1), ("optimizer2", 1), ("both3", 2), ("buckets2", 0)):
         offloads = [told[name][key] for key in ("offload_optimizer", "offload_param")]
@@ -57,7 +57,7 @@ def test_it_trains_what_one_process_trains(runs: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_it_goes_on_to_the_bit(runs: Path, name: str) -> None:
+def test_it_resumes_bit_identically(runs: Path, name: str) -> None:
     assert_same_losses(runs / name, runs / f"resumed_{name}", 0.0)
     for kind in ("model", "optimizer"):
         assert_close(state(runs / name, kind), state(runs / f"resumed_{name}", kind), 0.0)

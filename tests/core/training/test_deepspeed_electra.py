@@ -1,4 +1,4 @@
-"""Two models in one under DeepSpeed's stages: shared embeddings, a histogram among the sums, two models to write."""
+"""ELECTRA's two models under DeepSpeed's stages: shared embeddings, a histogram among the sums, two exports."""
 
 import importlib.util
 from pathlib import Path

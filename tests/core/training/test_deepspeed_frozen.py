@@ -1,4 +1,4 @@
-"""Frozen weights under DeepSpeed's stages: bit for bit as they were, the rest as one process trains it."""
+"""Frozen weights under DeepSpeed's stages: they keep their bits, the rest is trained as by one process."""
 
 import importlib.util
 from pathlib import Path
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, r
 
 @pytest.fixture(scope="module")
 def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of all runs: `plain`, `stage0`, `resumed0`, ... and of the model `start` that they begin with."""
+    """The folder of all runs: `plain`, `stage0`, `resumed0`, ... and of the model `start` from which they start."""
     base = tmp_path_factory.mktemp("deepspeed_frozen")
 
     def run(stage: int | None, rows: dict[str, int]) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def test_a_stage_starts_and_freezes_as_one_process_does(runs: Path, stage: int) 
     before, after = load_file(runs / "start/model.safetensors"), state(mine, "model")
     for name, value in before.items():
         same = value.numpy().tobytes() == after[f"model.{name}"].numpy().tobytes()
-        idle = name.endswith("key.bias")  # its gradient is 0: the softmax does not see it
+        idle = name.endswith("key.bias")  # its gradient is 0: it does not change the softmax
         assert same == is_low(name) or idle, name
     assert not any(is_low(name) for name in state(mine, "optimizer"))
 

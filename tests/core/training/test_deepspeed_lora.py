@@ -1,4 +1,5 @@
-"""Adapters under DeepSpeed's stages: one process's training, frozen weights that stay whole, and nothing else saved."""
+"""Adapters under DeepSpeed's stages: trained as by one process, with frozen weights unchanged, and only adapters
+saved."""
 
 import importlib.util
 from pathlib import Path
@@ -43,7 +44,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_trains_the_adapters_that_one_process_does(runs: Path, stage: int, tmp_path: Path) -> None:
+def test_a_stage_trains_adapters_as_one_process_does(runs: Path, stage: int, tmp_path: Path) -> None:
     plain, mine = runs / "plain", runs / f"stage{stage}"
     for step, values in toy.records(plain).items():
         assert toy.records(mine)[step]["loss"] == pytest.approx(values["loss"], rel=1e-5), step
@@ -58,7 +59,7 @@ def test_a_stage_trains_the_adapters_that_one_process_does(runs: Path, stage: in
     assert (checkpoint(mine, LAST) / "adapter/adapter_config.json").is_file()
 
 
-def test_the_most_divided_stage_resumes_exactly(runs: Path) -> None:
+def test_stage_3_resumes_exactly(runs: Path) -> None:
     straight, resumed = runs / "stage3", runs / "resumed3"
     assert toy.losses(resumed)[LAST] == toy.losses(straight)[LAST]
     for kind in ("model", "optimizer"):

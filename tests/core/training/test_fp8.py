@@ -1,4 +1,4 @@
-"""fp8 where it cannot be: refused at once, with what is needed."""
+"""fp8 on unsupported devices: refused at once, with the requirements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from terakoya.training.setup import train_in_this_process
 GPU = torch.device("cuda", 0)
 
 
-def test_a_run_on_a_processor_is_refused_before_anything_is_built(
+def test_a_run_on_a_cpu_is_refused_before_anything_is_built(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("terakoya.training.setup.build_module_for_training", None)
@@ -44,7 +44,7 @@ def test_without_its_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
         distributed_fp8.check(GPU)
 
 
-def test_weights_keep_their_names_and_it_learns_where_torchao_pretends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_keep_their_names_and_train_where_torchao_emulates(monkeypatch: pytest.MonkeyPatch) -> None:
     float8 = pytest.importorskip("torchao.float8", reason='needs `pip install "terakoya[fp8]"`')
     from accelerate.utils import AORecipeKwargs
 
@@ -56,7 +56,7 @@ def test_weights_keep_their_names_and_it_learns_where_torchao_pretends(monkeypat
     weights = dict(module.named_parameters())
     distributed_fp8.convert(module)
     assert all(value is weights[name] for name, value in module.named_parameters(remove_duplicate=False))
-    assert type(module.model.lm_head) is torch.nn.Linear, "the last stays as it is"
+    assert type(module.model.lm_head) is torch.nn.Linear, "the last layer stays as it is"
     attention.use(module, "sdpa")
     ids = torch.arange(32).repeat(2, 1)
     batch = {"input_ids": ids, "position_ids": ids, "document_ids": torch.zeros_like(ids), "labels": ids}

@@ -1,4 +1,4 @@
-"""What is frozen stays bit for bit, in one process and in several, and after a resume; the rest is trained."""
+"""Frozen weights keep their bits, in one process and in several, and after a resume; the rest is trained."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_minus_one_freezes_nothing_and_zero_the_embeddings(store: Path) -> None:
         "model.bert.embeddings.token_type_embeddings.weight",
         "model.bert.embeddings.LayerNorm.weight",
         "model.bert.embeddings.LayerNorm.bias",
-    }, "and with the words the head's matrix, which is the same"
+    }, "and with the word embeddings the head's matrix, which is tied"
     assert "model.cls.predictions.bias" in trained, "the head's bias is its own"
     frozen, trained = frozen_and_trained(settings(store, None, frozen_layers=2))
     assert len(frozen) == 5 + 2 * 16 and all(name.startswith("model.cls.") for name in trained)
@@ -62,7 +62,7 @@ def test_both_models_of_electra_are_frozen(sharing: str, store: Path) -> None:
     assert all(is_low(name) for name in frozen) and not any(is_low(name) for name in trained)
     for model in ("generator", "discriminator"):
         assert sum(name.startswith(f"{model}.electra.encoder.layer.0.") for name in frozen) == 16
-        assert f"{model}.electra.embeddings_project.weight" in frozen, "what comes before the first layer"
+        assert f"{model}.electra.embeddings_project.weight" in frozen, "it is before the first layer"
     assert {"generator.generator_lm_head.bias", "discriminator.discriminator_predictions.dense.weight"} <= trained
 
 
@@ -77,7 +77,7 @@ def test_a_nested_generator_of_another_shape_is_frozen_too(store: Path) -> None:
         frozen_and_trained({**raw, "frozen_layers": 2})
 
 
-def test_more_layers_than_there_are_is_refused(store: Path) -> None:
+def test_more_frozen_layers_than_layers_are_refused(store: Path) -> None:
     with pytest.raises(
         UserError, match="frozen_layers: expected at most 2, as many layers as BertForMaskedLM has, got 3"
     ):
@@ -104,7 +104,7 @@ def test_nothing_left_to_train_is_refused(store: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_what_is_frozen_stays_bit_for_bit(processes: int, store: Path, tmp_path: Path) -> None:
+def test_frozen_weights_keep_their_bits(processes: int, store: Path, tmp_path: Path) -> None:
     save_bert(tmp_path / "m")
     table = {"0": 9, "1": 7} if processes == 2 else {"-1": 16}
     raw = settings(store, str(tmp_path / "m"), frozen_layers=1, max_steps=4, batch_size=table)
@@ -117,11 +117,11 @@ def test_what_is_frozen_stays_bit_for_bit(processes: int, store: Path, tmp_path:
         same = value.numpy().tobytes() == after[name].numpy().tobytes()
         assert same == is_low(name), name
     moments = load_file(tmp_path / "run/checkpoints/step-00000004/state/optimizer-00000.safetensors")
-    assert moments and not any(is_low(name) for name in moments), "the optimizer knows what it trains alone"
+    assert moments and not any(is_low(name) for name in moments), "the optimizer has trained weights only"
 
 
 def test_two_processes_train_what_one_trains(store: Path, tmp_path: Path) -> None:
-    """The folder is read by rank 0 alone; the others get its weights."""
+    """Only rank 0 reads the folder; the others receive its weights."""
     save_electra(tmp_path / "e")
     raw = {**electra(store, str(tmp_path / "e"), sharing="tied"), "frozen_layers": 1}
     raw["optimizer"] = {"type": "adamw", "learning_rate": 0.1, "eps": 1.0}
@@ -153,18 +153,18 @@ def test_killed_and_resumed_is_bit_identical(processes: int, store: Path, tmp_pa
     assert same_weights(tmp_path / "cut", tmp_path / "straight", 12)
 
 
-def test_another_number_of_frozen_layers_needs_leave(store: Path, tmp_path: Path) -> None:
+def test_another_number_of_frozen_layers_needs_allow_change(store: Path, tmp_path: Path) -> None:
     raw = settings(store, None, frozen_layers=1, max_steps=1)
 
-    def go_on(steps: int, frozen: int, **options: Any) -> None:
+    def resume(steps: int, frozen: int, **options: Any) -> None:
         changed = {**raw, "max_steps": steps, "frozen_layers": frozen}
         train_in_this_process(Parameters.from_dict(changed, source="test"), tmp_path / "run", **options)
 
-    go_on(1, 1)
+    resume(1, 1)
     with pytest.raises(UserError, match="--allow-change frozen_layers"):
-        go_on(2, -1)
+        resume(2, -1)
     for steps, frozen in ((2, -1), (3, 2)):
-        go_on(steps, frozen, allow_change=frozenset({"frozen_layers"}))
+        resume(steps, frozen, allow_change=frozenset({"frozen_layers"}))
     one, two, three = (weights(tmp_path / "run", step) for step in (1, 2, 3))
     low, high, head = (
         "model.bert.encoder.layer.0.output.dense.weight",
@@ -178,7 +178,7 @@ def test_another_number_of_frozen_layers_needs_leave(store: Path, tmp_path: Path
     assert not any(".encoder." in name for name in moments)
 
 
-def test_freezing_weights_that_nobody_trained_is_warned_of(store: Path, tmp_path: Path) -> None:
+def test_freezing_untrained_weights_prints_a_warning(store: Path, tmp_path: Path) -> None:
     train_in_this_process(Parameters.from_dict(settings(store, None, frozen_layers=0), source="test"), tmp_path / "run")
     texts = [json.loads(line).get("text", "") for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert any("frozen_layers 0 without start_from" in text for text in texts)

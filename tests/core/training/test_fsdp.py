@@ -1,7 +1,7 @@
-"""`fully_shard` trains what one process trains, and its checkpoints are everybody's.
+"""`fully_shard` trains what one process trains, and any engine reads its checkpoints.
 
 Two processes have 5 and 2 rows of each step, three have 4, 2 and 1, in micro-steps of 2, so that those with fewer run
-empty ones. Sizes are odd, so that nothing divides evenly.
+empty ones. Sizes are odd, so that none is divisible by the number of processes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ needs_peft = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason
 
 
 def family(name: str, store: Path, validation: Path, rows: dict[str, int], **changes: Any) -> dict[str, Any]:
-    """The parameter JSON of a run of `name`; as under DeepSpeed, but for the engine."""
+    """The parameter JSON of a run of `name`: as in the tests of DeepSpeed, with another engine."""
     raw = settings(store, validation, None, rows, **changes)
     own = FAMILIES[name]
     if "architecture" in own:
@@ -128,7 +128,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
 @pytest.mark.parametrize("name", FAMILIES)
 def test_two_processes_train_what_one_trains(runs: Path, name: str) -> None:
     plain, mine = runs / f"{name}_plain", runs / name
-    if name != "electra":  # whose samples a rounding may change
+    if name != "electra":  # rounding may change its samples
         assert_same_losses(plain, mine, 1e-6)
     assert_close(state(plain, "model", MIDDLE), state(mine, "model", MIDDLE), 1e-6)
     assert_close(state(plain, "model"), state(mine, "model"), 1e-6)
@@ -154,7 +154,7 @@ def test_resumed_in_the_same_world_is_bit_identical(runs: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["three", "from_plain", "to_plain", "two_to_three", "to_one"])
-def test_another_world_or_engine_goes_on_with_the_same_losses(runs: Path, name: str) -> None:
+def test_another_world_or_engine_resumes_with_the_same_losses(runs: Path, name: str) -> None:
     first = 1 if name == "three" else MIDDLE + 1
     assert set(toy.losses(runs / name)) == set(range(first, LAST + 1))
     assert_same_losses(runs / "bert_plain", runs / name, 1e-5)
@@ -162,7 +162,7 @@ def test_another_world_or_engine_goes_on_with_the_same_losses(runs: Path, name: 
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_is_exported_is_what_was_trained(runs: Path, name: str, tmp_path: Path) -> None:
+def test_the_export_has_the_trained_weights(runs: Path, name: str, tmp_path: Path) -> None:
     export(runs / name, tmp_path / "model")
     trained = state(runs / name, "model")
     for folder, kind in EXPORTS[name].items():
@@ -178,7 +178,7 @@ def test_what_is_exported_is_what_was_trained(runs: Path, name: str, tmp_path: P
             assert torch.equal(values[key], value), key
 
 
-def test_models_are_written_as_often_as_is_asked(runs: Path) -> None:
+def test_models_are_written_at_the_configured_interval(runs: Path) -> None:
     for name, steps in (("bert", [LAST]), ("full", [MIDDLE, LAST])):
         assert [step for step in (MIDDLE, LAST) if (checkpoint(runs / name, step) / "model").is_dir()] == steps
     for step in (MIDDLE, LAST):
@@ -191,14 +191,14 @@ def test_bf16_is_autocast_over_fp32_weights(runs: Path) -> None:
     mine, fp32 = toy.losses(runs / "bf16"), toy.losses(runs / "bert")
     for step, values in mine.items():
         assert values == pytest.approx(toy.losses(runs / "bf16_plain")[step], rel=1e-2)
-    assert any(abs(mine[step][0] - fp32[step][0]) > 1e-5 for step in mine), "computed in fp32"
+    assert any(abs(mine[step][0] - fp32[step][0]) > 1e-5 for step in mine), "the run computed in fp32"
     weights = state(runs / "bf16", "model", MIDDLE)
     assert {value.dtype for value in weights.values()} == {torch.float32}
     assert_close(state(runs / "bf16_plain", "model", MIDDLE), weights, 1e-2)
 
 
 def test_fp16_scales_losses_as_under_ddp(runs: Path) -> None:
-    """The first step overflows, wherever: it is left out by both processes, and from then on the scale does."""
+    """The first step overflows and both processes skip it; later steps fit into the lower scale."""
     plain, mine = (toy.records(runs / name) for name in ("fp16_plain", "fp16"))
     for records in (plain, mine):
         assert [(each["loss_scale"], each["skipped_steps"]) for each in records.values()] == [(2.0**16, 1)] * LAST
@@ -209,22 +209,22 @@ def test_fp16_scales_losses_as_under_ddp(runs: Path) -> None:
     assert_close(state(runs / "fp16_plain", "model"), state(runs / "fp16", "model"), 1e-2)
 
 
-def test_a_step_that_is_not_finite_touches_nothing(runs: Path) -> None:
+def test_a_step_that_is_not_finite_changes_nothing(runs: Path) -> None:
     bad = {"finite": False, "stayed": True}
     found = json.loads((runs / "poison/poison.json").read_text())
     assert found == [bad, bad, {"finite": True, "stayed": False}]
 
 
 @pytest.mark.parametrize("kind", ["full", "selective"])
-def test_computing_again_and_saving_behind_change_no_bit(runs: Path, kind: str) -> None:
+def test_recomputation_and_saving_in_the_background_change_no_bit(runs: Path, kind: str) -> None:
     assert_same_losses(runs / "bert", runs / kind, 0.0)
     for part in ("model", "optimizer"):
         for step in (MIDDLE, LAST):
             assert_close(state(runs / "bert", part, step), state(runs / kind, part, step), 0.0)
 
 
-def test_lion_takes_the_same_steps_cut_up(runs: Path) -> None:
-    """Steps are signs: where a gradient is next to nothing, rounding may turn one."""
+def test_lion_takes_the_same_steps_when_sharded(runs: Path) -> None:
+    """Lion's updates are signs: where a gradient is nearly zero, rounding may flip one."""
     assert_same_losses(runs / "lion_plain", runs / "lion", 1e-4)
     plain, mine = state(runs / "lion_plain", "model"), state(runs / "lion", "model")
     apart = sum(int(((plain[name] - mine[name]).abs() > 1e-6).sum()) for name in plain)
@@ -232,19 +232,19 @@ def test_lion_takes_the_same_steps_cut_up(runs: Path) -> None:
     assert state(runs / "lion", "optimizer").keys() == state(runs / "lion_plain", "optimizer").keys()
 
 
-def test_frozen_weights_stay_and_the_rest_is_trained_as_by_one(runs: Path) -> None:
+def test_frozen_weights_stay_and_the_rest_is_trained_as_by_one_process(runs: Path) -> None:
     plain, mine = runs / "frozen_plain", runs / "frozen"
     assert_same_losses(plain, mine, 1e-5)
     assert_close(state(plain, "model"), state(mine, "model"), 1e-5)
     before, after = load_file(runs / "start/model.safetensors"), state(mine, "model")
     for name, value in before.items():
-        idle = name.endswith("key.bias")  # its gradient is 0: the softmax does not see it
+        idle = name.endswith("key.bias")  # its gradient is 0: it does not change the softmax
         assert torch.equal(value, after[f"model.{name}"]) == is_low(name) or idle, name
     assert not any(is_low(name) for name in state(mine, "optimizer"))
 
 
 @needs_peft
-def test_adapters_are_trained_as_by_one_and_saved_alone(runs: Path, tmp_path: Path) -> None:
+def test_adapters_are_trained_as_by_one_process_and_only_they_are_saved(runs: Path, tmp_path: Path) -> None:
     plain, mine = runs / "lora_plain", runs / "lora"
     assert_same_losses(plain, mine, 1e-5)
     adapters = state(mine, "model")

@@ -1,4 +1,4 @@
-"""`fully_shard` from the command line: killed, gone on with, and handed to and taken over from ZeRO."""
+"""`fully_shard` from the command line: killed, resumed, and continued by ZeRO and the other way round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AS_FSDP = ("--set", "parallel.engine=fsdp")
 
 
 def test_killed_and_resumed_is_bit_identical(store: Path, validation_store: Path, tmp_path: Path) -> None:
-    """With dropout; the checkpoint cuts an interval of logging."""
+    """With dropout; the checkpoint is saved within an interval of logging."""
     raw = toy.parameters(store, validation_store, batch_size={"0": 9, "1": 7}, logging_steps=3)
     said = toy.train(raw, tmp_path / "straight", *AS_FSDP, nodes=(1, 1), plugins=FAULTS)
     assert "2 processes on 2 nodes" in said and "on cpu, fsdp, fp32" in said and "Warning" not in said
@@ -39,7 +39,7 @@ def test_killed_and_resumed_is_bit_identical(store: Path, validation_store: Path
 
 @pytest.mark.nightly
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
-def test_runs_pass_between_zero_and_fsdp(store: Path, validation_store: Path, tmp_path: Path) -> None:
+def test_zero_and_fsdp_resume_each_others_runs(store: Path, validation_store: Path, tmp_path: Path) -> None:
     rows = {"0": 5, "1": 2}
     zero = settings(store, validation_store, 2, rows)
     fsdp = {**settings(store, validation_store, None, rows), "parallel": {"engine": "fsdp"}}

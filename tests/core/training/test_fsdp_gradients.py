@@ -1,7 +1,7 @@
-"""`fully_shard`: gradients of pieces, put together, are those that plain autograd finds for the whole global batch.
+"""`fully_shard`: gradients of all shards together are those of plain autograd for the whole global batch.
 
 Rows are uneven, 5 and 2 or 4, 2 and 1, in micro-steps of 2, so that the processes with fewer run empty ones. A weight
-of 16 rows leaves 6, 6 and 4 to three processes, one of 2 rows leaves the last with nothing.
+of 16 rows gives 6, 6 and 4 rows to three processes; a weight of 2 rows gives the last process none.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def settings(store: Path, name: str, rows: dict[str, int], **changes: Any) -> di
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the results that are asked for, `bert2`, `bert3`, ..., and of the store."""
+    """The folder of the requested results, `bert2`, `bert3`, ..., and of the store."""
     base = tmp_path_factory.mktemp("fsdp_gradients")
     store = make_store(base / "toy").folder
     mine = [item for item in request.session.items if item.path == Path(__file__) and hasattr(item, "callspec")]
@@ -90,8 +90,8 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def plain(store: Path, name: str, out: Path) -> tuple[dict[str, nn.Parameter], float]:
-    """The weights with their gradients, and the loss, of seven rows as one batch, by autograd alone: sums over counts,
-    weighted."""
+    """Returns the weights with their gradients, and the loss, of seven rows as one batch, from plain autograd: sums
+    over counts, weighted."""
     made = trainer(settings(store, name, {"-1": 7}, micro_batch_size=7), out)
     module: Any = made.engine.module
     if hasattr(module, "sample"):
@@ -114,7 +114,7 @@ def test_gradients_are_those_of_one_batch(runs: Path, name: str, processes: int,
     error = torch.stack([(got[key].double() - value.double()).norm() for key, value in expected.items()]).norm()
     assert error / norm <= 1e-6
     for key, value in expected.items():
-        floor = 1e-3 * norm  # where a gradient is nothing but rounding, as that of a key's bias
+        floor = 1e-3 * norm  # for gradients that are only rounding, such as those of key biases
         assert (got[key].double() - value.double()).norm() <= 1e-6 * max(value.double().norm(), floor), key
     held = json.loads((runs / f"{name}{processes}/held.json").read_text())
     assert held["loss"] == pytest.approx(loss, rel=1e-6)
@@ -122,7 +122,7 @@ def test_gradients_are_those_of_one_batch(runs: Path, name: str, processes: int,
 
 
 @pytest.mark.parametrize(("name", "processes"), CASES)
-def test_each_process_holds_its_share_of_weights_and_gradients(runs: Path, name: str, processes: int) -> None:
+def test_each_process_holds_its_rows_of_weights_and_gradients(runs: Path, name: str, processes: int) -> None:
     whole = sum(value.numel() for value in load_file(runs / f"{name}{processes}/gradients.safetensors").values())
     held = json.loads((runs / f"{name}{processes}/held.json").read_text())
     numbers, reduced = zip(*held["held"], strict=True)
@@ -132,7 +132,7 @@ def test_each_process_holds_its_share_of_weights_and_gradients(runs: Path, name:
 
 
 @pytest.mark.parametrize("processes", TABLES)
-def test_an_optimizer_may_keep_something_from_the_start(runs: Path, processes: int, tmp_path: Path) -> None:
+def test_an_optimizer_may_have_state_before_its_first_step(runs: Path, processes: int, tmp_path: Path) -> None:
     weights, _ = plain(runs / "toy/store", "bert", tmp_path / "plain")
     trained = toy.saved(runs / f"adagrad{processes}/checkpoints/step-00000001")
     for name, before in weights.items():
@@ -141,7 +141,7 @@ def test_an_optimizer_may_keep_something_from_the_start(runs: Path, processes: i
         assert torch.allclose(trained[name], expected, rtol=0.0, atol=1e-7), name
 
 
-def test_a_block_that_shares_a_weight_is_no_group_of_its_own() -> None:
+def test_a_block_that_shares_a_weight_is_not_a_group() -> None:
     parameters = Parameters.from_dict(settings(Path("store"), "bert", {"-1": 7}), source="test")
     module: Any = build_module(parameters, VOCABULARY)
     layers = list(module.model.bert.encoder.layer)

@@ -1,4 +1,4 @@
-"""Adapters learn what peft's learn; what is saved is theirs alone; what is exported is Transformers' and peft's."""
+"""Adapters train as in peft; only adapters are saved; exports are in the formats of Transformers and peft."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def make(kind: str, store: Path, folder: Path, **changes: Any) -> dict[str, Any]
 
 
 def run(raw: Mapping[str, Any], out: Path, **options: Any) -> Path:
-    """The last checkpoint of the run."""
+    """Runs `raw` and returns the run's last checkpoint."""
     done = train_in_this_process(Parameters.from_dict(raw, source="test"), out, **options).checkpoint
     assert done is not None
     return done
@@ -123,8 +123,8 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_one_tuned_model_in_three_shapes(kind: str, store: Path, tmp_path: Path) -> None:
-    """Merged without peft, as an adapter for peft, and as it was trained: the same logits. The base is untouched."""
+def test_one_tuned_model_in_three_formats(kind: str, store: Path, tmp_path: Path) -> None:
+    """Merged without peft, as an adapter for peft, and as it was trained: the same logits. The base is unchanged."""
     auto, chosen = KINDS[kind]
     raw = make(kind, store, tmp_path / "base", lora=chosen)
     before = hashlib.sha256((tmp_path / "base/model.safetensors").read_bytes()).hexdigest()
@@ -134,7 +134,7 @@ def test_one_tuned_model_in_three_shapes(kind: str, store: Path, tmp_path: Path)
     trained = logits(module.model)  # type: ignore[arg-type]
     done = export(tmp_path / "run", tmp_path / "out")
     base = auto.from_pretrained(tmp_path / "base", local_files_only=True)
-    assert (logits(base) - trained).abs().max() > 0.01, "it has learnt"
+    assert (logits(base) - trained).abs().max() > 0.01, "the adapters are trained"
     for folder in (last / "model", done.out):
         merged, info = auto.from_pretrained(folder, local_files_only=True, output_loading_info=True)
         assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -171,7 +171,7 @@ def test_each_of_two_models_has_its_adapter(sharing: str, store: Path, tmp_path:
     assert {name.split(".")[0] for name in names(last, "model")} == {"generator", "discriminator"}
 
 
-def test_a_checkpoint_holds_what_is_trained(store: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_holds_only_what_is_trained(store: Path, tmp_path: Path) -> None:
     raw = make("gpt2", store, tmp_path / "base", checkpoint={"save_steps": 2}, lora={"modules_to_save": ["ln_f"]})
     last = run(raw, tmp_path / "run")
     saved = names(last, "model")
@@ -180,7 +180,9 @@ def test_a_checkpoint_holds_what_is_trained(store: Path, tmp_path: Path) -> None
         + [f"model.transformer.ln_f.modules_to_save.default.{each}" for each in ("weight", "bias")]
     )
     assert {name.rpartition("/")[0] for name in names(last, "optimizer")} == set(saved)
-    assert (last / "model").is_dir() and not (last.parent / "step-00000002/model").exists(), "the last alone is merged"
+    assert (last / "model").is_dir() and not (last.parent / "step-00000002/model").exists(), (
+        "only the last one is merged"
+    )
     assert (last.parent / "step-00000002/adapter/adapter_model.safetensors").is_file()
     start = toy.records(tmp_path / "run", "start")[0]
     plain = sum(value.numel() for value in load_file(tmp_path / "base/model.safetensors").values())
@@ -192,7 +194,7 @@ def test_a_checkpoint_holds_what_is_trained(store: Path, tmp_path: Path) -> None
 
 
 def documents(batch: Mapping[str, Tensor], name: str) -> list[tuple[Tensor, Tensor]]:
-    """Each document of `batch` alone, with what stands under `name` for it."""
+    """Each document of `batch` by itself, with its part of the array `name`."""
     found = []
     for row in range(len(batch["input_ids"])):
         for document in batch["document_ids"][row].unique():
@@ -204,14 +206,14 @@ def documents(batch: Mapping[str, Tensor], name: str) -> list[tuple[Tensor, Tens
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
 def test_gradients_are_those_of_plain_peft(kind: str, store: Path, tmp_path: Path) -> None:
-    """The same batch through peft's own model over plain Transformers, document by document."""
+    """The same batch in peft's own model over plain Transformers, document by document."""
     raw = make(kind, store, tmp_path / "base", lora={"target_modules": "all-linear"})
     ours = trainer(raw, tmp_path / "run")
     generator = torch.Generator().manual_seed(3)
     values = {name: value for name, value in ours.run.module.named_parameters() if value.requires_grad}
     assert values and all("lora_" in name for name in values)
     with torch.no_grad():
-        for value in values.values():  # else the second matrix is zero, and the first has no gradient
+        for value in values.values():  # otherwise the second matrix is zero, and the first has no gradient
             value.copy_(0.1 * torch.randn(value.shape, generator=generator))
     batch = to_device(ours.batches(0).real[0], torch.device("cpu"), flash=False)
     loss = "lm_loss" if kind == "gpt2" else "mlm_loss"
@@ -240,7 +242,7 @@ def test_gradients_are_those_of_plain_peft(kind: str, store: Path, tmp_path: Pat
 
 
 def test_two_processes_train_what_one_trains(store: Path, tmp_path: Path) -> None:
-    """Rank 0 alone reads the folder; adapters are drawn alike everywhere."""
+    """Only rank 0 reads the folder; all ranks initialise the same adapters."""
     raw = make("gpt2", store, tmp_path / "base", optimizer={"type": "adamw", "learning_rate": 0.1, "eps": 1.0})
     one = run(raw, tmp_path / "one")
     said = toy.train({**raw, "batch_size": {"0": 9, "1": 7}}, tmp_path / "two", nodes=(1, 1))
@@ -274,7 +276,7 @@ def test_killed_and_resumed_is_bit_identical(processes: int, store: Path, tmp_pa
     assert adapters[0] == adapters[1]
 
 
-def test_the_folder_under_the_adapters_must_be_there_as_it_was(store: Path, tmp_path: Path) -> None:
+def test_the_folder_under_the_adapters_must_exist_unchanged(store: Path, tmp_path: Path) -> None:
     base = tmp_path / "base"
     raw = make("bert", store, base)
     run({**raw, "max_steps": 1}, tmp_path / "run")
@@ -304,22 +306,22 @@ def test_the_folder_under_the_adapters_must_be_there_as_it_was(store: Path, tmp_
             use()
 
 
-def test_settings_that_say_what_is_saved_never_change(store: Path, tmp_path: Path) -> None:
+def test_settings_that_decide_what_is_saved_never_change(store: Path, tmp_path: Path) -> None:
     raw = make("gpt2", store, tmp_path / "base", max_steps=1)
     run(raw, tmp_path / "run")
 
-    def go_on(leave: str = "", **changes: Any) -> None:
+    def resume(leave: str = "", **changes: Any) -> None:
         changed = {**raw, "max_steps": 2, "lora": {**raw["lora"], **changes} if changes else None}
         run(changed, tmp_path / "run", allow_change=frozenset({leave}))
 
     for leave in ("", "lora"):
         with pytest.raises(UserError, match=r"other values of lora\.r, which determine what its checkpoints hold"):
-            go_on(leave, r=2)
+            resume(leave, r=2)
         with pytest.raises(UserError, match=r"lora\.r.*which determine what its checkpoints hold"):
-            go_on(leave)
+            resume(leave)
     with pytest.raises(UserError, match=r"--allow-change lora\.lora_alpha"):
-        go_on(lora_alpha=16)
-    go_on("lora.lora_alpha", lora_alpha=16)
+        resume(lora_alpha=16)
+    resume("lora.lora_alpha", lora_alpha=16)
 
 
 REFUSALS: list[tuple[str, dict[str, Any], str]] = [
@@ -340,14 +342,16 @@ REFUSALS: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "changes", "said"), REFUSALS)
-def test_what_cannot_be_is_refused(kind: str, changes: dict[str, Any], said: str, store: Path, tmp_path: Path) -> None:
+def test_impossible_settings_are_refused(
+    kind: str, changes: dict[str, Any], said: str, store: Path, tmp_path: Path
+) -> None:
     raw = make(kind, store, tmp_path / "base")
     raw |= {**changes, "lora": {**raw["lora"], **changes.get("lora", {})}}
     with pytest.raises(UserError, match=said):
         trainer(raw, tmp_path / "run")
 
 
-def test_a_head_that_is_drawn_must_be_trained(store: Path, tmp_path: Path) -> None:
+def test_a_randomly_initialised_head_must_be_trained(store: Path, tmp_path: Path) -> None:
     raw = make("bert", store, tmp_path / "base")
     save_bert(tmp_path / "body", BertModel)
     raw["start_from"] = {"folder": str(tmp_path / "body"), "new_heads": True, "drop_heads": True}
@@ -357,7 +361,7 @@ def test_a_head_that_is_drawn_must_be_trained(store: Path, tmp_path: Path) -> No
         trainer(raw, tmp_path / "run")
 
 
-def test_types_that_peft_does_not_know_need_names(tmp_path: Path) -> None:
+def test_model_types_that_peft_does_not_know_need_target_modules(tmp_path: Path) -> None:
     module, parameters, _ = toy_module("modernbert", "masked", {"target_modules": None})
     with pytest.raises(UserError, match=r"no default for models of type modernbert; name linear layers .*: Wqkv, Wo"):
         lora.add_adapters(module, parameters.lora, seed=parameters.seed)
@@ -379,7 +383,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 
 
 def toy_module(name: str, head: str, chosen: Mapping[str, Any]) -> tuple[torch.nn.Module, Parameters, dict[str, Any]]:
-    """A module of the architecture `name` at toy size, parameters that adapt it, and what they are made of."""
+    """A module of the architecture `name` at toy size, parameters that adapt it, and their JSON."""
     architecture = small.settings(registry().component("architectures", name)).model_dump(mode="json")
     raw = {
         "data": {"train": ["nowhere"], "sequence_length": small.SEQUENCE_LENGTH},
@@ -403,7 +407,7 @@ def pairs() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "head"), pairs())
 def test_any_architecture_is_adapted_and_merged(name: str, head: str) -> None:
-    """Every linear layer but the head of every model in the module; merged it is the same model without them."""
+    """Adapts every linear layer except the head of every model in the module; merging gives the same model."""
     module, parameters, _ = toy_module(name, head, {})
     plain = [each for each, _ in module.named_parameters()]
     lora.add_adapters(module, parameters.lora, seed=parameters.seed)
@@ -413,7 +417,7 @@ def test_any_architecture_is_adapted_and_merged(name: str, head: str) -> None:
     torch.manual_seed(99)
     lora.add_adapters(again, parameters.lora, seed=parameters.seed)
     for (one, value), (other, same) in zip(module.named_parameters(), again.named_parameters(), strict=True):
-        assert one == other and torch.equal(value, same), "drawn from the seed alone"
+        assert one == other and torch.equal(value, same), "initialised from the seed alone"
     with torch.no_grad():
         for value in module.parameters():
             if value.requires_grad:
@@ -430,7 +434,7 @@ def test_any_architecture_is_adapted_and_merged(name: str, head: str) -> None:
 
 
 def outputs(module: torch.nn.Module) -> dict[str, Tensor]:
-    """The first output of each of Transformers' models in `module` for some tokens."""
+    """The first output of each Transformers model in `module` for some tokens."""
     found = {}
     ids = torch.randint(6, small.VOCABULARY.size, (2, 16), generator=torch.Generator().manual_seed(0))
     module.eval()

@@ -1,4 +1,4 @@
-"""fp16: the scale goes as the published rules say, all leave out the same steps, stopping changes nothing."""
+"""fp16: the scale follows the published rules, all processes skip the same steps, stopping changes nothing."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ GPT2 = {
 T5 = {"type": "t5", "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
 SPANS = {"type": "span_corruption", "mean_noise_span_length": 6.0}
 HUGE = 2.0**40
-"""A scale at which gradients overflow whatever the model."""
+"""A scale at which the gradients of every model overflow."""
 
 
 def overflows(count: int, share: float) -> list[bool]:
-    """Which of `count` steps overflow: a `share` of them."""
+    """Whether each of `count` steps overflows: a fraction `share` of them does."""
     draw = random.Random(3)
     return [draw.random() < share for _ in range(count)]
 
 
 @pytest.mark.parametrize(("interval", "share"), [(4, 0.2), (1, 0.5), (2000, 0.1)])
-def test_the_scale_goes_as_torchs_own(interval: int, share: float) -> None:
+def test_the_scale_is_that_of_torch(interval: int, share: float) -> None:
     mine = LossScaler(LossScaling(init_scale=1024.0, growth_interval=interval, min_scale=1e-30), CPU)
     theirs = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=interval)
     weight = torch.nn.Parameter(torch.zeros(1))
@@ -56,8 +56,8 @@ def test_the_scale_goes_as_torchs_own(interval: int, share: float) -> None:
 
 
 @pytest.mark.parametrize(("hysteresis", "least"), [(1, 64.0), (2, 0.25), (3, 512.0)])
-def test_hysteresis_and_least_scale_are_megatrons(hysteresis: int, least: float) -> None:
-    """Its rule, written out."""
+def test_hysteresis_and_lowest_scale_are_those_of_megatron(hysteresis: int, least: float) -> None:
+    """Megatron-LM's rule, written out."""
     settings = LossScaling(init_scale=4096.0, growth_interval=3, hysteresis=hysteresis, min_scale=least)
     scaler = LossScaler(settings, CPU)
     scale, left, good, skipped, seen = 4096.0, hysteresis, 0, 0, set()
@@ -83,7 +83,7 @@ def test_the_scale_does_not_grow_beyond_float32() -> None:
     assert float(scaler.scale) == 2.0**127
 
 
-def test_a_state_goes_through_json() -> None:
+def test_a_state_survives_json() -> None:
     settings = LossScaling(init_scale=64.0, growth_interval=5, hysteresis=2)
     straight, cut = LossScaler(settings, CPU), LossScaler(settings, CPU)
     steps = overflows(40, 0.3)
@@ -96,7 +96,7 @@ def test_a_state_goes_through_json() -> None:
         assert cut.log_values() == straight.log_values()
 
 
-def test_a_run_that_needs_less_than_the_least_scale_is_ended() -> None:
+def test_an_overflow_at_the_lowest_scale_ends_the_run() -> None:
     scaler = LossScaler(LossScaling(init_scale=4.0), CPU)
     for _ in range(2):
         scaler.update(torch.tensor(math.inf))
@@ -109,7 +109,7 @@ def test_a_run_that_needs_less_than_the_least_scale_is_ended() -> None:
         scaler.raise_if_stuck(7)
 
 
-def test_a_fixed_scale_stays_and_is_given_up_after_many_overflows_in_a_row() -> None:
+def test_a_fixed_scale_stays_and_many_overflows_in_a_row_end_the_run() -> None:
     scaler = LossScaler(LossScaling(fixed=128.0), CPU)
     for number in range(3 * MAX_CONSECUTIVE_OVERFLOWS):
         scaler.update(torch.tensor(math.inf if number % MAX_CONSECUTIVE_OVERFLOWS else 1.0))
@@ -147,7 +147,7 @@ def test_losses_are_those_of_fp32(
     for step, record in full.items():
         assert half[step]["loss"] == pytest.approx(record["loss"], rel=1e-2)
         assert half[step]["grad_norm"] == pytest.approx(record["grad_norm"], rel=5e-2)
-    assert any(half[step]["loss"] != record["loss"] for step, record in full.items()), "computed in fp32"
+    assert any(half[step]["loss"] != record["loss"] for step, record in full.items()), "the run computed in fp32"
 
 
 def test_a_step_that_overflows_changes_nothing_and_halves_the_scale(store: Path, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_step_that_overflows_changes_nothing_and_halves_the_scale(store: Path,
     assert json.loads((saved / "manifest.json").read_text())["loss_scaling"]["scale"] == HUGE / 4
 
 
-def test_the_least_scale_ends_a_run_and_says_so(store: Path, tmp_path: Path) -> None:
+def test_a_run_that_ends_at_the_lowest_scale_says_so(store: Path, tmp_path: Path) -> None:
     settings = {"init_scale": HUGE, "min_scale": HUGE}
     with pytest.raises(UserError, match=r'the lowest allowed.*lower optimizer.learning_rate, or train in "bf16"'):
         run(store, tmp_path, loss_scaling=settings)
@@ -173,7 +173,7 @@ def test_the_least_scale_ends_a_run_and_says_so(store: Path, tmp_path: Path) -> 
 
 
 def test_killed_and_resumed_is_bit_identical_on_two_processes(store: Path, tmp_path: Path) -> None:
-    """The scale overflows, falls and rises before and after; one process has it as two have."""
+    """The scale falls and rises before and after the kill; one process has the same scale as two."""
     scaling = {"init_scale": 2.0**27, "growth_interval": 2}
     settings = toy.parameters(
         store, precision="fp16", loss_scaling=scaling, batch_size={"0": 9, "1": 7}, activation_checkpointing="selective"

@@ -1,7 +1,7 @@
-"""Processes that share the blocks of a model train what one process trains, and their checkpoints are everybody's.
+"""Processes that divide the blocks of a model train what one process trains, and any engine reads their checkpoints.
 
-One pair of processes runs most jobs: 7 rows a step, in micro-batches of 2 and a last one of 1; 5 blocks, so that stages
-differ. Gradients are compared weight by weight, after replicas and stages have added up theirs, before any clipping.
+One pair of processes runs most jobs: 7 rows per step, in micro-batches of 2 and a last one of 1; 5 blocks, so that
+stages differ. Gradients are compared weight by weight, after replicas and stages have reduced them, before clipping.
 """
 
 import json
@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from terakoya.contract.toy import make_store, values
 from terakoya.plugins import registry
 
-pytestmark = pytest.mark.timeout(600)  # the runs that all tests share take most of it on a busy machine
+pytestmark = pytest.mark.timeout(600)  # most of it is for the runs that all tests share
 
 LAST, MIDDLE = 3, 2
 FAMILIES = ("gpt2", "gptj", "llama", "qwen3")
@@ -38,7 +38,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "adafactor": ("qwen3", {"optimizer": {"type": "adafactor", "learning_rate": 0.001}}),
     "few": ("llama", {"micro_batch_size": 7}),
 }
-"""What is tried with a pair of processes: an architecture and what is changed."""
+"""Cases for a pair of processes: an architecture and changed settings."""
 
 
 def settings(base: Path, name: str, *, dropout: float = 0.0, **changes: Any) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def settings(base: Path, name: str, *, dropout: float = 0.0, **changes: Any) -> 
         },
         "architecture": {"type": name, **values(component), **dropouts, "num_hidden_layers": 5},
         "objective": {"type": "causal_lm"},
-        # with a large eps the update is nearly proportional to the gradient, so that errors show as they are
+        # with a large eps the update is nearly proportional to the gradient, so errors keep their size
         "optimizer": {"type": "adamw", "learning_rate": 0.1, "eps": 1.0, "weight_decay": 0.1},
         "schedule": {"type": "linear"},
         "batch_size": {"-1": 7}, "micro_batch_size": 2, "max_steps": LAST, "logging_steps": 1,
@@ -62,7 +62,7 @@ def settings(base: Path, name: str, *, dropout: float = 0.0, **changes: Any) -> 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of all runs: NAME of one process, NAME.pair of two, and others that tests name."""
+    """The folder of all runs: NAME of one process, NAME.pair of two, and others by the names in the tests."""
     base = tmp_path_factory.mktemp("pipeline")
     make_store(base / "train")
     make_store(base / "validation", documents=20)
@@ -103,7 +103,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def together(*actions: Callable[[], Any]) -> None:
-    """Runs `actions` at the same time; raises what one of them raised."""
+    """Runs `actions` at the same time; raises the first error."""
     with ThreadPoolExecutor(len(actions)) as pool:
         for each in [pool.submit(action) for action in actions]:
             each.result()
@@ -124,7 +124,7 @@ def error(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float
 
 
 def assert_same_run(one: Path, other: Path, tolerance: float, steps: Sequence[int] = range(1, LAST + 1)) -> None:
-    """Gradients, losses, norms, what validation says, and weights."""
+    """Asserts equal gradients, losses, norms, validation results and weights."""
     for step in steps:
         found = error(pipeline_worker.gradients(one, step - 1), pipeline_worker.gradients(other, step - 1))
         assert found <= tolerance, f"gradients of step {step}: {found:.1e}"
@@ -143,16 +143,16 @@ def assert_same_run(one: Path, other: Path, tolerance: float, steps: Sequence[in
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_pair_trains_what_one_process_trains(runs: Path, name: str) -> None:
     assert_same_run(runs / name, runs / f"{name}.pair", 1e-6)
-    assert "token_accuracy" not in toy.records(runs / f"{name}.pair")[LAST], "training does not count it"
+    assert "token_accuracy" not in toy.records(runs / f"{name}.pair")[LAST], "only validation counts it"
 
 
 @pytest.mark.parametrize("name", sorted(VARIANTS.keys() - {"bf16", "fp16", "muon"}))
-def test_with_other_settings_too(runs: Path, name: str) -> None:
+def test_a_pair_trains_what_one_process_trains_with_other_settings(runs: Path, name: str) -> None:
     assert_same_run(runs / name, runs / f"{name}.pair", 1e-6)
 
 
 @pytest.mark.parametrize("name", ["bf16", "muon"])
-def test_what_is_computed_in_bf16_is_close(runs: Path, name: str) -> None:
+def test_bf16_is_close(runs: Path, name: str) -> None:
     assert_same_run(runs / name, runs / f"{name}.pair", 1e-2)
 
 
@@ -164,30 +164,30 @@ def test_several_stages_on_each_process(runs: Path) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_two_replicas_with_uneven_rows(runs: Path, name: str) -> None:
-    """One has three micro-batches, the other one, and two that hold nothing."""
+    """One replica has three micro-batches, the other one and two empty ones."""
     assert_same_run(runs / name, runs / f"{name}.replicas", 1e-6)
 
 
-def test_a_gradient_that_is_no_number_leaves_all_stages_as_they_were(runs: Path) -> None:
+def test_a_gradient_that_is_not_finite_changes_no_stage(runs: Path) -> None:
     """In fp16 the first step overflows, and the scale falls on all processes alike."""
     losses, alone = toy.losses(runs / "fp16.pair"), toy.losses(runs / "fp16")
-    assert losses[1][1] is None, "no number is written for a norm that is none"
+    assert losses[1][1] is None, "a norm that is not finite is written as null"
     assert [losses[step] for step in (2, 3)] == [pytest.approx(alone[step], rel=1e-4) for step in (2, 3)]
     assert toy.records(runs / "fp16.pair")[LAST]["skipped_steps"] == 1
     assert error(pipeline_worker.weights(runs / "fp16"), pipeline_worker.weights(runs / "fp16.pair")) <= 1e-3
 
 
-def test_the_norm_is_that_of_all_stages_and_what_is_clipped(runs: Path) -> None:
+def test_the_norm_is_that_of_all_stages(runs: Path) -> None:
     for name in ("gpt2", "llama"):
         norm = toy.losses(runs / f"{name}.pair")[1][1]
         gradients = pipeline_worker.gradients(runs / f"{name}.pair", 0)
         total = torch.stack([value.double().square().sum() for value in gradients.values()]).sum().sqrt()
         assert norm == pytest.approx(float(total), rel=1e-6), "a tied matrix counts once"
-        assert norm > 0.5, "there was something to clip"
+        assert norm > 0.5, "the gradient is clipped"
 
 
 def test_resumed_in_the_same_world_is_bit_identical(runs: Path) -> None:
-    """With dropout, which activation checkpointing draws again."""
+    """With dropout, which activation checkpointing recomputes."""
     straight, resumed = runs / "drawn", runs / "drawn.resumed"
     assert toy.losses(resumed) == {LAST: toy.losses(straight)[LAST]}
     for one, other in (
@@ -199,19 +199,19 @@ def test_resumed_in_the_same_world_is_bit_identical(runs: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_a_run_goes_on_with_and_without_stages(runs: Path, name: str) -> None:
+def test_a_run_resumes_with_and_without_stages(runs: Path, name: str) -> None:
     for resumed in (f"{name}.to_one", f"{name}.to_pair"):
         assert_same_run(runs / name, runs / resumed, 1e-6, steps=[LAST])
 
 
-def test_weights_that_rank_0_has_read_are_everybody_s(runs: Path) -> None:
+def test_weights_read_by_rank_0_reach_all_ranks(runs: Path) -> None:
     assert_same_run(runs / "started", runs / "started.pair", 1e-6)
-    assert toy.losses(runs / "started")[1] != toy.losses(runs / "qwen3")[1], "they were read"
+    assert toy.losses(runs / "started")[1] != toy.losses(runs / "qwen3")[1], "the weights of the folder were read"
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_is_saved_is_transformers(runs: Path, name: str) -> None:
-    """Of the last step, gathered from both processes: the run's weights, under Transformers' names."""
+def test_saved_models_are_in_transformers_format(runs: Path, name: str) -> None:
+    """The weights of the last step, from both processes, under Transformers' names."""
     loaded = AutoModelForCausalLM.from_pretrained(runs / f"{name}.pair/checkpoints/step-{LAST:08d}/model").eval()
     trained = pipeline_worker.weights(runs / f"{name}.pair")
     assert {key.removeprefix("model."): value for key, value in trained.items()}.keys() == dict(
@@ -225,7 +225,7 @@ def test_what_is_saved_is_transformers(runs: Path, name: str) -> None:
         assert torch.allclose(loaded(ids).logits, alone(ids).logits, atol=1e-5)
 
 
-def test_it_says_that_stages_stand_idle(runs: Path) -> None:
+def test_idle_stages_print_a_warning(runs: Path) -> None:
     said = (runs / "said.txt").read_text()
     for stages in (2, 4):
         assert said.count(f"parallel.pp_size: {stages} stages share 1 micro-batch in a step") == 1
@@ -234,7 +234,7 @@ def test_it_says_that_stages_stand_idle(runs: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", FAMILIES)
 def test_with_stages_between_the_first_and_the_last(runs: Path, name: str, tmp_path: Path) -> None:
-    """Over two nodes, which are one replica."""
+    """One replica on two nodes."""
     given = settings(runs, name, parallel={"pp_size": 4}, batch_size={"0": 4, "1": 3})
     pipeline_worker.run([{"out": str(tmp_path / "four"), "settings": given}], (1, 3), replica_size=4)
     assert_same_run(runs / name, tmp_path / "four", 1e-6)

@@ -1,4 +1,4 @@
-"""A model that is cut into stages is the same model: what each keeps, what it computes, what it draws."""
+"""A model that is cut into stages is the same model: weights, results and dropout of each stage."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def read(name: str, **changes: Any) -> Parameters:
 
 
 def built(parameters: Parameters) -> nn.Module:
-    """The module of `parameters`, its norms and biases drawn too: fresh ones hide what is left out."""
+    """The module of `parameters`, with random norms and biases too: their initial values would hide missing parts."""
     module = build_module_for_training(parameters, VOCABULARY)
     attention.use(module, "sdpa")
     with torch.no_grad():
@@ -77,7 +77,9 @@ OBJECTIVES = [("causal_lm", "packed"), ("causal_lm", "stream"), ("instruction", 
 
 @pytest.mark.parametrize(("objective", "layout"), OBJECTIVES)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_stages_one_after_another_are_the_whole(name: str, objective: str, layout: str, rows_of: TokenStore) -> None:
+def test_stages_in_sequence_compute_the_whole_model(
+    name: str, objective: str, layout: str, rows_of: TokenStore
+) -> None:
     parameters = read(name, objective={"type": objective, "layout": layout})
     module, tensors = built(parameters), tensors_of(parameters, rows_of)
     expected = module(tensors)["lm_loss"]
@@ -96,8 +98,8 @@ def test_stages_one_after_another_are_the_whole(name: str, objective: str, layou
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_stage_keeps_its_own_weights_alone(name: str) -> None:
-    """All are somewhere, none is twice, save a matrix that embeds words and makes logits."""
+def test_a_stage_keeps_only_its_own_weights(name: str) -> None:
+    """Every weight is in exactly one stage, except a matrix that is both embedding and head."""
     parameters = read(name)
     module = built(parameters)
     names = {id(value): each for each, value in module.named_parameters()}
@@ -110,7 +112,7 @@ def test_a_stage_keeps_its_own_weights_alone(name: str) -> None:
     assert blocks == [{"0", "1"}, {"2", "3"}, {"4"}]
 
 
-def test_dropout_is_drawn_by_micro_batch_and_stage_whatever_the_order(rows_of: TokenStore) -> None:
+def test_dropout_depends_on_micro_batch_and_stage_not_on_the_order(rows_of: TokenStore) -> None:
     parameters = read("gpt2", dropout=0.5)
     module, tensors = built(parameters), tensors_of(parameters, rows_of)
     between = stages_of(module, parameters, 5)[1:3]
@@ -123,12 +125,12 @@ def test_dropout_is_drawn_by_micro_batch_and_stage_whatever_the_order(rows_of: T
 
     first, again = run(between[0], (0, 1)), run(between[0], (1, 0))
     assert all(torch.equal(first[micro], again[micro]) for micro in (0, 1))
-    assert not torch.equal(first[0], first[1]), "each micro-batch has its own"
+    assert not torch.equal(first[0], first[1]), "each micro-batch has its own dropout"
     between[0].load_state_dict(between[1].state_dict())
-    assert not torch.equal(run(between[0], (0,))[0], run(between[1], (0,))[0]), "and each stage"
+    assert not torch.equal(run(between[0], (0,))[0], run(between[1], (0,))[0]), "and so has each stage"
 
 
-def test_smaller_micro_batches_travel_with_rows_of_zeros(rows_of: TokenStore) -> None:
+def test_smaller_micro_batches_are_padded_with_rows_of_zeros(rows_of: TokenStore) -> None:
     parameters = read("llama")
     first, second = stages_of(built(parameters), parameters, 2)
     tensors = tensors_of(parameters, rows_of, count=3)
@@ -138,7 +140,7 @@ def test_smaller_micro_batches_travel_with_rows_of_zeros(rows_of: TokenStore) ->
     made = first(micro=torch.tensor([0]))
     assert made.shape == (5, SEQUENCE_LENGTH, 16) and not made[3:].any() and made[:3].any()
     made[3:].detach().fill_(float("nan"))
-    assert second(made, micro=torch.tensor([0])).isfinite(), "nobody looks at them"
+    assert second(made, micro=torch.tensor([0])).isfinite(), "the padding is not used"
     nothing = first(micro=torch.tensor([1]))
     assert nothing.shape == made.shape and not nothing.any()
     loss = second(nothing, micro=torch.tensor([1]))
@@ -146,7 +148,7 @@ def test_smaller_micro_batches_travel_with_rows_of_zeros(rows_of: TokenStore) ->
     assert loss.item() == 0.0 and all(each.grad is None for each in second.parameters())
 
 
-def test_as_many_micro_batches_as_a_schedule_takes() -> None:
+def test_the_number_of_micro_batches_fits_the_schedule() -> None:
     """1F1B takes no fewer than stages; interleaved, rounds of the same size (see torch's ScheduleInterleaved1F1B)."""
     assert [schedulable_count(count, processes=3, stages=3) for count in (1, 3, 4)] == [3, 3, 4]
     for processes in range(2, 9):
@@ -185,6 +187,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "said"), REFUSED)
-def test_what_does_not_go_together_is_refused_with_the_nearest_that_does(changes: dict[str, Any], said: str) -> None:
+def test_incompatible_settings_are_refused_with_the_nearest_compatible_ones(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         read("gpt2", **changes)

@@ -1,4 +1,4 @@
-"""Processes that share the positions of their rows train what plain Transformers says, document by document."""
+"""Processes that divide the positions of rows train as plain Transformers does, document by document."""
 
 import json
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "bf16": {"architecture": QWEN3, "precision": "bf16"},
     "selective": {"architecture": LLAMA, "activation_checkpointing": "selective"},
 }
-"""Two processes, one replica of both."""
+"""Two processes, one replica."""
 PAIRS = ("llama", "bert")
 """Four processes, two replicas."""
 
@@ -62,7 +62,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(store: Path, processes: int, **changes: Any) -> dict[str, Any]:
-    """The parameter JSON: of 5 rows two replicas take 3 and 2, in two micro-steps and in one."""
+    """The parameter JSON: of 5 rows, two replicas have 3 and 2, in two micro-steps and in one."""
     base = toy.parameters(
         store, store, objective=CAUSAL, batch_size={"-1": 5}, micro_batch_size=2, max_steps=4, max_grad_norm=0.0
     )
@@ -71,7 +71,7 @@ def settings(store: Path, processes: int, **changes: Any) -> dict[str, Any]:
 
 
 def start(jobs: Mapping[str, Any], folder: Path, processes: int) -> list[toy.Process]:
-    """A world of `processes`, of which pairs are a replica, that runs `jobs` into `folder`."""
+    """Starts `processes` processes, in replicas of two, that run `jobs` into `folder`."""
     work = partial(sequence_worker.work, jobs, folder)
     return worlds.start(work, (processes,), folder, replica_size=min(processes, 2))
 
@@ -90,7 +90,7 @@ def runs(documents: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Reference:
-    """What plain Transformers makes of the same rows in float64, each document by itself."""
+    """The results of plain Transformers for the same rows in float64, each document by itself."""
 
     def __init__(self, parameters: Parameters, batch: Batch) -> None:
         self.module = build_module(parameters, Stores.open(parameters.data).vocabulary).double()
@@ -112,9 +112,9 @@ class Reference:
                     input_ids=torch.from_numpy(ids[row][here])[None],
                     position_ids=torch.from_numpy(positions[row][here])[None],
                 ).logits[0]
-                wanted = torch.from_numpy(labels[row][here])
-                self.total = self.total + F.cross_entropy(logits, wanted, ignore_index=-100, reduction="sum")
-                self.right += int((logits.argmax(-1) == wanted).sum())
+                expected = torch.from_numpy(labels[row][here])
+                self.total = self.total + F.cross_entropy(logits, expected, ignore_index=-100, reduction="sum")
+                self.right += int((logits.argmax(-1) == expected).sum())
         self.count = int((labels >= 0).sum())
         self.documents = [len(np.unique(row[row >= 0])) for row in documents]
 
@@ -128,7 +128,7 @@ class Reference:
 
 
 def reference(settings: Mapping[str, Any], *, validation: bool = False) -> Reference:
-    """Of the rows of the first step, or of the validation."""
+    """The reference for the rows of the first step, or of the validation."""
     parameters = Parameters.from_dict(settings, source="test")
     stores = Stores.open(parameters.data)
     objective = parameters.objective
@@ -140,10 +140,10 @@ def reference(settings: Mapping[str, Any], *, validation: bool = False) -> Refer
     return Reference(parameters, objective.collate(rows, stores.vocabulary))
 
 
-def relative_error(got: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> float:
-    assert got.keys() == wanted.keys()
-    difference = sum((got[name].double() - wanted[name].double()).square().sum() for name in wanted)
-    return float((difference / sum(each.double().square().sum() for each in wanted.values())).sqrt())
+def relative_error(got: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> float:
+    assert got.keys() == expected.keys()
+    difference = sum((got[name].double() - expected[name].double()).square().sum() for name in expected)
+    return float((difference / sum(each.double().square().sum() for each in expected.values())).sqrt())
 
 
 def gradients(folder: Path, name: str, rank: int = 0) -> dict[str, torch.Tensor]:
@@ -161,35 +161,35 @@ LOSSES = {"bert": ("mlm_loss", "masked_accuracy")}
 @pytest.mark.parametrize(
     ("world", "name"), [*(("two", name) for name in JOBS if name != "bf16"), *(("four", name) for name in PAIRS)]
 )
-def test_it_trains_what_plain_transformers_says(runs: Path, world: str, name: str, documents: Path) -> None:
+def test_it_trains_as_plain_transformers_does(runs: Path, world: str, name: str, documents: Path) -> None:
     given = settings(documents, 1, **JOBS[name])
     said, loss = numbers(runs / world, name), LOSSES.get(name, ("lm_loss", "token_accuracy"))
-    wanted = reference(given)
+    expected = reference(given)
     if name != "stream":
-        assert max(wanted.documents) > 2, "several documents in a row"
-    assert said[loss[0]] == pytest.approx(wanted.loss, rel=1e-6)
-    exact = wanted.gradients()
+        assert max(expected.documents) > 2, "several documents in a row"
+    assert said[loss[0]] == pytest.approx(expected.loss, rel=1e-6)
+    exact = expected.gradients()
     assert relative_error(gradients(runs / world, name), exact) <= 1e-6
     other = gradients(runs / world, name, rank=1)
     assert relative_error(gradients(runs / world, name), other) == 0.0, "the same on every process"
 
     (validated,) = said["validation"]
-    wanted = reference(given, validation=True)
-    assert validated["loss"] == pytest.approx(wanted.loss, rel=1e-6)
-    assert validated[loss[1]] == wanted.right / wanted.count
+    expected = reference(given, validation=True)
+    assert validated["loss"] == pytest.approx(expected.loss, rel=1e-6)
+    assert validated[loss[1]] == expected.right / expected.count
 
 
 def test_bf16_is_near_one_process(runs: Path) -> None:
     one, two = (gradients(runs / world, "bf16") for world in ("one", "two"))
     assert 0.0 < relative_error(two, one) <= 1e-2
     for name in ("loss", "token_accuracy"):
-        got, wanted = (numbers(runs / world, "bf16")["validation"][0][name] for world in ("two", "one"))
-        assert got == pytest.approx(wanted, rel=1e-2)
+        got, expected = (numbers(runs / world, "bf16")["validation"][0][name] for world in ("two", "one"))
+        assert got == pytest.approx(expected, rel=1e-2)
 
 
 def test_activation_checkpointing_changes_no_bit(runs: Path) -> None:
     assert relative_error(gradients(runs / "two", "selective"), gradients(runs / "two", "llama")) == 0.0
 
 
-def test_each_process_draws_dropout_of_its_own(runs: Path) -> None:
+def test_each_process_draws_its_own_dropout(runs: Path) -> None:
     assert [numbers(runs / "four", "llama", rank)["dropout_rank"] for rank in range(4)] == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""Runs whose processes share positions: killed, resumed, taken over by one process and given back, exported."""
+"""Runs whose processes divide positions: killed, resumed, continued by one process and back, exported."""
 
 import json
 from pathlib import Path
@@ -66,10 +66,10 @@ def alone(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPath
     return out
 
 
-def test_two_processes_and_one_go_on_for_each_other(
+def test_two_processes_and_one_continue_each_others_runs(
     alone: Path, store: Path, validation_store: Path, tmp_path: Path
 ) -> None:
-    """Three steps on two, six on one, nine on two: what one process trains alone, validation too."""
+    """Three steps on two processes, three on one, two on two: the same as on one alone, with validation."""
     out, given = tmp_path / "run", settings(store, validation_store)
     toy.train({**given, "max_steps": 3}, out, "--set", "parallel.sp_size=2", nodes=(2,))
     said = toy.train(given, out)
@@ -91,7 +91,7 @@ def test_two_processes_and_one_go_on_for_each_other(
 
 
 def test_muon_sees_whole_matrices(store: Path, validation_store: Path, tmp_path: Path) -> None:
-    """In bf16 inside: what it makes of gradients that differ in their last bits differs by more."""
+    """Muon computes in bf16: gradients that differ in their last bits give updates that differ by more."""
     given = settings(store, validation_store, optimizer={"type": "muon", "learning_rate": 0.01}, evaluation=None)
     toy.train({**given, **SHARED}, tmp_path / "two", nodes=(2,))
     toy.train(given, tmp_path / "one")
@@ -101,6 +101,8 @@ def test_muon_sees_whole_matrices(store: Path, validation_store: Path, tmp_path:
         assert two[step][0] == pytest.approx(one[step][0], rel=2e-3), step
 
 
-def test_processes_that_are_no_multiple_are_told(store: Path, validation_store: Path, tmp_path: Path) -> None:
+def test_a_number_of_processes_that_is_no_multiple_is_refused(
+    store: Path, validation_store: Path, tmp_path: Path
+) -> None:
     said = toy.train({**settings(store, validation_store), **SHARED}, tmp_path / "run", nodes=(3,), code=2)
     assert "2 processes work on the same rows, but there are 3 processes" in said

@@ -1,4 +1,4 @@
-"""What processes that share positions are given of a batch, and what they are refused."""
+"""Sequence parallelism: each process's part of a batch, and settings that are refused."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ PAIRS = {"type": "masked_lm", "layout": "pairs", "next_sentence": True}
 
 
 def read(processes: int, *, length: int = 48, **changes: Any) -> Parameters:
-    """The parameters of a run whose replicas are `processes` that share positions."""
+    """The parameters of a run whose replicas have `processes` processes that divide positions."""
     base = {
         "data": {"train": ["store"], "sequence_length": length}, "architecture": LLAMA,
         "objective": {"type": "causal_lm"}, "optimizer": {"type": "adamw"}, "schedule": {"type": "linear"},
@@ -37,7 +37,7 @@ def read(processes: int, *, length: int = 48, **changes: Any) -> Parameters:
 
 
 @pytest.mark.parametrize(
-    ("processes", "changes", "told"),
+    ("processes", "changes", "message"),
     [
         (2, {"length": 47}, "data.sequence_length: parallel.sp_size 2 splits positions evenly: expected a multiple "
          "of 2, got 47; the nearest: 46 and 48"),
@@ -55,18 +55,20 @@ def read(processes: int, *, length: int = 48, **changes: Any) -> Parameters:
         (2, {"parallel": {"sp_size": 2, "engine": "fsdp"}}, 'sp_size 2 needs engine "ddp", got "fsdp"'),
     ],
 )  # fmt: skip
-def test_what_does_not_go_together_is_told_with_what_does(processes: int, changes: dict[str, Any], told: str) -> None:
+def test_incompatible_settings_are_refused_with_compatible_ones(
+    processes: int, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError) as raised:
         read(processes, **changes)
-    assert told in str(raised.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize("processes", [2, 3, 6])
-def test_what_is_named_as_fitting_fits(processes: int) -> None:
+def test_suggested_values_are_accepted(processes: int) -> None:
     assert read(processes).parallel.replica_size == processes
 
 
-def test_slices_make_up_the_batch() -> None:
+def test_slices_together_are_the_batch() -> None:
     rows, length, processes = 2, 12, 3
     ids = torch.arange(rows * length).view(rows, length)
     labels = torch.tensor([100, 111, 112, 123, -100])
@@ -93,7 +95,7 @@ def test_slices_make_up_the_batch() -> None:
 def test_fewer_key_heads_than_processes_are_repeated(
     heads: int, processes: int, shared: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that each process has those of its own query heads, neighbours of one key head staying together."""
+    """Each process gets the key heads of its own query heads; repeated heads stay neighbours."""
     monkeypatch.setattr("torch.distributed.get_world_size", lambda group: processes)
     exchange = UlyssesExchange(None)  # type: ignore[arg-type]
     monkeypatch.setattr(exchange, "_gather", lambda states: states)
@@ -103,8 +105,8 @@ def test_fewer_key_heads_than_processes_are_repeated(
     assert got[0].flatten().tolist() == got[1].flatten().tolist() == shared
 
 
-def test_heads_that_cannot_be_shared_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of architectures too that have another name for them than the parameters' check knows."""
+def test_heads_that_cannot_be_divided_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for architectures whose name for the setting is unknown to the check of the parameters."""
     monkeypatch.setattr("torch.distributed.get_world_size", lambda group: 4)
     states = torch.zeros(1, 6, 2, 2)
     with pytest.raises(UserError, match=r"parallel.sp_size 4: 6 attention heads cannot be shared evenly"):
@@ -117,14 +119,14 @@ DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 1, -1], [0, 1, 1, 1, 1, 1, 2, 2]])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("backend", attention.BACKENDS)
 def test_an_exchange_reaches_every_backend(backend: str, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is called with what the backend would have been, and what it returns is what attention returns."""
+    """The exchange receives the backend's arguments, and attention returns its result."""
     model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=8))
     attention.use(model, backend)
     batch: dict[str, Any] = {"document_ids": DOCUMENTS, "cu_seqlens": torch.tensor([0, 16], dtype=torch.int32)}
     query, key, value = (torch.randn(2, heads, 8, 4, generator=torch.manual_seed(1)) for heads in (4, 2, 2))
 
     def varlen(query: Tensor, *_: Any, **__: Any) -> Tensor:
-        return query  # no GPU here: as good as any
+        return query  # there is no GPU here: any result will do
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
 

@@ -1,4 +1,4 @@
-"""A run that starts from a Transformers folder begins with that folder's numbers, or says all that keeps it from it."""
+"""A run that starts from a Transformers folder has its weights, or one error lists everything that prevents it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Score = Callable[[Tensor, Tensor], Tensor]
 
 
 def by_document(batch: Mapping[str, Tensor], ids: Tensor, labels: Tensor, score: Score) -> float:
-    """The sum of `score(ids, labels)` (1, n) over each document alone, as plain Transformers reads it."""
+    """The sum of `score(ids, labels)` (1, n) over all documents, each by itself, as plain Transformers reads it."""
     total = 0.0
     for row, documents in enumerate(batch["document_ids"]):
         for document in documents.unique():
@@ -123,7 +123,7 @@ def test_every_form_of_weights_is_read(form: str, store: Path, tmp_path: Path) -
     if form in ("bin", "old_bin"):
         plain.config.save_pretrained(folder)
         old = expected
-        if form == "old_bin":  # what checkpoints of years ago look like
+        if form == "old_bin":  # the format of old checkpoints
             old = {name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): value
                    for name, value in expected.items()}  # fmt: skip
             old["bert.embeddings.position_ids"] = torch.arange(32)[None]
@@ -158,7 +158,7 @@ def test_an_export_of_two_models_is_one_folder_or_two(store: Path, tmp_path: Pat
     assert 'is one model, the objective trains "discriminator", "generator"; give a folder for each' in said
 
 
-def test_embeddings_that_differ_are_begun_with_as_their_difference(store: Path, tmp_path: Path) -> None:
+def test_embeddings_that_differ_start_as_their_difference(store: Path, tmp_path: Path) -> None:
     generator, discriminator = save_electra(tmp_path / "e", alike=False)
     module = begin(electra(store, str(tmp_path / "e"), sharing="disentangled"))
     words, sums = (model.get_input_embeddings().weight for model in (generator, discriminator))
@@ -174,7 +174,7 @@ def test_embeddings_that_differ_are_begun_with_as_their_difference(store: Path, 
     ("family", "sharing"),
     [("electra", "tied"), ("electra", "none"), ("electra", "disentangled"), ("deberta_v2", "disentangled")],
 )
-def test_a_run_that_starts_from_an_export_begins_with_its_logits(
+def test_a_run_that_starts_from_an_export_has_its_logits(
     family: str, sharing: str, store: Path, tmp_path: Path
 ) -> None:
     raw = electra(store, None, sharing=sharing)
@@ -203,7 +203,7 @@ def test_a_run_that_starts_from_an_export_begins_with_its_logits(
 # -------------------------------------------------------------------------------------------------------- heads
 
 
-def test_a_head_that_the_folder_lacks_is_named_unless_it_may_be_drawn(store: Path, tmp_path: Path) -> None:
+def test_a_missing_head_is_an_error_unless_new_heads_are_allowed(store: Path, tmp_path: Path) -> None:
     body = save_bert(tmp_path / "body", BertModel)
     raw = settings(store, str(tmp_path / "body"))
     said = refusal(raw).splitlines()
@@ -224,7 +224,9 @@ def test_a_head_that_the_folder_lacks_is_named_unless_it_may_be_drawn(store: Pat
     parameters = Parameters.from_dict({**raw, "start_from": None}, source="test")
     drawn: Any = build_module(parameters, Stores.open(parameters.data).vocabulary)
     for name, value in drawn.model.cls.predictions.transform.state_dict().items():
-        assert torch.equal(module.model.cls.predictions.transform.state_dict()[name], value), "drawn from the seed"
+        assert torch.equal(module.model.cls.predictions.transform.state_dict()[name], value), (
+            "initialised from the seed"
+        )
 
 
 def test_next_sentence_needs_its_head(line_store: Path, tmp_path: Path) -> None:
@@ -274,7 +276,7 @@ def test_settings_that_differ_are_all_named(store: Path, tmp_path: Path) -> None
     ]
 
 
-def test_dropout_is_the_runs_own_and_said(store: Path, tmp_path: Path) -> None:
+def test_dropout_is_the_runs_own_with_a_note(store: Path, tmp_path: Path) -> None:
     save_bert(tmp_path / "m", hidden_dropout_prob=0.2)
     begin(settings(store, str(tmp_path / "m")))
     assert begin.notes == [  # type: ignore[attr-defined]
@@ -309,8 +311,8 @@ def test_another_tokenizer_of_the_same_size_is_named(store: Path, tmp_path: Path
     assert "its tokenizer (tokenizer.json) cannot be compared" in refusal(settings(copy, str(tmp_path / "m")))
 
 
-def test_a_folder_with_code_of_its_own_is_compared_without_running_it(store: Path, tmp_path: Path) -> None:
-    """Its weights are read by the plugin's class, its tokenizer beside that class's config."""
+def test_a_folder_with_its_own_code_is_compared_without_running_it(store: Path, tmp_path: Path) -> None:
+    """Its weights are read by the plugin's class, its tokenizer with that class's config."""
     copy = tmp_path / "store"
     shutil.copytree(store, copy)
     save_bert(tmp_path / "m")
@@ -342,7 +344,7 @@ def test_embeddings_that_are_shared_must_agree(store: Path, tmp_path: Path) -> N
     begin(electra(store, str(tmp_path / "e"), sharing="none"))
 
 
-def test_models_that_an_objective_computes_need_its_own_adopt(
+def test_models_that_an_objective_computes_need_its_own_load_models(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_electra(tmp_path / "e")
@@ -353,7 +355,7 @@ def test_models_that_an_objective_computes_need_its_own_adopt(
     )
 
 
-def test_a_tied_head_of_its_own_is_refused(store: Path, tmp_path: Path) -> None:
+def test_a_tied_head_with_its_own_weights_is_refused(store: Path, tmp_path: Path) -> None:
     save_bert(tmp_path / "m")
     file = tmp_path / "m/model.safetensors"
     save_file({**load_file(file), "cls.predictions.decoder.weight": torch.ones(200, 16)}, file, {"format": "pt"})
@@ -361,7 +363,7 @@ def test_a_tied_head_of_its_own_is_refused(store: Path, tmp_path: Path) -> None:
     assert said.endswith("cls.predictions.decoder.weight differs from the weight with which the model shares it")
 
 
-def test_folders_that_are_none(store: Path, tmp_path: Path) -> None:
+def test_folders_without_a_model_are_refused(store: Path, tmp_path: Path) -> None:
     said = refusal(settings(store, "tohoku-nlp/bert-base-japanese-v3"))
     assert "is not a folder" in said and "a run never downloads" in said
     assert "hf download tohoku-nlp/bert-base-japanese-v3 --local-dir tohoku-nlp/bert-base-japanese-v3" in said
@@ -377,7 +379,7 @@ def test_folders_that_are_none(store: Path, tmp_path: Path) -> None:
     assert "since the objective trains one model" in refusal(settings(store, {"generator": "x"}))
 
 
-def test_folders_that_are_damaged(store: Path, tmp_path: Path) -> None:
+def test_damaged_folders_are_refused(store: Path, tmp_path: Path) -> None:
     save_bert(tmp_path / "m")
     raw, file = settings(store, str(tmp_path / "m")), tmp_path / "m/model.safetensors"
     file.write_bytes(file.read_bytes()[:3000])
@@ -393,7 +395,7 @@ def test_folders_that_are_damaged(store: Path, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------- runs and their record
 
 
-def test_a_resumed_run_and_an_export_need_the_folder_no_more(store: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_and_an_export_do_not_need_the_folder(store: Path, tmp_path: Path) -> None:
     save_bert(tmp_path / "m")
     raw = settings(store, str(tmp_path / "m"), checkpoint={"save_steps": 1})
     train_in_this_process(Parameters.from_dict(raw, source="test"), tmp_path / "run")

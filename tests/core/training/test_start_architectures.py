@@ -1,4 +1,4 @@
-"""Every registered architecture starts from a folder of its own and is frozen from below."""
+"""Every registered architecture starts from its own export and can be frozen."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 
 
 def pairs() -> Iterator[tuple[str, str]]:
-    """Each architecture that comes along, with each head that an objective trains."""
+    """Yields each bundled architecture with each head that an objective trains."""
     for name in registry().names("architectures"):
         for head in sorted(registry().component("architectures", name).heads & OBJECTIVES.keys()):
             yield name, head

@@ -1,4 +1,4 @@
-"""How blocks are cut, and what is drawn inside of a part."""
+"""How blocks are divided, and dropout inside parallel regions."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from terakoya.training.engines.tensor_layers import (
 )
 
 
-class Alone(TensorParallelGroup):
-    """A place whose process adds up nothing but its own."""
+class LonelyGroup(TensorParallelGroup):
+    """A group that adds up only this process's values."""
 
     def all_reduce(self, values: Tensor) -> Tensor:
-        """A copy of `values`."""
+        """Returns a copy of `values`."""
         return values.clone()
 
 
-def place(index: int, size: int = 2) -> TensorParallelGroup:
-    """A place whose processes are not asked for anything."""
-    return Alone(index, size)
+def group(index: int, size: int = 2) -> TensorParallelGroup:
+    """A group without communication."""
+    return LonelyGroup(index, size)
 
 
-def test_a_fused_weight_is_cut_matrix_by_matrix() -> None:
-    """Of queries, keys and values with four heads of one number each: two heads of each."""
+def test_a_fused_weight_is_divided_matrix_by_matrix() -> None:
+    """Queries, keys and values with four heads of one number each: a part has two heads of each."""
     whole = torch.tensor([[1, 2, 3, 4, 11, 12, 13, 14, 21, 22, 23, 24]])
-    assert WeightPartition(1, 3, place(0)).own_part(whole).tolist() == [[1, 2, 11, 12, 21, 22]]
-    assert WeightPartition(1, 3, place(1)).own_part(whole).tolist() == [[3, 4, 13, 14, 23, 24]]
-    assert WeightPartition(1, 1, place(2, 3)).own_part(whole).tolist() == [[21, 22, 23, 24]]
+    assert WeightPartition(1, 3, group(0)).own_part(whole).tolist() == [[1, 2, 11, 12, 21, 22]]
+    assert WeightPartition(1, 3, group(1)).own_part(whole).tolist() == [[3, 4, 13, 14, 23, 24]]
+    assert WeightPartition(1, 1, group(2, 3)).own_part(whole).tolist() == [[21, 22, 23, 24]]
 
 
 def test_a_part_does_not_keep_the_whole_in_memory() -> None:
-    assert WeightPartition(0, 1, place(0)).own_part(torch.zeros(8, 4)).untyped_storage().nbytes() == 4 * 4 * 4
+    assert WeightPartition(0, 1, group(0)).own_part(torch.zeros(8, 4)).untyped_storage().nbytes() == 4 * 4 * 4
 
 
 class Block(nn.Module):
-    """Both kinds of linear layers, in pairs."""
+    """Both classes of linear layers, in pairs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,8 +52,8 @@ class Block(nn.Module):
         self.wide, self.narrow = Conv1D(8, 4), Conv1D(4, 8)
 
 
-def test_layers_are_cut_by_outputs_then_by_inputs() -> None:
-    """Names of weights stay, and so does what is frozen; a bias is cut with outputs alone."""
+def test_layers_are_divided_by_outputs_then_by_inputs() -> None:
+    """Names of weights and frozen weights stay; a bias is divided only with outputs."""
     block = Block()
     block.wide.requires_grad_(False)
     before = {name: value.detach().clone() for name, value in block.named_parameters()}
@@ -64,7 +64,7 @@ def test_layers_are_cut_by_outputs_then_by_inputs() -> None:
         row_parallel=("down", "narrow"),
         divided_attributes={"": ("width",)},
     )
-    cuts = partition_blocks([block], partition, place(1), dropout=None)
+    cuts = partition_blocks([block], partition, group(1), dropout=None)
     after = dict(block.named_parameters())
     assert after.keys() == before.keys() and block.width == 4
     assert {name for name, value in after.items() if not value.requires_grad} == {"wide.weight", "wide.bias"}
@@ -84,9 +84,9 @@ def test_layers_are_cut_by_outputs_then_by_inputs() -> None:
 
 
 def draws(index: int, block: int = 0, seed: int = 5) -> tuple[list[float], list[float]]:
-    """What a process draws outside of a part, before and after it, and inside."""
+    """The numbers that a process draws outside a region, before and after it, and inside."""
     torch.manual_seed(seed)
-    dropout = LocalDropout(place(index), block, torch.device("cpu"))
+    dropout = LocalDropout(group(index), block, torch.device("cpu"))
     before = torch.rand(2).tolist()
     dropout.begin()
     inside = torch.rand(2).tolist()
@@ -94,17 +94,17 @@ def draws(index: int, block: int = 0, seed: int = 5) -> tuple[list[float], list[
     return before + torch.rand(2).tolist(), inside
 
 
-def test_inside_of_a_part_dropout_is_the_processs_own() -> None:
+def test_inside_a_region_each_process_has_its_own_dropout() -> None:
     assert draws(0)[0] == draws(1)[0]
     inside = [draws(0)[1], draws(1)[1], draws(0, block=1)[1], draws(0, seed=6)[1]]
     assert all(first != second for number, first in enumerate(inside) for second in inside[:number])
     assert draws(1) == draws(1)
 
 
-def test_computed_again_a_part_draws_again_what_it_drew() -> None:
-    """As activation checkpointing does it, from a state that the generator had before."""
+def test_a_recomputed_region_draws_the_same_numbers() -> None:
+    """As activation checkpointing does, from the generator's earlier state."""
     torch.manual_seed(5)
-    dropout, state, found = LocalDropout(place(1), 0, torch.device("cpu")), torch.get_rng_state(), []
+    dropout, state, found = LocalDropout(group(1), 0, torch.device("cpu")), torch.get_rng_state(), []
     for seed in (5, 99):
         torch.manual_seed(seed)
         torch.set_rng_state(state)
@@ -115,7 +115,7 @@ def test_computed_again_a_part_draws_again_what_it_drew() -> None:
 
 
 class Dropping(nn.Module):
-    """Drops inside of a part, as attention does, and outside."""
+    """Dropout inside a region, as in attention, and outside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,25 +123,25 @@ class Dropping(nn.Module):
         self.out = nn.Linear(64, 64, bias=False)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Which numbers were kept inside, and which outside."""
+        """Returns which numbers were kept inside, and which outside."""
         before, inside = F.dropout(hidden, training=self.training), self.heads(hidden)
         after = F.dropout(self.out(inside), training=self.training)
         return inside != 0, torch.cat([before.flatten(), after.flatten()]) != 0
 
 
 def kept(index: int, *, training: bool) -> tuple[list[bool], list[bool]]:
-    """What the process at `index` of two keeps inside of its part and outside."""
+    """The numbers that process `index` of two keeps inside its region and outside."""
     partition = TensorPartition(sizes={}, inputs=("heads",), column_parallel={"heads.0": 1}, row_parallel=("out",))
     block = Dropping().train(training)
     nn.init.ones_(block.heads[0].weight)  # type: ignore[arg-type]
     nn.init.ones_(block.out.weight)
-    partition_blocks([block], partition, place(index), dropout=torch.device("cpu"))
+    partition_blocks([block], partition, group(index), dropout=torch.device("cpu"))
     torch.manual_seed(1)
     inside, outside = block(torch.ones(1, 8))
     return inside.flatten().tolist(), outside.tolist()
 
 
-def test_processes_drop_alike_outside_of_their_parts_alone() -> None:
+def test_processes_have_equal_dropout_only_outside_of_regions() -> None:
     first, second = kept(0, training=True), kept(1, training=True)
     assert first[1] == second[1] and 0 < sum(first[1]) < len(first[1])
     assert len(first[0]) == len(second[0]) == 32 and first[0] != second[0]

@@ -1,4 +1,4 @@
-"""Processes that share matrix products train what one process trains, and their checkpoints are everybody's.
+"""Processes that divide matrix products train what one process trains, and any engine reads their checkpoints.
 
 Two worlds run every job: two processes, one replica; and four, on two nodes, which are two replicas with 5 and 2 rows
 in micro-steps of 2, or one replica of four.
@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 LAST, MIDDLE = 2, 1
 CLOSE = 5e-6
-"""How far a weight's gradient may be off, relative to itself: seen were 2e-6, of a norm of qwen3's queries."""
+"""Tolerance of a weight's gradient, relative to its norm: the largest observed error is 2e-6, of qwen3's query norm."""
 MASKED, CAUSAL = {"type": "masked_lm", "mlm_probability": 0.2}, {"type": "causal_lm", "append_eos": False}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gpt2": {
@@ -54,7 +54,7 @@ def settings(store: Path, validation: Path, name: str, **changes: Any) -> dict[s
         # weights large enough for attention to matter
         "architecture": {**ARCHITECTURES[name], "initializer_range": 0.2},
         "objective": MASKED if name == "bert" else CAUSAL,
-        # with a large eps the update is nearly proportional to the gradient, so that errors show as they are
+        # with a large eps the update is nearly proportional to the gradient, so errors keep their size
         "optimizer": {"type": "adamw", "learning_rate": 0.1, "eps": 1.0, "weight_decay": 0.1},
         "checkpoint": {"save_steps": 1},
         "evaluation": {"steps": MIDDLE, "batches": 2},
@@ -63,10 +63,10 @@ def settings(store: Path, validation: Path, name: str, **changes: Any) -> dict[s
 
 
 PAIR = {"parallel": {"tp_size": 2}}
-"""What makes `settings` one replica of two processes."""
+"""Changes that make `settings` one replica of two processes."""
 NODES = {"batch_size": {"0": 5, "1": 2}}
 REPLICAS = {**PAIR, **NODES}
-"""Two replicas of two processes, each on a node of its own, with 5 rows and with 2."""
+"""Two replicas of two processes, each on its own node, with 5 rows and with 2."""
 FOUR = {"parallel": {"tp_size": 4}, **NODES}
 """One replica of four processes, on both nodes."""
 
@@ -135,7 +135,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "full": {"activation_checkpointing": "full", "evaluation": None},
     "selective": {"activation_checkpointing": "selective", "evaluation": None},
 }  # fmt: skip
-"""The first step in fp16 overflows; from then on the scale does."""
+"""The first step in fp16 overflows; later steps fit into the lower scale."""
 DROPOUT = {
     "architecture": {**ARCHITECTURES["gpt2"], "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.3},
     "max_steps": 10, "checkpoint": {"save_steps": 10}, "evaluation": None,
@@ -146,8 +146,8 @@ WORLDS = [(f"{kind}_{name}", name) for name in ARCHITECTURES for kind in ("pair"
 
 
 def assert_same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor], tolerance: float) -> None:
-    """Each tensor's error relative to its own norm. The softmax does not see BERT's key biases, whose gradient is
-    rounding alone: theirs is relative to all there is."""
+    """Compares each tensor's error with its own norm. BERT's key biases do not change the softmax and their gradients
+    are only rounding: their errors are compared with the norm of everything."""
     every = torch.cat([value.double().flatten() for value in first.values()]).norm()
     assert first.keys() == second.keys()
     for name in first:
@@ -172,7 +172,7 @@ def test_clipping_is_that_of_one_process(runs: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(("run", "name"), WORLDS)
-def test_whole_weights_stay_alike_and_cut_ones_by_place(runs: Path, run: str, name: str) -> None:
+def test_replicated_weights_stay_equal_and_divided_ones_across_replicas(runs: Path, run: str, name: str) -> None:
     found = json.loads((runs / run / "alike.json").read_text())
     whole, cut = ([each for each in found.values() if each["whole"] is kind] for kind in (True, False))
     assert len(cut) >= 2 * 4 and {each["values"] for each in cut} == {4 if run == "four_gpt2" else 2}
@@ -180,8 +180,8 @@ def test_whole_weights_stay_alike_and_cut_ones_by_place(runs: Path, run: str, na
     assert all(each["replicas"] for each in found.values())
 
 
-def test_whole_weights_stay_alike_under_dropout(runs: Path) -> None:
-    """Ten steps in which all processes of a replica drop the same of what they all have."""
+def test_replicated_weights_stay_equal_under_dropout(runs: Path) -> None:
+    """Ten steps in which all processes of a replica have the same dropout outside of parallel regions."""
     for kind in ("None", "full", "selective"):
         found = json.loads((runs / f"dropout_{kind}/alike.json").read_text())
         assert {each["values"] for each in found.values() if each["whole"]} == {1}
@@ -201,7 +201,7 @@ def test_validation_is_that_of_one_process(runs: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_resumed_it_is_bit_identical(runs: Path, name: str) -> None:
+def test_a_resumed_run_is_bit_identical(runs: Path, name: str) -> None:
     straight, resumed = runs / f"pair_{name}", runs / f"resumed_{name}"
     assert set(toy.losses(resumed)) == set(range(MIDDLE + 1, LAST + 1))
     assert_same_losses(straight, resumed, 0.0)
@@ -210,7 +210,7 @@ def test_resumed_it_is_bit_identical(runs: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_checkpoints_travel_to_one_process_and_back(runs: Path, name: str) -> None:
+def test_checkpoints_move_to_one_process_and_back(runs: Path, name: str) -> None:
     plain = runs / f"plain_{name}"
     shapes = {each: value.shape for each, value in state(plain, "optimizer").items()}
     for run in (f"from_plain_{name}", f"to_plain_{name}"):
@@ -242,10 +242,12 @@ def test_bf16_is_autocast_over_fp32_weights(runs: Path) -> None:
     assert_close(state(plain, "model"), state(mine, "model"), 1e-2)
     assert {value.dtype for value in state(mine, "model").values()} == {torch.float32}
     exact = toy.losses(runs / "pair_llama")
-    assert any(abs(loss - exact[step][0]) > 1e-5 for step, (loss, _) in toy.losses(mine).items()), "computed in fp32"
+    assert any(abs(loss - exact[step][0]) > 1e-5 for step, (loss, _) in toy.losses(mine).items()), (
+        "the run computed in fp32"
+    )
 
 
-def test_fp16_leaves_out_the_same_steps(runs: Path) -> None:
+def test_fp16_skips_the_same_steps(runs: Path) -> None:
     plain, mine = (toy.records(runs / run) for run in ("plain_fp16", "fp16"))
     for step, each in plain.items():
         assert (mine[step]["loss_scale"], mine[step]["skipped_steps"]) == (2.0**16, 1)
@@ -255,7 +257,7 @@ def test_fp16_leaves_out_the_same_steps(runs: Path) -> None:
 
 
 def test_lion_takes_the_same_steps(runs: Path) -> None:
-    """Steps are signs: where a gradient is next to nothing, rounding may turn one."""
+    """Lion's updates are signs: where a gradient is nearly zero, rounding may flip one."""
     plain, mine = state(runs / "plain_lion", "model"), state(runs / "lion", "model")
     apart = sum(int(((plain[name] - mine[name]).abs() > 1e-6).sum()) for name in plain)
     assert apart <= sum(value.numel() for value in plain.values()) / 1000
@@ -268,7 +270,7 @@ def test_activation_checkpointing_changes_no_bit(runs: Path, kind: str) -> None:
         assert_close(state(runs / "pair_llama", part), state(runs / kind, part), 0.0)
 
 
-def test_frozen_layers_stay_as_rank_0_has_read_them(runs: Path) -> None:
+def test_frozen_layers_stay_as_read_by_rank_0(runs: Path) -> None:
     plain, mine = runs / "plain_frozen", runs / "frozen"
     assert_same_losses(plain, mine, CLOSE)
     assert_close(state(plain, "model"), state(mine, "model"), CLOSE)
@@ -278,6 +280,6 @@ def test_frozen_layers_stay_as_rank_0_has_read_them(runs: Path) -> None:
     assert len(frozen) == 10 and all(torch.equal(first[name], last[name]) for name in frozen)
 
 
-def test_a_step_that_is_not_finite_touches_nothing_anywhere(runs: Path) -> None:
+def test_a_step_that_is_not_finite_changes_nothing_on_any_rank(runs: Path) -> None:
     bad, good = [False, True], [True, False]
     assert json.loads((runs / "poison/poison.json").read_text()) == [[bad, bad, good]] * 4

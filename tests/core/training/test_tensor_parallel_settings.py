@@ -1,5 +1,5 @@
-"""What tensor parallelism does not go with is refused before anything is built; asked for on the command line it
-trains, and a killed run goes on."""
+"""Settings that are incompatible with tensor parallelism are refused before anything is built; with `--set` it trains,
+and a killed run resumes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def read(**changes: Any) -> Parameters:
 
 
 @pytest.mark.parametrize(("changes", "said"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
-def test_it_is_refused_in_these_words(changes: dict[str, Any], said: str) -> None:
+def test_incompatible_settings_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError) as caught:
         read(**changes)
     assert said in str(caught.value)
@@ -85,12 +85,12 @@ def test_it_is_refused_in_these_words(changes: dict[str, Any], said: str) -> Non
         },
     ],
 )
-def test_what_goes_together_is_read(changes: dict[str, Any]) -> None:
+def test_compatible_settings_are_accepted(changes: dict[str, Any]) -> None:
     read(**changes)
 
 
 def test_killed_and_resumed_is_bit_identical(store: Path, validation_store: Path, tmp_path: Path) -> None:
-    """Kill -9 of the second process of a replica, with dropout everywhere; asked for with `--set`."""
+    """Kill -9 of the second process of a replica, with dropout everywhere; `--set` selects the engine."""
     settings = toy.parameters(store, validation_store, logging_steps=3)
     asked = ("--set", "parallel.tp_size=2")
     toy.train(settings, tmp_path / "straight", *asked, nodes=(2,), plugins=FAULTS)

@@ -5,7 +5,7 @@ group, and everything else (embeddings, heads, weights that several modules shar
 are all-gathered for its forward and again for its backward, and freed after each; those of the last group stay gathered
 in between. Gradients are reduce-scattered in every micro-step's backward. Of a weight with n rows the first process
 holds the first ceil(n / processes), and so on: the last processes may hold fewer, or none. The engine needs an
-architecture that says where the blocks are, weights that are not scalars, and an elementwise optimizer.
+architecture that defines the blocks, weights that are not scalars, and an elementwise optimizer.
 
 The optimizer sees rows as plain tensors. Weights, gradients and state are fp32; bf16 and fp16 are autocast in the
 module's forward, as under DDP. Checkpoints hold tensors under the module's names: a checkpoint of any engine or number
@@ -61,7 +61,7 @@ class FSDPEngine(DDPEngine):
         """Shards `module` with the weights of rank 0.
 
         Raises:
-            UserError: none of `architectures` says where a model's blocks are, or a weight cannot be sharded.
+            UserError: none of `architectures` defines a model's blocks, or a weight cannot be sharded.
         """
         assert optimizer.elementwise, "checked when the parameters are read"
         assert context.data_parallel_group is not None, "one process has nothing to shard"
@@ -167,7 +167,7 @@ def shard_module(
     """Shards `module` over `mesh` and moves it to the device, group by group; returns the groups, the root last.
 
     Raises:
-        UserError: none of `architectures` says where a model's blocks are, or a weight is a scalar.
+        UserError: none of `architectures` defines a model's blocks, or a weight is a scalar.
     """
     for name, value in module.named_parameters():
         if value.ndim == 0:
@@ -190,7 +190,7 @@ def shardable_blocks(
     """The blocks of every model in `module`, each once, without those that share a weight with another module.
 
     Raises:
-        UserError: none of `architectures` says where a model's blocks are.
+        UserError: none of `architectures` defines a model's blocks.
     """
     blocks = dict.fromkeys(
         block

@@ -1,4 +1,4 @@
-"""Shards of a model's tensors: where each shard lies in its tensor, and which process writes a shard that many hold.
+"""Shards of a model's tensors: where each shard is in its tensor, and which process writes a shard that many hold.
 
 Nothing here communicates: every process computes the same assignment from the names and sizes of the shards.
 """
@@ -53,7 +53,7 @@ def whole_shard(name: str, value: Tensor) -> TensorShard:
 
 
 def assign_shards(shards: Iterable[TensorShard], index: int, count: int) -> Iterator[TensorShard]:
-    """Yields the part of `shards`, which `count` processes hold alike, that process `index` of these writes.
+    """Yields the part of `shards`, which `count` processes all hold, that process `index` of these writes.
 
     Each block (a shard or some rows of it) goes to the process with the fewest bytes so far, so each element is written
     once and the processes' totals differ by at most one block. Shards are sorted by name first, so that the order in

@@ -52,7 +52,7 @@ def apply_activation_checkpointing(
     names of weights do not change.
 
     Raises:
-        UserError: none of `architectures` says where a model's blocks are.
+        UserError: none of `architectures` defines a model's blocks.
     """
     if kind is None:
         return

@@ -59,4 +59,4 @@ def architecture_of(
     for architecture in architectures:
         if isinstance(model.config, type(architecture.config(vocabulary))):
             return architecture
-    raise UserError(f"{key}: no architecture of the parameters says where the layers of {type(model)} are")
+    raise UserError(f"{key}: no architecture of the parameters defines the layers of {type(model)}")
