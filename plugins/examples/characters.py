@@ -1,4 +1,5 @@
-"""The tokenizer `characters`: every character is a token, spaces and line ends too, as in small models of plays."""
+"""The tokenizer `characters`: every character is a token, including spaces and line ends, as in small models of
+plays."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ MARK = "characters.json"
 
 
 class Characters(Tokenizer):
-    """No options: the characters of the corpus, in the order of their code points."""
+    """The characters of the corpus, in the order of their code points. There are no options."""
 
     keeps_line_ends: ClassVar[bool] = True
 
@@ -29,13 +30,13 @@ class Characters(Tokenizer):
         processes: int = 1,
         progress: Callable[[int, int], None] | None = None,
     ) -> Mapping[str, Any]:
-        """Learns which characters there are and saves what `AutoTokenizer` loads."""
+        """Collects the characters of the corpus and saves a tokenizer that `AutoTokenizer` loads."""
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
         from transformers import PreTrainedTokenizerFast
 
         items = (item for block in corpus.blocks() for item in corpus.read(block))
-        found = sorted({each for item in items if isinstance(item, Document) for each in item.text} | {"\n"})
-        vocabulary = {each: number for number, each in enumerate([*found, UNKNOWN])}
+        found = sorted({char for item in items if isinstance(item, Document) for char in item.text} | {"\n"})
+        vocabulary = {char: id for id, char in enumerate([*found, UNKNOWN])}
         tokenizer = Tokenizer(models.WordLevel(vocabulary, UNKNOWN))
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         tokenizer.decoder = decoders.Fuse()
@@ -45,18 +46,18 @@ class Characters(Tokenizer):
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self | None:
-        """The settings that read `folder`, None if it is not of this kind."""
+        """Returns the settings that read `folder`, None if it is not of this kind."""
         file = folder / MARK
         return cls.model_validate_json(file.read_text(encoding="utf-8")) if file.is_file() else None
 
     def encoder(self, folder: Path) -> Encoder:
-        """The fast path that works for any tokenizer of the library `tokenizers`."""
+        """Returns the encoder for any tokenizer of the library `tokenizers`."""
         from terakoya.toolkit.tokenizers.line_encoder import LineEncoder
 
         return LineEncoder(self.load(folder), parse=self.special_tokens_in_text != "split")
 
     def fingerprint(self, folder: Path) -> Mapping[str, str]:
-        """A hash of what ids depend on."""
+        """Returns a hash of the file on which ids depend."""
         return {"tokenizer": hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()}
 
 

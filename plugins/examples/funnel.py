@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Funnel(TransformersArchitecture):
-    """Fields bear the names and defaults of Transformers' `FunnelConfig`."""
+    """Fields have the names and defaults of Transformers' `FunnelConfig`."""
 
     config_class = "FunnelConfig"
     config_ids: ClassVar = {}
@@ -31,7 +31,7 @@ class Funnel(TransformersArchitecture):
     test_settings: ClassVar = {"block_sizes": (1, 1), "d_head": 4}
 
     block_sizes: tuple[PositiveInt, ...] = (4, 4, 4)
-    """Layers of each block; from the second on the sequence is half as long as in the block before."""
+    """Layers of each block. From the second block on, the sequence is half as long as in the previous block."""
     num_decoder_layers: PositiveInt = 2
     d_model: PositiveInt = 768
     n_head: PositiveInt = 12
@@ -42,20 +42,20 @@ class Funnel(TransformersArchitecture):
     activation_dropout: NonNegativeFloat = 0.0
 
     def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The last hidden states (B, T, H). Positions are relative, so the batch's are not needed."""
+        """Returns the last hidden states (B, T, H). Positions are relative, so those of the batch are not needed."""
         mask = (batch["document_ids"] >= 0).long()
         return model.funnel(input_ids=batch["input_ids"], attention_mask=mask).last_hidden_state
 
     def logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-        """Vocabulary logits (..., V) of `hidden` (..., H)."""
+        """Returns the vocabulary logits (..., V) of `hidden` (..., H)."""
         return model.lm_head(hidden)
 
     def replaced_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits (B, T) that a token was replaced, of `hidden` (B, T, H)."""
+        """Returns the logits (B, T) that a token was replaced, of `hidden` (B, T, H)."""
         return model.discriminator_predictions(hidden)
 
     def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
-        """The layers of all blocks and of the decoder."""
+        """Returns the layers of all blocks and of the decoder."""
         return [*(layer for block in model.funnel.encoder.blocks for layer in block), *model.funnel.decoder.layers]
 
 

@@ -1,4 +1,4 @@
-"""LUKE (Yamada et al., 2020, arXiv:2010.01057), of which the words are trained: a token store knows no entities.
+"""LUKE (Yamada et al., 2020, arXiv:2010.01057). Only its words are trained, because a token store has no entities.
 
 Its attention does not go through Transformers' AttentionInterface, but it takes a mask for each pair of positions.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Luke(EncoderArchitecture):
-    """Fields bear the names and defaults of Transformers' `LukeConfig`."""
+    """Fields have the names and defaults of Transformers' `LukeConfig`."""
 
     config_class = "LukeConfig"
     model_classes: ClassVar = {"masked": "LukeForMaskedLM"}
@@ -35,24 +35,25 @@ class Luke(EncoderArchitecture):
     hidden_dropout_prob: NonNegativeFloat = 0.1
     attention_probs_dropout_prob: NonNegativeFloat = 0.1
     max_position_embeddings: PositiveInt = 512
-    """The longest row. The config's is larger by padding id + 1, from where LUKE, like RoBERTa, counts positions."""
+    """The longest row. The config's number is larger by padding id + 1, where positions start, as in RoBERTa."""
     entity_vocab_size: PositiveInt = 2
-    """Entities, which nothing here trains: raise it, and fine-tune them, later."""
+    """Number of entities, which are not trained here. Raise it later, and fine-tune them."""
     entity_emb_size: PositiveInt = 256
 
     def config_arguments(self, vocabulary: Vocabulary) -> dict[str, Any]:
-        """The usual ones; attention without the queries that only entities use."""
+        """Returns the usual arguments, without the attention queries that only entities use."""
         return {**super().config_arguments(vocabulary), "use_entity_aware_attention": False}
 
     def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
-        """`LukeForMaskedLM`. What no word reaches is frozen: processes wait for each trainable weight's gradient."""
+        """Returns `LukeForMaskedLM`. Weights that words do not use are frozen: processes wait for every trainable
+        weight's gradient."""
         model = super().build(vocabulary, head)
-        for unreached in (model.luke.entity_embeddings, model.entity_predictions, model.luke.pooler):
-            unreached.requires_grad_(False)
+        for unused in (model.luke.entity_embeddings, model.entity_predictions, model.luke.pooler):
+            unused.requires_grad_(False)
         return model
 
     def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The last hidden states (B, T, H); a mask that is added to the scores keeps documents apart."""
+        """Returns the last hidden states (B, T, H); a mask that is added to the scores keeps documents apart."""
         import torch
 
         from terakoya.toolkit.architectures import attention

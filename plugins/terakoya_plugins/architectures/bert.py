@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Bert(EncoderArchitecture):
-    """Fields bear the names and defaults of Transformers' `BertConfig`: BERT-base."""
+    """Fields have the names and defaults of Transformers' `BertConfig`: BERT-base."""
 
     config_class = "BertConfig"
     model_classes: ClassVar = {"masked": "BertForMaskedLM", "pretraining": "BertForPreTraining", "body": "BertModel"}
@@ -35,11 +35,11 @@ class Bert(EncoderArchitecture):
     layer_norm_eps: NonNegativeFloat = 1e-12
 
     def next_sentence_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits (B, 2) over {is next, is random}, from the pooled first position of `hidden` (B, T, H)."""
+        """Returns the logits (B, 2) over {is next, is random}, of the pooled first position of `hidden` (B, T, H)."""
         return model.cls.seq_relationship(model.bert.pooler(hidden))
 
     def tensor_partition(self) -> TensorPartition:
-        """Heads and the middle of the feed-forward."""
+        """Divides heads and the middle of the feed-forward."""
         return layer_partition(self.num_attention_heads, self.intermediate_size)
 
 

@@ -1,7 +1,7 @@
 """DeBERTa (He et al., 2021, arXiv:2006.03654): attention that keeps content and relative position apart.
 
-Without the original's enhanced mask decoder, which adds absolute positions before the last layers of pre-training:
-Transformers has no such layers, so what was trained with them could not be loaded.
+It has no enhanced mask decoder, with which the original adds absolute positions before the last layers in pre-training:
+Transformers has no such layers and could not load a model trained with them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from terakoya.toolkit.architectures.encoder import EncoderArchitecture
 
 
 class Deberta(EncoderArchitecture):
-    """Fields bear the names of Transformers' `DebertaConfig`; defaults are DeBERTa-base's."""
+    """Fields have the names of Transformers' `DebertaConfig`; defaults are DeBERTa-base's."""
 
     config_class = "DebertaConfig"
     model_classes: ClassVar = {"masked": "DebertaForMaskedLM", "body": "DebertaModel"}
@@ -37,14 +37,14 @@ class Deberta(EncoderArchitecture):
     layer_norm_eps: NonNegativeFloat = 1e-7
     relative_attention: bool = True
     max_relative_positions: int = -1
-    """Distances told apart, in each direction; -1: as many as `max_position_embeddings`."""
+    """Number of distinct distances in each direction; -1: as many as `max_position_embeddings`."""
     pos_att_type: tuple[Literal["c2p", "p2c"], ...] = ("c2p", "p2c")
-    """Content looks at position, position at content, or both."""
+    """Attention from content to position, from position to content, or both."""
     position_biased_input: bool = False
     """Whether absolute positions are added to the embeddings as well, as BERT does."""
 
     def max_sequence_length(self) -> int | None:
-        """One position embedding for each position, if there are any: relative positions have no end."""
+        """Returns `max_position_embeddings` with absolute positions, else None: relative positions have no bound."""
         return self.max_position_embeddings if self.position_biased_input else None
 
 

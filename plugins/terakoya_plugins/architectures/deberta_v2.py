@@ -1,9 +1,10 @@
 """DeBERTa-v2 and v3 (He et al., 2021, arXiv:2006.03654 and 2111.09543): one set of projections for content and
 position, relative positions in buckets that grow with distance.
 
-v2 is this with the objective `masked_lm`, v3 with `replaced_token` and `"sharing": "disentangled"`. Without v2's
-convolution beside the first layer, which would mix neighbouring documents, and without the enhanced mask decoder, which
-Transformers does not have. Neither has it v3's head for replaced tokens: the discriminator is a token classifier.
+v2 is this with the objective `masked_lm`, v3 with `replaced_token` and `"sharing": "disentangled"`. It has neither v2's
+convolution parallel to the first layer, which would mix neighbouring documents, nor the enhanced mask decoder, which
+Transformers does not have. Transformers does not have v3's head for replaced tokens either: the discriminator is a
+token classifier.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class DebertaV2(EncoderArchitecture):
-    """Fields bear the names of Transformers' `DebertaV2Config`; defaults are DeBERTa-v3-base's."""
+    """Fields have the names of Transformers' `DebertaV2Config`; defaults are DeBERTa-v3-base's."""
 
     config_class = "DebertaV2Config"
     model_classes: ClassVar = {
@@ -45,11 +46,11 @@ class DebertaV2(EncoderArchitecture):
     layer_norm_eps: NonNegativeFloat = 1e-7
     relative_attention: bool = True
     max_relative_positions: int = -1
-    """The largest distance that buckets reach; -1: `max_position_embeddings`."""
+    """The largest distance with a bucket; -1: `max_position_embeddings`."""
     position_buckets: int = 256
-    """Distances told apart, in each direction; beyond half of them a bucket holds several. -1: no buckets."""
+    """Number of buckets of distances, in each direction; beyond half of them a bucket holds several. -1: no buckets."""
     pos_att_type: tuple[Literal["p2c", "c2p"], ...] = ("p2c", "c2p")
-    """Content looks at position, position at content, or both."""
+    """Attention from content to position, from position to content, or both."""
     share_att_key: bool = True
     """Whether content and position use the same projections."""
     norm_rel_ebd: Literal["layer_norm", "none"] = "layer_norm"
@@ -57,7 +58,7 @@ class DebertaV2(EncoderArchitecture):
     """Whether absolute positions are added to the embeddings as well, as BERT does."""
 
     def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
-        """The model of `head`; a discriminator's config names its two labels."""
+        """Returns the model of `head`; the config of a discriminator names its two labels."""
         model = super().build(vocabulary, head)
         if head == "discriminator":
             model.config.id2label, model.config.label2id = (
@@ -67,12 +68,12 @@ class DebertaV2(EncoderArchitecture):
         return model
 
     def replaced_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits (B, T) that a token was replaced, of `hidden` (B, T, H)."""
+        """Returns the logits (B, T) that a token was replaced, of `hidden` (B, T, H)."""
         scores = model.classifier(model.dropout(hidden))
         return scores[..., 1] - scores[..., 0]
 
     def max_sequence_length(self) -> int | None:
-        """One position embedding for each position, if there are any: relative positions have no end."""
+        """Returns `max_position_embeddings` with absolute positions, else None: relative positions have no bound."""
         return self.max_position_embeddings if self.position_biased_input else None
 
 

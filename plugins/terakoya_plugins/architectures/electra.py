@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Electra(EncoderArchitecture):
-    """Fields bear the names and defaults of Transformers' `ElectraConfig`: ELECTRA-small."""
+    """Fields have the names and defaults of Transformers' `ElectraConfig`: ELECTRA-small."""
 
     config_class = "ElectraConfig"
     model_classes: ClassVar = {
@@ -38,7 +38,7 @@ class Electra(EncoderArchitecture):
     layer_norm_eps: NonNegativeFloat = 1e-12
 
     def replaced_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits (B, T) that a token was replaced, of `hidden` (B, T, H)."""
+        """Returns the logits (B, T) that a token was replaced, of `hidden` (B, T, H)."""
         return model.discriminator_predictions(hidden)
 
 

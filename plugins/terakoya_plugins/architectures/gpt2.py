@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al., 2019): a causal Transformer with learnt positions, norms before its layers, a tied head."""
+"""GPT-2 (Radford et al., 2019): a causal Transformer with learned positions, norms before its layers, a tied head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from terakoya.toolkit.architectures.decoder import DecoderArchitecture
 
 
 class GPT2(DecoderArchitecture):
-    """Fields bear the names of Transformers' `GPT2Config`; defaults are the smallest GPT-2's."""
+    """Fields have the names of Transformers' `GPT2Config`; defaults are the smallest GPT-2's."""
 
     config_class = "GPT2Config"
     model_classes: ClassVar = {"causal": "GPT2LMHeadModel"}
@@ -24,7 +24,7 @@ class GPT2(DecoderArchitecture):
     num_hidden_layers: PositiveInt = 12
     num_attention_heads: PositiveInt = 12
     n_inner: PositiveInt | None = None
-    """The width of the feed-forward layers; four times `hidden_size` where not given."""
+    """The width of the feed-forward layers; null is four times `hidden_size`."""
     activation_function: str = "gelu_new"
     max_position_embeddings: PositiveInt = 1024
     resid_pdrop: NonNegativeFloat = 0.1
@@ -34,10 +34,10 @@ class GPT2(DecoderArchitecture):
     initializer_range: NonNegativeFloat = 0.02
     tie_word_embeddings: bool = True
     scaled_init: bool = True
-    """Whether output layers begin smaller by sqrt(2 x layers), as GPT-2's did."""
+    """Whether output layers are initialised smaller by sqrt(2 x layers), as in GPT-2."""
 
     def tensor_partition(self) -> TensorPartition:
-        """Heads, of which queries, keys and values come from one layer, and the middle of the feed-forward."""
+        """Divides heads, whose queries, keys and values come from one layer, and the middle of the feed-forward."""
         return TensorPartition(
             sizes={"num_attention_heads": self.num_attention_heads, "n_inner": self.n_inner or 4 * self.hidden_size},
             inputs=("attn", "mlp"),

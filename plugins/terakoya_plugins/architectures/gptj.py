@@ -1,6 +1,6 @@
-"""GPT-J (Wang and Komatsuzaki, 2021): rotary positions on a part of each head, attention and feed-forward side by side.
+"""GPT-J (Wang and Komatsuzaki, 2021): rotary positions on a part of each head, attention and feed-forward in parallel.
 
-Transformers' GPT-J has its own attention, with its softmax in float32, and adds the mask it is handed to its scores.
+Transformers' GPT-J has its own attention, with its softmax in float32, and adds the mask to its scores.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from terakoya.toolkit.architectures.decoder import DecoderArchitecture
 
 
 class GPTJ(DecoderArchitecture):
-    """Fields bear the names of Transformers' `GPTJConfig`; defaults are GPT-J 6B's."""
+    """Fields have the names of Transformers' `GPTJConfig`; defaults are GPT-J 6B's."""
 
     config_class = "GPTJConfig"
     model_classes: ClassVar = {"causal": "GPTJForCausalLM"}
@@ -28,9 +28,9 @@ class GPTJ(DecoderArchitecture):
     num_hidden_layers: PositiveInt = 28
     num_attention_heads: PositiveInt = 16
     rotary_dim: PositiveInt = 64
-    """How many numbers of each head turn with the position."""
+    """Number of dimensions of each head with rotary positions."""
     n_inner: PositiveInt | None = None
-    """The width of the feed-forward layers; four times `hidden_size` where not given."""
+    """The width of the feed-forward layers; null is four times `hidden_size`."""
     activation_function: str = "gelu_new"
     max_position_embeddings: PositiveInt = 2048
     resid_pdrop: NonNegativeFloat = 0.0
@@ -40,7 +40,7 @@ class GPTJ(DecoderArchitecture):
     initializer_range: NonNegativeFloat = 0.02
     tie_word_embeddings: bool = False
     scaled_init: bool = False
-    """Whether output layers begin smaller by sqrt(2 x layers), as Megatron-LM's do."""
+    """Whether output layers are initialised smaller by sqrt(2 x layers), as in Megatron-LM."""
 
     @model_validator(mode="after")
     def _rotary_dim_fits(self) -> Self:
@@ -52,7 +52,7 @@ class GPTJ(DecoderArchitecture):
         return self
 
     def tensor_partition(self) -> TensorPartition:
-        """Heads and the middle of the feed-forward."""
+        """Divides heads and the middle of the feed-forward."""
         return TensorPartition(
             sizes={"num_attention_heads": self.num_attention_heads, "n_inner": self.n_inner or 4 * self.hidden_size},
             inputs=("attn", "mlp"),

@@ -13,7 +13,7 @@ from terakoya.toolkit.architectures.decoder import GatedDecoderArchitecture
 
 
 class Llama(GatedDecoderArchitecture):
-    """Fields bear the names of Transformers' `LlamaConfig`; defaults are the first 7B's."""
+    """Fields have the names of Transformers' `LlamaConfig`; defaults are the first 7B's."""
 
     config_class = "LlamaConfig"
     model_classes: ClassVar = {"causal": "LlamaForCausalLM"}
@@ -24,7 +24,7 @@ class Llama(GatedDecoderArchitecture):
     num_hidden_layers: PositiveInt = 32
     num_attention_heads: PositiveInt = 32
     num_key_value_heads: PositiveInt | None = None
-    """Heads of keys and values, each shared by as many neighbouring ones of queries; one for each where not given."""
+    """Heads of keys and values, each shared by equally many neighbouring query heads; null is one for each."""
     hidden_act: str = "silu"
     max_position_embeddings: PositiveInt = 2048
     initializer_range: NonNegativeFloat = 0.02
@@ -33,7 +33,7 @@ class Llama(GatedDecoderArchitecture):
     attention_dropout: NonNegativeFloat = 0.0
     tie_word_embeddings: bool = False
     scaled_init: bool = False
-    """Whether output layers begin smaller by sqrt(2 x layers), as Megatron-LM's do."""
+    """Whether output layers are initialised smaller by sqrt(2 x layers), as in Megatron-LM."""
 
 
 @hookimpl

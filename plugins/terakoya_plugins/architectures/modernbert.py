@@ -1,6 +1,6 @@
 """ModernBERT (Warner et al., 2024, arXiv:2412.13663): rotary positions, gated feed-forward, mostly local attention.
 
-Every `global_attn_every_n_layers`-th layer sees its whole document, the others `local_attention` places around.
+Every `global_attn_every_n_layers`-th layer sees its whole document, the others `local_attention` positions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from terakoya.toolkit.architectures.encoder import EncoderArchitecture
 
 
 class ModernBert(EncoderArchitecture):
-    """Fields bear the names of Transformers' `ModernBertConfig`; defaults are ModernBERT-base's."""
+    """Fields have the names of Transformers' `ModernBertConfig`; defaults are ModernBERT-base's."""
 
     config_class = "ModernBertConfig"
     config_ids: ClassVar = {
@@ -43,7 +43,7 @@ class ModernBert(EncoderArchitecture):
     mlp_dropout: NonNegativeFloat = 0.0
     decoder_bias: bool = True
     local_attention: PositiveInt = 128
-    """Places that a local layer sees, half of them on each side."""
+    """Positions that a local layer sees, half of them on each side."""
     global_attn_every_n_layers: PositiveInt = 3
     global_rope_theta: PositiveFloat = 160_000.0
     local_rope_theta: PositiveFloat = 10_000.0

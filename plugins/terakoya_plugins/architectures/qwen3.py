@@ -1,4 +1,4 @@
-"""Qwen3 (Yang et al., 2025, arXiv:2505.09388): Llama's block with a size of head of its own and norms on queries and
+"""Qwen3 (Yang et al., 2025, arXiv:2505.09388): Llama's block with an independent head size, and norms on queries and
 keys."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from terakoya.toolkit.architectures.decoder import GatedDecoderArchitecture
 
 
 class Qwen3(GatedDecoderArchitecture):
-    """Fields bear the names of Transformers' `Qwen3Config`; defaults are Qwen3-0.6B's."""
+    """Fields have the names of Transformers' `Qwen3Config`; defaults are Qwen3-0.6B's."""
 
     config_class = "Qwen3Config"
     model_classes: ClassVar = {"causal": "Qwen3ForCausalLM"}
@@ -25,7 +25,7 @@ class Qwen3(GatedDecoderArchitecture):
     num_hidden_layers: PositiveInt = 28
     num_attention_heads: PositiveInt = 16
     num_key_value_heads: PositiveInt | None = 8
-    """Heads of keys and values, each shared by as many neighbouring ones of queries; null is one for each."""
+    """Heads of keys and values, each shared by equally many neighbouring query heads; null is one for each."""
     head_dim: PositiveInt = 128
     hidden_act: str = "silu"
     max_position_embeddings: PositiveInt = 32_768
@@ -36,11 +36,11 @@ class Qwen3(GatedDecoderArchitecture):
     attention_dropout: NonNegativeFloat = 0.0
     tie_word_embeddings: bool = True
     use_sliding_window: bool = False
-    """Whether the layers from `max_window_layers` on see the last `sliding_window` places only."""
+    """Whether the layers from number `max_window_layers` on see only the last `sliding_window` positions."""
     sliding_window: PositiveInt = 4096
     max_window_layers: NonNegativeInt = 28
     scaled_init: bool = False
-    """Whether output layers begin smaller by sqrt(2 x layers), as Megatron-LM's do."""
+    """Whether output layers are initialised smaller by sqrt(2 x layers), as in Megatron-LM."""
 
 
 @hookimpl

@@ -1,6 +1,7 @@
-"""RoBERTa (Liu et al., 2019, arXiv:1907.11692): BERT without next sentences, whose positions count from the padding id.
+"""RoBERTa (Liu et al., 2019, arXiv:1907.11692): BERT without next-sentence prediction; positions count from the padding
+id.
 
-Its own recipe: no next-sentence prediction, Adam with a second beta of 0.98, longer training on more text.
+Its training differs, too: no next-sentence prediction, Adam with a second beta of 0.98, longer training on more text.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from terakoya.toolkit.architectures.encoder import EncoderArchitecture
 
 
 class Roberta(EncoderArchitecture):
-    """Fields bear the names of Transformers' `RobertaConfig`; defaults are RoBERTa-base's."""
+    """Fields have the names of Transformers' `RobertaConfig`; defaults are RoBERTa-base's."""
 
     config_class = "RobertaConfig"
     config_ids: ClassVar = {"pad_token_id": "pad", "bos_token_id": "cls", "eos_token_id": "sep"}
@@ -31,7 +32,7 @@ class Roberta(EncoderArchitecture):
     hidden_dropout_prob: NonNegativeFloat = 0.1
     attention_probs_dropout_prob: NonNegativeFloat = 0.1
     max_position_embeddings: PositiveInt = 512
-    """The longest row. The config's own number is larger by padding id + 1, where RoBERTa's positions start: 514 of the
+    """The longest row. The config's own number is larger by padding id + 1, where RoBERTa's positions start: 514 in the
     published models."""
     type_vocab_size: PositiveInt = 1
     initializer_range: NonNegativeFloat = 0.02

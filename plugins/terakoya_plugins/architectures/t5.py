@@ -1,6 +1,6 @@
 """T5 (Raffel et al., 2020, arXiv:1910.10683): an encoder and a decoder with relative position biases.
 
-T5 attends with three masks, in the encoder, in the decoder and between the two, and hands them to its layers itself.
+T5 has three masks, in the encoder, in the decoder and between the two, and passes them to its layers itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class T5(EncoderDecoderArchitecture):
-    """Fields bear the names of Transformers' `T5Config`; defaults are T5-base's."""
+    """Fields have the names of Transformers' `T5Config`; defaults are T5-base's."""
 
     config_class = "T5Config"
     model_classes: ClassVar = {"seq2seq": "T5ForConditionalGeneration"}
@@ -29,7 +29,7 @@ class T5(EncoderDecoderArchitecture):
     d_ff: PositiveInt = 3072
     num_layers: PositiveInt = 12
     num_decoder_layers: PositiveInt | None = None
-    """As many as `num_layers` where not given."""
+    """Null is as many as `num_layers`."""
     num_heads: PositiveInt = 12
     relative_attention_num_buckets: PositiveInt = 32
     relative_attention_max_distance: PositiveInt = 128
@@ -37,10 +37,10 @@ class T5(EncoderDecoderArchitecture):
     layer_norm_epsilon: PositiveFloat = 1e-6
     initializer_factor: PositiveFloat = 1.0
     feed_forward_proj: Literal["relu", "gated-gelu"] = "relu"
-    """`gated-gelu` is T5 1.1's. Its own vocabulary head is not: Transformers' T5 ties the head to the embeddings."""
+    """`gated-gelu` is that of T5 1.1. T5 1.1's untied vocabulary head is not supported: Transformers' T5 ties it."""
 
     def logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-        """Vocabulary logits (..., V) of `hidden` (..., H), which a tied head takes scaled."""
+        """Returns the vocabulary logits (..., V) of `hidden` (..., H), which is scaled for the tied head."""
         return model.lm_head(hidden * model.config.d_model**-0.5)
 
 

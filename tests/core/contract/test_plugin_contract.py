@@ -226,13 +226,13 @@ def test_check_exits_with_2_if_a_check_fails_and_prints_the_interface(tmp_path: 
 
 def test_new_refuses_bad_names_and_existing_files(tmp_path: Path) -> None:
     for name, kind, message in (
-        ("My-Model", "architecture", "expected small letters, digits and _"),
-        ("class", "architecture", "expected small letters"),
+        ("My-Model", "architecture", "expected lower-case letters, digits and _"),
+        ("class", "architecture", "expected lower-case letters"),
         ("mine", "architectur", 'there is no such kind; did you mean "architecture"'),
-        ("bert", "architecture", "architecture bert: is there already"),
+        ("bert", "architecture", "architecture bert: exists already"),
     ):
         with pytest.raises(UserError, match=message):
             new(name, kind, tmp_path)
     new("mine", "schedule", tmp_path)
-    with pytest.raises(UserError, match=r"mine\.py: is there already"):
+    with pytest.raises(UserError, match=r"mine\.py: exists already"):
         new("mine", "tracker", tmp_path)

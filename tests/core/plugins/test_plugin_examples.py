@@ -97,6 +97,13 @@ def test_the_architecture_is_as_short_as_promised_and_learns(reader: Reader) -> 
     assert "[MASK] 1" in next(text for line, text in reader.printed.items() if " try " in line)
 
 
+def test_the_objective_passes_its_checks_and_learns(reader: Reader) -> None:
+    checked = reader.printed["terakoya plugins check denoise.py"]
+    assert ", 0 failed" in checked and "objective denoise" in checked
+    course = losses(reader.folder / "work" / "denoise")
+    assert course[-1] < course[0] - 0.5
+
+
 def test_the_tokenizer_makes_a_store_of_characters(reader: Reader) -> None:
     assert "tokenizer characters" in reader.printed["terakoya plugins check characters.py"]
     facts = json.loads((reader.folder / "work" / "character-store" / "store.json").read_text(encoding="utf-8"))

@@ -1,1 +1,1 @@
-"""`terakoya plugins` and its verbs."""
+"""`terakoya plugins` and its subcommands."""

@@ -1,4 +1,4 @@
-"""`terakoya plugins check`: whether a plugin keeps what its kind promises, in plain words."""
+"""`terakoya plugins check`: checks a plugin against the requirements of its kind."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def command(
     plugin: Annotated[
         str, typer.Argument(help="A plugin's file, a package's folder, or a module's name.", metavar="FILE_OR_MODULE")
     ],
-    train: Annotated[bool, typer.Option(help="Make a toy run of it: learn, resume, export, load.")] = True,
+    train: Annotated[bool, typer.Option(help="Train a toy run with it: learn, resume, export, load.")] = True,
 ) -> None:
-    """Check a plugin of your own: what it promises, what is missing, what to do.
+    """Check a plugin: what is required, what is missing, what to do.
 
-    Exit status 0 if all is well, 2 if something is wrong.
+    The exit status is 0 if all checks pass, else 2.
     """
     from terakoya.contract import check_plugin
     from terakoya.hookspecs import INTERFACE

@@ -1,4 +1,4 @@
-"""`terakoya plugins new`: a working plugin with its test, to change into one's own."""
+"""`terakoya plugins new`: writes a working plugin with its test, as a starting point."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 SINGULAR = (
     "tokenizer", "architecture", "objective", "optimizer", "schedule", "exporter", "importer", "tracker", "launcher"
 )  # fmt: skip
-"""Each of `components.KINDS`, which are not imported here: `terakoya --help` must not wait for them."""
+"""The singulars of `components.KINDS`, which is not imported here: `terakoya --help` must stay quick."""
 
 PYPROJECT = """\
 [build-system]
@@ -29,7 +29,7 @@ description = "The {kind} {name} for terakoya."
 requires-python = ">=3.11"
 dependencies = ["terakoya"]
 
-# Everyone who installs this package has the plugin; the value is a module, or a package of plugins.
+# Installing this package installs the plugin. The value is a module, or a package of plugins.
 [project.entry-points.terakoya]
 {name} = "terakoya_{name}"
 
@@ -41,38 +41,40 @@ only-include = ["terakoya_{name}.py"]
 def new(name: str, kind: str, out: Path, *, package: bool = False) -> list[Path]:
     """Writes a plugin of `kind` (a singular) called `name`, and its test, into the folder `out`; returns the files.
 
-    With `package` they lie in a folder of their own that pip installs.
+    With `package` the files are in a folder of their own that pip can install.
 
     Raises:
-        UserError: no such kind, a name that is no Python name, a name that is taken, or a file that is there already.
+        UserError: there is no such kind, the name is not a Python name or is taken, or a file exists already.
     """
     if kind not in SINGULAR:
         raise UserError(f"--kind {kind}: there is no such kind{nearest(kind, SINGULAR)}")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        raise UserError(f'"{name}": expected small letters, digits and _, beginning with a letter, such as my_{kind}')
+        raise UserError(
+            f'"{name}": expected lower-case letters, digits and _, beginning with a letter, such as my_{kind}'
+        )
     from terakoya.plugins import registry
 
     if name in registry().names(f"{kind}s"):
-        raise UserError(f"{kind} {name}: is there already, see `terakoya plugins list`; choose another name")
+        raise UserError(f"{kind} {name}: exists already, see `terakoya plugins list`; choose another name")
     folder, module = (out / f"terakoya-{name.replace('_', '-')}", f"terakoya_{name}") if package else (out, name)
     files = {
-        folder / f"{module}.py": _filled(TEMPLATES / f"{kind}.py", name, module),
-        folder / f"test_{module}.py": _filled(TEMPLATES / f"try_{kind}.py", name, module),
+        folder / f"{module}.py": _fill(TEMPLATES / f"{kind}.py", name, module),
+        folder / f"test_{module}.py": _fill(TEMPLATES / f"try_{kind}.py", name, module),
     }
     if package:
         text = PYPROJECT.format(name=name, dashed=name.replace("_", "-"), kind=kind)
         files = {folder / "pyproject.toml": text, **files}
     for file in files:
         if file.exists():
-            raise UserError(f"{file}: is there already; remove it, or choose another name or --out")
+            raise UserError(f"{file}: exists already; remove it, or choose another name or --out")
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in files.items():
         file.write_text(text, encoding="utf-8")
     return list(files)
 
 
-def _filled(template: Path, name: str, module: str) -> str:
-    """The template with the plugin's name for `example`."""
+def _fill(template: Path, name: str, module: str) -> str:
+    """Returns the template with the plugin's name in place of `example`."""
     camel = "".join(word.capitalize() for word in name.split("_"))
     text = template.read_text(encoding="utf-8")
     return (
@@ -83,28 +85,28 @@ def _filled(template: Path, name: str, module: str) -> str:
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="What it is called in the parameter JSON: my_model.")],
+    name: Annotated[str, typer.Argument(help="The component's name in the parameter JSON, such as my_model.")],
     kind: Annotated[str, typer.Option(help=f"One of {', '.join(SINGULAR)}.")],
     out: Annotated[Path, typer.Option(help="The folder to write into.")] = Path(),
     package: Annotated[
-        bool, typer.Option("--package", help="As a package that pip installs, in a folder of its own.")
+        bool, typer.Option("--package", help="Write a package that pip can install, in a folder of its own.")
     ] = False,
 ) -> None:
-    """Write a working plugin with its test, to change into your own."""
+    """Write a working plugin with its test, as a starting point for your own."""
     from terakoya.log import console
 
     files = new(name, kind, out, package=package)
     for file in files:
         console().print(f"wrote {file}", markup=False, soft_wrap=True)
     plugin, test = files[-2:]
-    console().print("\nwhat to do with it:")
+    console().print("\nnext steps:")
     steps = [
-        (f"terakoya plugins check {plugin}", "does it keep what its kind promises?"),
-        (f"python -m pytest {test}", "its test"),
-        (f"terakoya --plugin {plugin} plugins show {name}", "its settings; any command takes --plugin"),
+        (f"terakoya plugins check {plugin}", "check it against the requirements of its kind"),
+        (f"python -m pytest {test}", "run its test"),
+        (f"terakoya --plugin {plugin} plugins show {name}", "show its settings; every command takes --plugin"),
     ]
     if package:
-        steps.append((f"pip install -e {plugin.parent}", "from then on it is there without --plugin"))
+        steps.append((f"pip install -e {plugin.parent}", "install it; --plugin is then not needed"))
     width = max(len(step) for step, _ in steps)
     for step, why in steps:
         console().print(f"  {step:<{width}}  # {why}", markup=False, soft_wrap=True)

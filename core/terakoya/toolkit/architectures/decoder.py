@@ -24,7 +24,7 @@ class DecoderArchitecture(TransformersArchitecture):
     """The base of causal families. A family adds its fields, `config_class` and `model_classes`.
 
     With `document_masking = "mask_4d"` the body receives a mask (B, 1, T, T) that it adds to its attention scores, as
-    GPT-J's does. A family with the field `scaled_init` says in `output_layers` which layers that is about.
+    GPT-J's does. The field `scaled_init`, if a family has it, applies to `output_layers`.
     """
 
     if TYPE_CHECKING:  # fields that each family declares, with its own defaults
@@ -36,11 +36,11 @@ class DecoderArchitecture(TransformersArchitecture):
     block_list: ClassVar[str] = "layers"
     """The body's attribute that holds the layers."""
     final_norm: ClassVar[str] = "norm"
-    """The body's attribute that holds the norm behind the last layer."""
+    """The body's attribute that holds the norm after the last layer."""
     position_embedding: ClassVar[str | None] = None
     """The body's attribute that embeds positions, if it has one."""
     embedding_dropout: ClassVar[str | None] = None
-    """The body's attribute that drops out embeddings, if it has one."""
+    """The body's attribute with the dropout of embeddings, if it has one."""
     output_layers: ClassVar[Sequence[str]] = ()
     """The names, within a layer, of the modules that add to the residual stream: two in each."""
     scales_output_layers: ClassVar[bool] = False
@@ -55,9 +55,9 @@ class DecoderArchitecture(TransformersArchitecture):
         return self
 
     def config_arguments(self, vocabulary: Vocabulary) -> dict[str, Any]:
-        """The fields, the vocabulary's size and the special ids.
+        """Returns the fields, the vocabulary's size and the special ids.
 
-        A padding id that ends documents too is left out: models keep the embedding of the padding id at zero.
+        A padding id that also ends documents is left out: models keep the embedding of the padding id at zero.
         """
         pad = None if vocabulary.pad == vocabulary.end else vocabulary.pad
         ids = {"pad_token_id": pad, "bos_token_id": vocabulary.bos, "eos_token_id": vocabulary.end}
@@ -66,7 +66,7 @@ class DecoderArchitecture(TransformersArchitecture):
         return arguments
 
     def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
-        """A freshly initialised model, its output layers as the field `scaled_init` says."""
+        """Returns a randomly initialised model, with its output layers scaled if `scaled_init`."""
         model = super().build(vocabulary, head)
         scaled_init = getattr(self, "scaled_init", self.scales_output_layers)
         if scaled_init != self.scales_output_layers:
@@ -76,11 +76,11 @@ class DecoderArchitecture(TransformersArchitecture):
         return model
 
     def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The body's last hidden states (B, T, H), its final norm included: a position sees its own document up to
+        """Returns the body's last hidden states (B, T, H), after its final norm: a position sees its own document up to
         itself.
 
-        Words are looked up here: given ids, some bodies would search them for padding, and wait for the device. Where
-        `batch` holds `inputs_embeds` (B, T, H), these are used.
+        The embeddings are computed here: some bodies search ids for padding, which waits for the device. If `batch` has
+        `inputs_embeds` (B, T, H), these are used.
         """
         from terakoya.toolkit.architectures import attention
 
@@ -89,17 +89,19 @@ class DecoderArchitecture(TransformersArchitecture):
             arguments = {"attention_mask": attention.additive(attention.causal_mask(batch["document_ids"]))}
         else:
             arguments = attention.causal_arguments(model, batch)
-        words = batch["inputs_embeds"] if "inputs_embeds" in batch else body.get_input_embeddings()(batch["input_ids"])
+        embeddings = (
+            batch["inputs_embeds"] if "inputs_embeds" in batch else body.get_input_embeddings()(batch["input_ids"])
+        )
         return body(
-            inputs_embeds=words, position_ids=batch["position_ids"], use_cache=False, **arguments
+            inputs_embeds=embeddings, position_ids=batch["position_ids"], use_cache=False, **arguments
         ).last_hidden_state
 
     def logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-        """The vocabulary logits (..., V) of `hidden` (..., H)."""
+        """Returns the vocabulary logits (..., V) of `hidden` (..., H)."""
         return model.lm_head(hidden)
 
     def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
-        """The layers."""
+        """Returns the layers."""
         return list(getattr(model.base_model, self.block_list))
 
     def keep_stage_blocks(self, model: PreTrainedModel, stage: range) -> None:
@@ -130,7 +132,7 @@ class GatedDecoderArchitecture(DecoderArchitecture):
 
     output_layers = ("o_proj", "down_proj")
     per_head_modules: ClassVar[Sequence[str]] = ()
-    """Modules of a layer that apply to each head alone, such as norms of queries: every process has them whole."""
+    """Modules of a layer that apply to each head separately, such as norms of queries: every process has them whole."""
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
@@ -147,14 +149,15 @@ class GatedDecoderArchitecture(DecoderArchitecture):
         return self
 
     def config_arguments(self, vocabulary: Vocabulary) -> dict[str, Any]:
-        """The fields, the vocabulary's size and the special ids; `rope_theta` as Transformers' `rope_parameters`."""
+        """Returns the fields, the vocabulary's size and the special ids; `rope_theta` becomes `rope_parameters`."""
         arguments = super().config_arguments(vocabulary)
         if "rope_theta" in arguments:
             arguments["rope_parameters"] = {"rope_type": "default", "rope_theta": arguments.pop("rope_theta")}
         return arguments
 
     def tensor_partition(self) -> TensorPartition | None:
-        """Heads, those of keys and values with the queries that share them, and the middle of the feed-forward."""
+        """Divides heads, those of keys and values with the queries that share them, and the middle of the
+        feed-forward."""
         return TensorPartition(
             sizes={
                 "num_attention_heads": self.num_attention_heads,
@@ -172,7 +175,7 @@ class GatedDecoderArchitecture(DecoderArchitecture):
 
 
 def _no_positions() -> torch.nn.Module:
-    """A module that replaces an embedding of positions, and adds nothing."""
+    """Returns a module that replaces an embedding of positions, and adds nothing."""
     import torch
 
     class NoPositions(torch.nn.Module):
@@ -187,8 +190,8 @@ def _no_positions() -> torch.nn.Module:
 def scale_output_layers(model: PreTrainedModel, *names: str, layers: int, down: bool = True) -> None:
     """Divides the weights with a name that ends in one of `names` by sqrt(2 L); multiplies instead if not `down`.
 
-    These are the layers that add to the residual stream, 2 of each of L = `layers` blocks: drawn with a standard
-    deviation that is smaller by that, the stream does not grow with depth (GPT-2, Radford et al., 2019; Megatron-LM).
+    These layers add to the residual stream, 2 in each of L = `layers` blocks. With a standard deviation that is smaller
+    by this factor, the stream does not grow with depth (GPT-2, Radford et al., 2019; Megatron-LM).
     """
     import torch
 
@@ -203,10 +206,10 @@ def scale_output_layers(model: PreTrainedModel, *names: str, layers: int, down: 
 
 
 def fuse_gelu(model: PreTrainedModel) -> None:
-    """Lets one kernel compute each "gelu_new" in `model`, which Transformers writes out in eight operations.
+    """Replaces each "gelu_new" in `model`, which Transformers computes in eight operations, by one kernel.
 
-    The same formula, other only in its rounding: half the time and none of the arrays in between. The config stays as
-    it is, so a saved model is Transformers' own.
+    The formula is the same and only the rounding differs; it takes half the time and no intermediate arrays. The config
+    is unchanged, so a saved model is a plain Transformers model.
     """
     import torch
     from transformers.activations import NewGELUActivation

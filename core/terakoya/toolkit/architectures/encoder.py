@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class EncoderArchitecture(TransformersArchitecture):
     """The base of encoder families. A family adds its fields, `config_class`, `model_classes` and `vocabulary_head`.
 
-    As it stands it fits models in BERT's shape. With `document_masking = "mask_4d"` the body's `encoder` receives a
+    By default it fits models in BERT's shape. With `document_masking = "mask_4d"` the body's `encoder` receives a
     mask (B, 1, T, T) bool as its second argument, as DeBERTa's does.
     """
 
@@ -31,7 +31,7 @@ class EncoderArchitecture(TransformersArchitecture):
     block_list: ClassVar[str] = "encoder.layer"
     """The body's module that lists the layers."""
     calls_whole_body: ClassVar[bool] = False
-    """Whether the body hands `attention.arguments` on to its layers when it is called; else its embeddings and its
+    """Whether the body passes `attention.arguments` to its layers when it is called; if not, its embeddings and its
     encoder are called one after the other."""
     positions_follow_padding: ClassVar[bool] = False
     """Whether the model counts positions from the padding id + 1, as RoBERTa does; its config then has that many more
@@ -40,14 +40,14 @@ class EncoderArchitecture(TransformersArchitecture):
     """For "mask_4d": the last words of the names of encoder weights that autocast does not convert by itself."""
 
     def config_arguments(self, vocabulary: Vocabulary) -> dict[str, Any]:
-        """The fields, the vocabulary's size and the special ids."""
+        """Returns the fields, the vocabulary's size and the special ids."""
         arguments = super().config_arguments(vocabulary)
         if self.positions_follow_padding:
             arguments["max_position_embeddings"] += first_position(vocabulary.pad)
         return arguments
 
     def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The last hidden states (B, T, H); documents in one row never see each other."""
+        """Returns the last hidden states (B, T, H); documents in one row do not see each other."""
         from terakoya.toolkit.architectures import attention
 
         if self.positions_follow_padding:
@@ -68,7 +68,7 @@ class EncoderArchitecture(TransformersArchitecture):
         return body.encoder(embedded, **arguments).last_hidden_state
 
     def logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-        """The vocabulary logits (..., V) of `hidden` (..., H): what the modules of `vocabulary_head` compute."""
+        """Returns the vocabulary logits (..., V) of `hidden` (..., H), computed by the modules of `vocabulary_head`."""
         if not self.vocabulary_head:
             raise UserError(
                 f"architecture {type(self).__name__}: has no vocabulary_head; name the modules, or write `logits`"
@@ -78,23 +78,23 @@ class EncoderArchitecture(TransformersArchitecture):
         return hidden
 
     def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
-        """The encoder's layers."""
+        """Returns the encoder's layers."""
         return list(model.base_model.get_submodule(self.block_list))
 
 
 def first_position(pad: int | None) -> int:
-    """The position of a document's first token in models that count positions from the padding id + 1."""
+    """Returns the position of a document's first token in models that count positions from the padding id + 1."""
     return (pad or 0) + 1
 
 
 def _hidden_by_mask(
     model: PreTrainedModel, batch: Mapping[str, torch.Tensor], autocast_weights: Sequence[str]
 ) -> torch.Tensor:
-    """The last hidden states (B, T, H) of a body whose encoder has its own attention and takes a mask (B, 1, T, T) bool
-    for it: which position may look at which.
+    """Returns the last hidden states (B, T, H) of a body whose encoder has its own attention and takes a mask
+    (B, 1, T, T) bool: which position may attend to which.
 
     Under autocast the encoder's weights named in `autocast_weights` are used in the lower precision. Autocast itself
-    converts the operands of products alone: a bias that the encoder adds on its own would turn the result into float32.
+    converts only the operands of products: a bias that the encoder adds by itself would turn the result into float32.
     """
     import torch
     from torch.func import functional_call
@@ -119,7 +119,7 @@ def _hidden_by_mask(
 
 
 def layer_partition(num_attention_heads: int, intermediate_size: int) -> TensorPartition:
-    """How processes share layers in BERT's shape: by heads, and by the middle of the feed-forward."""
+    """Returns how processes share layers in BERT's shape: by heads, and by the middle of the feed-forward."""
     return TensorPartition(
         sizes={"num_attention_heads": num_attention_heads, "intermediate_size": intermediate_size},
         inputs=("attention.self", "intermediate"),

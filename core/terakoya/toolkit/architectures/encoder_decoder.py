@@ -1,4 +1,4 @@
-"""Encoder-decoders of Transformers in T5's shape, which hand their layers the masks they are given.
+"""Encoder-decoders of Transformers in T5's shape, which pass the given masks to their layers.
 
 Letters in shapes: B rows, T positions of the encoder, S positions of the decoder, H hidden size.
 """
@@ -23,7 +23,7 @@ class EncoderDecoderArchitecture(TransformersArchitecture):
     config_ids: ClassVar = {"pad_token_id": "pad", "decoder_start_token_id": "pad", "eos_token_id": "sep"}
 
     def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The decoder's last hidden states (B, S, H); documents in one row never see each other.
+        """Returns the decoder's last hidden states (B, S, H); documents in one row do not see each other.
 
         In addition to `input_ids` and `document_ids` (B, T), `batch` holds `decoder_input_ids` and
         `decoder_document_ids` (B, S).
@@ -43,5 +43,5 @@ class EncoderDecoderArchitecture(TransformersArchitecture):
         ).last_hidden_state
 
     def blocks(self, model: PreTrainedModel) -> Sequence[torch.nn.Module]:
-        """The encoder's layers, then the decoder's."""
+        """Returns the encoder's layers, then the decoder's."""
         return [*model.encoder.block, *model.decoder.block]

@@ -33,7 +33,7 @@ class TransformersArchitecture(Architecture):
             cls.heads = frozenset(cast("Mapping[Head, str]", cls.model_classes))
 
     def config(self, vocabulary: Vocabulary) -> PretrainedConfig:
-        """A `config_class` of the `config_arguments`."""
+        """Returns a `config_class` of the `config_arguments`."""
         import transformers
 
         if not self.config_class:
@@ -41,16 +41,16 @@ class TransformersArchitecture(Architecture):
         return getattr(transformers, self.config_class)(**self.config_arguments(vocabulary))
 
     def config_arguments(self, vocabulary: Vocabulary) -> dict[str, Any]:
-        """The fields, the vocabulary's size and the `config_ids`."""
+        """Returns the fields, the vocabulary's size and the `config_ids`."""
         ids = {name: getattr(vocabulary, token) for name, token in self.config_ids.items()}
         return {**self.model_dump(mode="json"), "vocab_size": vocabulary.size, **ids}
 
     def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
-        """A randomly initialised model of the class that `model_classes` names for `head`."""
+        """Returns a randomly initialised model of the class that `model_classes` names for `head`."""
         import transformers
 
         return getattr(transformers, self.model_classes[head])(self.config(vocabulary))
 
     def max_sequence_length(self) -> int | None:
-        """The field `max_position_embeddings`; None where the family has none."""
+        """Returns the field `max_position_embeddings`, None if the family has none."""
         return getattr(self, "max_position_embeddings", None)

@@ -1,1 +1,1 @@
-"""What `terakoya plugins new` writes: for each kind a plugin called `example`, and its test (`try_...`)."""
+"""The templates of `terakoya plugins new`: for each kind a plugin called `example`, and its test (`try_...`)."""

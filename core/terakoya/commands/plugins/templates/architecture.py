@@ -1,4 +1,4 @@
-"""The architecture `example`: a BERT under another name, to begin with."""
+"""The architecture `example`: a BERT under another name, as a starting point."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Example(EncoderArchitecture):
     """An encoder for masked language modelling. Fields are the keys of the parameter JSON."""
 
     # Put the classes of your model in Transformers here, and the modules that compute its vocabulary logits.
-    # EncoderArchitecture does the rest for models in BERT's shape. Where yours differs, override its methods `config`,
+    # EncoderArchitecture does everything else for models in BERT's shape. Where your model differs, override `config`,
     # `build`, `hidden`, `logits` or `blocks`; import torch and transformers inside methods only.
     config_class = "BertConfig"
     model_classes: ClassVar = {"masked": "BertForMaskedLM"}

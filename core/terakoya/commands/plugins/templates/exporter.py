@@ -1,4 +1,4 @@
-"""The export format `example`: a Transformers folder with a SHA-256 of every file beside it."""
+"""The export format `example`: a Transformers folder, and a list of the SHA-256 of every file in it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from terakoya import hookimpl
 from terakoya.components import Exporter
 
-if TYPE_CHECKING:  # transformers is imported inside methods, so that the command line answers at once
+if TYPE_CHECKING:  # transformers is imported inside methods, so that the command line stays quick
     from transformers import PreTrainedModel
 
 LIST = "SHA256SUMS"
 
 
 class Example(Exporter):
-    """What `sha256sum --check SHA256SUMS` reads."""
+    """A Transformers folder with a file `SHA256SUMS`, for `sha256sum --check SHA256SUMS`."""
 
     def export(self, models: Mapping[str, PreTrainedModel], tokenizer_folder: Path, out: Path) -> None:
         """Writes `models`, by sub-folder ("" is `out` itself), and their tokenizer into the new folder `out`."""
@@ -30,7 +30,7 @@ class Example(Exporter):
             attention.release(model)  # Transformers' own attention again
             model_folder.write(model, folder)
             for file in sorted(tokenizer_folder.iterdir()):
-                if file.is_file() and file.name != "config.json":  # the model's own config stands
+                if file.is_file() and file.name != "config.json":  # keep the model's own config
                     shutil.copyfile(file, folder / file.name)
         files = sorted(path for path in out.rglob("*") if path.is_file())
         sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.relative_to(out)}" for file in files]

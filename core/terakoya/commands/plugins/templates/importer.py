@@ -1,4 +1,4 @@
-"""The import format `example`: weights of PyTorch with the names of the first BERT, beside a config.json."""
+"""The import format `example`: PyTorch weights with the names of the first BERT, and a config.json."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from terakoya.components import Importer
 from terakoya.errors import UserError
 
 RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-"""Endings of names, as the foreign format and as Transformers has them."""
+"""Endings of names: in this format -> in Transformers."""
 
 
 class Example(Importer):
     """Reads `pytorch_model.bin` and `config.json`."""
 
     def read(self, source: Path, out: Path) -> None:
-        """Reads the checkpoint at `source`, writes a Transformers folder to `out`. UserError for what does not fit."""
+        """Reads the checkpoint at `source`, writes a Transformers folder to `out`. Raises UserError if weights do
+        not fit."""
         import torch
         from terakoya.toolkit.formats import model_folder
         from transformers import AutoConfig, AutoModelForMaskedLM
@@ -25,12 +26,14 @@ class Example(Importer):
         if not file.is_file():
             raise UserError(f"{source}: expected a folder with pytorch_model.bin, found none")
         model = AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(source, local_files_only=True))
-        weights = torch.load(file, map_location="cpu", weights_only=True)  # never unpickles a stranger's objects
+        weights = torch.load(
+            file, map_location="cpu", weights_only=True
+        )  # unpickles tensors only, never unknown objects
         for old, new in RENAMED.items():
             weights = {name.replace(old, new): value for name, value in weights.items()}
         report = model.load_state_dict(weights, strict=False)
         if report.missing_keys or report.unexpected_keys:
-            raise UserError(f"{file}: lacks {report.missing_keys}, has too much {report.unexpected_keys}")
+            raise UserError(f"{file}: lacks {report.missing_keys}, has unknown {report.unexpected_keys}")
         model_folder.write(model, out)
 
 

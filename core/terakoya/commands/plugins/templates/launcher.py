@@ -11,16 +11,16 @@ from terakoya.toolkit.launchers.scripts import quote, script_head
 
 
 class Example(Launcher):
-    """Fields are settings of the place where jobs run."""
+    """Fields are settings of the destination where jobs run."""
 
     threads: int = 1
     """OMP_NUM_THREADS of the command."""
 
     def plan(self, job: Job, folder: Path) -> LaunchPlan:
-        """The exact files that would start `job`, to lie in `folder`, and the commands that start it. Starts nothing,
-        so that a user can read it first; `submit` runs the commands, unless it is written too."""
+        """Returns the files for `folder` that start `job`, and the commands. Starts nothing, so that a user can read
+        them first; `submit` runs the commands by default."""
         if len(job.batch_size) > 1:
-            raise UserError(f"launcher example: batch_size is for {len(job.batch_size)} nodes; here is one")
+            raise UserError(f"launcher example: batch_size is for {len(job.batch_size)} nodes; expected one")
         command = quote("python", "-m", "terakoya", *job.arguments)
         script = f"#!/bin/bash\n{script_head(job, ())}export OMP_NUM_THREADS={self.threads}\nexec {command}\n"
         return LaunchPlan({"run.sh": script}, [quote("bash", str(folder / "run.sh"))])

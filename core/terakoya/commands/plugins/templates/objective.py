@@ -1,4 +1,4 @@
-"""The objective `example`: each token is hidden with a probability of its own, and told from the rest."""
+"""The objective `example`: each token is masked with a fixed probability, and predicted from the others."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import Field
 from terakoya import hookimpl
-from terakoya.components import Architecture, Batch, LossTerm, Objective
+from terakoya.components import Architecture, Batch, LossTerm, Objective, Vocabulary
 from terakoya.components.rows import Layout, Rows
-from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.toolkit.random_keys import bernoulli, draws
 
-if TYPE_CHECKING:  # torch and transformers are imported inside methods, so that the command line answers at once
+if TYPE_CHECKING:  # torch and transformers are imported inside methods, so that the command line stays quick
     import torch
     from transformers import PreTrainedModel
 
@@ -26,18 +25,18 @@ class Example(Objective):
     probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
 
     def row_layout(self) -> Layout:
-        """How rows are cut from the token store."""
+        """Returns how rows are cut from the token store."""
         return Layout(kind=self.layout)
 
     def terms(self) -> Mapping[str, LossTerm]:
-        """What the module returns, and the count that each is divided by; a weight makes it a loss."""
+        """Returns the names that the module returns, with the count that divides each; a weight makes it a loss."""
         return {"example_loss": LossTerm("hidden", 1.0)}
 
     def collate(self, rows: Rows, vocabulary: Vocabulary) -> Batch:
-        """The batch of `rows` (B, T). A pure function: draw by the rows' keys, never from a generator, and a run can
-        be resumed to the bit and split over any number of processes."""
+        """Returns the batch of `rows` (B, T). This is a pure function: random numbers come from the rows' keys, never
+        from a generator, so that a run resumes exactly and may use any number of processes."""
         if vocabulary.mask is None:
-            raise UserError("objective example: the tokenizer has no [MASK]; train one that has")
+            raise UserError("objective example: the tokenizer has no [MASK]; use one that has")
         real = rows.document_ids >= 0
         drawn = draws(rows.keys[:, None], "example", np.arange(rows.tokens.shape[1]))
         chosen = real & ~vocabulary.is_special[rows.tokens] & bernoulli(drawn, self.probability)
@@ -50,7 +49,8 @@ class Example(Objective):
         return Batch(arrays=arrays, counts={"tokens": int(real.sum()), "hidden": int(chosen.sum())})
 
     def build(self, architecture: Architecture, vocabulary: Vocabulary) -> torch.nn.Module:
-        """The root module; its forward returns sums, not means: the loop divides by counts over all processes."""
+        """Returns the root module. Its forward returns sums, not means: the loop divides by counts over all
+        processes."""
         import torch
 
         if "masked" not in architecture.heads:
@@ -72,7 +72,7 @@ class Example(Objective):
         return Module()
 
     def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:
-        """What to save, by sub-folder; "" is the folder itself."""
+        """Returns the models to save, by sub-folder; "" is the folder itself."""
         return {"": module.model}
 
 

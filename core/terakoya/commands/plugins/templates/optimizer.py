@@ -8,20 +8,21 @@ from pydantic import Field, PositiveFloat
 from terakoya import hookimpl
 from terakoya.components import Optimizer
 
-if TYPE_CHECKING:  # torch is imported inside methods, so that the command line answers at once
+if TYPE_CHECKING:  # torch is imported inside methods, so that the command line stays quick
     import torch
 
 
 class Example(Optimizer):
     """Fields are the keys of the parameter JSON; `learning_rate` is the peak, which the schedule multiplies."""
 
-    # Set `elementwise: ClassVar[bool] = False` if a weight's update looks at other weights: ZeRO then keeps them whole.
+    # Set `elementwise: ClassVar[bool] = False` if a weight's update depends on others: ZeRO then does not split them.
 
     learning_rate: PositiveFloat = 0.05
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
 
     def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
-        """A torch optimizer over what may be trained. `fused` says that torch's fused kernels fit the device."""
+        """Returns a torch optimizer over the trainable parameters. `fused` says that torch's fused kernels fit the
+        device."""
         import torch
 
         trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]

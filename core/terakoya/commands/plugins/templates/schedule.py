@@ -15,11 +15,11 @@ class Example(Schedule):
 
     warmup_steps: NonNegativeInt = 0
     floor: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1
-    """What is left of the peak at the end."""
+    """The share of the peak at the end."""
 
     def factor(self, progress: Progress) -> float:
-        """What the peak learning rate is multiplied with in step `progress.step` (from 0) of `progress.max_steps`. A
-        pure function: a run that resumes asks for a step in the middle."""
+        """Returns the factor of the peak learning rate in step `progress.step` (from 0) of `progress.max_steps`. This
+        is a pure function: a resumed run starts in the middle."""
         step, warmup = progress.step, self.warmup_steps
         if step < warmup:
             return (step + 1) / warmup

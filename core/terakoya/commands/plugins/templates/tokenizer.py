@@ -14,20 +14,20 @@ from terakoya.components import Encoder, Tokenizer
 from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.documents import Document
 
-if TYPE_CHECKING:  # transformers is imported inside methods, so that the command line answers at once
+if TYPE_CHECKING:  # transformers is imported inside methods, so that the command line stays quick
     from transformers import PreTrainedTokenizerFast
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 MARK = "example.json"
-"""A file that only this kind writes: `from_folder` knows its folders by it."""
+"""A file that only this kind writes, by which `from_folder` recognises its folders."""
 
 
 class Example(Tokenizer):
     """Characters. Fields are the options of `terakoya tokenizer train --type example`."""
 
     vocab_size: int = Field(default=6000, ge=10)
-    """Characters that get an id, the most frequent; others become [UNK]."""
+    """Number of ids: the most frequent characters get one, others become [UNK]."""
 
     def train(
         self,
@@ -37,13 +37,13 @@ class Example(Tokenizer):
         processes: int = 1,
         progress: Callable[[int, int], None] | None = None,
     ) -> Mapping[str, Any]:
-        """Learns from `corpus` and saves what `AutoTokenizer` loads. Returns facts for the record."""
+        """Trains on `corpus` and saves a tokenizer that `AutoTokenizer` loads. Returns facts for the record."""
         counts: Counter[str] = Counter()
         for block in corpus.blocks():
             for item in corpus.read(block):
                 if isinstance(item, Document):  # anything else is a Reject, with its reason
                     counts.update(item.text)
-        ordered = sorted((each for each in counts if not each.isspace()), key=lambda each: (-counts[each], each))
+        ordered = sorted((char for char in counts if not char.isspace()), key=lambda char: (-counts[char], char))
         self._tokenizer(ordered[: self.vocab_size - len(SPECIAL)]).save_pretrained(folder)
         (folder / MARK).write_text(self.model_dump_json(), encoding="utf-8")
         return {"characters": len(ordered)}
@@ -54,24 +54,24 @@ class Example(Tokenizer):
         from tokenizers.pre_tokenizers import Sequence, Split, WhitespaceSplit
         from transformers import PreTrainedTokenizerFast
 
-        tokenizer = Tokenizer(WordLevel({each: id for id, each in enumerate([*SPECIAL, *characters])}, "[UNK]"))
+        tokenizer = Tokenizer(WordLevel({piece: id for id, piece in enumerate([*SPECIAL, *characters])}, "[UNK]"))
         tokenizer.pre_tokenizer = Sequence([WhitespaceSplit(), Split(Regex("."), "isolated")])
         return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **dict(zip(ROLES, SPECIAL, strict=True)))
 
     @classmethod
     def from_folder(cls, folder: Path) -> Self | None:
-        """The settings that read `folder`, None if it is not of this kind."""
+        """Returns the settings that read `folder`, None if it is not of this kind."""
         file = folder / MARK
         return cls.model_validate_json(file.read_text(encoding="utf-8")) if file.is_file() else None
 
     def encoder(self, folder: Path) -> Encoder:
-        """The fast path from documents to ids; this one works for any tokenizer that Transformers loads."""
+        """Returns the fast encoder from documents to ids. This one works for any tokenizer that Transformers loads."""
         from terakoya.toolkit.tokenizers.line_encoder import LineEncoder
 
         return LineEncoder(self.load(folder), parse=self.special_tokens_in_text != "split")
 
     def fingerprint(self, folder: Path) -> Mapping[str, str]:
-        """Hashes of what the ids depend on; neither paths nor times."""
+        """Returns hashes of the data on which ids depend, without paths and times."""
         return {"tokenizer": hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()}
 
 

@@ -17,24 +17,24 @@ class Example(Tracker):
     """Significant digits of a number."""
 
     def open(self, run_folder: Path, parameters: Mapping[str, Any]) -> TrackerRun:
-        """Called once, on rank 0, in a thread of its own: it may be slow and may fail, the run goes on."""
+        """Opens the tracker. Called once, on rank 0, in its own thread: it may be slow or fail, the run continues."""
         return Open((run_folder / "example.csv").open("a", encoding="utf-8"), self.digits)
 
 
 class Open:
-    """The open tracker; settings stay frozen, so what changes is kept here."""
+    """The open tracker. The settings are frozen, so state is kept here."""
 
     def __init__(self, file: IO[str], digits: int) -> None:
         self.file = file
         self.digits = digits
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Takes the numbers of a logged step."""
+        """Writes the numbers of a logged step."""
         self.file.writelines(f"{step},{name},{value:.{self.digits}g}\n" for name, value in values.items())
         self.file.flush()
 
     def close(self) -> None:
-        """The run is over."""
+        """Closes the file at the end of the run."""
         self.file.close()
 
 

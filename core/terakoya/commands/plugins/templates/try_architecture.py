@@ -1,4 +1,4 @@
-"""The architecture `example` keeps its promises, and has the size it should have."""
+"""The architecture `example` meets the requirements of its kind, and has the size that its settings name."""
 
 from pathlib import Path
 
@@ -8,10 +8,10 @@ from terakoya.contract.toy import VOCABULARY
 PLUGIN = Path(__file__).with_name(Path(__file__).name.removeprefix("test_"))
 
 
-def test_it_keeps_what_an_architecture_promises() -> None:
+def test_it_meets_the_requirements_of_an_architecture() -> None:
     assert contract.problems(PLUGIN) == []
 
 
-def test_it_has_as_many_layers_as_asked() -> None:
+def test_it_has_as_many_layers_as_the_setting_says() -> None:
     architecture = plugins.load([str(PLUGIN)]).component("architectures", "example")(num_hidden_layers=3)
     assert len(architecture.blocks(architecture.build(VOCABULARY, "masked"))) == 3

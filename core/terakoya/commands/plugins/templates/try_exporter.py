@@ -1,4 +1,4 @@
-"""The export format `example` keeps its promises, and lists what it wrote."""
+"""The export format `example` meets the requirements of its kind, and lists the files that it writes."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 PLUGIN = Path(__file__).with_name(Path(__file__).name.removeprefix("test_"))
 
 
-def test_it_keeps_what_an_exporter_promises() -> None:
+def test_it_meets_the_requirements_of_an_exporter() -> None:
     assert contract.problems(PLUGIN) == []
 
 

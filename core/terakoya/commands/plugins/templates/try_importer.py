@@ -1,4 +1,4 @@
-"""The import format `example` keeps its promises, and brings the weights over unchanged."""
+"""The import format `example` meets the requirements of its kind, and copies the weights unchanged."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 PLUGIN = Path(__file__).with_name(Path(__file__).name.removeprefix("test_"))
 
 
-def test_it_keeps_what_an_importer_promises() -> None:
+def test_it_meets_the_requirements_of_an_importer() -> None:
     assert contract.problems(PLUGIN) == []
 
 
-def test_the_weights_arrive_under_their_new_names(tmp_path: Path) -> None:
+def test_the_weights_have_their_new_names(tmp_path: Path) -> None:
     config = BertConfig(vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     model = BertForMaskedLM(config)
     config.save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""The objective `example` keeps its promises, and hides about as many tokens as asked."""
+"""The objective `example` meets the requirements of its kind, and masks as many tokens as its setting says."""
 
 from pathlib import Path
 
@@ -8,12 +8,12 @@ from terakoya.contract import toy
 PLUGIN = Path(__file__).with_name(Path(__file__).name.removeprefix("test_"))
 
 
-def test_it_keeps_what_an_objective_promises() -> None:
+def test_it_meets_the_requirements_of_an_objective() -> None:
     assert contract.problems(PLUGIN) == []
 
 
-def test_it_hides_the_share_it_is_told_to(tmp_path: Path) -> None:
+def test_it_masks_the_share_that_the_setting_says(tmp_path: Path) -> None:
     objective = plugins.load([str(PLUGIN)]).component("objectives", "example")(probability=0.5)
     rows = toy.make_rows(toy.make_store(tmp_path / "toy"), objective.row_layout(), count=30)
     batch = objective.collate(rows, toy.VOCABULARY)
-    assert 0.35 < batch.counts["hidden"] / batch.counts["tokens"] < 0.55  # special tokens are never hidden
+    assert 0.35 < batch.counts["hidden"] / batch.counts["tokens"] < 0.55  # special tokens are never masked

@@ -1,4 +1,4 @@
-"""The optimizer `example` keeps its promises, and takes the step it should take."""
+"""The optimizer `example` meets the requirements of its kind, and takes the expected step."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from terakoya import contract, plugins
 PLUGIN = Path(__file__).with_name(Path(__file__).name.removeprefix("test_"))
 
 
-def test_it_keeps_what_an_optimizer_promises() -> None:
+def test_it_meets_the_requirements_of_an_optimizer() -> None:
     assert contract.problems(PLUGIN) == []
 
 

@@ -1,4 +1,4 @@
-"""The tokenizer `example` keeps its promises, and cuts text where it should."""
+"""The tokenizer `example` meets the requirements of its kind, and splits text into characters."""
 
 from pathlib import Path
 
@@ -8,11 +8,11 @@ from terakoya.corpus.corpus import Corpus
 PLUGIN = Path(__file__).with_name(Path(__file__).name.removeprefix("test_"))
 
 
-def test_it_keeps_what_a_tokenizer_promises() -> None:
+def test_it_meets_the_requirements_of_a_tokenizer() -> None:
     assert contract.problems(PLUGIN) == []
 
 
-def test_it_cuts_text_into_characters(tmp_path: Path) -> None:
+def test_it_splits_text_into_characters(tmp_path: Path) -> None:
     tokenizer = plugins.load([str(PLUGIN)]).component("tokenizers", "example")()
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("いろはにほへと ちりぬるを", encoding="utf-8")

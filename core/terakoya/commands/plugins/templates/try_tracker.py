@@ -1,4 +1,4 @@
-"""The tracker `example` keeps its promises, and writes what it is given."""
+"""The tracker `example` meets the requirements of its kind, and writes the numbers that it receives."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ from terakoya import contract, plugins
 PLUGIN = Path(__file__).with_name(Path(__file__).name.removeprefix("test_"))
 
 
-def test_it_keeps_what_a_tracker_promises() -> None:
+def test_it_meets_the_requirements_of_a_tracker() -> None:
     assert contract.problems(PLUGIN) == []
 
 
-def test_a_second_start_goes_on_in_the_same_file(tmp_path: Path) -> None:
+def test_a_second_start_continues_the_same_file(tmp_path: Path) -> None:
     tracker = plugins.load([str(PLUGIN)]).component("trackers", "example")(digits=3)
     for step in (10, 20):
         opened = tracker.open(tmp_path, {"seed": 42})
