@@ -61,7 +61,7 @@ def per_token(
     body, head, passes = 0.0, 0.0, False
     trained: set[int] = set()  # blocks that a gradient passes
     outside = _head_modules(model)
-    unused = _unused(model)
+    unused = _unused_modules(model)
     for module in model.modules():
         block = block_of.get(id(module))
         whole = module.parameters(recurse=False) if block is None else block.parameters()
@@ -74,7 +74,8 @@ def per_token(
         else:
             body += work * (1.0 if block is None else repeated)
     seen = sum(
-        _seen(config, layer, context / 2 if causal else context) * _attention_work(blocks, layer, layers, trained)
+        _visible_positions(config, layer, context / 2 if causal else context)
+        * _attention_work(blocks, layer, layers, trained)
         for layer in range(layers)
     )
     return body * (0.5 if halves else 1.0) + _attention_width(config) * seen + head_share * head
@@ -98,7 +99,7 @@ def _head_modules(model: PreTrainedModel) -> set[int]:
     return set() if output is None else {id(each) for each in output.modules()}
 
 
-def _unused(model: PreTrainedModel) -> set[int]:
+def _unused_modules(model: PreTrainedModel) -> set[int]:
     """Returns the ids of the modules that a token does not pass: a pooler, which reads one position of a row, and the
     original of a module that peft trains as a copy."""
     pooler = getattr(model.base_model, "pooler", None)
@@ -135,7 +136,7 @@ def _attention_width(config: object) -> int:
     return heads * head_size if isinstance(heads, int) and isinstance(head_size, int) else hidden
 
 
-def _seen(config: object, layer: int, context: float) -> float:
+def _visible_positions(config: object, layer: int, context: float) -> float:
     """Returns how many positions a position sees in layer number `layer`, at most `context`."""
     kinds = getattr(config, "layer_types", None)
     if kinds is None or kinds[layer] != "sliding_attention":

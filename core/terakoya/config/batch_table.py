@@ -68,7 +68,7 @@ def assign_rows(
         raise UserError(f"batch_size: names hosts, but two of {there} are on one host; give the rows of each node rank")
     total = sum(table.values())
     raise UserError(
-        f"batch_size: the table is for {_described(table)}, but there are {there}; a table that keeps the global batch "
+        f"batch_size: the table is for {_describe(table)}, but there are {there}; a table that keeps the global batch "
         f"of {total}: {json.dumps(_fitting(table, nodes, entries))}"
     )
 
@@ -100,7 +100,7 @@ def _entry(table: Mapping[str, int], node: int, host: str) -> str | None:
     return short[0] if one_has_no_domain else None
 
 
-def _described(table: Mapping[str, int]) -> str:
+def _describe(table: Mapping[str, int]) -> str:
     if has_host_names(table):
         return f"the host{'s' if len(table) > 1 else ''} {', '.join(table)}"
     return f"{len(table)} node{'s' if len(table) > 1 else ''}"

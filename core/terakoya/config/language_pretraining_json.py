@@ -17,14 +17,14 @@ from terakoya.errors import UserError, nearest
 from terakoya.json_settings import explain, read_json, short_json
 
 
-def _hyphenated(name: str) -> str:
+def _hyphenate(name: str) -> str:
     return name if name.startswith("pretrained_") else name.replace("_", "-")
 
 
 class LanguagePretrainingEntry(BaseModel):
     """One entry of the file. Fields without a default are required."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=_hyphenated)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=_hyphenate)
 
     number_of_layers: PositiveInt
     hidden_size: PositiveInt

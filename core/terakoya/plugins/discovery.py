@@ -121,7 +121,7 @@ class Finder:
         self.excluded: list[str] = []
         self.broken: list[Broken] = []
 
-    def installed(self) -> Iterator[Plugin]:
+    def find_installed(self) -> Iterator[Plugin]:
         """Yields every plugin of every installed distribution, including the bundled ones."""
         for entry in sorted(metadata.entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
             dist = entry.dist
@@ -135,7 +135,7 @@ class Finder:
             self.sources.append(source)
             yield from self._walk(entry.value, entry.value, source)
 
-    def requested(self, name: str) -> Iterator[Plugin]:
+    def find_requested(self, name: str) -> Iterator[Plugin]:
         """Yields the plugins of a file, of a folder that is a package, or of a module given by its dotted name.
 
         Raises:

@@ -239,7 +239,7 @@ def _load(requested: Sequence[str], without: Sequence[str]) -> Registry:
     plugins: dict[str, Plugin] = {}
     deprecated: list[DeprecatedHookUse] = []
     with_hooks: set[Source] = set()
-    for plugin in [*finder.installed(), *(plugin for name in requested for plugin in finder.requested(name))]:
+    for plugin in [*finder.find_installed(), *(plugin for name in requested for plugin in finder.find_requested(name))]:
         if plugin.module.__name__ in plugins:
             with_hooks.add(plugin.source)
         elif _has_hooks(manager, plugin):

@@ -149,7 +149,7 @@ def _layer(model: Transformer, layout: Layout, cluster: Cluster, program: Progra
     seconds_per_byte = tokens * cluster.traffic_factor * (0.5 if program.fused else 1.0) / cluster.gpu.bandwidth
     traffic = (pointwise + scores) * seconds_per_byte
     reduced = ring_seconds(SENT_BYTES * tokens * model.hidden_size, t, cluster)
-    recomputed = _recomputed(
+    recomputed = _recomputation_seconds(
         layout, program, products, attention, pointwise * seconds_per_byte, scores * seconds_per_byte
     )
     reductions = 6 if layout.recomputation == "full" else 4
@@ -163,7 +163,7 @@ def _layer(model: Transformer, layout: Layout, cluster: Cluster, program: Progra
     }
 
 
-def _recomputed(
+def _recomputation_seconds(
     layout: Layout, program: Program, products: float, attention: float, pointwise: float, scores: float
 ) -> float:
     """Seconds of the forward that a backward recomputes."""
@@ -231,14 +231,14 @@ def _data(model: Transformer, layout: Layout, cluster: Cluster, program: Program
     reduce, gather = ring_pass(program.reduced), ring_pass(program.gathered)
     stage, m = layout.zero_stage, layout.micro_steps
     if stage == 0:
-        return _exposed(2 * reduce, backward, cluster)
+        return _exposed_seconds(2 * reduce, backward, cluster)
     if stage == 1:
-        return _exposed(reduce, backward, cluster) + gather
+        return _exposed_seconds(reduce, backward, cluster) + gather
     if stage == 2:
-        return m * _exposed(reduce, backward, cluster) + gather
-    return m * _exposed(2 * gather + reduce, compute, cluster)
+        return m * _exposed_seconds(reduce, backward, cluster) + gather
+    return m * _exposed_seconds(2 * gather + reduce, compute, cluster)
 
 
-def _exposed(communication: float, compute: float, cluster: Cluster) -> float:
+def _exposed_seconds(communication: float, compute: float, cluster: Cluster) -> float:
     """Seconds that `communication` adds to simultaneous `compute`: what lasts longer, and a fraction of the rest."""
     return max(0.0, communication - compute) + cluster.exposed_fraction * min(communication, compute)

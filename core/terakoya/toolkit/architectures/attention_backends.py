@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from terakoya.toolkit.architectures import document_attention
 
 
-def _allowed(document_mask: Tensor, sliding_window: int | None) -> Tensor:
+def _window_mask(document_mask: Tensor, sliding_window: int | None) -> Tensor:
     """Returns `document_mask` (B, 1, T, T); in a layer of local attention, without positions that are `sliding_window`
     or more away."""
     if sliding_window is None:
@@ -29,10 +29,10 @@ def _triangle(query: Tensor, sliding_window: int | None) -> Tensor:
     """Returns the causal mask (1, 1, T, T) bool of a row that is one document, for `query` (B, N, T, D)."""
     length = query.shape[2]
     whole = torch.ones(1, 1, length, length, dtype=torch.bool, device=query.device).tril()
-    return _allowed(whole, sliding_window)
+    return _window_mask(whole, sliding_window)
 
 
-def _biased(attention_mask: Tensor | None, position_bias: Tensor | None) -> Tensor:
+def _additive_mask(attention_mask: Tensor | None, position_bias: Tensor | None) -> Tensor:
     """Returns the additive mask of the scores. Raises TypeError if there is no mask."""
     if attention_mask is None:
         raise TypeError("attention needs document_mask, or an additive attention_mask of four dimensions")
@@ -70,9 +70,9 @@ def sdpa(
     grouped = query.shape[1] != key.shape[1]
     mask: Tensor | None = None
     if document_mask is not None:
-        mask = _allowed(document_mask, sliding_window)
+        mask = _window_mask(document_mask, sliding_window)
     elif not causal:
-        mask = _biased(attention_mask, position_bias).to(query.dtype)
+        mask = _additive_mask(attention_mask, position_bias).to(query.dtype)
     elif sliding_window is not None and sliding_window < query.shape[2]:
         mask = _triangle(query, sliding_window)
     attended = F.scaled_dot_product_attention(
@@ -105,9 +105,9 @@ def eager(
     if document_mask is None and causal:
         document_mask = _triangle(query, None)
     if document_mask is not None:
-        scores = scores.masked_fill(~_allowed(document_mask, sliding_window), torch.finfo(scores.dtype).min)
+        scores = scores.masked_fill(~_window_mask(document_mask, sliding_window), torch.finfo(scores.dtype).min)
     else:
-        scores = scores + _biased(attention_mask, position_bias)
+        scores = scores + _additive_mask(attention_mask, position_bias)
     weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     weights = F.dropout(weights, p=dropout, training=module.training)
     return torch.matmul(weights, value).transpose(1, 2), weights

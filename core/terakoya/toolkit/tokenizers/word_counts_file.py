@@ -128,12 +128,12 @@ def _compare(file: Path, what: str, *, expected: Mapping[str, Any], got: Mapping
     for name in [*expected, *got]:
         if name not in expected or name not in got or expected[name] != got[name]:
             raise UserError(
-                f"{file}: {what}: {name}: expected {_shown(expected.get(name))}, got a table counted with "
-                f"{_shown(got.get(name))}; count again with `terakoya tokenizer count`, or leave counts out"
+                f"{file}: {what}: {name}: expected {_shorten(expected.get(name))}, got a table counted with "
+                f"{_shorten(got.get(name))}; count again with `terakoya tokenizer count`, or leave counts out"
             )
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     if isinstance(value, str):
         return f'"{value[:12]}..."' if len(value) > 32 and value.isalnum() else f'"{value}"'
     return "none" if value is None else str(value)

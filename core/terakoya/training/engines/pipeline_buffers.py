@@ -29,13 +29,13 @@ class ReceivingStage(PipelineStage):
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """See `PipelineStage`."""
-        for info in _received(self.args_recv_info[fwd_chunk_id]):
+        for info in _receive_infos(self.args_recv_info[fwd_chunk_id]):
             info.buffer = self._buffer(self.device).requires_grad_(self.has_backward)
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """See `PipelineStage`."""
-        for info in _received(self.grad_recv_info.get(bwd_chunk_id, ())):
+        for info in _receive_infos(self.grad_recv_info.get(bwd_chunk_id, ())):
             info.buffer = self._buffer(self.device)
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
@@ -43,7 +43,7 @@ class ReceivingStage(PipelineStage):
         """See `PipelineStage`."""
         super().backward_one_chunk(bwd_chunk_id, *arguments, **named)
         for infos in (self.args_recv_info, self.grad_recv_info):
-            for info in _received(infos[bwd_chunk_id]):
+            for info in _receive_infos(infos[bwd_chunk_id]):
                 info.buffer = self._buffer(META)
 
     def _prepare_forward_infra(self, *arguments: Any, **named: Any) -> Any:
@@ -68,6 +68,6 @@ class ReceivingStage(PipelineStage):
         return torch.empty(self.shape, dtype=torch.float32, device=device)
 
 
-def _received(infos: Iterable[Any]) -> list[Any]:
+def _receive_infos(infos: Iterable[Any]) -> list[Any]:
     """Those of `infos` that describe tensors from another stage, not arguments of the schedule's caller."""
     return [info for info in infos if getattr(info, "source", None) is not None]
