@@ -1,9 +1,10 @@
-"""plugins/README.md, read as a newcomer reads it: every file written, every command given, in their order."""
+"""plugins/README.md, followed by a newcomer: every file is written and every command is run, in order."""
 
 from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import re
 import shlex
 import shutil
@@ -30,15 +31,15 @@ FILES = {name: content for kind, name, content in PART.findall(TEXT) if kind.sta
 
 
 class Reader:
-    """Somebody who follows the page in a folder of their own."""
+    """A reader who follows the page in an empty folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.printed: dict[str, str] = {}
-        """What each command, and each program, printed."""
+        """Command or program -> its output."""
 
     def follow(self) -> None:
-        """Writes, runs, in order. Fails with what was printed if a command fails."""
+        """Writes all files and runs all commands, in order. Fails with the output of a command that fails."""
         for kind, name, content in PART.findall(TEXT):
             if kind.startswith("file"):
                 (self.folder / name).parent.mkdir(exist_ok=True)
@@ -50,21 +51,26 @@ class Reader:
                     self.printed[line] = self.command(shlex.split(line))
 
     def command(self, words: list[str]) -> str:
-        """One command, its plugins loaded as a new process would load them."""
+        """Runs one command, with its plugins loaded as in a new process; returns its output."""
         assert words[0] == "terakoya"
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(plugins, "_current", None)
             patch.setenv(plugins.PLUGINS_VARIABLE, "")
-            done = CliRunner().invoke(app, words[1:], catch_exceptions=True)
-        assert done.exit_code == 0, f"{shlex.join(words)}\n{done.output}\n{done.exception!r}"
-        return done.output
+            result = CliRunner().invoke(app, words[1:], catch_exceptions=True)
+        assert result.exit_code == 0, f"{shlex.join(words)}\n{result.output}\n{result.exception!r}"
+        return result.output
 
     def program(self, content: str) -> str:
-        """A Python program in a process that has never heard of terakoya, with no network."""
-        told = content + "\nimport sys\nassert 'terakoya' not in sys.modules\n"
+        """Runs a Python program in a process without terakoya and network; returns its output."""
+        program = content + "\nimport sys\nassert 'terakoya' not in sys.modules\n"
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(self.folder / "modules")}
         done = subprocess.run(
-            [sys.executable, "-c", told], capture_output=True, text=True, cwd=self.folder, env=environment, timeout=120
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+            env=environment,
+            timeout=120,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -72,7 +78,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    """The page, followed to its end with the bundled corpus."""
+    """A reader who has followed the whole page with the bundled corpus."""
     reader = Reader(tmp_path_factory.mktemp("page"))
     shutil.copyfile(ROOT / "core" / "terakoya" / "pipeline" / "demo_corpus.txt", reader.folder / "corpus.txt")
     with pytest.MonkeyPatch.context() as patch:
@@ -86,10 +92,10 @@ def losses(run: Path) -> list[float]:
     return [line["loss"] for line in lines if line["kind"] == "step"]
 
 
-def test_the_architecture_is_as_short_as_promised_and_learns(reader: Reader) -> None:
+def test_the_architecture_has_at_most_30_lines_and_learns(reader: Reader) -> None:
     assert len(FILES["albert.py"].splitlines()) <= 30
-    course = losses(reader.folder / "work" / "albert")
-    assert course[-1] < course[0] - 0.5
+    values = losses(reader.folder / "work" / "albert")
+    assert values[-1] < values[0] - 0.5
     checked = reader.printed["terakoya plugins check albert.py"]
     assert ", 0 failed" in checked and "architecture albert" in checked
     config = json.loads((reader.folder / "work" / "albert-model" / "config.json").read_text(encoding="utf-8"))
@@ -100,8 +106,8 @@ def test_the_architecture_is_as_short_as_promised_and_learns(reader: Reader) -> 
 def test_the_objective_passes_its_checks_and_learns(reader: Reader) -> None:
     checked = reader.printed["terakoya plugins check denoise.py"]
     assert ", 0 failed" in checked and "objective denoise" in checked
-    course = losses(reader.folder / "work" / "denoise")
-    assert course[-1] < course[0] - 0.5
+    values = losses(reader.folder / "work" / "denoise")
+    assert values[-1] < values[0] - 0.5
 
 
 def test_the_tokenizer_makes_a_store_of_characters(reader: Reader) -> None:
@@ -112,22 +118,22 @@ def test_the_tokenizer_makes_a_store_of_characters(reader: Reader) -> None:
     assert facts["tokens"] == len(letters)
 
 
-def test_a_model_of_ones_own_travels_with_its_code(reader: Reader) -> None:
+def test_a_model_of_ones_own_is_exported_with_its_code(reader: Reader) -> None:
     folder = reader.folder / "work" / "averages-model"
     assert (folder / "_modeling_averages.py").read_text(encoding="utf-8") == FILES["averages/_modeling_averages.py"]
     assert "terakoya" not in FILES["averages/_modeling_averages.py"]
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert config["auto_map"]["AutoModelForMaskedLM"] == "_modeling_averages.AveragesForMaskedLM"
-    course = losses(reader.folder / "work" / "averages")
-    assert course[-1] < course[0] - 0.5
+    values = losses(reader.folder / "work" / "averages")
+    assert values[-1] < values[0] - 0.5
     (printed,) = [text for line, text in reader.printed.items() if line.startswith("from transformers")]
     assert re.fullmatch(r"torch\.Size\(\[1, \d+, 3000\]\)\n", printed)
     exported = next(text for line, text in reader.printed.items() if "export work/averages" in line)
     assert "AutoModelForMaskedLM" in exported and "trust_remote_code=True" in exported
-    asked = ["terakoya", "try", "work/averages-model", "先生は[MASK]を開く。"]
-    assert "[MASK] 1" in reader.command([*asked, "--trust-remote-code"])
+    command = ["terakoya", "try", "work/averages-model", "先生は[MASK]を開く。"]
+    assert "[MASK] 1" in reader.command([*command, "--trust-remote-code"])
     with pytest.raises(UserError, match=r"its code, _modeling_averages\.py\. Read the code; .* --trust-remote-code"):
-        fill_mask(Path(asked[2]), asked[3])
+        fill_mask(Path(command[2]), command[3])
     # the code belongs to the plugin: a run notices when it changes
     (before,) = recorded(reader.folder / "averages")
     with (reader.folder / "averages" / "_modeling_averages.py").open("a", encoding="utf-8") as file:
@@ -137,7 +143,7 @@ def test_a_model_of_ones_own_travels_with_its_code(reader: Reader) -> None:
 
 
 def recorded(plugin: Path) -> list[str]:
-    """The hashes that a run writes down of the plugin."""
+    """Returns the hashes of the plugin that a run records."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plugins, "_current", None)
         patch.setenv(plugins.PLUGINS_VARIABLE, "")
@@ -147,7 +153,7 @@ def recorded(plugin: Path) -> list[str]:
 
 @pytest.fixture
 def diary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> plugins.Registry:
-    """The bundled plugins and the example of an event."""
+    """The bundled plugins and the example with events."""
     file = tmp_path / "diary.py"
     file.write_text(FILES["diary.py"], encoding="utf-8")
     monkeypatch.setattr(plugins, "_current", None)
@@ -170,6 +176,11 @@ def test_the_event_plugin_writes_its_diary(diary: plugins.Registry, tmp_path: Pa
     run.rank = 1
     diary.hook.run_finished(run, KeyboardInterrupt())
     assert len((tmp_path / "diary.txt").read_text(encoding="utf-8").splitlines()) == 3
+
+
+def test_names_on_the_page_exist() -> None:
+    for name in set(re.findall(r"`(terakoya(?:\.\w+)*)`", TEXT)):
+        pkgutil.resolve_name(name)
 
 
 def test_the_page_names_every_event_and_every_kind() -> None:
