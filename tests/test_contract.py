@@ -13,16 +13,16 @@ from terakoya import contract
 from terakoya.contract import training
 from terakoya.plugins import Registration, load
 
-OFFERS = load().components()
+REGISTERED = load().components()
 
 
 def _names(kind: str) -> list[str]:
-    return [offer.name for offer in OFFERS if offer.kind == kind]
+    return [component.name for component in REGISTERED if component.kind == kind]
 
 
-@pytest.mark.parametrize("offer", OFFERS, ids=lambda offer: f"{offer.kind}-{offer.name}")
-def test_a_component_passes_the_checks_of_its_kind(offer: Registration) -> None:
-    results = list(contract.check_component(offer, train=False))
+@pytest.mark.parametrize("component", REGISTERED, ids=lambda component: f"{component.kind}-{component.name}")
+def test_a_component_passes_the_checks_of_its_kind(component: Registration) -> None:
+    results = list(contract.check_component(component, train=False))
     assert [str(result) for result in results if result.status not in ("passed", "skipped")] == []
     assert sum(result.status == "passed" for result in results) >= 6
 

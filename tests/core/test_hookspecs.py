@@ -47,7 +47,7 @@ Load = Callable[[str], plugins.Registry]
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
-    """Loads the bundled plugins and one with the given source."""
+    """Returns a function that loads the bundled plugins and one with the given source."""
     monkeypatch.setattr(plugins, "_current", None)
     monkeypatch.setenv(plugins.PLUGINS_VARIABLE, "")
 
@@ -59,7 +59,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
     return load
 
 
-def test_the_walk_finds_every_hook_and_each_has_a_test_here() -> None:
+def test_every_hook_has_a_test_in_this_file() -> None:
     assert set(HOOKS) == {*REGISTER_HOOKS, *EVENTS}
     assert set(REGISTER_HOOKS) == set(plugins.REGISTER_HOOKS.values())
     assert tuple(EVENTS) == plugins.EVENTS
@@ -74,7 +74,7 @@ def test_a_hook_is_documented(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HOOKS)
-def test_a_hook_is_typed_and_takes_what_its_wrapper_takes(name: str) -> None:
+def test_a_hook_is_typed_and_has_the_arguments_of_its_wrapper(name: str) -> None:
     signature = inspect.signature(HOOKS[name])
     assert signature.return_annotation is not inspect.Signature.empty
     assert all(each.annotation is not inspect.Parameter.empty for each in signature.parameters.values())
@@ -104,9 +104,9 @@ def test_a_registration_hook_registers_its_classes_by_name(load: Load, hook: str
 def test_an_event_reaches_its_listener_with_its_arguments(load: Load, event: str, arguments: dict[str, Any]) -> None:
     names = ", ".join(arguments)
     registry = load(
-        "from terakoya import hookimpl\nheard = []\n"
-        f"@hookimpl\ndef {event}({names}):\n    heard.append(({names},))\n    return {{}}\n"
+        "from terakoya import hookimpl\ncalls = []\n"
+        f"@hookimpl\ndef {event}({names}):\n    calls.append(({names},))\n    return {{}}\n"
     )
     getattr(registry.hook, event)(**arguments)
     module = next(plugin.module for plugin in registry.plugins if plugin.name == "mine")
-    assert module.heard == [tuple(arguments.values())]  # type: ignore[attr-defined]
+    assert module.calls == [tuple(arguments.values())]  # type: ignore[attr-defined]

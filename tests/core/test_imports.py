@@ -1,4 +1,4 @@
-"""What listing and checking needs is importable without torch, so that the command line answers at once."""
+"""Modules for listing and checking import no torch, so that the command line is quick."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_functions_of_the_package_do_not_import_the_command_line() -> None:
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    """Imports for types alone count too."""
+    """Imports under TYPE_CHECKING count, too."""
     graph = grimp.build_graph("terakoya", "terakoya_plugins")
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     while ends := [module for module, imported in imports.items() if not imported & imports.keys()]:

@@ -1,4 +1,4 @@
-"""What a pipe or a file gets: whole lines, without the spaces that fill a table."""
+"""Output in a pipe or a file: whole lines, without the spaces that fill up a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from terakoya import log
 
 @pytest.fixture(autouse=True)
 def own_console() -> Iterator[None]:
-    """A console made for this test's standard output."""
+    """Creates a console for this test's standard output."""
     log.console.cache_clear()
     yield
     log.console.cache_clear()
@@ -48,9 +48,7 @@ def test_text_keeps_its_own_spaces(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "a line that ends in a space \n"
 
 
-def test_a_terminal_gets_tables_as_they_are(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_gets_unchanged_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "dumb")
@@ -65,7 +63,7 @@ def test_commands_print_no_trailing_spaces(arguments: list[str]) -> None:
     assert [line for line in done.stdout.splitlines() if line != line.rstrip()] == []
 
 
-def test_a_bar_that_nobody_sees_leaves_no_trace(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_progress_bar_prints_nothing_without_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     with log.progress_bar("work") as progress:
         progress(5, 10)
     assert capfd.readouterr() == ("", "")

@@ -1,4 +1,4 @@
-"""Worker processes: what they inherit, and that they never outlive their parent."""
+"""Worker processes: what they inherit, and that they end with their parent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _die() -> None:
     os._exit(9)
 
 
-def test_workers_are_started_with_their_arguments_and_todays_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_start_with_their_arguments_and_the_current_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     warm_up()  # from here on the server's environment is old
     for value in ("one", "two", None):
         monkeypatch.setenv("TERAKOYA_TEST", value) if value else monkeypatch.delenv("TERAKOYA_TEST")
@@ -68,7 +68,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("end", ["kill", "fail"])
-def test_workers_leave_with_their_parent(tmp_path: Path, end: str) -> None:
+def test_workers_end_with_their_parent(tmp_path: Path, end: str) -> None:
     script = tmp_path / "sleepers.py"
     script.write_text(SLEEPERS)
     with subprocess.Popen([sys.executable, str(script), end], stdout=subprocess.PIPE, text=True) as parent:

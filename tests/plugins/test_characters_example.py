@@ -1,4 +1,4 @@
-"""The example tokenizer of characters: every character comes back, and a model learns to write in them."""
+"""The example tokenizer of characters: decoding restores every character, and a model learns to write."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def call(*arguments: str) -> None:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as stopped:
         main(["--plugin", str(PLUGIN), *arguments])
-    assert not left.value.code
+    assert not stopped.value.code
 
 
-def test_it_keeps_what_a_tokenizer_promises() -> None:
+def test_it_passes_the_checks_of_a_tokenizer() -> None:
     found = contract.check_plugin(str(PLUGIN), train=False)
     assert [str(each) for each in found if each.status in ("failed", "warning")] == []
 

@@ -1,5 +1,5 @@
-"""The causal models, family by family: of the published sizes, with Transformers' losses token by token, documents kept
-apart, training as plain Transformers and torch would."""
+"""The causal model families: published sizes, Transformers' losses for each token, documents kept apart, and the same
+training as plain Transformers and torch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def architecture_of(name: str, **changes: Any) -> Architecture:
 
 
 def build(name: str, **objective: Any) -> tuple[Any, Any, Any]:
-    """Objective, its module and the model in it, weights moved away from where they begin."""
+    """The objective, its module and the model in it, with perturbed weights."""
     learnt: Objective = registry().component("objectives", "causal_lm")(**objective)
     torch.manual_seed(0)
     module: Any = learnt.build(architecture_of(name), VOCABULARY)
@@ -66,8 +66,10 @@ def token_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", FAMILY)
-def test_each_token_of_a_packed_row_has_the_loss_it_has_alone(name: str, backend: str, tmp_path: Path) -> None:
-    """The document alone, its end after it, goes through plain Transformers."""
+def test_each_token_of_a_packed_row_has_the_loss_of_its_single_document(
+    name: str, backend: str, tmp_path: Path
+) -> None:
+    """The single document, followed by its end, runs through plain Transformers."""
     objective, module, model = build(name)
     store = contract_store(tmp_path / "toy")
     source = RowSource(store, objective.row_layout(), sequence_length=60, seed=1)
@@ -116,8 +118,8 @@ def test_the_loss_of_joined_rows_is_transformers_own(name: str, backend: str, tm
 # ------------------------------------------------------------------------------ a whole training
 
 
-def plain_course(name: str, settings: dict[str, Any], store: Any, initial: Any) -> list[float]:
-    """50 steps of plain Transformers with torch's AdamW from the weights `initial`, on the rows that we take."""
+def plain_losses(name: str, settings: dict[str, Any], store: Any, initial: Any) -> list[float]:
+    """The losses of 50 steps of plain Transformers with torch's AdamW from the weights `initial`, on the same rows."""
     parameters = Parameters.from_dict(settings, source="test")
     model = type(initial)(initial.config)
     model.load_state_dict(initial.state_dict())
@@ -158,7 +160,7 @@ def test_fifty_steps_are_those_of_plain_transformers(name: str, tmp_path: Path) 
         checkpoint={"save_steps": 50},
     )  # fmt: skip
     initial: Any = build_module(Parameters.from_dict(settings, source="test"), store.facts.vocabulary)
-    theirs = plain_course(name, settings, store, initial.model)
+    theirs = plain_losses(name, settings, store, initial.model)
     train_in_this_process(Parameters.from_dict(settings, source="test"), tmp_path / "run")
     ours = [loss for _, (loss, _) in sorted(toy.losses(tmp_path / "run").items())]
     assert len(ours) == len(theirs) == 50 and theirs[-1] < theirs[0] - 0.5
@@ -171,7 +173,7 @@ def test_fifty_steps_are_those_of_plain_transformers(name: str, tmp_path: Path) 
     assert loaded.generate(**given, max_new_tokens=5, min_new_tokens=5).shape == (1, 8)
 
 
-def test_nodes_of_seven_five_and_four_rows_train_what_one_of_sixteen_does(tmp_path: Path) -> None:
+def test_nodes_of_seven_five_and_four_rows_train_the_same_as_one_of_sixteen(tmp_path: Path) -> None:
     settings = toy.parameters(
         contract_store(tmp_path / "data").folder, architecture={"type": "llama", **FAMILY["llama"]}, max_steps=4,
         objective={"type": "causal_lm", "z_loss": 1e-2}, batch_size={"-1": 16},
@@ -210,7 +212,7 @@ def test_a_preset_has_the_published_size(preset: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "gptj"])
-def test_output_layers_begin_smaller_if_asked_for(name: str) -> None:
+def test_output_layers_are_initialised_smaller_with_scaled_init(name: str) -> None:
     output = {"gpt2": ("c_proj",), "gptj": ("out_proj", "fc_out")}.get(name, ("o_proj", "down_proj"))
     wide = {"hidden_size": 128, "num_hidden_layers": 8, "initializer_range": 0.008}
     for scaled in (False, True):
@@ -243,7 +245,7 @@ def test_sizes_that_do_not_fit_are_refused(name: str, changes: dict[str, Any], m
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
-def test_an_end_that_is_the_padding_too_is_learnt(name: str) -> None:
+def test_an_end_token_that_is_also_the_padding_is_learned(name: str) -> None:
     vocabulary = VOCABULARY.model_copy(update={"pad": VOCABULARY.eos})
     model = architecture_of(name).build(vocabulary, "causal")
     model.get_input_embeddings()(torch.tensor([VOCABULARY.eos])).sum().backward()  # type: ignore[operator]
@@ -251,7 +253,7 @@ def test_an_end_that_is_the_padding_too_is_learnt(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gptj"])
-def test_one_kernel_computes_the_activation_that_transformers_writes_out(name: str) -> None:
+def test_one_kernel_computes_the_activation_of_eight_operations(name: str) -> None:
     *_, model = build(name)
     plain = type(model)(model.config).double().eval()
     plain.load_state_dict(model.state_dict())

@@ -1,8 +1,8 @@
-"""Two architectures that Transformers has and nobody thought of here, drawn by lot: third-party files, core as it is.
+"""Two randomly chosen architectures of Transformers as third-party files, without a change to the core.
 
 `random.Random("terakoya").sample(["camembert", "convbert", "ernie", "funnel", "luke", "megatron_bert", "mobilebert",
-"roformer", "squeezebert", "xlm_roberta"], 2)` gave funnel and luke. Both have their own attention, which knows nothing
-of Transformers' AttentionInterface: LUKE takes a mask for each pair of positions, Funnel pools neighbours.
+"roformer", "squeezebert", "xlm_roberta"], 2)` gave funnel and luke. Both have their own attention, without
+Transformers' AttentionInterface: LUKE takes a mask for each pair of positions, Funnel pools neighbours.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ assert "terakoya" not in sys.modules
 """
 
 
-def test_these_were_drawn() -> None:
+def test_these_were_chosen_at_random() -> None:
     assert random.Random("terakoya").sample(POT, 2) == ["funnel", "luke"] == sorted(TOY)
 
 
@@ -68,7 +68,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_alone")
 @pytest.mark.parametrize("name", TOY)
-def test_it_keeps_what_an_architecture_promises(name: str) -> None:
+def test_it_passes_the_checks_of_an_architecture(name: str) -> None:
     assert [str(each) for each in contract.check_plugin(str(EXAMPLES / f"{name}.py"), train=False)
             if each.status in ("failed", "warning")] == []  # fmt: skip
 
@@ -89,9 +89,9 @@ def test_two_processes_train_it_and_plain_transformers_gives_its_logits(name: st
     toy.train(settings, tmp_path / "run", nodes=(2,), plugins=[file])
     course = toy.losses(tmp_path / "run")
     assert course[30][0] < course[1][0] - 0.3
-    main_exits_well(["--plugin", str(file), "export", str(tmp_path / "run"), "--out", str(tmp_path / "model")])
+    run_main(["--plugin", str(file), "export", str(tmp_path / "run"), "--out", str(tmp_path / "model")])
 
-    # what plain Transformers gives, in a process without terakoya
+    # the logits of plain Transformers, in a process without terakoya
     command = [sys.executable, "-c", PLAIN, str(tmp_path / "model"), str(tmp_path / "logits.safetensors")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -99,7 +99,7 @@ def test_two_processes_train_it_and_plain_transformers_gives_its_logits(name: st
 
     theirs = load_file(tmp_path / "logits.safetensors")["logits"]
 
-    # what the plugin gives with the checkpoint's weights
+    # the logits of the plugin with the checkpoint's weights
     folder = tmp_path / "run" / "checkpoints" / "step-00000030"
     manifest = checkpoint.read_manifest(folder)
     parameters = Parameters.from_dict(manifest["parameters"], source="manifest")
@@ -124,7 +124,7 @@ def test_funnel_refuses_rows_of_several_documents_by_name() -> None:
         build_module(Parameters.from_dict(settings, source="test"), Vocabulary(size=60, pad=0, mask=4))
 
 
-def main_exits_well(arguments: list[str]) -> None:
+def run_main(arguments: list[str]) -> None:
     """Runs the command line in this process."""
     with pytest.raises(SystemExit) as ended:
         main(arguments)

@@ -1,5 +1,5 @@
-"""The encoders and T5, family by family: of the published sizes, with Transformers' losses, documents kept apart; and
-every entry of retarfi/language-pretraining's parameter.json from training to plain Transformers."""
+"""The encoder families and T5: published sizes, Transformers' losses, documents kept apart; and every entry of
+retarfi/language-pretraining's parameter.json, from training to plain Transformers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PUBLISHED: dict[str, tuple[int, float, float]] = {
 
 
 def full_size(architecture: Architecture, words: int, *, pad: int = 0) -> tuple[float, float]:
-    """Parameters of the body, or of the whole of an encoder-decoder, and of its word embeddings, in millions."""
+    """Parameters of the body, or of a whole encoder-decoder, and of its word embeddings, in millions."""
     vocabulary = Vocabulary(size=words, pad=pad, unk=3, cls=4, sep=2, mask=5, special=(0, 1, 2, 3, 4, 5))
     with torch.device("meta"):
         model = architecture.build(vocabulary, "body" if "body" in architecture.heads else "seq2seq")
@@ -85,17 +85,17 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", list(json.loads(ENTRIES.read_text())))
-def test_an_entry_trains_goes_on_is_exported_and_loads(
+def test_an_entry_trains_resumes_is_exported_and_loads(
     name: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The entry itself, every width divided by 16 and with two layers, or from such a model of the depth it names."""
+    """The entry with every width divided by 16 and two layers, or with a start from such a model of its own depth."""
     monkeypatch.chdir(tmp_path)
     entry = json.loads(ENTRIES.read_text())[name]
-    begun = save_published(entry)
+    published = save_published(entry)
     for key in ("hidden-size", "ffn-inner-hidden-size", "embedding-size"):
         if key in entry:
             entry[key] //= 16
-    if not begun:
+    if not published:
         entry |= {"number-of-layers": 2, "sequence-length": 32}
     entry |= {
         "warmup-steps": 1, "learning-rate": 1e-3,
@@ -109,25 +109,25 @@ def test_an_entry_trains_goes_on_is_exported_and_loads(
     course = toy.losses(tmp_path / "run")
     assert sorted(course) == [1, 2, 3, 4] and set(toy.records(tmp_path / "run", "resume")) == {2}
     loaded = loads(tmp_path / "run", tmp_path / "model")
-    assert begun.keys() == (loaded.keys() if name.endswith("-additional") else set())
-    for role, before in begun.items():
+    assert published.keys() == (loaded.keys() if name.endswith("-additional") else set())
+    for role, before in published.items():
         after, frozen = dict(loaded[role].named_parameters()), is_frozen(entry["flozen-layers"])
         assert all(torch.equal(after[key], value) for key, value in before.named_parameters() if frozen(key))
         moved = [key for key, value in before.named_parameters() if not torch.equal(after[key], value)]
         assert moved and not any(map(frozen, moved))
         lowest = max(entry["flozen-layers"], 0)
-        assert any(f".layer.{lowest}." in key for key in moved), "what lies above is trained"
+        assert any(f".layer.{lowest}." in key for key in moved), "the layers above are trained"
         assert any("embeddings" in key for key in moved) == (entry["flozen-layers"] < 0)
 
 
 def is_frozen(layers: int) -> Callable[[str], bool]:
-    """Whether the weight of a name stays as it is: embeddings and the lowest `layers`, -1: none."""
+    """Returns whether the weight of a name is frozen: embeddings and the lowest `layers`; -1: none."""
     lowest = tuple(f".encoder.layer.{number}." for number in range(layers))
     return lambda name: layers >= 0 and (".embeddings" in name or any(each in name for each in lowest))
 
 
 def save_published(entry: dict[str, Any]) -> dict[str, PreTrainedModel]:
-    """Saves the models that `entry` goes on from under the names that it gives, small; by the role they have."""
+    """Saves small models, by role, under the names from which `entry` continues."""
     shape = {
         "num_hidden_layers": 12, "hidden_size": 16, "intermediate_size": 64, "num_attention_heads": 4,
         "max_position_embeddings": 32, "vocab_size": 200, "pad_token_id": 0,
@@ -150,7 +150,7 @@ def save_published(entry: dict[str, Any]) -> dict[str, PreTrainedModel]:
 
 
 def loads(run: Path, out: Path) -> dict[str, torch.nn.Module]:
-    """Exports `run`; each model that plain Transformers loads gives the logits of the one trained."""
+    """Exports `run`; each model that plain Transformers loads has the logits of the trained model."""
     done = export(run, out)
     trained = build_models(done.checkpoint, checkpoint.read_manifest(done.checkpoint))
     ids = torch.tensor([[2, 30, 31, 4, 33, 34, 35, 3]])
@@ -184,7 +184,7 @@ FAMILY: dict[str, dict[str, Any]] = {
 
 
 def build(name: str, **objective: Any) -> tuple[Any, Any, Any]:
-    """Objective, its module and the model in it, weights moved away from where they begin."""
+    """The objective, its module and the model in it, with perturbed weights."""
     architecture: Architecture = registry().component("architectures", name.partition("-")[0])(**FAMILY[name])
     learnt: Objective = registry().component("objectives", "masked_lm")(mlm_probability=0.3, **objective)
     torch.manual_seed(0)
@@ -198,7 +198,7 @@ def build(name: str, **objective: Any) -> tuple[Any, Any, Any]:
 
 
 def labels_of(arrays: dict[str, np.ndarray]) -> np.ndarray:
-    """What each place (B, T) is to be, -100 where nothing is asked."""
+    """The label of each position (B, T), -100 where there is none."""
     labels = np.full(arrays["input_ids"].size, -100)
     used = arrays["masked_labels"] >= 0
     labels[arrays["masked_positions"][used]] = arrays["masked_labels"][used]
@@ -226,8 +226,10 @@ def test_the_loss_of_padded_rows_is_transformers_own(name: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", FAMILY)
-def test_each_token_of_a_packed_row_has_the_loss_it_has_alone(name: str, backend: str, tmp_path: Path) -> None:
-    """The document alone goes through plain Transformers."""
+def test_each_token_of_a_packed_row_has_the_loss_of_its_single_document(
+    name: str, backend: str, tmp_path: Path
+) -> None:
+    """The single document runs through plain Transformers."""
     objective, module, model = build(name)
     source = RowSource(contract_store(tmp_path / "toy"), Layout("packed"), sequence_length=60, seed=1)
     batch = objective.collate(source.load(0, np.arange(6)), VOCABULARY)
@@ -287,11 +289,11 @@ def test_it_learns_in_both_precisions_and_loads(name: str, precision: str, tmp_p
     if name == "deberta-v3":
         assert loaded["discriminator"].config.id2label == {0: "original", 1: "replaced"}
         words = [model.get_input_embeddings().weight for model in loaded.values()]
-        assert not torch.equal(*words)  # the sum of what both learn, and what the generator alone does
+        assert not torch.equal(*words)  # the sum of what both learn, and what the generator learns by itself
 
 
 @pytest.mark.parametrize("name", ["roberta", "deberta", "deberta_v2", "modernbert", "t5"])
-def test_two_processes_train_what_one_does(name: str, tmp_path: Path) -> None:
+def test_two_processes_train_the_same_as_one(name: str, tmp_path: Path) -> None:
     architecture = (
         {"type": "t5", **RUNS["t5"][0], "dropout_rate": 0.0} if name == "t5" else {"type": name, **FAMILY[name]}
     )

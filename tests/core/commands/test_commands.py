@@ -47,7 +47,7 @@ def plugin(tmp_path: Path) -> str:
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Runs the command line here; returns its exit code and what it wrote to both outputs."""
+    """Runs the command line in this process; returns its exit code and both outputs."""
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     out, err = capsys.readouterr()
@@ -66,7 +66,7 @@ def test_every_verb_has_its_help(verb: str, capsys: pytest.CaptureFixture[str]) 
     assert code == 0 and f"Usage: terakoya {verb} " in out
 
 
-def test_help_answers_at_once() -> None:
+def test_help_is_quick() -> None:
     seconds = []  # of computing: what another process takes meanwhile is not counted
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -78,8 +78,8 @@ def test_help_answers_at_once() -> None:
 
 def test_the_version_is_printed_by_module_and_by_script() -> None:
     for start in ([sys.executable, "-m", "terakoya"], [str(Path(sys.executable).parent / "terakoya")]):
-        told = subprocess.run([*start, "--version"], capture_output=True, text=True, check=True).stdout
-        assert told.startswith("terakoya 0.")
+        output = subprocess.run([*start, "--version"], capture_output=True, text=True, check=True).stdout
+        assert output.startswith("terakoya 0.")
 
 
 def test_a_users_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_users_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert done.stderr == f"error: {tmp_path}/nowhere.json: no such file\n"
 
 
-def test_the_traceback_is_shown_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_traceback_is_shown_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERAKOYA_DEBUG", "1")
     start = [sys.executable, "-m", "terakoya", "parameters", "show", str(tmp_path / "nowhere.json")]
     done = subprocess.run(start, capture_output=True, text=True)
@@ -101,7 +101,7 @@ def test_an_unknown_verb_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 2 and "trian" in err
 
 
-def test_plugins_show_tells_settings_defaults_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plugins_show_lists_settings_defaults_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "plugins", "show", "mecab_wordpiece")
     assert code == 0 and out.startswith("tokenizer mecab_wordpiece: WordPiece inside the words")
     (line,) = [line for line in out.splitlines() if line.startswith("min_frequency ")]
@@ -148,7 +148,7 @@ def test_trace_plugins_reaches_child_processes(
     assert plugins.os.environ[plugins.TRACE_VARIABLE] == "1"
 
 
-def test_parameters_show_tells_values_and_origins(capsys: pytest.CaptureFixture[str]) -> None:
+def test_parameters_show_lists_values_and_origins(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "parameters", "show", PRESET, "--set", "schedule.warmup_steps=7")
     rows = [line.split() for line in out.splitlines()]
     assert code == 0
@@ -164,7 +164,7 @@ def test_parameters_show_json_is_a_parameter_file(tmp_path: Path, capsys: pytest
     assert code == 0 and again == out and json.loads(out)["seed"] == 7
 
 
-def test_parameters_schema_knows_a_new_plugin(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parameters_schema_contains_a_new_plugin(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "--plugin", plugin, "parameters", "schema")
     assert code == 0
     assert set(json.loads(out)["properties"]["schedule"]["discriminator"]["mapping"]) > {"linear", "constant", "mine"}

@@ -1,4 +1,4 @@
-"""What `terakoya plugins new` writes is what a user goes on with: its tests pass, it is clean, it can be installed."""
+"""`terakoya plugins new` writes a good start: the tests pass, linting is clean, the package can be installed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def run(*words: str, folder: Path, path: Path | None = None) -> str:
-    """What the command printed; fails if it fails."""
+    """Runs a command and returns its output; fails if the command fails."""
     environment = {**os.environ, "PYTHONPATH": str(path or ""), "TERAKOYA_PLUGINS": "", "TERAKOYA_WITHOUT": ""}
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -59,7 +59,7 @@ def test_every_kind_is_clean(tmp_path: Path) -> None:
 @pytest.mark.skipif(
     importlib.util.find_spec("hatchling") is None, reason="hatchling, which builds it, is not installed"
 )
-def test_a_package_can_be_installed_and_is_then_there_without_plugin(tmp_path: Path) -> None:
+def test_an_installed_package_needs_no_plugin_option(tmp_path: Path) -> None:
     files = new("my_model", "architecture", tmp_path, package=True)
     names = [str(file.relative_to(tmp_path)) for file in files]
     assert names == [
@@ -79,7 +79,8 @@ def test_a_package_of_every_kind_can_be_installed(tmp_path: Path) -> None:
 
 
 def installed(folders: list[Path], tmp_path: Path) -> tuple[list[list[str]], Path]:
-    """What `terakoya plugins list` says, line by line, once the packages `folders` are installed; and where that is."""
+    """Installs the packages `folders`; returns the lines of `terakoya plugins list`, and the folder of the
+    installation."""
     site = tmp_path / "site"
     run(
         sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps", "--no-index",

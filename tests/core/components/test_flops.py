@@ -1,4 +1,4 @@
-"""Operations per token: against figures worked out by hand from the models' shapes."""
+"""Operations per token, compared with figures that are computed by hand from the models' shapes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_bert_base() -> None:
 
 
 def test_gpt2_124m() -> None:
-    """Both ways of counting attention: all positions, as nanoGPT and PaLM do, and those that are seen."""
+    """Both ways of counting attention: over all positions, as in nanoGPT and PaLM, and over visible positions."""
     weights = 12 * (4 * 768**2 + 2 * 768 * 3072) + 768 * 50257
     attention = 12 * 12 * 768 * 1024
     config = GPT2Config()
@@ -91,7 +91,7 @@ def frozen_gpt2(layers: int) -> Any:
     return model
 
 
-def test_no_gradient_enters_frozen_layers_below_the_lowest_that_is_trained() -> None:
+def test_no_gradient_enters_frozen_layers_below_the_lowest_trained_layer() -> None:
     """Of 3 layers, 2 and the words frozen: the product alone, 2 and 4; the head has the words' matrix, but a gradient
     passes it: 4."""
     model = frozen_gpt2(3)
@@ -100,7 +100,7 @@ def test_no_gradient_enters_frozen_layers_below_the_lowest_that_is_trained() -> 
     assert per_token(model, model.transformer.h, context=30) == by_hand
 
 
-def test_frozen_blocks_among_trained_ones_pass_the_gradient_on() -> None:
+def test_frozen_blocks_between_trained_blocks_pass_the_gradient() -> None:
     model = frozen_gpt2(3)
     model.transformer.wpe.requires_grad_(True)
     layer = 4 * 64**2 + 2 * 64 * 256
@@ -108,7 +108,7 @@ def test_frozen_blocks_among_trained_ones_pass_the_gradient_on() -> None:
     assert per_token(model, model.transformer.h, context=30) == by_hand
 
 
-def test_weights_under_adapters_need_no_gradient_of_their_own() -> None:
+def test_weights_with_adapters_have_no_gradient_themselves() -> None:
     """Rank 4 on queries and values of both layers of a BERT, and a dense layer of the head trained as a copy."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = BertForMaskedLM(BertConfig(**sizes, vocab_size=500))
@@ -123,7 +123,7 @@ def test_weights_under_adapters_need_no_gradient_of_their_own() -> None:
     assert per_token(model, model.bert.encoder.layer, context=20, head_share=0.5) == by_hand
 
 
-def test_adapters_in_the_upper_layer_alone_let_the_lower_one_be() -> None:
+def test_with_adapters_in_the_upper_layer_only_no_gradient_enters_the_lower_layer() -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=500))
     peft = pytest.importorskip("peft")
@@ -143,7 +143,7 @@ def test_a_window_bounds_the_context() -> None:
     assert long - short == 12 * 64 * ((100 - 10) + 2 * (16 - 10))
 
 
-def test_layers_used_again_count_again() -> None:
+def test_repeated_layers_count_repeatedly() -> None:
     config = AlbertConfig(
         vocab_size=1000, embedding_size=32, hidden_size=64, num_hidden_layers=6, num_attention_heads=4,
         intermediate_size=128,
@@ -163,13 +163,13 @@ def test_a_token_passes_one_half_of_an_encoder_decoder() -> None:
     assert got == pytest.approx(by_hand)
 
 
-def test_mean_context_weighs_documents_by_their_length() -> None:
+def test_mean_context_weights_documents_by_their_length() -> None:
     rows = np.array([[0, 0, 0, 0, 1, 1, -1, -1], [0, 0, 0, -1, -1, -1, -1, -1]])
     assert mean_context(rows) == (16 + 4 + 9) / (4 + 2 + 3)
 
 
-def test_a_model_of_its_own_kind_is_counted_by_its_weights() -> None:
-    """An architecture that says nothing of blocks, heads or layers still has a number, and its run starts."""
+def test_an_unknown_kind_of_model_is_counted_by_its_weights() -> None:
+    """An architecture without blocks, heads or layers still has a count, and its run starts."""
 
     class OwnConfig(PretrainedConfig):
         model_type = "own"

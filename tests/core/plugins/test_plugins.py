@@ -1,4 +1,4 @@
-"""Finding, loading, blocking, recording plugins, and what is said when one is wrong."""
+"""Finding, loading, excluding and recording plugins, and the errors of wrong ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Install = Callable[..., None]
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test loads plugins as a new process would."""
+    """Lets each test load plugins as a new process does."""
     monkeypatch.setattr(plugins, "_current", None)
     monkeypatch.setattr(plugins, "_registries", {})
     for variable in (plugins.PLUGINS_VARIABLE, plugins.WITHOUT_VARIABLE, plugins.TRACE_VARIABLE):
@@ -87,9 +87,9 @@ def schedule(name: str) -> str:
 
 def test_the_bundled_set_is_found_and_every_module_is_one_plugin() -> None:
     registry = load()
-    offers = {(offer.kind, offer.name): offer for offer in registry.components()}
-    assert offers["architectures", "bert"].module == "terakoya_plugins.architectures.bert"
-    assert offers["architectures", "bert"].distribution == "terakoya"
+    registered = {(component.kind, component.name): component for component in registry.components()}
+    assert registered["architectures", "bert"].module == "terakoya_plugins.architectures.bert"
+    assert registered["architectures", "bert"].distribution == "terakoya"
     names = [plugin.name for plugin in registry.plugins]
     assert len(names) == len(set(names))
     assert not any(word.startswith("_") for name in names for word in name.split("."))
@@ -146,36 +146,36 @@ def test_an_installed_module_and_an_installed_package_are_found_with_their_distr
     install(
         "beta", {"beta_pack/__init__.py": "", "beta_pack/one.py": schedule("beta")}, entry="beta_pack", version="7.0"
     )
-    offers = {offer.name: offer for offer in load().components()}
-    assert (offers["acme"].distribution, offers["acme"].version) == ("acme", "1.2")
-    assert (offers["beta"].distribution, offers["beta"].version, offers["beta"].module) == (
+    registered = {component.name: component for component in load().components()}
+    assert (registered["acme"].distribution, registered["acme"].version) == ("acme", "1.2")
+    assert (registered["beta"].distribution, registered["beta"].version, registered["beta"].module) == (
         "beta",
         "7.0",
         "beta_pack.one",
     )
 
 
-def test_loading_the_same_again_is_free(write: Write) -> None:
+def test_loading_the_same_plugins_again_returns_the_same_registry(write: Write) -> None:
     file = write("mine.py", schedule("mine"))
     first = load([file])
     assert load([file]) is first
-    assert load() is first, "what the environment names is loaded too"
+    assert load() is first, "plugins that the environment names are loaded, too"
     assert plugins.registry() is first
 
 
-# -------------------------------------------------------------------------------------------------- blocking
+# -------------------------------------------------------------------------------------------------- excluding
 
 
 @pytest.mark.parametrize("name", ["acme", "acme_entry", "acme_module", "third-party"])
-def test_without_leaves_out_by_distribution_entry_point_module_or_all_foreign(install: Install, name: str) -> None:
+def test_without_excludes_by_distribution_entry_point_or_module_or_all_third_party(install: Install, name: str) -> None:
     install("acme", {"acme_module.py": "raise RuntimeError('imported')"}, entry="acme_module")
     registry = load(without=[name])
-    assert registry.broken == [], "what is left out is not even imported"
+    assert registry.broken == [], "an excluded plugin is not imported"
     assert registry.excluded == ["acme_module"]
     assert "bert" in registry.names("architectures")
 
 
-def test_without_takes_a_bundled_plugins_last_word_and_is_inherited() -> None:
+def test_without_accepts_the_last_part_of_a_name_and_is_inherited() -> None:
     registry = load(without=["tensorboard"])
     assert "tensorboard" not in registry.names("trackers")
     assert os.environ[plugins.WITHOUT_VARIABLE] == "tensorboard"
@@ -183,15 +183,15 @@ def test_without_takes_a_bundled_plugins_last_word_and_is_inherited() -> None:
         registry.component("trackers", "tensorboard")
 
 
-def test_a_name_that_blocks_nothing_is_an_error() -> None:
+def test_excluding_an_unknown_name_is_an_error() -> None:
     with pytest.raises(UserError, match='--without tensorbord: there is no such plugin; did you mean "tensorboard"'):
         load(without=["tensorbord"])
 
 
-# -------------------------------------------------------------------------------------------------- what is wrong
+# -------------------------------------------------------------------------------------------------- wrong plugins
 
 
-def test_a_name_offered_twice_names_both_modules(write: Write) -> None:
+def test_a_name_that_is_registered_twice_names_both_modules(write: Write) -> None:
     with pytest.raises(UserError) as caught:
         load([write("mine.py", schedule("linear"))])
     assert 'schedule "linear" is registered twice' in str(caught.value)
@@ -205,18 +205,18 @@ def test_a_broken_installed_plugin_is_reported_skipped_and_named_when_missed(
     install("acme", {"acme_broken.py": "import no_such_thing"}, entry="acme_broken")
     with caplog.at_level(logging.WARNING, logger="terakoya"):
         registry = load()
-    told = "plugin acme_broken (acme 1.2): ModuleNotFoundError: No module named 'no_such_thing'"
-    assert told in caplog.text
+    message = "plugin acme_broken (acme 1.2): ModuleNotFoundError: No module named 'no_such_thing'"
+    assert message in caplog.text
     assert "bert" in registry.names("architectures")
     with pytest.raises(UserError) as caught:
         registry.component("architectures", "acme_bert")
     assert "architecture acme_bert: not installed" in str(caught.value)
     assert "terakoya" in str(caught.value) and "has:" in str(caught.value)
-    assert f"could not be loaded and might have it: {told}" in str(caught.value)
+    assert f"could not be loaded and might have it: {message}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         ("import no_such_thing", "ModuleNotFoundError: No module named 'no_such_thing'"),
         ("x = 1 / 0", "ZeroDivisionError: division by zero"),
@@ -224,13 +224,11 @@ def test_a_broken_installed_plugin_is_reported_skipped_and_named_when_missed(
         (schedule("a").replace("return {", "return 1 / 0, {"), "ZeroDivisionError"),
     ],
 )
-def test_a_broken_plugin_that_was_asked_for_stops_the_start_with_its_place(
-    write: Write, source: str, said: str
-) -> None:
+def test_a_broken_requested_plugin_is_an_error_with_its_place(write: Write, source: str, message: str) -> None:
     file = write("bad.py", source)
     with pytest.raises(PluginError) as caught:
         load([file])
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "bad" in caught.value.plugin
     if "import no" not in source:
         assert f"{file}:" in str(caught.value)
@@ -245,7 +243,7 @@ def test_an_installed_plugin_whose_hook_fails_is_skipped_too(install: Install) -
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("register_schedules", "register_schedule", 'no hook register_schedule; did you mean "register_schedules"'),
         ("@hookimpl\n", "", "register_schedules is not marked with @hookimpl"),
@@ -255,8 +253,8 @@ def test_an_installed_plugin_whose_hook_fails_is_skipped_too(install: Install) -
         ("Mine}", "dict}", "expected a subclass of Schedule, got <class 'dict'>"),
     ],
 )
-def test_a_hook_used_wrongly_is_an_error(write: Write, old: str, new: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_a_wrong_hook_is_an_error(write: Write, old: str, new: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         load([write("wrong.py", schedule("mine").replace(old, new))])
 
 
@@ -267,7 +265,7 @@ def test_a_misspelt_hook_of_an_installed_plugin_is_an_error_too(install: Install
         load()
 
 
-def test_a_plugin_without_hooks_is_an_error_where_asked_for_and_reported_where_installed(
+def test_a_plugin_without_hooks_is_an_error_if_requested_and_reported_if_installed(
     write: Write, install: Install
 ) -> None:
     install("acme", {"acme_empty.py": "VALUE = 1"}, entry="acme_empty")
@@ -276,12 +274,12 @@ def test_a_plugin_without_hooks_is_an_error_where_asked_for_and_reported_where_i
         load([write("empty.py", "VALUE = 1")])
 
 
-def test_an_installed_module_may_be_asked_for_and_checked_too() -> None:
+def test_an_installed_module_may_be_requested_and_checked_too() -> None:
     name = "terakoya_plugins.schedules.linear"
     assert "linear" in load([name]).names("schedules")
-    found = list(check_plugin(name, train=False))
-    assert {finding.status for finding in found} == {"passed"}
-    assert {finding.component for finding in found} == {name, "schedule linear"}
+    results = list(check_plugin(name, train=False))
+    assert {result.status for result in results} == {"passed"}
+    assert {result.component for result in results} == {name, "schedule linear"}
 
 
 def test_a_missing_file_and_two_files_of_one_name_are_errors(write: Write, tmp_path: Path) -> None:
@@ -291,7 +289,7 @@ def test_a_missing_file_and_two_files_of_one_name_are_errors(write: Write, tmp_p
         load([write("a/mine.py", schedule("a")), write("b/mine.py", schedule("b"))])
 
 
-def test_an_unknown_component_lists_the_nearest_and_who_offers_what() -> None:
+def test_an_unknown_component_lists_the_nearest_name_and_all_registered_names() -> None:
     with pytest.raises(UserError, match=r'schedule lineer: not installed; did you mean "linear".*\n  terakoya .* has:'):
         load().component("schedules", "lineer")
 
@@ -312,7 +310,7 @@ def test_an_exception_in_an_event_names_plugin_and_place_and_can_be_pickled(writ
     assert (again.plugin, str(again)) == ("clumsy", str(caught.value))
 
 
-def test_numbers_of_evaluate_are_merged_and_a_name_offered_twice_is_an_error(write: Write) -> None:
+def test_numbers_of_evaluate_are_merged_and_a_duplicate_name_is_an_error(write: Write) -> None:
     one = write("one.py", EVENT + "evaluate(run):\n    return {'a': run}")
     two = write("two.py", EVENT + "evaluate():\n    return {'b': 2.0}")
     run: Any = 1.0
@@ -324,7 +322,7 @@ def test_numbers_of_evaluate_are_merged_and_a_name_offered_twice_is_an_error(wri
         load([write("four.py", EVENT + "evaluate(run):\n    return 3.0")], without=["three"]).hook.evaluate(run)
 
 
-def test_an_event_that_nobody_hears_costs_next_to_nothing() -> None:
+def test_an_event_without_listeners_costs_almost_nothing() -> None:
     step_finished: Any = load().hook.step_finished
     times = []
     for _ in range(5):
@@ -351,14 +349,14 @@ def test_tracing_logs_every_call(
 USES_MINE = {"schedule": {"type": "mine"}, "architecture": {"type": "bert", "hidden_size": 8}}
 
 
-def fresh(asked: Sequence[str]) -> plugins.Registry:
-    """The registry of a new process that loads `asked`."""
+def load_fresh(requested: Sequence[str]) -> plugins.Registry:
+    """Returns the registry of a new process that loads `requested`."""
     os.environ[plugins.PLUGINS_VARIABLE] = ""
     plugins._registries.clear()
-    return load(asked)
+    return load(requested)
 
 
-def test_a_record_holds_what_the_run_uses_alone(write: Write) -> None:
+def test_a_record_has_only_the_plugins_that_the_run_uses(write: Write) -> None:
     files = [write("mine.py", schedule("mine")), write("unused.py", schedule("unused"))]
     record = load([*files, write("other.py", EVENT + "run_started(run):\n    pass")]).record(USES_MINE)
     assert [(each["name"], each["components"], each["events"]) for each in record] == [
@@ -381,41 +379,41 @@ def test_a_record_names_missing_and_changed_plugins(write: Write) -> None:
     assert load().check_record(record, USES_MINE) == ([], [])
 
     Path(mine).write_text(schedule("mine") + "# edited\n")
-    check = fresh([mine]).check_record(record, USES_MINE)
+    check = load_fresh([mine]).check_record(record, USES_MINE)
     assert check.missing == ["plugin other (--plugin: events only) is missing"]
     assert check.changed == ["plugin mine (--plugin: schedules/mine) has changed (same version)"]
     older = [{**entry, "version": "1"}]
     assert "(1 -> None)" in load().check_record(older, USES_MINE).changed[0]
 
 
-def test_plugins_that_a_run_no_longer_uses_may_go(write: Write) -> None:
+def test_plugins_that_a_run_no_longer_uses_may_be_missing(write: Write) -> None:
     mine, other = write("mine.py", schedule("mine")), write("other.py", EVENT + "run_started(run):\n    pass")
     record = load([mine, other]).record(USES_MINE)
-    check = fresh([other]).check_record(record, {"schedule": {"type": "linear"}})
+    check = load_fresh([other]).check_record(record, {"schedule": {"type": "linear"}})
     assert check == ([], [])
-    check = fresh([]).check_record(record, USES_MINE, events=False)
+    check = load_fresh([]).check_record(record, USES_MINE, events=False)
     assert check == (["plugin mine (--plugin: schedules/mine) is missing"], [])
 
 
 def test_a_component_that_moved_to_another_plugin_is_not_missing(write: Write) -> None:
     record = load([write("mine.py", schedule("mine"))]).record(USES_MINE)
-    check = fresh([write("renamed.py", schedule("mine"))]).check_record(record, USES_MINE)
+    check = load_fresh([write("renamed.py", schedule("mine"))]).check_record(record, USES_MINE)
     assert check.missing == []
     assert check.changed == ["plugin mine (--plugin: schedules/mine) is missing; its components come from renamed"]
 
 
-def test_an_old_record_of_every_installed_plugin_counts_what_is_used_alone() -> None:
+def test_in_an_old_record_of_every_installed_plugin_only_used_plugins_count() -> None:
     old = {"distribution": "other", "version": "1", "sha256": "0"}
     record = [{"name": "gone", **old, "components": ["importers/gone"]}, {"name": "heard", **old, "components": []}]
     assert load().check_record(record, USES_MINE).missing == ["plugin heard (other 1: events only) is missing"]
 
 
-# -------------------------------------------------------------------------------------------- hooks that go
+# -------------------------------------------------------------------------------------------- deprecated hooks
 
 
 @pytest.fixture
-def _old_hook(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A made-up hook that the next release does not have."""
+def _deprecated_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adds a deprecated hook."""
 
     @hookspecs.hookspec(warn_on_impl=hookspecs.DeprecatedHook("0.9", "use run_finished"))
     def run_paused(run: object) -> None: ...
@@ -424,10 +422,8 @@ def _old_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "EVENTS", (*plugins.EVENTS, "run_paused"))
 
 
-@pytest.mark.usefixtures("_old_hook")
-def test_a_hook_that_goes_is_told_at_every_start_and_still_works(
-    write: Write, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.usefixtures("_deprecated_hook")
+def test_a_deprecated_hook_warns_at_every_start_and_still_works(write: Write, caplog: pytest.LogCaptureFixture) -> None:
     file = write(
         "mine.py", EVENT + "run_paused(run):\n    run.append('paused')\n@hookimpl\ndef run_started(run):\n    pass"
     )
@@ -439,10 +435,10 @@ def test_a_hook_that_goes_is_told_at_every_start_and_still_works(
     seen: list[str] = []
     call(loaded.hook.listeners["run_paused"], run=seen)
     assert seen == ["paused"]
-    findings = [finding for finding in check_plugin(file) if finding.status == "warning"]
-    assert [finding.text for finding in findings] == [expected]
+    results = [result for result in check_plugin(file) if result.status == "warning"]
+    assert [result.text for result in results] == [expected]
 
 
-def test_a_hook_that_is_gone_is_an_error(write: Write) -> None:
+def test_a_removed_hook_is_an_error(write: Write) -> None:
     with pytest.raises(UserError, match="there is no hook run_paused"):
         load([write("mine.py", EVENT + "run_paused(run):\n    pass")])

@@ -1,4 +1,4 @@
-"""Documents in one row: exact, on every backend that runs here."""
+"""Documents in one row are exact on every backend that runs on this machine."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ MODELS = {
 
 
 def packed(padding: int = 0) -> dict[str, torch.Tensor]:
-    """Three documents in one row (1, T), `padding` empty positions behind them."""
+    """Three documents in one row (1, T), followed by `padding` empty positions."""
     total = sum(LENGTHS)
     ids = torch.randint(5, 90, (1, total + padding), generator=torch.Generator().manual_seed(1))
     documents = torch.cat([torch.full((n,), i) for i, n in enumerate(LENGTHS)] + [torch.full((padding,), -1)])[None]
@@ -39,7 +39,7 @@ def packed(padding: int = 0) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", list(MODELS))
 @pytest.mark.parametrize("padding", [0, 4])
-def test_documents_in_one_row_are_as_if_alone(family: str, backend: str, padding: int) -> None:
+def test_documents_in_one_row_are_computed_as_single_documents(family: str, backend: str, padding: int) -> None:
     torch.manual_seed(0)
     model = MODELS[family]().eval()
     batch = packed(padding)
@@ -55,7 +55,7 @@ def test_documents_in_one_row_are_as_if_alone(family: str, backend: str, padding
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
-def test_a_layer_of_local_attention_sees_what_transformers_lets_it_see(backend: str) -> None:
+def test_a_layer_of_local_attention_sees_the_same_positions_as_in_transformers(backend: str) -> None:
     ids = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
     torch.manual_seed(0)
     model = ModernBertModel(ModernBertConfig(**SIZES, **ids, local_attention=4)).eval()
@@ -72,7 +72,7 @@ def test_a_layer_of_local_attention_sees_what_transformers_lets_it_see(backend: 
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
-def test_a_mask_and_a_bias_that_the_model_hands_over_are_added(backend: str) -> None:
+def test_a_mask_and_a_bias_from_the_model_are_added(backend: str) -> None:
     function = AttentionInterface()[attention.PREFIX + backend]
     draw = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(2, 4, 6, 8, generator=draw) for _ in range(3))
@@ -118,7 +118,7 @@ def test_boundaries_have_a_fixed_length_and_never_join_rows() -> None:
     assert cu_seqlens.dtype == np.int32 and longest == 4
 
 
-def test_backends_that_cannot_do_it_are_refused() -> None:
+def test_backends_that_do_not_support_the_run_are_refused() -> None:
     cpu = torch.device("cpu")
     assert attention.choose("auto", device=cpu, precision="bf16", dropout=0.0) == "sdpa"
     assert attention.choose("auto", device=torch.device("cuda"), precision="bf16", dropout=0.1) == "sdpa"
@@ -133,7 +133,7 @@ def test_backends_that_cannot_do_it_are_refused() -> None:
         attention.choose("flash", device=cpu, precision="bf16", dropout=0.0)
 
 
-def test_release_gives_back_transformers_own_attention() -> None:
+def test_release_restores_transformers_own_attention() -> None:
     model = MODELS["bert"]()
     attention.use(model, "eager")
     assert model.config._attn_implementation == "terakoya_eager"

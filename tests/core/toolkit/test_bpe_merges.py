@@ -1,4 +1,4 @@
-"""Byte-pair merges: the pieces and the order of merges that `tokenizers`' own trainer gives."""
+"""Byte-pair merges: the same pieces and the same order of merges as `tokenizers`' own trainer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tokenizers.trainers import BpeTrainer
 
 from terakoya.toolkit.tokenizers import bpe_merges as pair_merging
 
-# Counts no two of which are equal where it matters: the order of the first merges is theirs alone.
+# No two relevant counts are equal, so they alone determine the order of the first merges.
 TWICE = {"##ab": 100, "##a": 10, "x#a": 134, "xab": 70, "yab": 60}
 
 
 def library(counts: dict[str, int], vocab_size: int) -> tuple[set[str], list[tuple[str, str]]]:
-    """Pieces and merges as `tokenizers` learns them, pieces inside words with ## before them."""
+    """Pieces and merges that `tokenizers` learns; pieces inside words begin with ##."""
     tokenizer = Tokenizer(BPE(continuing_subword_prefix="##"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     trainer = BpeTrainer(
@@ -47,8 +47,8 @@ def ours(counts: dict[str, int], vocab_size: int) -> tuple[set[str], list[tuple[
 
 
 @pytest.mark.parametrize("few", [0, 100])
-def test_a_pair_that_comes_up_twice_counts_where_it_came_last(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`#` and `###a` spell `##a`, a piece that is there already: after it is made so, `##a` and `##b` meet again."""
+def test_a_pair_that_arises_twice_has_its_last_position(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`#` and `###a` give `##a`, an existing piece: after that merge, `##a` and `##b` are neighbours again."""
     monkeypatch.setattr(pair_merging, "_FEW", few)
     merges = ours(TWICE, 60)[1]
     assert merges.index(("#", "###a")) < merges.index(("##a", "##b"))

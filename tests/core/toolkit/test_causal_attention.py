@@ -1,4 +1,4 @@
-"""Causal attention on every backend against the formula written out: documents, shared heads, windows, whole rows."""
+"""Causal attention on every backend, compared with the formula: documents, shared heads, windows, whole rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def states(key_heads: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def expected(query: Tensor, key: Tensor, value: Tensor, documents: Tensor, window: int | None, scale: float) -> Tensor:
-    """Position by position, head by head, (B, T, N, D)."""
+    """The result (B, T, N, D), computed position by position and head by head."""
     result = torch.zeros(ROWS, LENGTH, HEADS, SIZE, dtype=torch.float64)
     shared = HEADS // key.shape[1]
     for row, head, place in np.ndindex(ROWS, HEADS, LENGTH):
@@ -40,7 +40,7 @@ def expected(query: Tensor, key: Tensor, value: Tensor, documents: Tensor, windo
 
 
 def arguments(backend: str, documents: Tensor, **further: Tensor) -> dict[str, Any]:
-    """What the layers of a model with that backend are handed."""
+    """The arguments of the layers of a model with that backend."""
     model: Any = SimpleNamespace(config=SimpleNamespace(_attn_implementation=attention.PREFIX + backend))
     batch = {"document_ids": documents, **further}
     if backend == "flash":
@@ -52,7 +52,7 @@ def slow_varlen(
     query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, *,
     window_size: tuple[int, int] = (-1, -1), enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """What the documentation of torch's variable-length kernel says, on any device: (left, right) places are seen."""
+    """torch's variable-length kernel as documented, on any device: (left, right) positions are visible."""
     assert enable_gqa == (query.shape[1] != key.shape[1]) and torch.equal(cu_seq_q, cu_seq_k)
     key, value = (each.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for each in (key, value))
     left, right = window_size
@@ -95,8 +95,8 @@ def test_a_position_sees_its_document_up_to_itself(
     assert "document_mask" not in said
 
 
-def test_no_mask_is_made_of_whole_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """sdpa is told that it is causal, which is what lets it take its fastest way."""
+def test_whole_rows_have_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """sdpa gets `is_causal`, which allows its fastest implementation."""
     seen: list[dict[str, Any]] = []
     plain = torch.nn.functional.scaled_dot_product_attention
 
@@ -113,12 +113,12 @@ def test_no_mask_is_made_of_whole_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen[1]["mask"] is not None and not seen[1]["is_causal"]
 
 
-def test_dropout_of_causal_models_is_known() -> None:
+def test_dropout_of_causal_models_is_found() -> None:
     config = GPT2Config(vocab_size=10, n_embd=8, n_layer=1, n_head=2, n_positions=8, attn_pdrop=0.25)
     assert attention.dropout(GPT2Model(config)) == 0.25
 
 
-def test_a_released_model_without_sdpa_attends_as_transformers_does() -> None:
+def test_a_released_model_without_sdpa_attends_as_in_transformers() -> None:
     from transformers import GPTJConfig, GPTJForCausalLM
 
     config = GPTJConfig(vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=16, rotary_dim=4)
@@ -135,8 +135,8 @@ def test_a_released_model_without_sdpa_attends_as_transformers_does() -> None:
 
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("key_heads", [4, 2])
-def test_document_by_document_is_what_the_mask_gives(key_heads: int, window: int | None) -> None:
-    """The gradients too; the mask is what a GPU is handed."""
+def test_document_by_document_equals_the_mask(key_heads: int, window: int | None) -> None:
+    """Gradients are equal, too; a GPU uses the mask."""
     attend = AttentionInterface()["terakoya_sdpa"]
     real = DOCUMENTS >= 0
     wanted: list[Tensor] = []
@@ -149,6 +149,6 @@ def test_document_by_document_is_what_the_mask_gives(key_heads: int, window: int
         wanted = found
 
 
-def test_rows_that_begin_with_the_number_that_the_last_one_ends_with_are_not_joined() -> None:
+def test_rows_whose_neighbouring_documents_have_the_same_number_are_not_joined() -> None:
     document_ids = torch.tensor([[0, 0, 1], [1, 1, -1], [-1, -1, -1], [0, 0, 0]])
     assert document_attention.lengths(document_ids) == [2, 1, 2, 1, 3, 3]

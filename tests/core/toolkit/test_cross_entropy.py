@@ -1,4 +1,4 @@
-"""Cross entropy in place: torch's own values and gradients, in one array."""
+"""Cross entropy in place has torch's values and gradients, in one array."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def case(rows: int, classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, T
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 2e-6), (torch.bfloat16, 1e-2)]
 )
-def test_as_torch(dtype: torch.dtype, tolerance: float) -> None:
+def test_it_equals_torch(dtype: torch.dtype, tolerance: float) -> None:
     hidden, weight, labels = case(20, 300, dtype)
     expected = F.cross_entropy(
         (hidden @ weight.T).float() if dtype == torch.bfloat16 else hidden @ weight.T, labels, reduction="sum"
@@ -47,12 +47,12 @@ def test_as_torch(dtype: torch.dtype, tolerance: float) -> None:
         assert torch.equal(
             summed_cross_entropy_(logits, labels), F.cross_entropy(kept.to(loss.dtype), labels, reduction="sum")
         )
-        assert torch.equal(logits, kept), "without a gradient the logits stay"
+        assert torch.equal(logits, kept), "without a gradient the logits are unchanged"
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 2e-6)])
 @pytest.mark.parametrize(("of_loss", "of_z"), [(0.25, 0.5), (1.0, 0.0), (0.0, 1.0), (1.0, None), (None, 1.0)])
-def test_z_as_its_formula(dtype: torch.dtype, tolerance: float, of_loss: float | None, of_z: float | None) -> None:
+def test_z_equals_its_formula(dtype: torch.dtype, tolerance: float, of_loss: float | None, of_z: float | None) -> None:
     hidden, weight, labels = case(20, 300, dtype)
 
     def total(loss: Tensor, z: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def test_z_as_its_formula(dtype: torch.dtype, tolerance: float, of_loss: float |
     assert abs(loss.item() - cross_entropy.item()) <= tolerance * cross_entropy.item()
 
 
-def test_nothing_to_learn() -> None:
+def test_without_labels_loss_and_gradient_are_zero() -> None:
     hidden, weight, labels = case(5, 30, torch.float32)
     loss = summed_cross_entropy_(hidden @ weight.T, torch.full_like(labels, -100))
     assert loss.item() == 0
@@ -90,7 +90,7 @@ def test_large_logits_stay_finite() -> None:
     assert torch.allclose(logits.grad, torch.tensor([[0.7310586, 0.0, -0.7310586]]), atol=1e-6)
 
 
-def test_a_gradient_is_taken_once() -> None:
+def test_the_backward_runs_once() -> None:
     hidden, weight, labels = case(5, 30, torch.float32)
     loss = summed_cross_entropy_(hidden @ weight.T, labels)
     loss.backward(retain_graph=True)
@@ -98,7 +98,7 @@ def test_a_gradient_is_taken_once() -> None:
         loss.backward()
 
 
-def test_logits_that_their_maker_needs_are_not_spoilt_silently() -> None:
+def test_overwriting_logits_that_their_operation_needs_is_an_error() -> None:
     hidden, weight, labels = case(5, 30, torch.float32)
     with pytest.raises(RuntimeError, match="inplace"):
         summed_cross_entropy_(torch.tanh(hidden @ weight.T), labels).backward()
@@ -125,8 +125,8 @@ def test_one_array_of_the_logits_size() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("training", [True, False])
-def test_odds_are_the_softmax_but_for_a_factor(training: bool, dtype: torch.dtype) -> None:
-    """The largest of each row is exactly 1, no gradient comes through them, and the loss's is what it was."""
+def test_odds_are_the_softmax_times_a_factor(training: bool, dtype: torch.dtype) -> None:
+    """The largest of each row is exactly 1, they have no gradient, and the gradient of the loss is unchanged."""
     labels = torch.tensor([3, -100, 0, 6])
     start = torch.randn(4, 7, dtype=dtype, generator=torch.Generator().manual_seed(0)).requires_grad_(training)
     loss, odds = summed_cross_entropy_and_odds_(start * 3, labels)

@@ -1,4 +1,4 @@
-"""Names on the Hub whose files are on this machine already."""
+"""Names on the Hub whose files are in the cache of this machine."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The Hub's cache with one model, laid out as `hf download` leaves it."""
+    """The Hub's cache with one model, in the layout of `hf download`."""
     model = tmp_path / "models--someone--a-model"
     (model / "refs").mkdir(parents=True)
     (model / "refs/main").write_text(COMMIT)
@@ -23,7 +23,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_run_starts_from_what_was_downloaded_before(cache: Path) -> None:
+def test_a_run_starts_from_downloaded_files(cache: Path) -> None:
     folder = cache / "models--someone--a-model/snapshots" / COMMIT
     assert find_snapshot("someone/a-model") == folder
     assert model_folder(Path("someone/a-model"), "start_from") == folder

@@ -1,4 +1,4 @@
-"""Masking: the budget rule exactly, the rates, nothing but ordinary tokens touched."""
+"""Masking: the exact budget rule, the rates, and only ordinary tokens change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def batch_of(seed: int, batch: int, width: int) -> tuple[np.ndarray, np.ndarray,
 
 
 def slow_budget(words: np.ndarray | None, maskable: np.ndarray, key: int, probability: float) -> list[int]:
-    """The places of one row that the budget rule masks, in plain Python."""
+    """The positions of one row that the budget rule masks, in plain Python."""
     spans: list[list[int]] = []
     for place in range(len(maskable)):
         if maskable[place]:
@@ -69,13 +69,13 @@ def test_budget_rule(seed: int, batch: int, width: int, whole_words: bool, proba
     untouched = np.ones(tokens.size, bool)
     untouched[masked.positions[: masked.count]] = False
     assert np.array_equal(masked.input_ids.reshape(-1)[untouched], flat[untouched])
-    assert not VOCABULARY.is_special[masked.labels[: masked.count]].any(), "specials and padding stay"
+    assert not VOCABULARY.is_special[masked.labels[: masked.count]].any(), "special tokens and padding are unchanged"
     changed = masked.input_ids.reshape(-1)[~untouched]
     assert not VOCABULARY.is_special[changed[changed != MASK]].any(), "replacements are ordinary"
 
 
 @pytest.mark.parametrize("budgeted", [True, False])
-def test_a_row_is_masked_alike_in_any_batch(budgeted: bool) -> None:
+def test_a_row_is_masked_in_the_same_way_in_any_batch(budgeted: bool) -> None:
     tokens, words, maskable, keys = batch_of(3, 9, 64)
     options = {"probability": 0.15, "vocabulary": VOCABULARY, "budgeted": budgeted}
     whole = mask(tokens, words, maskable, keys, **options)  # type: ignore[arg-type]
@@ -133,7 +133,7 @@ def test_rates(budgeted: bool, whole_words: bool, replace: tuple[float, float]) 
 
 
 @pytest.mark.parametrize("per_word", [False, True])
-def test_random_tokens_are_all_alike(per_word: bool) -> None:
+def test_random_tokens_are_uniform(per_word: bool) -> None:
     tokens = np.full((400, 512), FIRST, np.int32)
     keys = row_keys(5, 0, 0, np.arange(400))
     masked = mask(
@@ -148,7 +148,7 @@ def test_random_tokens_are_all_alike(per_word: bool) -> None:
 
 
 def test_batches_of_very_many_rows() -> None:
-    """They are put in order in another way, and the same."""
+    """They are sorted by another method, with the same result."""
     tokens, words, maskable, keys = batch_of(11, 5000, 12)
     whole = mask(tokens, words, maskable, keys, probability=0.3, vocabulary=VOCABULARY)
     parts = [
@@ -175,7 +175,7 @@ def test_replacement_by_token_or_by_word() -> None:
 
 
 def test_short_rows() -> None:
-    """At least one token where a word of one fits; nothing where every word is longer than the budget."""
+    """At least one token where a word of one token fits; none where every word is longer than the budget."""
     tokens = np.array([[CLS, 20, 21, 22, SEP], [CLS, 20, 21, 22, SEP], [CLS, SEP, PAD, PAD, PAD]], np.int32)
     words = np.array([[0, 1, 1, 1, 0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0]], bool)
     maskable = ~VOCABULARY.is_special[tokens]

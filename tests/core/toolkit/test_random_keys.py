@@ -1,4 +1,4 @@
-"""Keys: fixed values, fair draws, permutations that are permutations."""
+"""Keys: fixed values, uniform random numbers, permutations that are bijections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_golden_values() -> None:
 
 
 def test_first_step_is_splitmix64() -> None:
-    """The first output of splitmix64 seeded with 0, as its authors publish it."""
+    """The first output of splitmix64 with the seed 0, as published by its authors."""
     assert hash_u64(0) == 0xE220A8397B1DCDAF
 
 
@@ -74,13 +74,13 @@ def test_permutation_is_a_bijection(n: int, key: int) -> None:
 
 
 def test_small_permutations_are_bijections() -> None:
-    """Small ranges walk often: the rectangle has cells to spare."""
+    """Small ranges repeat the permutation often, because the rectangle has unused cells."""
     for n in range(1, 60):
         for key in range(20):
             assert np.array_equal(np.sort(permute(np.arange(n), n, key)), np.arange(n)), (n, key)
 
 
-def test_permutations_are_fair() -> None:
+def test_permutations_are_uniform() -> None:
     orders = Counter(tuple(permute(np.arange(4), 4, key).tolist()) for key in range(2400))
     assert len(orders) == 24 and min(orders.values()) > 60 and max(orders.values()) < 150
 

@@ -1,4 +1,4 @@
-"""Files of torch.save are read without running anything that they ask for."""
+"""Files of torch.save are read without running the code that they name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from terakoya.toolkit.formats import restricted_unpickler
 
 
 class Harmful:
-    """Unpickled, it would make a file."""
+    """An object that creates a folder when it is unpickled."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -34,7 +34,7 @@ def test_code_in_a_file_is_named_and_never_run(tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
 
 
-def test_code_in_the_format_before_zip_is_not_run_either(tmp_path: Path) -> None:
+def test_code_in_the_older_format_is_not_run_either(tmp_path: Path) -> None:
     file = tmp_path / "file.pt"
     torch.save({"args": Harmful(tmp_path / "made")}, file, _use_new_zipfile_serialization=False)
     with pytest.raises(UserError, match="cannot be read as tensors and plain values"):
@@ -44,7 +44,7 @@ def test_code_in_the_format_before_zip_is_not_run_either(tmp_path: Path) -> None
     assert torch.equal(restricted_unpickler.load(file)["model"], torch.ones(2))
 
 
-def test_objects_of_training_programs_hold_their_values_and_are_nothing_else(
+def test_objects_of_training_programs_become_stubs_with_their_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = types.ModuleType("megatron.core.enums")
@@ -71,7 +71,7 @@ def test_objects_of_training_programs_hold_their_values_and_are_nothing_else(
     assert torch.equal(content["w"], torch.ones(2))
 
 
-def test_what_torch_did_not_write_is_refused(tmp_path: Path) -> None:
+def test_files_that_torch_did_not_write_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file.pt").write_bytes(b"PK nothing")
     with pytest.raises(UserError, match="cannot be read"):
         restricted_unpickler.load(tmp_path / "file.pt")

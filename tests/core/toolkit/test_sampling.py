@@ -1,4 +1,4 @@
-"""Drawing from weights: the right distribution, and nothing but the row's own number decides."""
+"""Sampling from weights: the correct distribution, which depends only on the row's own random number."""
 
 import numpy as np
 import pytest
@@ -9,14 +9,14 @@ from terakoya.toolkit.random_keys import numbers, streams
 
 
 def uniforms(count: int, key: int = 7) -> torch.Tensor:
-    """Numbers as an objective makes them, from keys."""
+    """Uniform numbers from keys, as objectives compute them."""
     stream = streams(np.array([key], np.uint64), "sample")
     return torch.from_numpy((numbers(stream, np.arange(count)) >> np.uint64(12)) * 2.0**-52)
 
 
 @pytest.mark.parametrize("classes", [5, BLOCK, BLOCK + 1, 300, 32_768])
-def test_classes_come_as_often_as_their_weights_say(classes: int) -> None:
-    """A chi-square test over classes, rare ones put together: the statistic is within five deviations of its mean."""
+def test_class_frequencies_are_those_of_the_weights(classes: int) -> None:
+    """A chi-square test over classes, with rare classes merged: the statistic is within five deviations of its mean."""
     draws = 40_000
     logits = torch.randn(classes, generator=torch.Generator().manual_seed(1)) * 2
     odds = (logits - logits.max()).exp()
@@ -36,7 +36,7 @@ def test_classes_come_as_often_as_their_weights_say(classes: int) -> None:
 
 
 def test_it_agrees_with_the_largest_of_logits_plus_gumbel_noise() -> None:
-    """The textbook's other way of drawing has the same frequencies, within what chance allows."""
+    """The other exact method has the same frequencies, within statistical error."""
     draws, logits = 200_000, torch.tensor([2.0, 0.0, -1.0, -4.0])
     gumbel = -(-torch.rand(draws, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).log()).log()
     theirs = torch.bincount((logits + gumbel).argmax(1), minlength=4) / draws
@@ -44,8 +44,8 @@ def test_it_agrees_with_the_largest_of_logits_plus_gumbel_noise() -> None:
     assert ((ours - theirs).abs() < 5 * (theirs / draws * 2).sqrt()).all(), (ours, theirs)
 
 
-def test_the_smallest_weights_are_drawn_too() -> None:
-    """One class of 1, 1,000 of 1e-9: float32 noise, or a running sum in float32, would never reach those."""
+def test_the_smallest_weights_are_sampled_too() -> None:
+    """One class of 1, 1,000 of 1e-9: float32 noise, or a cumulative sum in float32, would never sample those."""
     weights = torch.full((1, 1001), 1e-9)
     weights[0, 0] = 1.0
     share = 1e-6 / (1 + 1e-6)
@@ -56,7 +56,7 @@ def test_the_smallest_weights_are_drawn_too() -> None:
 
 
 @pytest.mark.parametrize("classes", [3, BLOCK, 2 * BLOCK + 5])
-def test_a_class_without_weight_is_never_drawn(classes: int) -> None:
+def test_a_class_without_weight_is_never_sampled(classes: int) -> None:
     weights = torch.zeros(4, classes)
     weights[:, [1, -2]] = torch.tensor([0.25, 1.0])
     uniform = torch.tensor([0.0, 0.2 - 1e-9, 0.2 + 1e-9, 1 - 2.0**-52], dtype=torch.float64)
@@ -67,7 +67,7 @@ def test_a_class_without_weight_is_never_drawn(classes: int) -> None:
         assert draw(weights, uniform).tolist() == [first, first, second, second]
 
 
-def test_other_rows_change_nothing() -> None:
+def test_the_result_does_not_depend_on_other_rows() -> None:
     weights = torch.rand(50, 1000, generator=torch.Generator().manual_seed(2)) ** 8
     uniform = uniforms(50)
     together = draw(weights, uniform)

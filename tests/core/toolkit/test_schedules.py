@@ -1,4 +1,4 @@
-"""Warming up and falling, by steps, by tokens and by shares of the run."""
+"""Warm-up and decay by steps, by tokens and by shares of the run."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from terakoya.toolkit.schedules import DecaySchedule, WarmupSchedule
 
 
 class Line(DecaySchedule):
-    """What is left."""
+    """A linear decay."""
 
     def factor(self, progress: Progress) -> float:
         """As linear."""
@@ -23,7 +23,7 @@ class Line(DecaySchedule):
 
 
 def by_tokens(tokens: int, *, step: int = 0, **changes: Any) -> Progress:
-    """Before a step of a run that ends by 10,000 tokens, about 100 steps."""
+    """The progress before a step of a run of 10,000 tokens, about 100 steps."""
     return Progress(
         **{"step": step, "max_steps": 100, "tokens": tokens, "max_tokens": 10_000, "unit": "tokens"} | changes
     )
@@ -37,14 +37,14 @@ def test_in_tokens_steps_do_not_count() -> None:
             assert schedule.factor(by_tokens(tokens, step=step)) == pytest.approx(expected), (tokens, step)
 
 
-def test_a_run_in_steps_may_warm_up_and_fall_by_tokens() -> None:
+def test_a_run_in_steps_may_warm_up_and_decay_by_tokens() -> None:
     schedule = Line(warmup_tokens=1000, lr_decay_tokens=5000)
     assert schedule.factor(by_tokens(3000, step=99, unit="steps")) == pytest.approx(0.5)
     assert schedule.factor(by_tokens(5001, step=50, unit="steps")) == 0.0
 
 
 def test_a_run_in_tokens_may_warm_up_by_steps_and_ends_by_tokens() -> None:
-    """The ten steps are exact, and so is the end; where the fall begins follows from the expected size of a step."""
+    """The ten steps and the end are exact; the start of the decay follows from the expected size of a step."""
     schedule = Line(warmup_steps=10)
     assert [schedule.factor(by_tokens(100 * step, step=step)) for step in (0, 9)] == [0.1, 1.0]
     assert schedule.factor(by_tokens(850, step=10)) == 1.0, "steps were smaller than expected: not above the peak"
@@ -59,25 +59,25 @@ def test_a_share_of_the_run_is_in_the_unit_of_its_length() -> None:
     assert ratio.factor(Progress(step=4, max_steps=95)) == 0.5
 
 
-def test_one_way_to_say_each() -> None:
+def test_each_length_has_one_setting() -> None:
     with pytest.raises(ValidationError, match="at most one of warmup_steps, warmup_tokens, warmup_ratio, got warmup_t"):
         Line(warmup_tokens=3, warmup_ratio=0.1)
     with pytest.raises(ValidationError, match="at most one of lr_decay_steps, lr_decay_tokens, got lr_decay_steps and"):
         Line(lr_decay_steps=3, lr_decay_tokens=4)
 
 
-def test_an_end_within_warming_up_is_refused() -> None:
+def test_an_end_within_the_warm_up_is_refused() -> None:
     with pytest.raises(UserError, match=r"schedule.lr_decay_steps: expected more than the 10 steps of warm-up, got 8"):
         Line(warmup_steps=10, lr_decay_steps=8).check(Progress(step=0, max_steps=100))
     with pytest.raises(UserError, match=r"schedule.lr_decay_tokens: expected more than the 1,000 tokens of warm-up"):
         Line(warmup_steps=10, lr_decay_tokens=900).check(by_tokens(0))
-    Line(warmup_steps=10).check(Progress(step=0, max_steps=5))  # a short trial of a long schedule is none of it
+    Line(warmup_steps=10).check(Progress(step=0, max_steps=5))  # a short run with a long warm-up is allowed
 
 
 SCHEDULES = {
-    offer.name: offer.component
-    for offer in load().components()
-    if offer.kind == "schedules" and offer.name != "plateau"
+    registered.name: registered.component
+    for registered in load().components()
+    if registered.kind == "schedules" and registered.name != "plateau"
 }
 
 
@@ -88,10 +88,10 @@ SCHEDULES = {
     sizes=st.lists(st.integers(1, 250), min_size=5, max_size=120),
     unit=st.sampled_from(["steps", "tokens"]),
 )
-def test_every_course_rises_once_then_falls_to_its_floor(
+def test_every_schedule_rises_once_then_falls_to_its_floor(
     name: str, warmup: dict[str, Any], end: dict[str, Any], sizes: list[int], unit: str
 ) -> None:
-    """Whatever the sizes of steps: above 0, at most the peak, never up once it fell, at the floor at its end."""
+    """For all sizes of steps: above 0, at most the peak, no rise after a fall, the floor at the end."""
     component = SCHEDULES[name]
     known = component.model_fields
     floor = {"min_lr": 0.05} if "min_lr" in known else {}

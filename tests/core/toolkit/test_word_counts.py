@@ -1,4 +1,4 @@
-"""Counting words: exact, the same for any number of processes, bounded with a stated error."""
+"""Counting words: exact, the same for any number of processes, in bounded memory with a known error."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_counts_are_exact_and_the_same_for_any_number_of_processes(tmp_path: Pat
 
 
 @pytest.mark.parametrize("max_words", [10, 300, 3000])
-def test_pruned_counts_keep_their_promise(tmp_path: Path, max_words: int) -> None:
+def test_pruned_counts_are_within_the_error(tmp_path: Path, max_words: int) -> None:
     corpus, truth = zipf_corpus(tmp_path / "a.jsonl.gz", documents=800)
     table = count_words(corpus, by_spaces, max_words=max_words)
     assert table.error > 0 and len(table.counts) <= max_words
@@ -63,7 +63,7 @@ def test_pruning_does_not_depend_on_processes(tmp_path: Path) -> None:
     assert one == two and one.error > 0
 
 
-def test_a_sample_is_about_as_large_as_asked_and_spread(tmp_path: Path) -> None:
+def test_a_sample_has_about_the_requested_size_and_is_spread_over_the_corpus(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     lines = [json.dumps({"text": f"part{number // 1000} " + "word " * 200}) for number in range(8000)]
     file.write_text("\n".join(lines))
@@ -84,7 +84,7 @@ def test_progress_and_rejects(tmp_path: Path) -> None:
     assert calls[-1] == (file.stat().st_size, file.stat().st_size)
 
 
-def test_a_dead_process_is_told(tmp_path: Path) -> None:
+def test_a_dead_process_is_reported(tmp_path: Path) -> None:
     corpus, _ = zipf_corpus(tmp_path / "a.jsonl.gz", documents=10)
     with pytest.raises(UserError, match="counting words: a worker process died"):
         count_words(corpus, dying, processes=2)

@@ -1,4 +1,4 @@
-"""Kept word counts: the same training from the file as from the corpus, and no table of anything else is taken."""
+"""Files of word counts: training from the file equals training from the corpus; files of other corpora are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def corpus(tmp_path: Path) -> Corpus:
     return Corpus([file])
 
 
-def test_what_is_read_is_what_was_counted(corpus: Corpus, tmp_path: Path) -> None:
+def test_the_counts_that_are_read_are_those_that_were_written(corpus: Corpus, tmp_path: Path) -> None:
     table = load_or_count_words(corpus, SPLITTING)
     write_counts(tmp_path / "table", corpus, SPLITTING, table)
     again = load_or_count_words(corpus, SPLITTING, file=tmp_path / "table")
@@ -127,7 +127,7 @@ def test_another_dictionary_is_named(corpus: Corpus, tmp_path: Path) -> None:
         train_tokenizer(corpus, tmp_path / "out", settings=settings)
 
 
-def test_what_cannot_be_counted_for_is_told(corpus: Corpus, tmp_path: Path) -> None:
+def test_tokenizers_that_do_not_use_counts_are_refused(corpus: Corpus, tmp_path: Path) -> None:
     sources = list(corpus.sources)
     with pytest.raises(UserError, match="huggingface: expected a kind that learns from word counts"):
         save_word_counts(sources, tmp_path / "t", settings={"type": "huggingface"})

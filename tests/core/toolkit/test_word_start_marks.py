@@ -1,4 +1,4 @@
-"""Word starts are read from pieces only where the tokenizer's own encoder agrees with them everywhere."""
+"""Word starts are read from pieces only where the tokenizer's own encoder always agrees."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from terakoya.toolkit.tokenizers.word_start_marks import word_start_table
 
 
 class Marked(Tokenizer):
-    """Two pieces a word, marked in one way or another."""
+    """A tokenizer with two pieces a word and a kind of mark."""
 
     pieces: tuple[str, ...]
     starts: tuple[bool, ...] | None = None
@@ -41,7 +41,7 @@ ALTERNATE = (True, False, True, False)
 @pytest.mark.parametrize(
     "pieces", [("<s>", "読み", "##書き", "##も"), ("<s>", "▁読み", "書き", "も"), ("<s>", "Ġ読み", "書き", "も")]
 )
-def test_marks_that_agree_are_believed(pieces: tuple[str, ...]) -> None:
+def test_marks_that_agree_are_used(pieces: tuple[str, ...]) -> None:
     table = word_start_table(Marked(pieces=pieces, starts=ALTERNATE), Path())
     assert table is not None and table.tolist() == [True, True, False, False]
 
@@ -55,5 +55,5 @@ def test_marks_that_agree_are_believed(pieces: tuple[str, ...]) -> None:
         (("<s>", "読み", "書き", "も"), ALTERNATE),
     ],
 )
-def test_other_marks_are_not(pieces: tuple[str, ...], starts: tuple[bool, ...] | None) -> None:
+def test_other_marks_are_not_used(pieces: tuple[str, ...], starts: tuple[bool, ...] | None) -> None:
     assert word_start_table(Marked(pieces=pieces, starts=starts), Path()) is None

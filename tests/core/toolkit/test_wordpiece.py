@@ -1,4 +1,4 @@
-"""WordPiece: the field's cuts and, up to ties, the field's vocabulary."""
+"""WordPiece: the same splits as Transformers and, except for ties, the same vocabulary as `tokenizers`."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ VOCABULARY = {piece: id for id, piece in enumerate(PIECES)}
 
 @settings(max_examples=50, deadline=None)
 @given(word=st.text(st.sampled_from("abc東京# \u3000"), max_size=12) | st.just("ab" * 50) | st.just("ab" * 51))
-def test_cuts_as_transformers_does(word: str) -> None:
+def test_words_are_split_as_in_transformers(word: str) -> None:
     slow = WordpieceTokenizer(VOCABULARY, "[UNK]")
     assert WordPiece(VOCABULARY, 0).ids(word) == [VOCABULARY[piece] for piece in slow.tokenize(word)]
 
 
 def without_ties(seed: int) -> Counter[str]:
-    """Word counts in which the pairs merged first all occur differently often."""
+    """Word counts in which the first merged pairs all have different counts."""
     draw = random.Random(seed)
     return Counter(
         {"".join(draw.choices("かがきぎ読c", k=draw.randint(1, 6))): draw.randint(1, 3000) for _ in range(500)}
     )
 
 
-def field_vocabulary(counts: Counter[str], **options: int) -> list[str]:
-    """The same from `tokenizers`, which takes running text only."""
+def library_vocabulary(counts: Counter[str], **options: int) -> list[str]:
+    """The vocabulary from `tokenizers`, which accepts running text only."""
     tokenizer = BertWordPieceTokenizer(handle_chinese_chars=False, strip_accents=False, lowercase=False)
     lines = (f"{word} " * count for word, count in counts.items())
     tokenizer.train_from_iterator(lines, special_tokens=["[UNK]"], show_progress=False, **options)
@@ -45,11 +45,13 @@ def field_vocabulary(counts: Counter[str], **options: int) -> list[str]:
 @pytest.mark.parametrize(
     ("seed", "vocab_size", "min_frequency", "limit_alphabet"), [(0, 60, 2, 100), (1, 50, 2, 4), (2, 400, 20000, 100)]
 )
-def test_learns_the_fields_vocabulary(seed: int, vocab_size: int, min_frequency: int, limit_alphabet: int) -> None:
+def test_the_vocabulary_is_that_of_tokenizers(
+    seed: int, vocab_size: int, min_frequency: int, limit_alphabet: int
+) -> None:
     counts = without_ties(seed)
     options = {"vocab_size": vocab_size, "min_frequency": min_frequency, "limit_alphabet": limit_alphabet}
     ours = train_wordpiece(bert_words(counts), special_tokens=["[UNK]"], **options)
-    field = field_vocabulary(counts, **options)
+    field = library_vocabulary(counts, **options)
     assert len(ours) == len(field)
     # Merges in the same order; only the order of the ## characters is the hash table's there.
     assert [piece for piece in ours if len(piece.removeprefix("##")) > 1] == [
@@ -67,7 +69,7 @@ def test_words_in_another_order_give_the_same_vocabulary() -> None:
     assert train_wordpiece(counts, **options) == train_wordpiece(backwards, **options)
 
 
-def test_words_are_split_as_in_the_fields_training() -> None:
+def test_words_are_split_as_in_the_training_of_tokenizers() -> None:
     words = bert_words({"がっこう": 2, "a-b": 1, "a\u200bb": 1, "c d": 3, "。": 5, "\u0000": 1})
     assert words == {"がっこう": 2, "a": 1, "-": 1, "b": 1, "ab": 1, "c": 3, "d": 3, "。": 5}
 

@@ -1,4 +1,4 @@
-"""BERT is Transformers' BERT, of the published sizes."""
+"""BERT is Transformers' BERT, with the published sizes."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_defaults_are_those_of_bert_config() -> None:
     ],
 )
 def test_the_published_sizes(architecture: Bert, published: int) -> None:
-    """The body with its pooler over the English vocabulary of 30,522; Devlin et al. say 110 M and 340 M."""
+    """The body with its pooler over the English vocabulary of 30,522; Devlin et al. report 110 M and 340 M."""
     assert parameters(architecture, "body") == published
 
 

@@ -1,4 +1,4 @@
-"""ELECTRA is Transformers' ELECTRA, of the published sizes."""
+"""ELECTRA is Transformers' ELECTRA, with the published sizes."""
 
 from fractions import Fraction
 
@@ -28,7 +28,7 @@ def test_defaults_are_those_of_electra_config() -> None:
     ("architecture", "published"), [(Electra(), 13_483_008), (BASE, 108_891_648), (LARGE, 334_092_288)]
 )
 def test_the_published_sizes(architecture: Electra, published: int) -> None:
-    """The body over the English vocabulary of 30,522; Clark et al. say 14 M, 110 M and 335 M."""
+    """The body over the English vocabulary of 30,522; Clark et al. report 14 M, 110 M and 335 M."""
     with torch.device("meta"):
         model = architecture.build(VOCABULARY, "body")
     assert sum(parameter.numel() for parameter in model.parameters()) == published
