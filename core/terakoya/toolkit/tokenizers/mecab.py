@@ -19,7 +19,7 @@ from typing import Any
 from terakoya.errors import UserError, nearest
 
 DICTIONARIES = ("ipadic", "unidic_lite", "unidic")
-"""The dictionaries that come as Python packages, under the names Transformers gives them."""
+"""The dictionaries that are Python packages, by their names in Transformers."""
 
 SAFE_CHARACTERS = 32_000
 """Lines up to this length cannot overflow MeCab's path cost: a word costs at most 2 * 32,767 and a line at most

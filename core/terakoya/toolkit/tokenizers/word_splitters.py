@@ -124,15 +124,15 @@ def document_splitter(config: Mapping[str, Any], special: Sequence[str]) -> Call
     """Returns a function from a document to its words, for `word_counts.count_words`."""
     words = build_splitter(config, special=special)
 
-    def cut(text: str) -> Iterator[str]:
+    def split(text: str) -> Iterator[str]:
         for line in words.split(words.lines(text)):
             yield from line.split()
 
-    return cut
+    return split
 
 
 def splitter_identity(config: Mapping[str, Any]) -> dict[str, str]:
-    """What the words depend on, by name: dictionaries hashed or with their versions. Raises UserError as
+    """Returns everything on which the words depend, by name: hashes or versions of dictionaries. Raises UserError like
     `build_splitter`."""
     kind = splitter_kind(config)
     facts = {"words": kind, "unicode": unicodedata.unidata_version}  # NFKC comes with Python
