@@ -20,6 +20,7 @@ from terakoya.config import lora as lora_settings
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.plugins.create import create_component
+from terakoya.plugins.run_record import check_plugins
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -185,7 +186,7 @@ def _build(
     from terakoya.training.model import lora
 
     plugins = registry()
-    missing = plugins.check_record(manifest["plugins"], manifest["parameters"], events=False).missing
+    missing = check_plugins(plugins, manifest["plugins"], manifest["parameters"], events=False).missing
     if missing:
         raise UserError(f"{folder}: " + "; ".join(missing))
     parameters = Parameters.from_dict(manifest["parameters"], source=str(folder / "manifest.json"))

@@ -13,6 +13,7 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.plugins import registry
+from terakoya.plugins.run_record import check_plugins
 from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
@@ -33,7 +34,7 @@ class RunObjective:
         Raises:
             UserError: plugins are missing, or the checkpoint does not fit the model.
         """
-        missing = registry().check_record(manifest["plugins"], manifest["parameters"], events=False).missing
+        missing = check_plugins(registry(), manifest["plugins"], manifest["parameters"], events=False).missing
         if missing:
             raise UserError(f"{folder}: " + "; ".join(missing))
         self.folder, self.manifest, self.device = folder, manifest, device

@@ -11,6 +11,7 @@ from terakoya.config import lora as lora_settings
 from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters, changed_keys
 from terakoya.errors import UserError
 from terakoya.json_settings import leaves
+from terakoya.plugins.run_record import check_plugins
 from terakoya.training.checkpoint import checkpoint
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.checkpoint.restoring import check_base_unchanged
@@ -40,7 +41,7 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
     run, run_log = trainer.run, trainer.run_log
     manifest = checkpoint.read_manifest(folder)
     _refuse_changes(manifest, run.parameters, trainer.facts["stores"], run_log, allow_change)
-    plugins = trainer.registry.check_record(manifest["plugins"], run.parameters.dump())
+    plugins = check_plugins(trainer.registry, manifest["plugins"], run.parameters.dump())
     if plugins.missing:
         raise UserError(f"{folder}: " + "; ".join(plugins.missing))
     for message in plugins.changed:

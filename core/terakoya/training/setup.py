@@ -21,6 +21,7 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters, resolve_length
 from terakoya.errors import UserError
 from terakoya.plugins import Registry, registry
+from terakoya.plugins.run_record import record_plugins
 from terakoya.rows.loader import Loader
 from terakoya.toolkit.architectures import attention
 from terakoya.training import run_folder
@@ -293,7 +294,7 @@ def _manifest_facts(
         "parameter_count": parameter_count,
         "vocabulary": stores.vocabulary.model_dump(mode="json"),
         "stores": stores.fingerprints(),
-        "plugins": plugins.record(parameters.dump(plugins)),
+        "plugins": record_plugins(plugins, parameters.dump(plugins)),
         "world": {
             "processes": context.world_size,
             "nodes": context.topology.processes_per_node(),

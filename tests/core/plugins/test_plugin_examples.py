@@ -22,6 +22,7 @@ from terakoya.commands.main import app
 from terakoya.errors import UserError
 from terakoya.inference.predictions import fill_mask
 from terakoya.plugins import loading as plugins
+from terakoya.plugins.run_record import record_plugins
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "plugins" / "README.md"
@@ -147,7 +148,7 @@ def recorded(plugin: Path) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plugins, "_current", None)
         patch.setenv(plugins.PLUGINS_VARIABLE, "")
-        record = plugins.load([str(plugin)]).record({"architecture": {"type": plugin.name}})
+        record = record_plugins(plugins.load([str(plugin)]), {"architecture": {"type": plugin.name}})
     return [each["sha256"] for each in record if each["name"] == plugin.name]
 
 

@@ -21,6 +21,7 @@ from terakoya.errors import UserError
 from terakoya.plugins import PluginError, load
 from terakoya.plugins import loading as plugins
 from terakoya.plugins.events import call
+from terakoya.plugins.run_record import check_plugins, record_plugins
 
 SCHEDULE = """
 from terakoya import hookimpl
@@ -358,7 +359,7 @@ def load_fresh(requested: Sequence[str]) -> plugins.Registry:
 
 def test_a_record_has_only_the_plugins_that_the_run_uses(write: Write) -> None:
     files = [write("mine.py", schedule("mine")), write("unused.py", schedule("unused"))]
-    record = load([*files, write("other.py", EVENT + "run_started(run):\n    pass")]).record(USES_MINE)
+    record = record_plugins(load([*files, write("other.py", EVENT + "run_started(run):\n    pass")]), USES_MINE)
     assert [(each["name"], each["components"], each["events"]) for each in record] == [
         ("terakoya_plugins.architectures.bert", ["architectures/bert"], []),
         ("mine", ["schedules/mine"], []),
@@ -368,36 +369,38 @@ def test_a_record_has_only_the_plugins_that_the_run_uses(write: Write) -> None:
 
 
 def test_a_record_names_a_nested_component(write: Write) -> None:
-    record = load([write("mine.py", schedule("mine"))]).record({"objective": {"parts": [{"inner": {"type": "mine"}}]}})
+    record = record_plugins(
+        load([write("mine.py", schedule("mine"))]), {"objective": {"parts": [{"inner": {"type": "mine"}}]}}
+    )
     assert [each["name"] for each in record] == ["mine"]
 
 
 def test_a_record_names_missing_and_changed_plugins(write: Write) -> None:
     mine, other = write("mine.py", schedule("mine")), write("other.py", EVENT + "run_started(run):\n    pass")
-    record = load([mine, other]).record(USES_MINE)
+    record = record_plugins(load([mine, other]), USES_MINE)
     entry = next(each for each in record if each["name"] == "mine")
-    assert load().check_record(record, USES_MINE) == ([], [])
+    assert check_plugins(load(), record, USES_MINE) == ([], [])
 
     Path(mine).write_text(schedule("mine") + "# edited\n")
-    check = load_fresh([mine]).check_record(record, USES_MINE)
+    check = check_plugins(load_fresh([mine]), record, USES_MINE)
     assert check.missing == ["plugin other (--plugin: events only) is missing"]
     assert check.changed == ["plugin mine (--plugin: schedules/mine) has changed (same version)"]
     older = [{**entry, "version": "1"}]
-    assert "(1 -> None)" in load().check_record(older, USES_MINE).changed[0]
+    assert "(1 -> None)" in check_plugins(load(), older, USES_MINE).changed[0]
 
 
 def test_plugins_that_a_run_no_longer_uses_may_be_missing(write: Write) -> None:
     mine, other = write("mine.py", schedule("mine")), write("other.py", EVENT + "run_started(run):\n    pass")
-    record = load([mine, other]).record(USES_MINE)
-    check = load_fresh([other]).check_record(record, {"schedule": {"type": "linear"}})
+    record = record_plugins(load([mine, other]), USES_MINE)
+    check = check_plugins(load_fresh([other]), record, {"schedule": {"type": "linear"}})
     assert check == ([], [])
-    check = load_fresh([]).check_record(record, USES_MINE, events=False)
+    check = check_plugins(load_fresh([]), record, USES_MINE, events=False)
     assert check == (["plugin mine (--plugin: schedules/mine) is missing"], [])
 
 
 def test_a_component_that_moved_to_another_plugin_is_not_missing(write: Write) -> None:
-    record = load([write("mine.py", schedule("mine"))]).record(USES_MINE)
-    check = load_fresh([write("renamed.py", schedule("mine"))]).check_record(record, USES_MINE)
+    record = record_plugins(load([write("mine.py", schedule("mine"))]), USES_MINE)
+    check = check_plugins(load_fresh([write("renamed.py", schedule("mine"))]), record, USES_MINE)
     assert check.missing == []
     assert check.changed == ["plugin mine (--plugin: schedules/mine) is missing; its components come from renamed"]
 
@@ -405,7 +408,7 @@ def test_a_component_that_moved_to_another_plugin_is_not_missing(write: Write) -
 def test_in_an_old_record_of_every_installed_plugin_only_used_plugins_count() -> None:
     old = {"distribution": "other", "version": "1", "sha256": "0"}
     record = [{"name": "gone", **old, "components": ["importers/gone"]}, {"name": "heard", **old, "components": []}]
-    assert load().check_record(record, USES_MINE).missing == ["plugin heard (other 1: events only) is missing"]
+    assert check_plugins(load(), record, USES_MINE).missing == ["plugin heard (other 1: events only) is missing"]
 
 
 # -------------------------------------------------------------------------------------------- deprecated hooks

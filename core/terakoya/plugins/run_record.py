@@ -1,0 +1,89 @@
+"""The plugins that a run uses, as its checkpoints record them, and what has changed since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from terakoya.plugins.loading import Registry
+
+
+class RecordCheck(NamedTuple):
+    """The differences between the plugins of a record and those of this process, one sentence each."""
+
+    missing: list[str]
+    changed: list[str]
+
+
+def record_plugins(registry: Registry, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns facts about the plugins that a run with these `parameters` (their JSON) uses, for its checkpoints.
+
+    A run uses the plugins that register its components and those that listen to events. `check_plugins` reads this
+    record.
+    """
+    names, record = _types(parameters), []
+    for plugin in registry.plugins:
+        components = [
+            f"{component.kind}/{component.name}"
+            for component in registry.components()
+            if component.module == plugin.name and component.name in names
+        ]
+        events = [event for event, listeners in registry.hook.listeners.items() if plugin.name in dict(listeners)]
+        if components or events:
+            source = plugin.source
+            record.append(
+                {
+                    "name": plugin.name,
+                    "distribution": source.distribution,
+                    "version": source.version,
+                    "sha256": plugin.sha256(),
+                    "components": components,
+                    "events": events,
+                }
+            )
+    return record
+
+
+def check_plugins(
+    registry: Registry, record: Iterable[Mapping[str, Any]], parameters: Mapping[str, Any], *, events: bool = True
+) -> RecordCheck:
+    """Returns which plugins of `record` are missing in this process, and which have other code than recorded.
+
+    Only plugins that a run with these `parameters` (their JSON) uses count; with `events` false, only those that
+    register its components. A component that another plugin registers now is not missing.
+    """
+    names, check = _types(parameters), RecordCheck([], [])
+    current = {plugin.name: plugin for plugin in registry.plugins}
+    for recorded in record:
+        used = [component for component in recorded["components"] if component.partition("/")[2] in names]
+        # records written before "events" existed name every installed plugin
+        listened = events and bool(recorded.get("events", not recorded["components"]))
+        if not (used or listened):
+            continue
+        origin = f"{recorded['distribution']} {recorded['version']}" if recorded["distribution"] else "--plugin"
+        which = f"plugin {recorded['name']} ({origin}: {', '.join(used) or 'events only'})"
+        plugin = current.get(recorded["name"])
+        if plugin is None:
+            found = [registry.registrations.get((kind, name)) for kind, _, name in (key.partition("/") for key in used)]
+            others = sorted({registration.module for registration in found if registration is not None})
+            if None in found or listened:
+                errors = (f"; {broken.error}" for broken in registry.broken if broken.name == recorded["name"])
+                check.missing.append(f"{which} is missing{next(errors, '')}")
+            else:
+                check.changed.append(f"{which} is missing; its components come from {', '.join(others)}")
+        elif plugin.sha256() != recorded["sha256"]:
+            before, after = recorded["version"], plugin.source.version
+            check.changed.append(
+                f"{which} has changed ({f'{before} -> {after}' if after != before else 'same version'})"
+            )
+    return check
+
+
+def _types(settings: Any) -> set[str]:
+    """Returns the names of all components in the JSON `settings`: every "type", at any depth."""
+    if isinstance(settings, Mapping):
+        own = {settings["type"]} if isinstance(settings.get("type"), str) else set()
+        return own.union(*(_types(value) for value in settings.values()))
+    if isinstance(settings, Sequence) and not isinstance(settings, str):
+        return set().union(*(_types(value) for value in settings))
+    return set()
