@@ -222,7 +222,7 @@ def check_document_isolation(case: ArchitectureCase) -> None:
                 f"a document's hidden states differ by {error:.1g} when another shares its row. Pass "
                 "batch['position_ids'] and **attention.arguments(model, batch) to the body (attention_interface), or a "
                 "mask from attention.document_mask (mask_4d), to an encoder and to a decoder; where the model supports "
-                'neither, set document_masking = "none"'
+                'neither, or mixes neighbouring tokens outside its attention, set document_masking = "none"'
             )
 
 
