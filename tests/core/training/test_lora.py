@@ -49,7 +49,7 @@ from terakoya.training.setup import train_in_this_process
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
-)  # PeftModel asks
+)  # from PeftModel
 
 GPT2 = {
     "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 32,
@@ -67,6 +67,7 @@ ADAPTERS = {"r": 4, "lora_alpha": 8}
 def make(kind: str, store: Path, folder: Path, **changes: Any) -> dict[str, Any]:
     """The parameter JSON of 3 steps with adapters over a model of `kind`, which is saved in the new `folder`; changes
     of `lora` are of its keys."""
+    torch.manual_seed(1)  # the same model in every run of the tests
     changes["lora"] = {**ADAPTERS, **changes.get("lora", {})}
     changes = {"max_steps": 3, "optimizer": {"type": "adamw", "learning_rate": 0.05}, **changes}
     if kind == "bert":
