@@ -60,11 +60,12 @@ class PipelineEngine(DDPEngine):
     """An `Engine` over replicas of `parallel.pp_size` processes.
 
     Attributes:
-        place: this process's number in its replica.
+        index: this process's number in its replica.
+        replica_ranks: the ranks of the replica's processes.
         values: name in the root module -> each parameter and buffer of this process's stages.
-        owners: name of each parameter and buffer -> the first place that has it, in the root module's order.
+        owners: name of each parameter and buffer -> number of its first process, in the root module's order.
         owned: the trainable parameters whose owner is this process.
-        tied: the trainable parameters that another place has too.
+        tied: the trainable parameters that another process holds too.
     """
 
     full_module = False
@@ -90,9 +91,9 @@ class PipelineEngine(DDPEngine):
         """
         assert context.replica_group is not None, "a replica of several processes"
         self.replica_group = context.replica_group
-        self.members = context.topology.replica_ranks(context.replica)
-        self.place = self.members.index(context.rank)
-        self.stage_count = len(self.members) * parallel.pp_stages_per_process
+        self.replica_ranks = context.topology.replica_ranks(context.replica)
+        self.index = self.replica_ranks.index(context.rank)
+        self.stage_count = len(self.replica_ranks) * parallel.pp_stages_per_process
         context.broadcast_module(module)
         names = {id(value): name for name, value in named_values(module)}
         self.stages = [
@@ -100,7 +101,7 @@ class PipelineEngine(DDPEngine):
                 module, architectures, vocabulary,
                 index=index, count=self.stage_count, device=context.device, precision=precision,
             )
-            for index in range(self.place, self.stage_count, len(self.members))
+            for index in range(self.index, self.stage_count, len(self.replica_ranks))
         ]  # fmt: skip
         stages = LocalStages(self.stages)
         local_names = [names[id(value)] for _, value in named_values(stages)]
@@ -116,14 +117,14 @@ class PipelineEngine(DDPEngine):
         )
         self.dropout_rank = context.replica
         names_by_rank = context.gather(set(local_names))
-        places = {
-            name: [place for place, rank in enumerate(self.members) if name in names_by_rank[rank]]
+        holders = {
+            name: [index for index, rank in enumerate(self.replica_ranks) if name in names_by_rank[rank]]
             for name in names.values()
         }
-        self.owners = {name: having[0] for name, having in places.items()}
+        self.owners = {name: indices[0] for name, indices in holders.items()}
         trained = [(name, value) for name, value in self.values.items() if value.requires_grad]
-        self.owned = [value for name, value in trained if self.owners[name] == self.place]
-        self.tied = [value for name, value in trained if len(places[name]) > 1]
+        self.owned = [value for name, value in trained if self.owners[name] == self.index]
+        self.tied = [value for name, value in trained if len(holders[name]) > 1]
         self.ends = _ends_group(context, timedelta(seconds=parallel.timeout_seconds))
         self.micro_batches: list[MicroBatch] = []
         self.schedules: dict[tuple[int, int, int], Schedule1F1B | ScheduleInterleaved1F1B] = {}
@@ -159,7 +160,7 @@ class PipelineEngine(DDPEngine):
 
     def _run(self, step: Sequence[MicroBatch]) -> None:
         """Runs forward and backward of all micro-batches of a `step`."""
-        count = schedulable_count(len(step), processes=len(self.members), stages=self.stage_count)
+        count = schedulable_count(len(step), processes=len(self.replica_ranks), stages=self.stage_count)
         rows, length = (max(each.shape[axis] for each in step) for axis in (0, 1))
         for stage in self.stages:
             stage.step = [*step, *[None] * (count - len(step))]
@@ -216,7 +217,7 @@ class PipelineEngine(DDPEngine):
         local = torch.zeros((), dtype=torch.float64, device=self.context.device)
         if gradients:
             local += nn.utils.get_total_norm(gradients, foreach=True).double().square()
-        squares = [torch.empty_like(local) for _ in self.members]
+        squares = [torch.empty_like(local) for _ in self.replica_ranks]
         dist.all_gather(squares, local, group=self.replica_group)
         norm = torch.stack(squares).sum().sqrt().float()
         nn.utils.clip_grads_with_norm_(self.trainable, self.max_grad_norm or float("inf"), norm, foreach=True)
@@ -241,7 +242,7 @@ class PipelineEngine(DDPEngine):
 
     def _rank_of(self, stage: int) -> int:
         """The rank that runs stage `stage` of this replica."""
-        return self.members[stage % len(self.members)]
+        return self.replica_ranks[stage % len(self.replica_ranks)]
 
     def _on_all(self, sums: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
         """Returns `sums` on the last process, which computed them, and zeros under the same names on the others. Names
@@ -249,7 +250,7 @@ class PipelineEngine(DDPEngine):
         mode = self.module.training
         if mode not in self.shapes:
             shapes: list[Any] = [None if sums is None else {name: tuple(value.shape) for name, value in sums.items()}]
-            dist.broadcast_object_list(shapes, src=self.members[-1], group=self.replica_group)
+            dist.broadcast_object_list(shapes, src=self.replica_ranks[-1], group=self.replica_group)
             self.shapes[mode] = shapes[0]
         if sums is not None:
             return sums
@@ -263,7 +264,7 @@ class PipelineEngine(DDPEngine):
         owned = [
             whole_shard(name, value)
             for name, value in values
-            if self.owners[name if kind == "model" else name.rpartition("/")[0]] == self.place
+            if self.owners[name if kind == "model" else name.rpartition("/")[0]] == self.index
         ]
         yield from assign_shards(owned, self.context.replica, self.context.topology.num_replicas)
 
