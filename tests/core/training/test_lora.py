@@ -67,7 +67,7 @@ ADAPTERS = {"r": 4, "lora_alpha": 8}
 def make(kind: str, store: Path, folder: Path, **changes: Any) -> dict[str, Any]:
     """The parameter JSON of 3 steps with adapters over a model of `kind`, which is saved in the new `folder`; changes
     of `lora` are of its keys."""
-    torch.manual_seed(1)  # the same model in every run of the tests
+    torch.manual_seed(5)  # the same model in every run of the tests
     changes["lora"] = {**ADAPTERS, **changes.get("lora", {})}
     changes = {"max_steps": 3, "optimizer": {"type": "adamw", "learning_rate": 0.05}, **changes}
     if kind == "bert":
