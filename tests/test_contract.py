@@ -20,6 +20,7 @@ def _names(kind: str) -> list[str]:
     return [component.name for component in REGISTERED if component.kind == kind]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("component", REGISTERED, ids=lambda component: f"{component.kind}-{component.name}")
 def test_a_component_passes_the_checks_of_its_kind(component: Registration) -> None:
     results = list(contract.check_component(component, train=False))
@@ -27,17 +28,20 @@ def test_a_component_passes_the_checks_of_its_kind(component: Registration) -> N
     assert sum(result.status == "passed" for result in results) >= 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", _names("architectures"))
 @pytest.mark.parametrize("objective", _names("objectives"))
 def test_it_learns_resumes_exports_and_loads(architecture: str, objective: str, tmp_path: Path) -> None:
     _run(tmp_path, architectures=architecture, objectives=objective)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", _names("optimizers"))
 def test_an_optimizer_learns_and_resumes(optimizer: str, tmp_path: Path) -> None:
     _run(tmp_path, optimizers=optimizer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", _names("schedules"))
 def test_a_schedule_learns_and_resumes(schedule: str, tmp_path: Path) -> None:
     _run(tmp_path, schedules=schedule)

@@ -29,6 +29,7 @@ MODULES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heavy", ["torch", "transformers", "accelerate", "deepspeed"])
 def test_commands_and_contracts_import_nothing_heavy(heavy: str) -> None:
     walk = pkgutil.walk_packages(terakoya.commands.__path__, "terakoya.commands.")
@@ -44,6 +45,7 @@ def test_commands_and_contracts_import_nothing_heavy(heavy: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_functions_of_the_package_do_not_import_the_command_line() -> None:
     program = (
         f"import sys, terakoya\nfor name in {sorted(terakoya._FUNCTIONS)!r}:\n    getattr(terakoya, name)\n"

@@ -56,6 +56,7 @@ def test_a_terminal_gets_unchanged_tables(capsys: pytest.CaptureFixture[str], mo
     assert max(map(len, capsys.readouterr().out.split("\n"))) <= 80
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["plugins", "list"], ["plugins", "show", "bert"]])
 def test_commands_print_no_trailing_spaces(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-m", "terakoya", *arguments], capture_output=True, text=True, check=True)

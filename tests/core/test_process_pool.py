@@ -30,6 +30,7 @@ def _die() -> None:
     os._exit(9)
 
 
+@pytest.mark.slow
 def test_workers_start_with_their_arguments_and_the_current_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     warm_up()  # from here on the server's environment is old
     for value in ("one", "two", None):

@@ -66,6 +66,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(plugins.PLUGINS_VARIABLE, "")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_alone")
 @pytest.mark.parametrize("name", TOY)
 def test_it_passes_the_checks_of_an_architecture(name: str) -> None:
@@ -73,6 +74,7 @@ def test_it_passes_the_checks_of_an_architecture(name: str) -> None:
             if each.status in ("failed", "warning")] == []  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_alone")
 @pytest.mark.parametrize("name", TOY)
 def test_two_processes_train_it_and_plain_transformers_gives_its_logits(name: str, tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toy.make_store(tmp_path_factory.mktemp("family") / "store", documents=20, seed=1, unit="line")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(json.loads(ENTRIES.read_text())))
 def test_an_entry_trains_resumes_is_exported_and_loads(
     name: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -273,6 +274,7 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", RUNS)
 def test_it_learns_in_both_precisions_and_loads(name: str, precision: str, tmp_path: Path) -> None:
@@ -292,6 +294,7 @@ def test_it_learns_in_both_precisions_and_loads(name: str, precision: str, tmp_p
         assert not torch.equal(*words)  # the sum of what both learn, and what the generator learns by itself
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["roberta", "deberta", "deberta_v2", "modernbert", "t5"])
 def test_two_processes_train_the_same_as_one(name: str, tmp_path: Path) -> None:
     architecture = (

@@ -229,6 +229,7 @@ def slow(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_check_prints_the_hosts_and_starts_nothing(cluster: Cluster, store: Path, tmp_path: Path) -> None:
     output = HostsLaunch(cluster, settings_of(store), tmp_path / "run", "--check").finish()
     for number, host in enumerate(HOSTS, 1):
@@ -237,6 +238,7 @@ def test_check_prints_the_hosts_and_starts_nothing(cluster: Cluster, store: Path
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_rows_by_host_name_train_as_one_process(undisturbed: Path, store: Path, tmp_path: Path) -> None:
     world = next(iter(toy.records(undisturbed, "start").values()))["world"]
     assert world["nodes"] == {"0": 1, "1": 1, "2": 1}
@@ -246,6 +248,7 @@ def test_rows_by_host_name_train_as_one_process(undisturbed: Path, store: Path, 
         assert ours[step] == pytest.approx((loss, norm), rel=1e-6 if step == 1 else 1e-5), step
 
 
+@pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     "engine",
@@ -265,6 +268,7 @@ def test_every_engine_trains_over_hosts_as_one_process(
         assert ours[step] == pytest.approx((loss, norm), rel=1e-6 if step == 1 else 1e-5), step
 
 
+@pytest.mark.slow
 def test_a_killed_process_and_a_disconnected_cable_change_no_loss(
     cluster: Cluster, store: Path, undisturbed: Path, slow: Path, tmp_path: Path
 ) -> None:
@@ -288,6 +292,7 @@ def test_a_killed_process_and_a_disconnected_cable_change_no_loss(
     assert toy.losses(out) == toy.losses(undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.nightly
 def test_without_restarts_a_disconnected_cable_ends_the_run_and_the_same_command_resumes(
     cluster: Cluster, store: Path, undisturbed: Path, slow: Path, tmp_path: Path
@@ -303,6 +308,7 @@ def test_without_restarts_a_disconnected_cable_ends_the_run_and_the_same_command
     assert toy.losses(out) == toy.losses(undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.nightly
 def test_the_batch_of_a_lost_host_is_redistributed_and_the_host_may_come_back(
     cluster: Cluster, store: Path, undisturbed: Path, slow: Path, tmp_path: Path
@@ -361,6 +367,7 @@ def ssh_config(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return config
 
 
+@pytest.mark.slow
 def test_hosts_are_reached_by_ssh(cluster: Cluster, store: Path, ssh_config: Path, tmp_path: Path) -> None:
     ssh = f"ssh -F {ssh_config}"
     output = HostsLaunch(cluster, settings_of(store), tmp_path / "run", "--check", ssh=ssh, at="desk").finish()
@@ -372,6 +379,7 @@ def test_hosts_are_reached_by_ssh(cluster: Cluster, store: Path, ssh_config: Pat
     assert "a9" in refused
 
 
+@pytest.mark.slow
 @pytest.mark.nightly
 def test_a_run_over_ssh_is_stopped_resumes_and_loses_a_process(
     cluster: Cluster, store: Path, undisturbed: Path, ssh_config: Path, slow: Path, tmp_path: Path

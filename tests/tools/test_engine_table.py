@@ -27,6 +27,7 @@ def run(*arguments: str, out: Path) -> str:
     return out.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @DEEPSPEED
 def test_every_engine_trains_what_one_process_does(tmp_path: Path, tool: ModuleType) -> None:
     text = run("--quick", out=tmp_path / "table.md")

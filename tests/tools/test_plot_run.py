@@ -44,6 +44,7 @@ def test_steps_done_twice_count_once(run_folder: Path, monkeypatch: pytest.Monke
     assert curves.restarts == [(50, pytest.approx(50 / 360))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("against", ["steps", "hours"])
 def test_a_picture_is_written(run_folder: Path, against: str) -> None:
     out = run_folder / "pictures" / "run.png"
@@ -68,6 +69,7 @@ def test_other_numbers_are_drawn_where_they_are(run_folder: Path, monkeypatch: p
     assert done.returncode == 1 and "metrics.jsonl has no los" in done.stderr
 
 
+@pytest.mark.slow
 def test_no_run_is_said_in_a_sentence(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(TOOL), str(tmp_path), "--out", str(tmp_path / "x.png")], capture_output=True, text=True

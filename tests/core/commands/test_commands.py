@@ -66,6 +66,7 @@ def test_every_verb_has_its_help(verb: str, capsys: pytest.CaptureFixture[str]) 
     assert code == 0 and f"Usage: terakoya {verb} " in out
 
 
+@pytest.mark.slow
 def test_help_is_quick() -> None:
     seconds = []  # of computing: what another process takes meanwhile is not counted
     for _ in range(5):
@@ -76,12 +77,14 @@ def test_help_is_quick() -> None:
     assert min(seconds) < 0.4
 
 
+@pytest.mark.slow
 def test_the_version_is_printed_by_module_and_by_script() -> None:
     for start in ([sys.executable, "-m", "terakoya"], [str(Path(sys.executable).parent / "terakoya")]):
         output = subprocess.run([*start, "--version"], capture_output=True, text=True, check=True).stdout
         assert output.startswith("terakoya 0.")
 
 
+@pytest.mark.slow
 def test_a_users_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     start = [sys.executable, "-m", "terakoya", "parameters", "show", str(tmp_path / "nowhere.json")]
     done = subprocess.run(start, capture_output=True, text=True)
@@ -89,6 +92,7 @@ def test_a_users_error_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert done.stderr == f"error: {tmp_path}/nowhere.json: no such file\n"
 
 
+@pytest.mark.slow
 def test_the_traceback_is_shown_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERAKOYA_DEBUG", "1")
     start = [sys.executable, "-m", "terakoya", "parameters", "show", str(tmp_path / "nowhere.json")]

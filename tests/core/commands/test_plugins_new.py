@@ -37,6 +37,7 @@ def write(kinds: list[str], folder: Path) -> None:
         assert done.exit_code == 0 and f"plugins check {folder / f'my_{kind}.py'}" in done.output
 
 
+@pytest.mark.slow
 def test_the_tests_that_it_writes_pass(tmp_path: Path) -> None:
     write(["launcher", "tracker"], tmp_path)
     assert "4 passed" in run(sys.executable, "-m", "pytest", "-q", "-W", "error", folder=tmp_path)
@@ -48,6 +49,7 @@ def test_the_tests_of_every_kind_pass(tmp_path: Path) -> None:
     assert "18 passed" in run(sys.executable, "-m", "pytest", "-q", "-W", "error", folder=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ruff") is None, reason="ruff is not installed")
 def test_every_kind_is_clean(tmp_path: Path) -> None:
     write(list(SINGULAR), tmp_path)
@@ -56,6 +58,7 @@ def test_every_kind_is_clean(tmp_path: Path) -> None:
     run(sys.executable, "-m", "ruff", "format", "--check", "--config", config, ".", folder=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("hatchling") is None, reason="hatchling, which builds it, is not installed"
 )

@@ -55,6 +55,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_prepare_with_a_plugin_in_two_processes_then_inspect_the_store(folder: Path) -> None:
     store = folder / "store"
     prepare = ["--plugin", folder / "plugin_words.py", "prepare", folder / "a.jsonl", "--out", store]
@@ -94,6 +95,7 @@ def test_prepare_with_a_plugin_in_two_processes_then_inspect_the_store(folder: P
     assert short.returncode == 2 and "tokens.bin: expected" in short.stderr and not short.stdout
 
 
+@pytest.mark.slow
 def test_an_unknown_tokenizer_folder_is_explained(folder: Path) -> None:
     (folder / "tokenizer" / "size.txt").unlink()
     failed = terakoya("prepare", folder / "a.jsonl", "--tokenizer", folder / "tokenizer", "--out", folder / "out")

@@ -71,6 +71,7 @@ def test_a_folder_without_a_run_is_an_error(tmp_path: Path, capsys: pytest.Captu
     assert "no such file; expected the folder of a run" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_watch_prints_again_until_it_is_stopped(runs: tuple[Path, Path]) -> None:
     command = [sys.executable, "-m", "terakoya", "status", str(runs[0]), "--watch", "--every", "0.2"]
     watching = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -165,6 +165,7 @@ def test_an_encoder_decoder_generates(tmp_path: Path, capsys: pytest.CaptureFixt
     assert len(out) == 64 and set(out) == {"雪"}
 
 
+@pytest.mark.slow
 def test_a_model_whose_positions_begin_later_takes_fewer_tokens(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,6 +80,7 @@ def test_the_pretraining_class_loads_a_model_with_next_sentence_prediction(tmp_p
     assert any("seq_relationship" in name for name in ours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["lines", "stream", "packed"])
 def test_every_layout_trains(layout: str, tmp_path: Path) -> None:
     store = toy.make_store(tmp_path / "store", documents=40, seed=3, unit="line" if layout == "lines" else "document")

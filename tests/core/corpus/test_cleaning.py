@@ -185,6 +185,7 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix in (".u8", ".json")}
 
 
+@pytest.mark.slow
 def test_the_result_does_not_depend_on_processes_or_kills(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -340,6 +341,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_after_a_kill_no_worker_remains_and_the_same_plan_is_made(tmp_path: Path) -> None:
     corpus = write(tmp_path, [text(n, 20_000) for n in range(100)])
     script = tmp_path / "make.py"

@@ -70,6 +70,7 @@ def test_addresses_with_slashes_folded_by_a_path_are_understood(memory: str) -> 
     assert all(isinstance(file, RemoteFile) for file in files)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_store_from_an_address_equals_that_from_disk(folder: Path, tmp_path: Path, processes: int) -> None:
     tokenizer = make_folder(tmp_path / "tokenizer")

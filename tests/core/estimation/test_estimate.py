@@ -148,6 +148,7 @@ def test_gradients_that_stage_1_accumulates_stay_on_the_device() -> None:
     assert (found["forward"]["gradients"], found["optimizer step"]["gradients"]) == (4000, 0)
 
 
+@pytest.mark.slow
 def test_offloaded_memory_is_reported_separately() -> None:
     raw = json.loads((PRESETS / "tiny_gpt2.json").read_text())
     section = {"offload_optimizer": {"device": "cpu"}}
@@ -211,6 +212,7 @@ def test_fsdp_holds_its_part_and_the_running_blocks() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_run_is_estimated_with_its_own_engine() -> None:
     def found(parallel: dict[str, Any]) -> Estimate:
         raw = json.loads((PRESETS / "tiny_gpt2.json").read_text())
@@ -225,6 +227,7 @@ def test_a_run_is_estimated_with_its_own_engine() -> None:
     assert any("2 processes share" in note for note in tensor.notes) and not any("share" in n for n in ddp.notes)
 
 
+@pytest.mark.slow
 def test_hours_follow_from_the_speed_of_the_device() -> None:
     def found(**said: Any) -> Estimate:
         return estimate(PRESETS / "tiny_gpt2.json", vocab_size=VOCABULARY, **said)
@@ -239,6 +242,7 @@ def test_hours_follow_from_the_speed_of_the_device() -> None:
         found(device="cpu", mfu=0.4)
 
 
+@pytest.mark.slow
 def test_the_output_says_whether_the_run_fits(tmp_path: Path) -> None:
     def said(*more: str) -> str:
         arguments = ["estimate", str(PRESETS / "tiny_gpt2.json"), "--vocab-size", "5000", "--device", "rtx-4090", *more]

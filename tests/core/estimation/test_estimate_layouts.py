@@ -33,6 +33,7 @@ def measured(llama: Parameters) -> tuple[Transformer, float]:
     return measure_transformer(llama, synthetic_vocabulary(65536, 2048), context=2048.0)
 
 
+@pytest.mark.slow
 def test_the_model_of_a_run_is_measured(measured: tuple[Transformer, float]) -> None:
     model, state = measured
     h, f, v = 4096, 14336, 65536
@@ -47,6 +48,7 @@ def test_the_model_of_a_run_is_measured(measured: tuple[Transformer, float]) -> 
     assert model.gated and model.head_weights == v * h
 
 
+@pytest.mark.slow
 def test_suggestions_fit_are_supported_and_sorted(llama: Parameters, measured: tuple[Transformer, float]) -> None:
     model, state = measured
     cluster = Cluster(find_gpu("h100"), 64)
@@ -70,6 +72,7 @@ def test_suggestions_fit_are_supported_and_sorted(llama: Parameters, measured: t
                 Parameters.from_dict(raw, source="suggested")
 
 
+@pytest.mark.slow
 def test_with_less_memory_layouts_are_fewer_and_slower(llama: Parameters, measured: tuple[Transformer, float]) -> None:
     model, state = measured
     wide, narrow = (replace(find_gpu("h100"), memory=size * GIB) for size in (80, 40))
@@ -82,6 +85,7 @@ def test_with_less_memory_layouts_are_fewer_and_slower(llama: Parameters, measur
         suggest(few, replace(model, layers=3, heads=3, key_value_heads=3), Cluster(find_gpu("h100"), 64), state=state)
 
 
+@pytest.mark.slow
 def test_candidates_divide_heads_layers_and_rows_evenly(measured: tuple[Transformer, float]) -> None:
     model = measured[0]
     seen = set()
@@ -98,6 +102,7 @@ def test_candidates_divide_heads_layers_and_rows_evenly(measured: tuple[Transfor
         assert json.dumps(parallel) in seen, parallel
 
 
+@pytest.mark.slow
 def test_rows_are_divided_among_the_nodes(llama: Parameters) -> None:
     assert batch_size_for(Cluster(find_gpu("h100"), 8), llama.batch_size) == {"-1": 1536}
     assert batch_size_for(Cluster(find_gpu("h100"), 24), llama.batch_size) == {"0": 512, "1": 512, "2": 512}
@@ -113,6 +118,7 @@ def run(*arguments: str) -> str:
     return done.output
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_parameters() -> None:
     arguments = [str(PRESETS / "tiny_gpt2.json"), "--vocab-size", "5000", "--gpus", "16", "--gpu", "a100-40gb"]
     said = run(*arguments)

@@ -26,6 +26,7 @@ main(sys.argv[1:])
 """The command line, with 0.75 GiB more than the interpreter uses."""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of the address space are Linux's")
 def test_a_run_that_runs_out_of_memory_suggests_settings_and_their_savings(store: Path, tmp_path: Path) -> None:
     raw = toy.parameters(store, batch_size={"-1": 65536}, micro_batch_size=None)

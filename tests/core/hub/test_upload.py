@@ -60,6 +60,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[hub_stand_in.Hub]:
         yield state
 
 
+@pytest.mark.slow
 def test_a_run_is_tried_pushed_and_loaded_back(
     run: Path, hub: hub_stand_in.Hub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +117,7 @@ def test_an_existing_card_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "pushed/README.md").read_text(encoding="utf-8") == "# Mine\n"
 
 
+@pytest.mark.slow
 def test_loading_back_another_model_is_an_error(tmp_path: Path, hub: hub_stand_in.Hub) -> None:
     folder = export_bert(tmp_path / "model")
     upload(folder, "school/tiny")

@@ -123,6 +123,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> s
     return err if code else out
 
 
+@pytest.mark.slow
 def test_the_command_continues_texts_and_chats(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def command_line(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_plan_is_printed_written_and_starts_nothing(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps(toy.parameters(store)))
@@ -79,6 +80,7 @@ def test_a_plan_is_printed_written_and_starts_nothing(store: Path, tmp_path: Pat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_crashed_local_run_restarts_by_itself(store: Path, tmp_path: Path) -> None:
     crash = tmp_path / "crash.py"
     crash.write_text(CRASH.format(mark=str(tmp_path / "crashed")))
@@ -94,6 +96,7 @@ def test_a_crashed_local_run_restarts_by_itself(store: Path, tmp_path: Path) -> 
     assert toy.losses(tmp_path / "run") == toy.losses(tmp_path / "undisturbed")
 
 
+@pytest.mark.slow
 def test_a_local_run_with_an_error_is_not_restarted(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps(toy.parameters(tmp_path / "no-store")))
@@ -102,6 +105,7 @@ def test_a_local_run_with_an_error_is_not_restarted(store: Path, tmp_path: Path)
     assert done.stderr.count("no-store") == 1
 
 
+@pytest.mark.slow
 def test_a_local_run_saves_on_sigterm(store: Path, tmp_path: Path) -> None:
     plan = planned("local", store, tmp_path / "run", {"max_restarts": 3}, max_steps=100_000)
     script = subprocess.Popen(["bash", plan.folder / "run.sh"], env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -114,6 +118,7 @@ def test_a_local_run_saves_on_sigterm(store: Path, tmp_path: Path) -> None:
     assert toy.records(tmp_path / "run", "stopped")
 
 
+@pytest.mark.slow
 def test_the_exit_code_of_a_run_that_exits_at_once_on_sigterm(store: Path, tmp_path: Path) -> None:
     """The signal interrupts the script's wait; the run has exited before the next wait."""
     script = planned("local", store, tmp_path / "run", {"max_restarts": 3}).folder / "run.sh"
@@ -146,6 +151,7 @@ def free_port() -> int:
         return port
 
 
+@pytest.mark.slow
 def test_hosts_of_different_sizes_train_like_any_other_start(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +166,7 @@ def test_hosts_of_different_sizes_train_like_any_other_start(
     assert toy.losses(tmp_path / "run") == toy.losses(tmp_path / "plain")
 
 
+@pytest.mark.slow
 def test_a_lost_process_restarts_all_hosts(store: Path, tmp_path: Path) -> None:
     """Even if rank 0 is late after the restart: no process may read the addresses of the processes before."""
     crash = tmp_path / "crash.py"

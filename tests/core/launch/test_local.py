@@ -30,6 +30,7 @@ def start(store: Path, out: Path, **changes: object) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_on_a_signal_to_the_parent_the_run_saves_and_exits(number: signal.Signals, store: Path, tmp_path: Path) -> None:
     process = start(store, tmp_path / "run")
@@ -42,6 +43,7 @@ def test_on_a_signal_to_the_parent_the_run_saves_and_exits(number: signal.Signal
     assert toy.records(tmp_path / "run", "stopped")[step]["reason"] == number.name
 
 
+@pytest.mark.slow
 def test_the_failure_of_one_ends_all(store: Path, tmp_path: Path) -> None:
     process = start(store, tmp_path / "run")
     holder = (tmp_path / "run/run.lock").read_text()  # names rank 0, for which the other then waits
@@ -50,6 +52,7 @@ def test_the_failure_of_one_ends_all(store: Path, tmp_path: Path) -> None:
     assert process.returncode not in (0, 75), error
 
 
+@pytest.mark.slow
 def test_exit_codes_are_returned() -> None:
     assert run_processes(["--version"], 2) == 0
     assert run_processes(["no-such-verb"], 2) == 2

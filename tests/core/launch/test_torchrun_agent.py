@@ -95,6 +95,7 @@ class Agent:
             self.process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ELASTIC], ids=["once", "with restarts"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_after_a_stop_request_the_processes_save_and_the_agent_exits_with_75(
@@ -107,6 +108,7 @@ def test_after_a_stop_request_the_processes_save_and_the_agent_exits_with_75(
     assert code == 75 and "Traceback" not in output and "exitcode" not in output, output
 
 
+@pytest.mark.slow
 def test_processes_restarted_after_a_stop_request_receive_it_too(tmp_path: Path) -> None:
     agent = Agent(tmp_path, "dies", *ELASTIC)
     agent.until_ready()
@@ -115,6 +117,7 @@ def test_processes_restarted_after_a_stop_request_receive_it_too(tmp_path: Path)
     assert code == 143 and "exited with 143, the first process on this host that failed" in output, output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [ELASTIC, ("--node-rank", "1")], ids=["as the first", "as the second"])
 def test_an_agent_that_waits_for_other_hosts_exits_at_once(more: tuple[str, ...], tmp_path: Path) -> None:
     agent = Agent(tmp_path, "saves", *more, nodes=2)
@@ -137,11 +140,13 @@ def _catches_sigterm(process: int) -> bool:
     return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
+@pytest.mark.slow
 def test_a_stop_before_a_restart_is_forgotten(tmp_path: Path) -> None:
     code, output = Agent(tmp_path, "stops to restart", *ELASTIC).end()
     assert code == 0, output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "code"), [("is killed", 137), ("fails", 3)])
 def test_a_failure_keeps_its_exit_code(what: str, code: int, tmp_path: Path) -> None:
     ended, output = Agent(tmp_path, what).end()
@@ -149,10 +154,12 @@ def test_a_failure_keeps_its_exit_code(what: str, code: int, tmp_path: Path) -> 
     assert f"exited with {code}, the first process on this host that failed" in output
 
 
+@pytest.mark.slow
 def test_a_finished_run_prints_nothing(tmp_path: Path) -> None:
     assert Agent(tmp_path, "finishes", processes=1).end() == (0, "")
 
 
+@pytest.mark.slow
 def test_an_agent_whose_processes_have_finished_waits_for_the_other_agent_after_a_stop_request(tmp_path: Path) -> None:
     """The agent has no process left to which it could forward the request."""
     with socket.socket() as probe:
@@ -172,6 +179,7 @@ def test_an_agent_whose_processes_have_finished_waits_for_the_other_agent_after_
     assert [agent.end()[0] for agent in agents] == [0, 75]
 
 
+@pytest.mark.slow
 def test_processes_that_hang_are_killed_after_the_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "2")
     agent = Agent(tmp_path, "hangs")

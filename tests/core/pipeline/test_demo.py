@@ -35,6 +35,7 @@ def test_the_bundled_corpus_is_prose_in_many_documents() -> None:
     assert sum("東京" in text and "首都" in text for text in texts) >= 1  # the example's answer can be learnt
 
 
+@pytest.mark.slow
 def test_every_stage_is_made_and_summarised_in_order(finished: tuple[Demo, list[StageResult]]) -> None:
     files, results = finished
     assert [result.name for result in results] == ["tokenizer", "prepare", "prepare validation", "train", "export"]
@@ -49,6 +50,7 @@ def test_every_stage_is_made_and_summarised_in_order(finished: tuple[Demo, list[
     assert f'AutoModelForMaskedLM.from_pretrained("{files.model}")' in text
 
 
+@pytest.mark.slow
 def test_the_held_out_documents_are_not_trained_on(finished: tuple[Demo, list[StageResult]]) -> None:
     _, results = finished
     facts = {result.name: result.facts for result in results}
@@ -56,6 +58,7 @@ def test_the_held_out_documents_are_not_trained_on(finished: tuple[Demo, list[St
     assert facts["prepare"]["documents"] >= 180
 
 
+@pytest.mark.slow
 def test_plain_transformers_loads_the_model(finished: tuple[Demo, list[StageResult]]) -> None:
     files, _ = finished
     model = AutoModelForMaskedLM.from_pretrained(files.model, local_files_only=True)
@@ -66,6 +69,7 @@ def test_plain_transformers_loads_the_model(finished: tuple[Demo, list[StageResu
     assert tokenizer.mask_token_id in tokenizer(SENTENCE)["input_ids"]
 
 
+@pytest.mark.slow
 def test_a_second_demo_makes_nothing(
     finished: tuple[Demo, list[StageResult]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +80,7 @@ def test_a_second_demo_makes_nothing(
     assert "made earlier" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_written_pipeline_can_be_run_and_changed(finished: tuple[Demo, list[StageResult]]) -> None:
     files, _ = finished
     assert all(result.skipped for result in run(read_pipeline(files.pipeline_file)))

@@ -81,6 +81,7 @@ ALL = ["tokenizer", "prepare wiki", "prepare validation wiki", "prepare fiction"
        "prepare tech", "prepare validation tech"]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_each_corpus_has_its_own_stores_and_held_out_documents_are_not_learnt(keys: dict[str, Any]) -> None:
     made = _make(keys)
     assert list(made) == ALL
@@ -108,6 +109,7 @@ def test_training_gets_weights_and_every_validation_store(keys: dict[str, Any]) 
     assert [Path(each).name for each in data.validation] == ["fiction", "tech"]
 
 
+@pytest.mark.slow
 def test_a_changed_corpus_is_named_and_only_affected_stages_run_again(keys: dict[str, Any]) -> None:
     _make(keys)
     keys = {**keys, "tokenizer": None}  # from now on used as it is

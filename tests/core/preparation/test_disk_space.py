@@ -65,6 +65,7 @@ def test_files_count_in_proportion_to_their_text(tmp_path: Path) -> None:
     assert need is not None and 0.95 < need.tokens / true < 1.05
 
 
+@pytest.mark.slow
 def test_lines_and_documents_are_counted(tmp_path: Path) -> None:
     corpus = Corpus([write(tmp_path / "a.jsonl", ["a\nb\n\nc\nd"] * 100_000)])
     bytes_of = {
@@ -77,6 +78,7 @@ def test_lines_and_documents_are_counted(tmp_path: Path) -> None:
     assert document.store_bytes == pytest.approx(1.05 * (tokens + 20 * 100_000) + 1_000_000, rel=0.05)
 
 
+@pytest.mark.slow
 def test_little_text_is_encoded(tmp_path: Path) -> None:
     sampled: list[str] = []
     encoder = run_encoder()

@@ -132,6 +132,7 @@ def test_the_store_holds_every_line_of_every_document(
     assert [f.name for f in (out / "tokenizer").iterdir()] == ["size.txt"]
 
 
+@pytest.mark.slow
 def test_bytes_do_not_depend_on_processes_or_blocks(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
     stores = []
     for processes in (1, 2, 3):
@@ -145,6 +146,7 @@ def test_bytes_do_not_depend_on_processes_or_blocks(corpus: Corpus, tokenizer_fo
     assert contents(tmp_path / "whole")["rejects.jsonl"] == stores[0]["rejects.jsonl"]
 
 
+@pytest.mark.slow
 def test_killed_at_any_file_operation_and_restarted_gives_the_same_bytes(
     corpus: Corpus, tokenizer_folder: Path, tmp_path: Path
 ) -> None:
@@ -186,6 +188,7 @@ for number in range(1, limit):
         assert contents(tmp_path / "killed" / str(limit)) == expected, limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_killed_in_the_middle_and_restarted_keeps_finished_parts(
     corpus: Corpus, tokenizer_folder: Path, tmp_path: Path, processes: int, caplog: pytest.LogCaptureFixture
@@ -212,6 +215,7 @@ def test_killed_in_the_middle_and_restarted_keeps_finished_parts(
     assert "parts were there already" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_workers_end_with_their_parent_at_once(
     corpus: Corpus, tokenizer_folder: Path, tmp_path: Path, number: signal.Signals
@@ -384,6 +388,7 @@ def test_a_file_that_changes_during_the_run_is_refused(tokenizer_folder: Path, t
     assert not (tmp_path / "out" / "store.json").exists()
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_are_refused(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = start(RUN, tmp_path, out, 1, delay=30.0)
@@ -400,6 +405,7 @@ def test_two_processes_at_once_are_refused(corpus: Corpus, tokenizer_folder: Pat
     prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus(
     tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

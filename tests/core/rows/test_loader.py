@@ -91,6 +91,7 @@ def test_each_store_has_its_own_epochs(loader: Loader) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_stage_uses_other_stores_which_continue_where_they_were(loader: Loader) -> None:
     """Over three stages, each store gives its own rows in order, each once."""
     first, second, rows = 50, 131, 300

@@ -57,6 +57,7 @@ def test_a_merged_store_is_the_store_of_all_corpora(tmp_path: Path, options: dic
     assert verify(tmp_path / "merged") == []
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     stores=st.lists(
@@ -143,6 +144,7 @@ def test_a_changed_file_is_refused_and_leaves_nothing(tmp_path: Path, name: str,
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("terakoya.store.merge._CHUNK", 1 << 12)
     peaks = []

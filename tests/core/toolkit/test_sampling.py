@@ -35,6 +35,7 @@ def test_class_frequencies_are_those_of_the_weights(classes: int) -> None:
     assert freedom > 3 and abs(statistic - freedom) < 5 * (2 * freedom) ** 0.5, (statistic, freedom)
 
 
+@pytest.mark.slow
 def test_it_agrees_with_the_largest_of_logits_plus_gumbel_noise() -> None:
     """The other exact method has the same frequencies, within statistical error."""
     draws, logits = 200_000, torch.tensor([2.0, 0.0, -1.0, -4.0])

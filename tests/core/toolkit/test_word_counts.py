@@ -37,6 +37,7 @@ def zipf_corpus(file: Path, *, documents: int, seed: int = 0) -> tuple[Corpus, C
     return Corpus([file]), truth
 
 
+@pytest.mark.slow
 def test_counts_are_exact_and_the_same_for_any_number_of_processes(tmp_path: Path) -> None:
     corpus, truth = zipf_corpus(tmp_path / "a.jsonl.gz", documents=300)
     one, two = (count_words(corpus, by_spaces, processes=processes) for processes in (1, 2))
@@ -46,6 +47,7 @@ def test_counts_are_exact_and_the_same_for_any_number_of_processes(tmp_path: Pat
     assert one.words == sum(truth.values()) and one.documents == 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_words", [10, 300, 3000])
 def test_pruned_counts_are_within_the_error(tmp_path: Path, max_words: int) -> None:
     corpus, truth = zipf_corpus(tmp_path / "a.jsonl.gz", documents=800)
@@ -57,6 +59,7 @@ def test_pruned_counts_are_within_the_error(tmp_path: Path, max_words: int) -> N
     assert table.words == sum(truth.values())
 
 
+@pytest.mark.slow
 def test_pruning_does_not_depend_on_processes(tmp_path: Path) -> None:
     corpus, _ = zipf_corpus(tmp_path / "a.jsonl.gz", documents=400)
     one, two = (count_words(corpus, by_spaces, processes=processes, max_words=400) for processes in (1, 2))

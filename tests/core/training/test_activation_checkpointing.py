@@ -181,6 +181,7 @@ def test_a_copied_block_runs_its_own_forward(kind: str) -> None:
     assert list(block.state_dict()) == ["weight", "bias"]
 
 
+@pytest.mark.slow
 def test_two_processes_train_bit_identically_and_it_may_change_on_resume(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(
         store, batch_size={"0": 9, "1": 7}, max_steps=4, checkpoint={"save_steps": 2}, schedule={"type": "constant"}

@@ -194,6 +194,7 @@ def test_the_manifest_waits_for_the_slowest_rank(
     assert events[-2:] == ["rename step-00000001", "checkpoints"] and manifest < len(events) - 2
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_a_tensor_that_no_rank_wrote_is_never_committed(tmp_path: Path, module: nn.Module) -> None:
     """Otherwise the missing tensor would only be noticed when the run resumes."""
     (tmp_path / "tokenizer").mkdir()

@@ -41,6 +41,7 @@ def assert_same(out: Path, straight: Path, step: int = STEPS[-1]) -> None:
         assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
+@pytest.mark.slow
 def test_each_process_writes_about_half(straight: Path) -> None:
     last = folder(straight, 6)
     manifest = json.loads((last / "manifest.json").read_text())
@@ -60,6 +61,7 @@ def test_each_process_writes_about_half(straight: Path) -> None:
         assert abs(written - whole / 2) <= largest
 
 
+@pytest.mark.slow
 def test_a_background_save_writes_the_same_bytes(store: Path, straight: Path, tmp_path: Path) -> None:
     toy.train(settings(store, background=True), tmp_path / "run", nodes=TWO, plugins=FAULTS)
     assert_same(tmp_path / "run", straight)
@@ -82,6 +84,7 @@ SLOW = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("background", "rank", "instant"), [*QUICK, *(pytest.param(*each, marks=pytest.mark.nightly) for each in SLOW)]
 )
@@ -102,6 +105,7 @@ def test_a_run_killed_inside_its_second_save_resumes_from_the_first(
     assert not list((tmp_path / "run/checkpoints").glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_full_disk_on_one_rank_ends_all_and_damages_nothing(store: Path, straight: Path, tmp_path: Path) -> None:
     """The save runs in the background: ranks notice the error at the next step."""
     environment = {"FAULT": "full:write@3", "FAULT_RANK": "1"}
@@ -115,6 +119,7 @@ def test_a_full_disk_on_one_rank_ends_all_and_damages_nothing(store: Path, strai
     assert_same(tmp_path / "run", straight)
 
 
+@pytest.mark.slow
 def test_a_stop_request_waits_for_the_background_save(store: Path, straight: Path, tmp_path: Path) -> None:
     environment = {"FAULT": "term:2", "FAULT_RANK": "1"}  # rank 0 receives the request in step 3
     toy.train(
@@ -126,6 +131,7 @@ def test_a_stop_request_waits_for_the_background_save(store: Path, straight: Pat
     assert sorted(stopped) == [1, 2, 3] and stopped.items() <= toy.losses(straight).items()
 
 
+@pytest.mark.slow
 def test_a_stop_request_during_the_save_of_an_earlier_request_does_not_interrupt_it(
     store: Path, tmp_path: Path
 ) -> None:
@@ -137,6 +143,7 @@ def test_a_stop_request_during_the_save_of_an_earlier_request_does_not_interrupt
     assert step in (3, 4) and (folder(tmp_path / "run", step) / "manifest.json").is_file()
 
 
+@pytest.mark.slow
 def test_two_processes_then_one_then_three(store: Path, tmp_path: Path) -> None:
     """Each number of processes reads the shards that the one before has written."""
     base = settings(store, background=True, schedule={"type": "constant"})

@@ -38,6 +38,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
     return base
 
 
+@pytest.mark.slow
 def test_from_stage_three_to_ddp_to_stage_one(runs: Path) -> None:
     straight = toy.losses(runs / "straight")
     moved = {step: values for number in range(len(LEGS)) for step, values in toy.losses(runs / f"leg{number}").items()}
@@ -48,6 +49,7 @@ def test_from_stage_three_to_ddp_to_stage_one(runs: Path) -> None:
         assert_close(toy.saved(theirs, kind), toy.saved(mine, kind), 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 2])
 def test_saving_gathers_no_weights(runs: Path, number: int) -> None:
     """Of sharded weights no process writes, or sees, more than its half."""
@@ -63,6 +65,7 @@ def test_saving_gathers_no_weights(runs: Path, number: int) -> None:
         assert all(each["sizes"][largest] <= -(-whole[largest] // 2) for each in watched)
 
 
+@pytest.mark.slow
 def test_files_hold_only_the_ranges_of_their_process(runs: Path) -> None:
     folder = checkpoint(runs / "leg0", 2) / "state"
     sizes = [path.stat().st_size for path in sorted(folder.glob("optimizer-*"))]

@@ -88,6 +88,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
     return base, "".join(said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_trains_what_one_process_trains(runs: tuple[Path, str], stage: int) -> None:
     base, _ = runs
@@ -98,6 +99,7 @@ def test_a_stage_trains_what_one_process_trains(runs: tuple[Path, str], stage: i
     assert_close(state(base / "plain", "optimizer"), state(base / f"stage{stage}", "optimizer"), 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_validation_is_the_same(runs: tuple[Path, str], stage: int) -> None:
     base, _ = runs
@@ -108,6 +110,7 @@ def test_validation_is_the_same(runs: tuple[Path, str], stage: int) -> None:
             assert mine[step][value] == pytest.approx(plain[step][value], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_resumed_in_the_same_world_is_bit_identical(runs: tuple[Path, str], stage: int) -> None:
     base, _ = runs
@@ -118,6 +121,7 @@ def test_resumed_in_the_same_world_is_bit_identical(runs: tuple[Path, str], stag
         assert_close(state(straight, kind), state(resumed, kind), 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, 3])
 def test_without_bias_correction_the_step_count_is_kept(runs: tuple[Path, str], stage: int) -> None:
     base, _ = runs
@@ -129,6 +133,7 @@ def test_without_bias_correction_the_step_count_is_kept(runs: tuple[Path, str], 
     assert steps == {1e8}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_checkpoints_move_between_engines(runs: tuple[Path, str], stage: int) -> None:
     """From one process without DeepSpeed to a stage on two, and back."""
@@ -139,12 +144,14 @@ def test_checkpoints_move_between_engines(runs: tuple[Path, str], stage: int) ->
         assert_close(state(base / "plain", "model"), state(base / name, "model"), 1e-5)
 
 
+@pytest.mark.slow
 def test_one_process_without_a_launcher(runs: tuple[Path, str]) -> None:
     base, _ = runs
     assert_same_losses(base / "plain", base / "alone3", 1e-5)
     assert_close(state(base / "plain", "model"), state(base / "alone3", "model"), 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_bf16_is_autocast_over_fp32_weights(runs: tuple[Path, str], stage: int) -> None:
     base, _ = runs
@@ -158,6 +165,7 @@ def test_bf16_is_autocast_over_fp32_weights(runs: tuple[Path, str], stage: int) 
     assert any(abs(mine[step][0] - fp32[step][0]) > 1e-5 for step in mine), "the run computed in fp32"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_fp16_scales_losses_as_without_deepspeed(runs: tuple[Path, str], stage: int) -> None:
     base, _ = runs
@@ -176,6 +184,7 @@ def test_fp16_scales_losses_as_without_deepspeed(runs: tuple[Path, str], stage: 
     assert written["loss_scaling"]["scale"] == 2.0**16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "kind"), RECOMPUTED)
 def test_activation_checkpointing_changes_no_bit(runs: tuple[Path, str], stage: int, kind: str) -> None:
     base, _ = runs
@@ -184,6 +193,7 @@ def test_activation_checkpointing_changes_no_bit(runs: tuple[Path, str], stage: 
         assert_close(state(base / f"stage{stage}", part), state(base / f"{kind}{stage}", part), 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_lion_takes_the_same_steps_when_sharded(runs: tuple[Path, str], stage: int) -> None:
     """Lion's updates are signs: where a gradient is nearly zero, rounding may flip one."""
@@ -195,6 +205,7 @@ def test_lion_takes_the_same_steps_when_sharded(runs: tuple[Path, str], stage: i
     assert state(base / f"lion{stage}", "optimizer").keys() == state(base / "plain_lion", "optimizer").keys()
 
 
+@pytest.mark.slow
 def test_lion_resumed_is_bit_identical(runs: tuple[Path, str]) -> None:
     base, _ = runs
     assert_same_losses(base / "lion3", base / "lion_resumed3", 0.0)
@@ -202,6 +213,7 @@ def test_lion_resumed_is_bit_identical(runs: tuple[Path, str]) -> None:
         assert_close(state(base / "lion3", part), state(base / "lion_resumed3", part), 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_step_that_is_not_finite_changes_nothing(runs: tuple[Path, str], stage: int) -> None:
     base, _ = runs
@@ -213,6 +225,7 @@ def test_a_step_that_is_not_finite_changes_nothing(runs: tuple[Path, str], stage
     ]
 
 
+@pytest.mark.slow
 def test_deepspeed_prints_only_skipped_steps(runs: tuple[Path, str]) -> None:
     _, said = runs
     lines = [line for line in said.splitlines() if "[WARNING]" in line or "[INFO]" in line or "Warning:" in line]

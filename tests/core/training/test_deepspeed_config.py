@@ -40,6 +40,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
     return base
 
 
+@pytest.mark.slow
 def test_deepspeed_received_the_settings(runs: Path) -> None:
     told = {name: json.loads((runs / name / "zero.json").read_text()) for name in WAYS}
     for name, sections in (("optimizer1", 1), ("optimizer2", 1), ("both3", 2), ("buckets2", 0)):
@@ -49,6 +50,7 @@ def test_deepspeed_received_the_settings(runs: Path) -> None:
     assert told["optimizer2"]["reduce_bucket_size"] != 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WAYS)
 def test_it_trains_what_one_process_trains(runs: Path, name: str) -> None:
     assert_same_losses(runs / "plain", runs / name, 1e-6)
@@ -56,6 +58,7 @@ def test_it_trains_what_one_process_trains(runs: Path, name: str) -> None:
     assert_close(state(runs / "plain", "optimizer"), state(runs / name, "optimizer"), 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WAYS)
 def test_it_resumes_bit_identically(runs: Path, name: str) -> None:
     assert_same_losses(runs / name, runs / f"resumed_{name}", 0.0)

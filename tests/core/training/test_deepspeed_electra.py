@@ -40,6 +40,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
     return base
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("sharing", SHARING)
 def test_a_stage_trains_what_one_process_trains(runs: Path, sharing: str, stage: int) -> None:
@@ -54,6 +55,7 @@ def test_a_stage_trains_what_one_process_trains(runs: Path, sharing: str, stage:
     assert_close(state(plain, "model"), state(mine, "model"), 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("sharing", SHARING)
 def test_a_stages_checkpoint_holds_both_models(runs: Path, sharing: str, stage: int, tmp_path: Path) -> None:

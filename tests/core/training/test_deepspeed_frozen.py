@@ -40,6 +40,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
     return base
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_starts_and_freezes_as_one_process_does(runs: Path, stage: int) -> None:
     plain, mine = runs / "plain", runs / f"stage{stage}"
@@ -54,6 +55,7 @@ def test_a_stage_starts_and_freezes_as_one_process_does(runs: Path, stage: int) 
     assert not any(is_low(name) for name in state(mine, "optimizer"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_resumes_exactly(runs: Path, stage: int) -> None:
     straight, resumed = runs / f"stage{stage}", runs / f"resumed{stage}"

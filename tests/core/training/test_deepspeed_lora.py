@@ -43,6 +43,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
     return base
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_trains_adapters_as_one_process_does(runs: Path, stage: int, tmp_path: Path) -> None:
     plain, mine = runs / "plain", runs / f"stage{stage}"
@@ -59,6 +60,7 @@ def test_a_stage_trains_adapters_as_one_process_does(runs: Path, stage: int, tmp
     assert (checkpoint(mine, LAST) / "adapter/adapter_config.json").is_file()
 
 
+@pytest.mark.slow
 def test_stage_3_resumes_exactly(runs: Path) -> None:
     straight, resumed = runs / "stage3", runs / "resumed3"
     assert toy.losses(resumed)[LAST] == toy.losses(straight)[LAST]

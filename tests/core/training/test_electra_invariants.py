@@ -30,6 +30,7 @@ def parameters(store: Path, validation: Path | None = None, **changes: Any) -> d
     return {**toy.parameters(store, validation), "architecture": ARCHITECTURE, "objective": objective, **changes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sharing", "precision"), [("tied", "fp32"), ("disentangled", "fp32"), ("tied", "bf16")])
 def test_seven_five_four_on_three_nodes_is_sixteen_on_one(
     sharing: str, precision: str, store: Path, tmp_path: Path
@@ -63,6 +64,7 @@ def test_seven_five_four_on_three_nodes_is_sixteen_on_one(
     assert relative_error(weights(tmp_path / "one", 3), weights(tmp_path / "three", 3)) < exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_killed_and_resumed_is_bit_identical(
     processes: int, store: Path, validation_store: Path, tmp_path: Path
@@ -89,6 +91,7 @@ def test_killed_and_resumed_is_bit_identical(
     assert same_weights(tmp_path / "cut", tmp_path / "straight", 12)
 
 
+@pytest.mark.slow
 def test_another_number_of_processes_draws_the_same_samples(store: Path, tmp_path: Path) -> None:
     """With samples of the generator: one process and three report the same, as long as rounding flips no sample."""
     settings = parameters(store, architecture=toy.without_dropout(ARCHITECTURE), max_steps=4)
@@ -101,6 +104,7 @@ def test_another_number_of_processes_draws_the_same_samples(store: Path, tmp_pat
         assert three[step]["loss"] == pytest.approx(one[step]["loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["lines", "stream", "packed"])
 def test_every_layout_trains(layout: str, store: Path, line_store: Path, tmp_path: Path) -> None:
     settings = parameters(line_store if layout == "lines" else store, max_steps=40, logging_steps=10)

@@ -103,6 +103,7 @@ def test_nothing_left_to_train_is_refused(store: Path, monkeypatch: pytest.Monke
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_frozen_weights_keep_their_bits(processes: int, store: Path, tmp_path: Path) -> None:
     save_bert(tmp_path / "m")
@@ -120,6 +121,7 @@ def test_frozen_weights_keep_their_bits(processes: int, store: Path, tmp_path: P
     assert moments and not any(is_low(name) for name in moments), "the optimizer has trained weights only"
 
 
+@pytest.mark.slow
 def test_two_processes_train_what_one_trains(store: Path, tmp_path: Path) -> None:
     """Only rank 0 reads the folder; the others receive its weights."""
     save_electra(tmp_path / "e")
@@ -135,6 +137,7 @@ def test_two_processes_train_what_one_trains(store: Path, tmp_path: Path) -> Non
         assert torch.equal(value, second[name]) if is_low(name) else torch.allclose(value, second[name], atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_killed_and_resumed_is_bit_identical(processes: int, store: Path, tmp_path: Path) -> None:
     save_bert(tmp_path / "m")

@@ -125,6 +125,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
     return base
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_two_processes_train_what_one_trains(runs: Path, name: str) -> None:
     plain, mine = runs / f"{name}_plain", runs / name
@@ -136,6 +137,7 @@ def test_two_processes_train_what_one_trains(runs: Path, name: str) -> None:
     assert_close(state(plain, "optimizer"), state(mine, "optimizer"), 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_validation_is_the_same(runs: Path, name: str) -> None:
     plain, mine = (toy.records(runs / each, "validation") for each in (f"{name}_plain", name))
@@ -144,6 +146,7 @@ def test_validation_is_the_same(runs: Path, name: str) -> None:
         assert mine[step]["loss"] == pytest.approx(plain[step]["loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*FAMILIES, "frozen", "three"])
 def test_resumed_in_the_same_world_is_bit_identical(runs: Path, name: str) -> None:
     straight, resumed = runs / name, runs / f"{name}_resumed"
@@ -153,6 +156,7 @@ def test_resumed_in_the_same_world_is_bit_identical(runs: Path, name: str) -> No
         assert_close(state(straight, kind), state(resumed, kind), 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["three", "from_plain", "to_plain", "two_to_three", "to_one"])
 def test_another_world_or_engine_resumes_with_the_same_losses(runs: Path, name: str) -> None:
     first = 1 if name == "three" else MIDDLE + 1
@@ -161,6 +165,7 @@ def test_another_world_or_engine_resumes_with_the_same_losses(runs: Path, name: 
     assert_close(state(runs / "bert_plain", "model"), state(runs / name, "model"), 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_export_has_the_trained_weights(runs: Path, name: str, tmp_path: Path) -> None:
     export(runs / name, tmp_path / "model")
@@ -178,6 +183,7 @@ def test_the_export_has_the_trained_weights(runs: Path, name: str, tmp_path: Pat
             assert torch.equal(values[key], value), key
 
 
+@pytest.mark.slow
 def test_models_are_written_at_the_configured_interval(runs: Path) -> None:
     for name, steps in (("bert", [LAST]), ("full", [MIDDLE, LAST])):
         assert [step for step in (MIDDLE, LAST) if (checkpoint(runs / name, step) / "model").is_dir()] == steps
@@ -187,6 +193,7 @@ def test_models_are_written_at_the_configured_interval(runs: Path) -> None:
         assert_close(written, {key: trained[f"model.{key}"] for key in written}, 0.0)
 
 
+@pytest.mark.slow
 def test_bf16_is_autocast_over_fp32_weights(runs: Path) -> None:
     mine, fp32 = toy.losses(runs / "bf16"), toy.losses(runs / "bert")
     for step, values in mine.items():
@@ -197,6 +204,7 @@ def test_bf16_is_autocast_over_fp32_weights(runs: Path) -> None:
     assert_close(state(runs / "bf16_plain", "model", MIDDLE), weights, 1e-2)
 
 
+@pytest.mark.slow
 def test_fp16_scales_losses_as_under_ddp(runs: Path) -> None:
     """The first step overflows and both processes skip it; later steps fit into the lower scale."""
     plain, mine = (toy.records(runs / name) for name in ("fp16_plain", "fp16"))
@@ -209,12 +217,14 @@ def test_fp16_scales_losses_as_under_ddp(runs: Path) -> None:
     assert_close(state(runs / "fp16_plain", "model"), state(runs / "fp16", "model"), 1e-2)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_finite_changes_nothing(runs: Path) -> None:
     bad = {"finite": False, "stayed": True}
     found = json.loads((runs / "poison/poison.json").read_text())
     assert found == [bad, bad, {"finite": True, "stayed": False}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["full", "selective"])
 def test_recomputation_and_saving_in_the_background_change_no_bit(runs: Path, kind: str) -> None:
     assert_same_losses(runs / "bert", runs / kind, 0.0)
@@ -223,6 +233,7 @@ def test_recomputation_and_saving_in_the_background_change_no_bit(runs: Path, ki
             assert_close(state(runs / "bert", part, step), state(runs / kind, part, step), 0.0)
 
 
+@pytest.mark.slow
 def test_lion_takes_the_same_steps_when_sharded(runs: Path) -> None:
     """Lion's updates are signs: where a gradient is nearly zero, rounding may flip one."""
     assert_same_losses(runs / "lion_plain", runs / "lion", 1e-4)
@@ -232,6 +243,7 @@ def test_lion_takes_the_same_steps_when_sharded(runs: Path) -> None:
     assert state(runs / "lion", "optimizer").keys() == state(runs / "lion_plain", "optimizer").keys()
 
 
+@pytest.mark.slow
 def test_frozen_weights_stay_and_the_rest_is_trained_as_by_one_process(runs: Path) -> None:
     plain, mine = runs / "frozen_plain", runs / "frozen"
     assert_same_losses(plain, mine, 1e-5)
@@ -243,6 +255,7 @@ def test_frozen_weights_stay_and_the_rest_is_trained_as_by_one_process(runs: Pat
     assert not any(is_low(name) for name in state(mine, "optimizer"))
 
 
+@pytest.mark.slow
 @needs_peft
 def test_adapters_are_trained_as_by_one_process_and_only_they_are_saved(runs: Path, tmp_path: Path) -> None:
     plain, mine = runs / "lora_plain", runs / "lora"

@@ -18,6 +18,7 @@ from saved_weights import FAULTS, same_weights
 AS_FSDP = ("--set", "parallel.engine=fsdp")
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_is_bit_identical(store: Path, validation_store: Path, tmp_path: Path) -> None:
     """With dropout; the checkpoint is saved within an interval of logging."""
     raw = toy.parameters(store, validation_store, batch_size={"0": 9, "1": 7}, logging_steps=3)

@@ -104,6 +104,7 @@ def plain(store: Path, name: str, out: Path) -> tuple[dict[str, nn.Parameter], f
     return dict(module.named_parameters()), loss.item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "processes"), CASES)
 def test_gradients_are_those_of_one_batch(runs: Path, name: str, processes: int, tmp_path: Path) -> None:
     weights, loss = plain(runs / "toy/store", name, tmp_path / "plain")
@@ -121,6 +122,7 @@ def test_gradients_are_those_of_one_batch(runs: Path, name: str, processes: int,
     assert held["grad_norm"] == pytest.approx(float(norm), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "processes"), CASES)
 def test_each_process_holds_its_rows_of_weights_and_gradients(runs: Path, name: str, processes: int) -> None:
     whole = sum(value.numel() for value in load_file(runs / f"{name}{processes}/gradients.safetensors").values())
@@ -131,6 +133,7 @@ def test_each_process_holds_its_rows_of_weights_and_gradients(runs: Path, name: 
     assert held["groups"] == {"electra": 5, "disentangled": 5, "t5": 5}.get(name, 3), "each block, and the rest"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", TABLES)
 def test_an_optimizer_may_have_state_before_its_first_step(runs: Path, processes: int, tmp_path: Path) -> None:
     weights, _ = plain(runs / "toy/store", "bert", tmp_path / "plain")

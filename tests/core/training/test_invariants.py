@@ -12,6 +12,7 @@ import toy
 from saved_weights import FAULTS, relative_error, same_weights, weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_seven_five_four_on_three_nodes_is_sixteen_on_one(precision: str, store: Path, tmp_path: Path) -> None:
     """Uneven nodes, an unequal number of micro-steps: the gradients of one big batch."""
@@ -31,6 +32,7 @@ def test_seven_five_four_on_three_nodes_is_sixteen_on_one(precision: str, store:
     assert relative_error(weights(tmp_path / "one", 3), weights(tmp_path / "three", 3)) < tolerance
 
 
+@pytest.mark.slow
 def test_several_processes_a_node_and_a_table_that_does_not_divide(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, max_steps=2, micro_batch_size=2)
     settings["architecture"] = toy.without_dropout(settings["architecture"])
@@ -42,6 +44,7 @@ def test_several_processes_a_node_and_a_table_that_does_not_divide(store: Path, 
             assert abs(mine - theirs) <= 1e-5 * abs(mine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_killed_and_resumed_is_bit_identical(
     processes: int, store: Path, validation_store: Path, tmp_path: Path
@@ -67,6 +70,7 @@ def test_killed_and_resumed_is_bit_identical(
 SAVES = ["write@3", "fsync@16", "fsync@24", "manifest@2", "rename@2", "prune@3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("instant", SAVES)
 def test_a_run_killed_inside_a_save_resumes_from_the_checkpoint_before(
     instant: str, store: Path, tmp_path: Path
@@ -86,6 +90,7 @@ def test_a_run_killed_inside_a_save_resumes_from_the_checkpoint_before(
     assert not list((tmp_path / "cut/checkpoints").glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_stop_request_saves_exits_and_resumes(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, batch_size={"0": 9, "1": 7})
     toy.train(settings, tmp_path / "straight", nodes=(1, 1))
@@ -99,6 +104,7 @@ def test_a_stop_request_saves_exits_and_resumes(store: Path, tmp_path: Path) -> 
     assert same_weights(tmp_path / "cut", tmp_path / "straight", 12)
 
 
+@pytest.mark.slow
 def test_another_number_of_processes_gives_the_same_rows_and_nearly_the_same_losses(
     store: Path, tmp_path: Path
 ) -> None:

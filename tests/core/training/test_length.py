@@ -37,6 +37,7 @@ def manifest(out: Path, step: int) -> dict[str, Any]:
     return loaded
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_the_step_that_reaches_its_tokens_on_any_number_of_processes(
     line_store: Path, tmp_path: Path
 ) -> None:
@@ -59,6 +60,7 @@ def test_a_run_ends_with_the_step_that_reaches_its_tokens_on_any_number_of_proce
     assert manifest(tmp_path / "one", last)["consumed_tokens"] == tokens[last]
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_by_tokens_is_bit_identical(line_store: Path, tmp_path: Path) -> None:
     """With an optimizer that combines two, in two processes."""
     settings = in_tokens(line_store, batch_size={"0": 9, "1": 7}, optimizer={"type": "muon", "learning_rate": 0.005})
@@ -74,6 +76,7 @@ def test_killed_and_resumed_by_tokens_is_bit_identical(line_store: Path, tmp_pat
     assert toy.losses(tmp_path / "cut") == toy.losses(tmp_path / "straight")
 
 
+@pytest.mark.slow
 def test_validation_losses_survive_a_kill(store: Path, validation_store: Path, tmp_path: Path) -> None:
     """A threshold no loss can meet: every second validation lowers the learning rate."""
     settings = toy.parameters(
@@ -117,6 +120,7 @@ def test_an_epoch_takes_each_row_once_whatever_the_split(store: Path) -> None:
     assert len(set(every.keys.tolist())) == rows
 
 
+@pytest.mark.slow
 def test_a_run_of_epochs_ends_after_its_rows_and_can_be_extended(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, max_steps=None, epochs=1, checkpoint={"save_steps": 1000})
     opened = TokenStore.open(store)
@@ -135,6 +139,7 @@ def test_a_run_of_epochs_ends_after_its_rows_and_can_be_extended(store: Path, tm
     assert manifest(tmp_path / "run", last)["consumed_rows"] == wanted
 
 
+@pytest.mark.slow
 def test_a_run_saves_and_stops_at_its_time_limit(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, max_steps=1_000_000, max_minutes=0.001, logging_steps=1000)
     output = toy.train(settings, tmp_path / "run", code=75)

@@ -123,6 +123,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_one_tuned_model_in_three_formats(kind: str, store: Path, tmp_path: Path) -> None:
     """Merged without peft, as an adapter for peft, and as it was trained: the same logits. The base is unchanged."""
@@ -153,6 +154,7 @@ def test_one_tuned_model_in_three_formats(kind: str, store: Path, tmp_path: Path
     assert (logits(auto.from_pretrained(first / "model")) - trained).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharing", ["tied", "disentangled"])
 def test_each_of_two_models_has_its_adapter(sharing: str, store: Path, tmp_path: Path) -> None:
     save_electra(tmp_path / "base")
@@ -242,6 +244,7 @@ def test_gradients_are_those_of_plain_peft(kind: str, store: Path, tmp_path: Pat
     assert relative_error(other, mine) < 1e-6
 
 
+@pytest.mark.slow
 def test_two_processes_train_what_one_trains(store: Path, tmp_path: Path) -> None:
     """Only rank 0 reads the folder; all ranks initialise the same adapters."""
     raw = make("gpt2", store, tmp_path / "base", optimizer={"type": "adamw", "learning_rate": 0.1, "eps": 1.0})
@@ -256,6 +259,7 @@ def test_two_processes_train_what_one_trains(store: Path, tmp_path: Path) -> Non
         assert (value - second[name]).norm() <= 1e-6 * value.norm(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_killed_and_resumed_is_bit_identical(processes: int, store: Path, tmp_path: Path) -> None:
     table = {"0": 9, "1": 7} if processes == 2 else {"-1": 16}
@@ -307,6 +311,7 @@ def test_the_folder_under_the_adapters_must_exist_unchanged(store: Path, tmp_pat
             use()
 
 
+@pytest.mark.slow
 def test_settings_that_decide_what_is_saved_never_change(store: Path, tmp_path: Path) -> None:
     raw = make("gpt2", store, tmp_path / "base", max_steps=1)
     run(raw, tmp_path / "run")

@@ -140,34 +140,40 @@ def assert_same_run(one: Path, other: Path, tolerance: float, steps: Sequence[in
         assert seen[step].keys() == said[step].keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_pair_trains_what_one_process_trains(runs: Path, name: str) -> None:
     assert_same_run(runs / name, runs / f"{name}.pair", 1e-6)
     assert "token_accuracy" not in toy.records(runs / f"{name}.pair")[LAST], "only validation counts it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(VARIANTS.keys() - {"bf16", "fp16", "muon"}))
 def test_a_pair_trains_what_one_process_trains_with_other_settings(runs: Path, name: str) -> None:
     assert_same_run(runs / name, runs / f"{name}.pair", 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bf16", "muon"])
 def test_bf16_is_close(runs: Path, name: str) -> None:
     assert_same_run(runs / name, runs / f"{name}.pair", 1e-2)
 
 
+@pytest.mark.slow
 def test_several_stages_on_each_process(runs: Path) -> None:
     assert_same_run(runs / "gpt2", runs / "gpt2.interleaved", 1e-6)
     assert_same_run(runs / "uneven", runs / "uneven.interleaved", 1e-6)
     assert_same_run(runs / "few", runs / "few.interleaved", 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_two_replicas_with_uneven_rows(runs: Path, name: str) -> None:
     """One replica has three micro-batches, the other one and two empty ones."""
     assert_same_run(runs / name, runs / f"{name}.replicas", 1e-6)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_changes_no_stage(runs: Path) -> None:
     """In fp16 the first step overflows, and the scale falls on all processes alike."""
     losses, alone = toy.losses(runs / "fp16.pair"), toy.losses(runs / "fp16")
@@ -177,6 +183,7 @@ def test_a_gradient_that_is_not_finite_changes_no_stage(runs: Path) -> None:
     assert error(pipeline_worker.weights(runs / "fp16"), pipeline_worker.weights(runs / "fp16.pair")) <= 1e-3
 
 
+@pytest.mark.slow
 def test_the_norm_is_that_of_all_stages(runs: Path) -> None:
     for name in ("gpt2", "llama"):
         norm = toy.losses(runs / f"{name}.pair")[1][1]
@@ -186,6 +193,7 @@ def test_the_norm_is_that_of_all_stages(runs: Path) -> None:
         assert norm > 0.5, "the gradient is clipped"
 
 
+@pytest.mark.slow
 def test_resumed_in_the_same_world_is_bit_identical(runs: Path) -> None:
     """With dropout, which activation checkpointing recomputes."""
     straight, resumed = runs / "drawn", runs / "drawn.resumed"
@@ -198,17 +206,20 @@ def test_resumed_in_the_same_world_is_bit_identical(runs: Path) -> None:
         assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_a_run_resumes_with_and_without_stages(runs: Path, name: str) -> None:
     for resumed in (f"{name}.to_one", f"{name}.to_pair"):
         assert_same_run(runs / name, runs / resumed, 1e-6, steps=[LAST])
 
 
+@pytest.mark.slow
 def test_weights_read_by_rank_0_reach_all_ranks(runs: Path) -> None:
     assert_same_run(runs / "started", runs / "started.pair", 1e-6)
     assert toy.losses(runs / "started")[1] != toy.losses(runs / "qwen3")[1], "the weights of the folder were read"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_saved_models_are_in_transformers_format(runs: Path, name: str) -> None:
     """The weights of the last step, from both processes, under Transformers' names."""
@@ -225,12 +236,14 @@ def test_saved_models_are_in_transformers_format(runs: Path, name: str) -> None:
         assert torch.allclose(loaded(ids).logits, alone(ids).logits, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_idle_stages_print_a_warning(runs: Path) -> None:
     said = (runs / "said.txt").read_text()
     for stages in (2, 4):
         assert said.count(f"parallel.pp_size: {stages} stages share 1 micro-batch in a step") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", FAMILIES)
 def test_with_stages_between_the_first_and_the_last(runs: Path, name: str, tmp_path: Path) -> None:
@@ -240,6 +253,7 @@ def test_with_stages_between_the_first_and_the_last(runs: Path, name: str, tmp_p
     assert_same_run(runs / name, tmp_path / "four", 1e-6)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_on_the_command_line(runs: Path, tmp_path: Path) -> None:
     given = {**settings(runs, "gpt2", dropout=0.1), "max_steps": 4}
     option = ("--set", "parallel.pp_size=2")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 import toy
 
 
+@pytest.mark.slow
 def test_the_remaining_time_follows_the_speed_since_the_last_line_also_after_a_resume(
     store: Path, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ def run(settings: dict[str, object], out: Path, **options: object) -> None:
     train_in_this_process(Parameters.from_dict(settings, source="test"), out, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_ends_the_run_before_the_next_save(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, logging_steps=4, checkpoint={"save_steps": 4})
     output = toy.train(settings, tmp_path / "run", plugins=FAULTS, environment={"FAULT": "nan:5"}, code=2)
@@ -24,6 +25,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_before_the_next_save(store: 
     assert toy.records(tmp_path / "run", "error")[8]["text"].startswith("UserError: step 8")
 
 
+@pytest.mark.slow
 def test_an_event_that_fails_on_one_rank_stops_all_and_is_named(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, batch_size={"0": 8, "1": 8})
     output = toy.train(
@@ -35,6 +37,7 @@ def test_an_event_that_fails_on_one_rank_stops_all_and_is_named(store: Path, tmp
     assert max(toy.records(tmp_path / "run")) == 4  # rank 0 learns of it during the step after
 
 
+@pytest.mark.slow
 def test_an_event_that_fails_after_the_last_step_is_not_lost(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, max_steps=2)
     output = toy.train(settings, tmp_path / "run", plugins=FAULTS, code=2, environment={"FAULT": "saved:2"})
@@ -42,6 +45,7 @@ def test_an_event_that_fails_after_the_last_step_is_not_lost(store: Path, tmp_pa
     assert (tmp_path / "run/checkpoints/step-00000002/manifest.json").is_file()
 
 
+@pytest.mark.slow
 def test_the_processes_that_came_up_are_compared_with_the_table_first(store: Path, tmp_path: Path) -> None:
     output = toy.train(toy.parameters(store), tmp_path / "run", nodes=(1, 1), code=2)
     assert "the table is for 1 node, but there are 2 processes on 2 nodes" in output
@@ -96,6 +100,7 @@ def test_another_store_under_the_same_name_is_refused(store: Path, validation_st
         run({**settings, "max_steps": 2}, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_missing_plugin_is_named_on_resume(store: Path, tmp_path: Path) -> None:
     settings = toy.parameters(store, max_steps=1)
     toy.train(settings, tmp_path / "run", plugins=FAULTS)

@@ -83,6 +83,7 @@ class Recording(Slow):
         self.steps.append(step)
 
 
+@pytest.mark.slow
 def test_trackers_that_hang_for_ever_block_neither_the_run_nor_other_trackers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -110,6 +111,7 @@ def test_trackers_that_hang_for_ever_block_neither_the_run_nor_other_trackers(
     assert "tracker Quitting: SystemExit: 1; it is off" in messages
 
 
+@pytest.mark.slow
 def test_a_process_exits_although_a_tracker_hangs(tmp_path: Path) -> None:
     """In its own process, which no leftover thread may keep alive."""
     program = f"""

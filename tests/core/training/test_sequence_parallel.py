@@ -158,6 +158,7 @@ def numbers(folder: Path, name: str, rank: int = 0) -> dict[str, Any]:
 LOSSES = {"bert": ("mlm_loss", "masked_accuracy")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "name"), [*(("two", name) for name in JOBS if name != "bf16"), *(("four", name) for name in PAIRS)]
 )
@@ -179,6 +180,7 @@ def test_it_trains_as_plain_transformers_does(runs: Path, world: str, name: str,
     assert validated[loss[1]] == expected.right / expected.count
 
 
+@pytest.mark.slow
 def test_bf16_is_near_one_process(runs: Path) -> None:
     one, two = (gradients(runs / world, "bf16") for world in ("one", "two"))
     assert 0.0 < relative_error(two, one) <= 1e-2
@@ -187,9 +189,11 @@ def test_bf16_is_near_one_process(runs: Path) -> None:
         assert got == pytest.approx(expected, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_activation_checkpointing_changes_no_bit(runs: Path) -> None:
     assert relative_error(gradients(runs / "two", "selective"), gradients(runs / "two", "llama")) == 0.0
 
 
+@pytest.mark.slow
 def test_each_process_draws_its_own_dropout(runs: Path) -> None:
     assert [numbers(runs / "four", "llama", rank)["dropout_rank"] for rank in range(4)] == [0, 1, 2, 3]

@@ -43,6 +43,7 @@ def same(first: Path, second: Path) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_is_bit_identical(store: Path, validation_store: Path, tmp_path: Path) -> None:
     """With dropout, which each process draws for its own positions and heads."""
     given = settings(store, validation_store, architecture=GPT2, **SHARED)
@@ -66,6 +67,7 @@ def alone(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPath
     return out
 
 
+@pytest.mark.slow
 def test_two_processes_and_one_continue_each_others_runs(
     alone: Path, store: Path, validation_store: Path, tmp_path: Path
 ) -> None:
@@ -90,6 +92,7 @@ def test_two_processes_and_one_continue_each_others_runs(
     assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_muon_sees_whole_matrices(store: Path, validation_store: Path, tmp_path: Path) -> None:
     """Muon computes in bf16: gradients that differ in their last bits give updates that differ by more."""
     given = settings(store, validation_store, optimizer={"type": "muon", "learning_rate": 0.01}, evaluation=None)
@@ -101,6 +104,7 @@ def test_muon_sees_whole_matrices(store: Path, validation_store: Path, tmp_path:
         assert two[step][0] == pytest.approx(one[step][0], rel=2e-3), step
 
 
+@pytest.mark.slow
 def test_a_number_of_processes_that_is_no_multiple_is_refused(
     store: Path, validation_store: Path, tmp_path: Path
 ) -> None:

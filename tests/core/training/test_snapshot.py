@@ -98,6 +98,7 @@ def work_longer_than_the_timeout(rank: int, meeting: Path, out: Path) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_work_may_take_longer_than_the_timeout_of_waiting_ranks(tmp_path: Path) -> None:
     started = [
         toy.FORKSERVER.Process(target=work_longer_than_the_timeout, args=(rank, tmp_path / "meeting", tmp_path))

@@ -170,6 +170,7 @@ def test_embeddings_that_differ_start_as_their_difference(store: Path, tmp_path:
         assert "word_embeddings" in name or torch.equal(got[name], value), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "sharing"),
     [("electra", "tied"), ("electra", "none"), ("electra", "disentangled"), ("deberta_v2", "disentangled")],
@@ -409,6 +410,7 @@ def test_a_resumed_run_and_an_export_do_not_need_the_folder(store: Path, tmp_pat
     BertForMaskedLM.from_pretrained(tmp_path / "exported", local_files_only=True)
 
 
+@pytest.mark.slow
 def test_a_dry_run_reads_the_folder(store: Path, tmp_path: Path) -> None:
     save_bert(tmp_path / "m", num_hidden_layers=3)
     file = tmp_path / "dry.json"

@@ -38,6 +38,7 @@ def test_a_split_trains_on_the_first_documents_and_validates_on_the_next(store: 
     assert names == {f"{store} (validation)"}
 
 
+@pytest.mark.slow
 def test_skipped_steps_count_but_change_nothing(store: Path, tmp_path: Path) -> None:
     changes = {"max_steps": 8, "checkpoint": {"save_steps": 2, "keep": 9}}
     whole = settings(store, {}, **changes, optimizer={"type": "adamw", "learning_rate": 1e-12})
@@ -68,6 +69,7 @@ def test_a_resumed_run_skips_steps(store: Path, tmp_path: Path) -> None:
     assert sorted(toy.records(tmp_path / "run")) == [1, 2, 3, 4, 7, 8]
 
 
+@pytest.mark.slow
 def test_a_run_resumes_within_a_stage(store: Path, validation_store: Path, tmp_path: Path) -> None:
     data = {"stages": [{"from_step": 4, "train": [str(validation_store), {"store": str(store), "weight": 3}]}]}
     changes = {"checkpoint": {"save_steps": 3, "keep": 9}, "schedule": {"type": "constant"}}

@@ -156,6 +156,7 @@ def assert_same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor],
         assert error <= tolerance * norm, f"{name}: {error / norm:.1e}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("run", "name"), WORLDS)
 def test_gradients_are_those_of_one_process(runs: Path, run: str, name: str) -> None:
     assert_same(gradients(runs / f"plain_{name}"), gradients(runs / run), CLOSE)
@@ -163,6 +164,7 @@ def test_gradients_are_those_of_one_process(runs: Path, run: str, name: str) -> 
     assert_same(state(runs / f"plain_{name}", "model"), state(runs / run, "model"), CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "qwen3"])
 def test_clipping_is_that_of_one_process(runs: Path, name: str) -> None:
     plain, mine = runs / f"plain_clipped_{name}", runs / f"clipped_{name}"
@@ -171,6 +173,7 @@ def test_clipping_is_that_of_one_process(runs: Path, name: str) -> None:
     assert_same(gradients(plain), gradients(mine), CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("run", "name"), WORLDS)
 def test_replicated_weights_stay_equal_and_divided_ones_across_replicas(runs: Path, run: str, name: str) -> None:
     found = json.loads((runs / run / "alike.json").read_text())
@@ -180,6 +183,7 @@ def test_replicated_weights_stay_equal_and_divided_ones_across_replicas(runs: Pa
     assert all(each["replicas"] for each in found.values())
 
 
+@pytest.mark.slow
 def test_replicated_weights_stay_equal_under_dropout(runs: Path) -> None:
     """Ten steps in which all processes of a replica have the same dropout outside of parallel regions."""
     for kind in ("None", "full", "selective"):
@@ -189,6 +193,7 @@ def test_replicated_weights_stay_equal_under_dropout(runs: Path) -> None:
             assert_same(state(runs / "dropout_None", part, 10), state(runs / f"dropout_{kind}", part, 10), 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_validation_is_that_of_one_process(runs: Path, name: str) -> None:
     accuracy = "masked_accuracy" if name == "bert" else "token_accuracy"
@@ -200,6 +205,7 @@ def test_validation_is_that_of_one_process(runs: Path, name: str) -> None:
                 assert mine[step][value] == pytest.approx(plain[step][value], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_resumed_run_is_bit_identical(runs: Path, name: str) -> None:
     straight, resumed = runs / f"pair_{name}", runs / f"resumed_{name}"
@@ -209,6 +215,7 @@ def test_a_resumed_run_is_bit_identical(runs: Path, name: str) -> None:
         assert_close(state(straight, part), state(resumed, part), 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_checkpoints_move_to_one_process_and_back(runs: Path, name: str) -> None:
     plain = runs / f"plain_{name}"
@@ -220,6 +227,7 @@ def test_checkpoints_move_to_one_process_and_back(runs: Path, name: str) -> None
         assert {each: value.shape for each, value in state(runs / run, "optimizer").items()} == shapes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_plain_transformers_loads_what_was_trained(runs: Path, name: str) -> None:
     """With the weights of the checkpoint, and the logits of the model that one process trained."""
@@ -236,6 +244,7 @@ def test_plain_transformers_loads_what_was_trained(runs: Path, name: str) -> Non
         torch.testing.assert_close(mine(ids).logits, plain(ids).logits, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_bf16_is_autocast_over_fp32_weights(runs: Path) -> None:
     plain, mine = runs / "plain_bf16", runs / "bf16"
     assert_same_losses(plain, mine, 1e-2)
@@ -247,6 +256,7 @@ def test_bf16_is_autocast_over_fp32_weights(runs: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_fp16_skips_the_same_steps(runs: Path) -> None:
     plain, mine = (toy.records(runs / run) for run in ("plain_fp16", "fp16"))
     for step, each in plain.items():
@@ -256,6 +266,7 @@ def test_fp16_skips_the_same_steps(runs: Path) -> None:
     assert_close(state(runs / "plain_fp16", "model", 3), state(runs / "fp16", "model", 3), 1e-2)
 
 
+@pytest.mark.slow
 def test_lion_takes_the_same_steps(runs: Path) -> None:
     """Lion's updates are signs: where a gradient is nearly zero, rounding may flip one."""
     plain, mine = state(runs / "plain_lion", "model"), state(runs / "lion", "model")
@@ -263,6 +274,7 @@ def test_lion_takes_the_same_steps(runs: Path) -> None:
     assert apart <= sum(value.numel() for value in plain.values()) / 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["full", "selective"])
 def test_activation_checkpointing_changes_no_bit(runs: Path, kind: str) -> None:
     assert_same_losses(runs / "pair_llama", runs / kind, 0.0)
@@ -270,6 +282,7 @@ def test_activation_checkpointing_changes_no_bit(runs: Path, kind: str) -> None:
         assert_close(state(runs / "pair_llama", part), state(runs / kind, part), 0.0)
 
 
+@pytest.mark.slow
 def test_frozen_layers_stay_as_read_by_rank_0(runs: Path) -> None:
     plain, mine = runs / "plain_frozen", runs / "frozen"
     assert_same_losses(plain, mine, CLOSE)
@@ -280,6 +293,7 @@ def test_frozen_layers_stay_as_read_by_rank_0(runs: Path) -> None:
     assert len(frozen) == 10 and all(torch.equal(first[name], last[name]) for name in frozen)
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_finite_changes_nothing_on_any_rank(runs: Path) -> None:
     bad, good = [False, True], [True, False]
     assert json.loads((runs / "poison/poison.json").read_text()) == [[bad, bad, good]] * 4

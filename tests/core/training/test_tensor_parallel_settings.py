@@ -89,6 +89,7 @@ def test_compatible_settings_are_accepted(changes: dict[str, Any]) -> None:
     read(**changes)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_is_bit_identical(store: Path, validation_store: Path, tmp_path: Path) -> None:
     """Kill -9 of the second process of a replica, with dropout everywhere; `--set` selects the engine."""
     settings = toy.parameters(store, validation_store, logging_steps=3)

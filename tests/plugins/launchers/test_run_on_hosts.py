@@ -28,6 +28,7 @@ def test_lines_are_printed_after_the_hosts_names(tmp_path: Path, capsys: pytest.
     assert sorted(capsys.readouterr().out.splitlines()) == ["[a01] one", "[a01] two", "[a02] three"]
 
 
+@pytest.mark.slow
 def test_others_get_a_stop_request_some_time_after_one_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     started = time.monotonic()
@@ -36,6 +37,7 @@ def test_others_get_a_stop_request_some_time_after_one_failed(tmp_path: Path, mo
     assert (tmp_path / "a01").exists() and not (tmp_path / "a02").exists()
 
 
+@pytest.mark.slow
 def test_others_continue_if_they_may(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="terakoya"):
         ended = run_on_hosts(
@@ -55,6 +57,7 @@ def test_a_host_that_has_saved_is_not_reported_as_lost(tmp_path: Path, caplog: p
     assert caplog.text == ""
 
 
+@pytest.mark.slow
 def test_ctrl_c_sends_a_stop_request_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()

@@ -221,6 +221,7 @@ def free_port() -> int:
         return port
 
 
+@pytest.mark.slow
 def test_two_instances_train_together_and_their_metrics_are_found(store: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()

@@ -63,6 +63,7 @@ def planned(folder: Path, **settings: Any) -> PlannedLaunch:
     })  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_job_is_created_as_planned(aws: None, tmp_path: Path) -> None:
     plan = planned(tmp_path, tags={"project": "terakoya"})
     assert plan.submit() == 0
@@ -88,6 +89,7 @@ def test_a_job_is_created_as_planned(aws: None, tmp_path: Path) -> None:
         assert SECRET not in file.read_text() and "somebody" not in file.read_text()
 
 
+@pytest.mark.slow
 def test_the_verbs_of_the_command_line(aws: None, tmp_path: Path) -> None:
     plan = planned(tmp_path)
     plan.submit()
@@ -139,6 +141,7 @@ def packed(members: dict[str, bytes]) -> bytes:
     return stream.getvalue()
 
 
+@pytest.mark.slow
 def test_a_model_is_fetched_and_unpacked(aws: None, tmp_path: Path) -> None:
     plan = planned(tmp_path)
     plan.submit()
@@ -238,6 +241,7 @@ def test_a_job_without_a_model_yet(stubbed: Stubbed, tmp_path: Path) -> None:
         SageMakerJob("run-1").fetch(tmp_path / "model")
 
 
+@pytest.mark.slow
 def test_missing_region_and_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)

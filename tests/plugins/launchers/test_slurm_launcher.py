@@ -248,6 +248,7 @@ def test_output_continues_where_the_last_call_ended(programs: Programs, tmp_path
     assert list(job.output()) == ["step 2"]
 
 
+@pytest.mark.slow
 def test_submit_and_watch_follow_a_job_to_its_end(programs: Programs, tmp_path: Path) -> None:
     count = tmp_path / "count"
     programs.set(

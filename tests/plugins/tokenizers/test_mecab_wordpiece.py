@@ -246,6 +246,7 @@ def test_ids_of_prose(prose: Path) -> None:
     check(tokenizer.encoder(prose).encode(documents), reference(tokenizer.load(prose), documents))
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", ["aozora-small.val", "blend/tech.val", "blend/wiki.val"])
 def test_ids_of_real_text(name: str, tohoku: Path) -> None:

@@ -262,6 +262,7 @@ def test_the_sample_of_lines_is_the_same_in_every_process(tmp_path: Path) -> Non
     assert (first / "tokenizer.model").read_bytes() == (asked / "tokenizer.model").read_bytes()
 
 
+@pytest.mark.slow
 def test_training_hides_warnings_about_ignored_arguments(tmp_path: Path) -> None:
     """In a separate process, because the library has one log level for the whole process."""
     (tmp_path / "a.txt").write_text("\n\n".join(LINES), encoding="utf-8")
@@ -448,6 +449,7 @@ def test_models_that_sentencepiece_trained(tmp_path: Path, options: dict[str, An
     check_imported(tmp_path / "made.model", tmp_path / "folder")
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize(
     "name",
