@@ -8,8 +8,8 @@ VENV ?= .venv
 # torch comes first and pinned: what is installed afterwards finds it there and fetches no other build.
 TORCH ?= torch==2.13.0
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
-# Tests start processes of their own; one thread each keeps them from fighting over the cores.
-PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
+# Tests start processes of their own: one thread each keeps them from fighting over the cores, bytecode is kept.
+PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest
 # Workers take whole files, the longest first (tests/conftest.py); one more than cores, as many tests wait for a timeout.
 WORKERS ?= $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder

@@ -6,11 +6,15 @@ import re
 from typing import Any, get_args
 
 import pytest
-from documented_commands import ROOT, check_command
+from documented_commands import ROOT, check_command, find_command
 from pydantic import BaseModel
 
 from terakoya import plugins
-from terakoya.config.parameters import COMPONENTS, Parameters
+from terakoya.commands.main import VERBS
+from terakoya.config.lora import LoraSettings
+from terakoya.config.other_names import find_equivalent
+from terakoya.config.parallel import Parallel
+from terakoya.config.parameters import COMPONENTS, Parameters, all_key_paths
 from terakoya_plugins.formats.megatron.script_flags import FLAGS
 
 PAGE = ROOT / "parameters" / "FROM_OTHER_TRAINERS.md"
@@ -133,6 +137,44 @@ def test_every_option_of_the_llama_is_in_the_table() -> None:
     named = {code.split()[0].removeprefix("--") for title, then, _, _ in rows() for code in codes(then)
              if title == "A Llama by Megatron-LM" and code.startswith("--")}  # fmt: skip
     assert len(named & set(FLAGS)) > 12
+
+
+UNSUPPORTED = {
+    "log_optimizer_state", "wall_clock_breakdown", "offload_activations", "logits_output", "--input_model_max_length",
+    "--load_in_8bit", "--load_in_4bit", "--fp8-amax-compute-algo", "--fp8-amax-history-len", "--no-fp8-wgrad",
+    "--context-parallel-size",
+}  # fmt: skip
+"""The keys and flags that the page calls not supported."""
+
+
+def test_what_is_called_unsupported_has_no_key_no_option_and_no_equivalent() -> None:
+    said = {code for _, then, here, _ in rows() if here == "**not supported**" for code in codes(then)}
+    assert said == UNSUPPORTED
+    paths = all_key_paths(plugins.registry())
+    options = {flag for words in VERBS for parameter in find_command([words])[0].params for flag in parameter.opts}
+    for name in said:
+        bare = name.lstrip("-").replace("-", "_")
+        assert find_equivalent(bare, paths) == ([], None) or bare == "input_model_max_length", name
+        assert f"--{bare.replace('_', '-')}" not in options and not any(bare in path for path in paths), name
+
+
+def test_the_reasons_for_what_is_unsupported_hold() -> None:
+    with pytest.raises(ValueError, match="ring attention cannot keep documents apart"):
+        Parallel(cp_size=2)
+    for key in ("load_in_8bit", "load_in_4bit"):
+        with pytest.raises(ValueError, match="quantized weights"):
+            LoraSettings.model_validate({key: True})
+    offloads = {path for path in all_key_paths(plugins.registry()) if "offload" in path}
+    assert offloads == {"parallel.offload_optimizer_device", "parallel.offload_param_device"}
+    assert not {"sge", "pbs"} & set(plugins.registry().names("launchers"))
+    page = PAGE.read_text(encoding="utf-8")
+    for untrue in (
+        "no tensor and no pipeline",
+        "no launcher for SageMaker",
+        "nothing is moved to the host",
+        "no place",
+    ):
+        assert untrue not in page
 
 
 def test_links_lead_somewhere() -> None:

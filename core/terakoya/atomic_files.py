@@ -1,20 +1,30 @@
-"""Atomic writes of files, and locks on folders."""
+"""Files and folders that appear under their names completely or not at all, also after a power cut; records that carry
+their own hash; locks.
+
+See docs/design/files.md.
+"""
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import glob
 import hashlib
 import os
+import re
+import shutil
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, Self
 
 import numpy as np
+import orjson
 from pydantic import BaseModel, ConfigDict
 
 from terakoya.errors import UserError
+from terakoya.folder_kinds import refuse_address
 
 
 class FileFacts(BaseModel):
@@ -24,6 +34,12 @@ class FileFacts(BaseModel):
 
     size: int
     sha256: str
+
+    @classmethod
+    def of(cls, file: Path) -> Self:
+        """Reads `file`."""
+        with file.open("rb") as stream:
+            return cls(sha256=hashlib.file_digest(stream, "sha256").hexdigest(), size=stream.tell())
 
 
 class HashedFile:
@@ -36,10 +52,14 @@ class HashedFile:
 
     def write(self, data: bytes | np.ndarray) -> None:
         """Appends `data`."""
-        view = _bytes(data)
+        view = as_bytes(data)
         self._stream.write(view)
         self._hash.update(view)
         self._size += view.nbytes
+
+    def flush(self) -> None:
+        """Passes everything that was appended on to the system."""
+        self._stream.flush()
 
     def facts(self) -> FileFacts:
         """Returns the size and hash of the written data."""
@@ -49,28 +69,201 @@ class HashedFile:
 @contextmanager
 def write_atomically(file: Path, *, draft_folder: Path | None = None) -> Iterator[HashedFile]:
     """Writes `file` completely or not at all. The data is written under another name, which contains host and process,
-    in `draft_folder` (by default the folder of `file`), flushed to disk, then renamed."""
-    draft = (draft_folder or file.parent) / f"{file.name}.{socket.gethostname()}.{os.getpid()}.tmp"
-    with draft.open("wb") as stream:
-        yield HashedFile(stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    draft.replace(file)
-    sync_folder(file.parent)
+    in `draft_folder` (by default the folder of `file`), flushed to disk, then renamed.
+
+    Raises:
+        OSError: the file cannot be written; it names the file, and what was there before is still there.
+    """
+    draft = (draft_folder or file.parent) / _draft_name(file)
+    try:
+        with _naming(file):
+            with draft.open("wb") as stream:
+                yield HashedFile(stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            draft.replace(file)
+            flush(file.parent)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
 
 
-def sync_folder(folder: Path) -> None:
-    """Flushes renames in `folder` to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def write_text(file: Path, text: str) -> None:
+    """Writes `file` as `write_atomically` does. A link stays a link, and a pipe or device (/dev/stdout) what it is."""
+    if file.exists() and not file.is_file():
+        with _naming(file):
+            file.write_text(text, encoding="utf-8")
+        return
+    file = file.resolve()
+    _remove_drafts_of_dead_processes(file)
+    with write_atomically(file) as stream:
+        stream.write(text.encode())
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Yields a folder to write into. It becomes the folder `out` if the block succeeds, else it is removed.
+
+    Raises:
+        UserError: as `check_new_folder` does.
+        OSError: a file cannot be written; there is no `out` then.
+    """
+    check_new_folder(out)
+    _remove_drafts_of_dead_processes(out)
+    draft = out.with_name(_draft_name(out))
+    try:
+        with _naming(out):
+            draft.mkdir(parents=True)
+            yield draft
+            commit_folder(draft, out)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def commit_folder(draft: Path, final: Path, *, flushed: Collection[Path] = ()) -> None:
+    """Renames the folder `draft` to `final`, which may be an empty folder, with all that is in it flushed to disk
+    before and its name after. Files at its top are flushed last, those that are `flushed` already not again.
+
+    Raises:
+        OSError: something could not be written, flushed or renamed; there is no `final` then.
+    """
+    for folder, _, names in os.walk(draft, topdown=False):
+        for path in (*(Path(folder, name) for name in names), Path(folder)):
+            if not path.is_symlink() and path not in flushed:
+                flush(path)
+    if final.is_dir():
+        final.rmdir()
+    draft.rename(final)
+    try:
+        flush(final.parent)
+    except OSError:
+        with suppress(OSError):
+            final.rename(draft)
+        raise
+
+
+def check_new_folder(out: Path) -> None:
+    """Raises UserError unless `out` is a new or empty folder in a place that can be written to."""
+    refuse_address(out, "a new folder")
+    if not out.name:
+        raise UserError(f"{out}: expected a new folder, got one without a name of its own; name it")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        found = "is not empty" if out.is_dir() else "is a file"
+        raise UserError(
+            f"{out}: already exists and {found}: expected a new or empty folder; choose another, or remove this one"
+        )
+    check_writable(out.parent)
+
+
+def check_writable(folder: Path) -> None:
+    """Raises UserError if nothing can be written into `folder`, or if it does not exist and cannot be made."""
+    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not place.is_dir():
+        raise UserError(f"{folder}: expected a folder, but {place} is a file; choose another --out")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UserError(
+            f"{folder}: expected a folder that can be written to, but {place} is read-only or another user's; choose "
+            "another --out"
+        )
+
+
+def copy_folder(source: Path, target: Path) -> None:
+    """Copies the files of the folder `source`, and of the folders in it, into `target`; raises OSError where one cannot
+    be copied, which `shutil.copytree` collects into an error of its own."""
+    for folder, _, names in os.walk(source):
+        copied = target / Path(folder).relative_to(source)
+        copied.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            shutil.copyfile(Path(folder, name), copied / name)
+
+
+def flush(path: Path) -> None:
+    """Flushes the file `path`, or the names in the folder `path`, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that flushes no folders, such as s3fs
+            raise
     finally:
         os.close(descriptor)
 
 
-def _bytes(data: bytes | np.ndarray) -> memoryview:
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Adds `path` to an OSError that names no file, as those of writing and flushing do not, and raises the errors of
+    libraries in Rust as the OSErrors that they are about."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+    except Exception as error:
+        if (translated := os_error_of(error, path)) is not None:
+            raise translated from error
+        raise
+
+
+def os_error_of(error: Exception, path: Path) -> OSError | None:
+    """Returns the OSError at `path` that an error of a library in Rust is about, None if it is about something else."""
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return None if number is None else OSError(int(number[1]), os.strerror(int(number[1])), str(path))
+
+
+def _draft_name(final: Path) -> str:
+    return f".{final.name}.{socket.gethostname()}.{os.getpid()}.tmp"
+
+
+def _remove_drafts_of_dead_processes(out: Path) -> None:
+    """Removes what processes of this host that were killed have left of a new file or folder `out`."""
+    host = socket.gethostname()
+    for draft in out.parent.glob(f".{glob.escape(f'{out.name}.{host}')}.*.tmp"):
+        process = draft.name.removesuffix(".tmp").rpartition(".")[2]
+        if process.isdigit() and (int(process) == os.getpid() or not _is_alive(int(process))):
+            if draft.is_dir():
+                shutil.rmtree(draft, ignore_errors=True)
+            else:
+                draft.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except OSError as error:
+        return error.errno != errno.ESRCH
+    return True
+
+
+def as_bytes(data: bytes | np.ndarray) -> memoryview:
+    """Returns the bytes of `data`, which are not copied."""
     view = data.data if isinstance(data, np.ndarray) else memoryview(data)
     return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def seal(record: Mapping[str, Any]) -> bytes:
+    """Returns `record` as JSON, with the SHA-256 of its content under the key "sha256"."""
+    return orjson.dumps({**record, "sha256": _digest(record)}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def unseal(content: bytes) -> dict[str, Any]:
+    """Returns the record that `seal` made into `content`. Raises ValueError if it is not the same any more."""
+    try:
+        record = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"expected JSON, got something else ({error})") from None
+    if not isinstance(record, dict) or "sha256" not in record:
+        raise ValueError('expected the SHA-256 of its content under "sha256", got none')
+    recorded = record.pop("sha256")
+    if recorded != (digest := _digest(record)):
+        raise ValueError(f"content changed since it was written: expected SHA-256 {recorded}, got {digest}")
+    return record
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(orjson.dumps(record, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 LOCK = ".lock"

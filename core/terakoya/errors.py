@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -17,6 +18,73 @@ class Stopped(UserError):  # noqa: N818 - not an error, though it ends the comma
     (EX_TEMPFAIL)."""
 
     exit_code = 75
+
+
+class Diverged(UserError):  # noqa: N818 - a state of the training
+    """Training has diverged: the same command fails at the same step again, whatever machine runs it. The command line
+    exits with 3."""
+
+    exit_code = 3
+
+
+class TemporaryFailure(UserError):  # noqa: N818 - named for what it says of the failure
+    """Something that may pass, such as a file system that does not answer; nothing was changed. The command line exits
+    with 74 (EX_IOERR), after which launchers start a run again."""
+
+    exit_code = 74
+
+
+class FileError(UserError):
+    """A file could not be read or written, for a reason that lies with the disk and not with what was asked for.
+
+    Attributes:
+        happened: the message without the advice at its end.
+        advice: what to do; see `os_error_advice`.
+        errno: the system's number for it.
+        exit_code: see `os_error_exit_code`.
+    """
+
+    def __init__(self, happened: str, number: int | None = None) -> None:
+        self.errno, self.exit_code = number, os_error_exit_code(number)
+        self.happened, self.advice = happened, os_error_advice(number)
+        super().__init__(happened + self.advice)
+
+
+_ADVICE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space and give the same command again"),
+    **dict.fromkeys((errno.EIO, errno.ESTALE), "check the disk or file server and give the same command again"),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "choose a place that you may write to"),
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+}
+
+
+_MAY_PASS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EHOSTDOWN, errno.ENETDOWN, errno.ENETUNREACH)
+
+
+def os_error_exit_code(number: int | None) -> int:
+    """Returns the exit code after a system error with this number: 74 where a disk or file server does not answer,
+    which may pass, else 2."""
+    return TemporaryFailure.exit_code if number in _MAY_PASS else UserError.exit_code
+
+
+def os_error_advice(number: int | None) -> str:
+    """Returns what to do after a system error with this number, as the end of a sentence; "" where only the user can
+    know."""
+    return f"; {_ADVICE[number]}" if number in _ADVICE else ""
+
+
+def describe_os_error(error: OSError) -> str:
+    """Returns where a system error happened, what it was and what to do."""
+    place = error.filename2 or error.filename
+    where = "" if place is None else f"{place}: "
+    return f"{where}{error.strerror or error}{os_error_advice(error.errno)}"
+
+
+class RankLostError(UserError):
+    """Another process of the run hangs or is gone; the message names it. The command line exits with 76 (EX_PROTOCOL),
+    after which launchers start the run again."""
+
+    exit_code = 76
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -5,31 +5,31 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from terakoya.errors import UserError, nearest
+from terakoya.folder_kinds import missing_file
+from terakoya.log import hide_secrets
 
 Origin = Literal["default", "file", "command line"]
 
+NOTES = ("$schema", "_comment")
+"""Keys at the top of a file that are for its editor and its readers: they are accepted and not read."""
+
+_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+
 SECRET_KEY = re.compile(
-    r"(^|[_-])(token|secret|password|passwd|credentials?|(api|access|secret|private)[_-]?key)$", re.I
-)
-SECRET_VALUE = re.compile(
-    r"\b(hf_[A-Za-z0-9]{20,}"  # Hugging Face
-    r"|(AKIA|ASIA)[0-9A-Z]{16}"  # Amazon Web Services
-    r"|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{20,}"  # GitHub
-    r"|sk-[A-Za-z0-9_-]{20,}"  # OpenAI and others
-    r"|xox[abprs]-[A-Za-z0-9-]{10,})"  # Slack
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY"
+    r"(^|[_-])(token|secret|password|passwd|passphrase|authorization|credentials?|(api|access|secret|private)[_-]?key)$",
+    re.I,
 )
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in the JSON file `path`.
+    """Returns the object in the JSON file `path`, without `NOTES`.
 
     Raises:
         UserError: there is no such file, it is not valid JSON, a key is given twice, a number is NaN or Infinity, or
@@ -37,8 +37,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise UserError(f"{path}: {missing_file(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
 
@@ -57,10 +57,53 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(text, object_pairs_hook=without_duplicates, parse_constant=refuse_constant)
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from None
+        raise UserError(f"{path}{explain_syntax(path, text, error)}") from None
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected a JSON object, got {short_json(raw)}")
-    return raw
+    return {key: value for key, value in raw.items() if key not in NOTES}
+
+
+def explain_syntax(path: Path, text: str, error: json.JSONDecodeError) -> str:
+    """Returns where `text`, the content of `path`, is not JSON, what is there, and what to write instead."""
+    if not text.strip():
+        return ": is empty; expected a JSON object, {...}"
+    if is_yaml(path, text):
+        return (
+            ": is YAML; expected JSON. Convert it: python -c 'import json, sys, yaml; "
+            f"print(json.dumps(yaml.safe_load(sys.stdin), indent=2))' < {path} > {path.with_suffix('.json').name}"
+        )
+    at = error.pos
+    before, after = text[:at].rstrip(), text[at:].lstrip()
+    if not after:
+        advice = "the file ends too early; a bracket or a quote is not closed"
+    elif after[:1] in ("}", "]") and before.endswith(","):
+        at, advice = len(before) - 1, f"a comma before the closing {after[0]}; remove the comma"
+    elif after.startswith(("//", "/*", "#")):
+        advice = 'a comment; JSON has no comments: remove it, or write it as a key "_comment" at the top of the file'
+    elif "," in error.msg and "Expecting" in error.msg:
+        at, advice = len(before), f"expected a comma before {_excerpt(after)}; add it here"
+    elif after.startswith("'"):
+        advice = f'{_excerpt(after)}: JSON has "double quotes" round names and texts'
+    elif word := re.match("|".join(_PYTHON_WORDS), after):
+        advice = f"{word[0]}: JSON writes {_PYTHON_WORDS[word[0]]}"
+    elif error.msg.startswith("Unterminated string"):
+        advice = f"{_excerpt(after)}: the quote is not closed in its line; add the closing one"
+    else:
+        advice = f"{error.msg}, got {_excerpt(after)}"
+    line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
+    return f":{line}:{column}: not valid JSON: {advice}"
+
+
+def is_yaml(path: Path, text: str) -> bool:
+    """Returns whether `text`, the content of `path`, is YAML, by its name or by its first line."""
+    lines = (line.strip() for line in text.splitlines())
+    first = next((line for line in lines if line and not line.startswith("#")), "")
+    return path.suffix.lower() in (".yaml", ".yml") or bool(re.match(r"---|- |[\w.-]+:(\s|$)", first))
+
+
+def _excerpt(text: str) -> str:
+    line = text.partition("\n")[0].strip()
+    return line if len(line) <= 30 else line[:27] + "..."
 
 
 def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -104,7 +147,7 @@ def refuse_secrets(raw: Mapping[str, Any], source: str) -> None:
     """Raises UserError for a key or value that looks like a secret: parameters are copied into every run."""
     for path, value in leaves(raw):
         key = path.rpartition(".")[2]
-        if isinstance(value, str) and value and (SECRET_KEY.search(key) or SECRET_VALUE.search(value)):
+        if isinstance(value, str) and value and (SECRET_KEY.search(key) or hide_secrets(value) != value):
             raise UserError(
                 f"{source}: {path}: looks like a secret; parameters are copied into every run and checkpoint. "
                 "Remove it and use an environment variable"
@@ -124,6 +167,18 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves(inner, f"{path}.{key}" if path else str(key))
     if not found:
         yield path, value
+
+
+def value_at(value: Any, path: str) -> Any:
+    """Returns the value at the dotted key `path` of nested JSON, None if there is none."""
+    for key in path.split("."):
+        if isinstance(value, Mapping):
+            value = value.get(key)
+        elif isinstance(value, Sequence) and not isinstance(value, str) and key.isdigit() and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            return None
+    return value
 
 
 def origins(complete: Mapping[str, Any], raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Origin]:
@@ -150,16 +205,30 @@ def short_json(value: Any) -> str:
 # ------------------------------------------------------------------------------------------- pydantic's errors
 
 
-def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Returns one line for each problem: key path, expected value, given value, the nearest known name."""
+def explain(
+    error: ValidationError,
+    model: type[BaseModel],
+    prefix: str = "",
+    *,
+    explain_unknown: Callable[[str], str] = lambda path: "",
+) -> list[str]:
+    """Returns one line for each problem: key path, expected value, given value, the nearest known name.
+
+    `explain_unknown` returns the end of the line for the key path of an unknown key, or "": then the nearest known
+    keys are named, or all known keys, once for each object.
+    """
     lines = []
+    listed: set[str] = set()
     for problem in error.errors(include_url=False):
         keys = [str(key) for key in problem["loc"]]
         path = ".".join([prefix, *keys] if prefix else keys)
         kind, got = problem["type"], problem["input"]
         if kind == "extra_forbidden":
             known = field_names(_model_at(model, keys[:-1]))
-            text = f"unknown key{_nearest_key(keys[-1], known)}"
+            advice = explain_unknown(path) or _nearest_key(keys[-1], known)
+            text = "unknown key" + ("" if advice in listed else advice)
+            if advice.startswith("; known: "):
+                listed.add(advice)
         elif kind == "missing":
             text = "missing"
         elif kind in ("value_error", "assertion_error"):

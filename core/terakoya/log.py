@@ -3,29 +3,79 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.segment import Segment
     from rich.table import Table
+
+_SECRET = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{20,}"  # Hugging Face
+    r"|(?:AKIA|ASIA)[0-9A-Z]{16}"  # Amazon Web Services
+    r"|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{20,}|glpat-[\w-]{20,}"  # GitHub, GitLab
+    r"|sk-[A-Za-z0-9_-]{20,}"  # OpenAI and others
+    r"|AIza[\w-]{35}"  # Google
+    r"|xox[abprs]-[A-Za-z0-9-]{10,}"  # Slack
+    r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}(?:\.[\w-]*)?)"  # JSON Web Tokens
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY[\s\S]*"
+    r"|(?i:(?<=bearer )|(?<=basic ))(?=\S*(?:[\d=]|[a-z][A-Z]))[\w.~+/=-]{16,}"
+    # the user and password of an address, after two slashes, or the one that pathlib leaves
+    r"|(?<=:/)/{0,2}[^/@\s\"]*:(?!\d+(?:/|$))[^@\s\"]*(?=@)|(?:(?<=http:/)|(?<=https:/))/{0,2}[^/@\s\"]+(?=@)"
+    r"|(?<=[?&])(?i:X-Amz-\w+|X-Goog-\w+|sig|signature|\w*token|(?:api_?|access_?)?key|password|secret)=[^&\s]+"
+)
+
+
+def hide_secrets(text: str) -> str:
+    """Returns `text` with `***` for what looks like a token, and for user and password, or a signature, of an
+    address."""
+    return _SECRET.sub(lambda match: "/" * (len(match[0]) - len(match[0].lstrip("/"))) + "***", text)
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def visible(text: str) -> str:
+    """Returns `text` with its control characters, except tabs and line ends, as JSON writes them: `\\u001b`. What a
+    file or a name contains thus cannot move the cursor, change the title or hide lines of a terminal."""
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+@cache
+def _console_class() -> type[Console]:
+    from rich.console import Console
+
+    class SafeConsole(Console):
+        """Shows the control characters of what it prints; only rich itself sends a terminal any."""
+
+        def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else segment._replace(text=visible(segment.text))
+
+    return SafeConsole
+
+
+def new_console(**options: Any) -> Console:
+    """Returns a console with the `options` of rich's. All that terakoya prints goes through one of these."""
+    return _console_class()(highlight=False, **options)
 
 
 @cache
 def console() -> Console:
     """Returns the console for results, on standard output: tables and answers. In a pipe or a file, lines are not
     wrapped, and tables have no spaces after their text."""
-    from rich.console import Console
     from rich.table import Table
 
-    class PlainConsole(Console):
+    class PlainConsole(_console_class()):  # type: ignore[misc]
         def print(self, *objects: Any, **options: Any) -> None:
             super().print(*(TrimmedTable(each) if isinstance(each, Table) else each for each in objects), **options)
 
-    return Console(highlight=False) if sys.stdout.isatty() else PlainConsole(highlight=False, width=1000)
+    return new_console() if sys.stdout.isatty() else PlainConsole(highlight=False, width=1000)
 
 
 class TrimmedTable:
@@ -51,9 +101,7 @@ class TrimmedTable:
 @cache
 def error_console() -> Console:
     """Returns the console for progress, warnings and errors, on standard error."""
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False)
+    return new_console(stderr=True)
 
 
 @contextmanager
@@ -81,7 +129,8 @@ class ConsoleHandler(logging.Handler):
 
         style = STYLES.get(record.levelname)
         level = Text(f"{record.levelname.lower()}: ", style=style) if style else Text()
-        error_console().print(level + Text(self.format(record)), soft_wrap=True)
+        with suppress(OSError):  # the terminal was closed
+            error_console().print(level + Text(hide_secrets(self.format(record))), soft_wrap=True)
 
 
 def configure(level: int = logging.INFO) -> None:

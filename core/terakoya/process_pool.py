@@ -1,10 +1,12 @@
-"""A pool of worker processes, which end when this process ends."""
+"""Child processes that end when this process ends: a pool of workers, and programs."""
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +20,81 @@ from terakoya.errors import UserError
 
 Result = TypeVar("Result")
 Submit = Callable[..., "Future[Any]"]
+
+ENDED_BY_AN_ERROR = frozenset({0, 1})
+"""Exit codes of a worker that Python ended: 0 after an error in its first call, 1 after any other."""
+LAUNCHER_VARIABLE = "TERAKOYA_LAUNCHER"
+"""The variable in which a launcher gives the processes that it starts its own process id."""
+PR_SET_PDEATHSIG = 1
+"""prctl(2): the signal that a process gets when the thread that started it ends."""
+
+
+def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+    """Starts `command` with the `options` of Popen; when this process dies, however it does, the child gets SIGTERM.
+
+    Call it in the main thread: Linux sends the signal when the calling thread ends. Other systems send none.
+    """
+    parent = os.getpid()
+    set_signal = _death_signal_setter()
+
+    def end_with_parent() -> None:
+        set_signal()
+        if os.getppid() != parent:  # it died before the line above
+            os._exit(128 + signal.SIGTERM)
+
+    return subprocess.Popen(command, preexec_fn=end_with_parent, **options)
+
+
+def end_with_launcher() -> bool:
+    """Makes this process get SIGTERM when its launcher dies: torchrun, or one that sets `LAUNCHER_VARIABLE`.
+
+    Without such a launcher nothing happens. Returns False if the launcher is dead already.
+    """
+    launcher = os.environ.get(LAUNCHER_VARIABLE)
+    if launcher is None and "TORCHELASTIC_RUN_ID" not in os.environ:
+        return True
+    parent = os.getppid()
+    _death_signal_setter()()
+    return os.getppid() == parent and (launcher is None or int(launcher) == parent or is_alive(int(launcher)))
+
+
+def is_alive(process: int) -> bool:
+    """Returns whether a process with this id runs on this machine."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
+
+
+def _death_signal_setter() -> Callable[[], None]:
+    """Returns a function that makes the calling process get SIGTERM when its parent dies."""
+    if not sys.platform.startswith("linux"):
+        return lambda: None
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError in the block after `seconds`. Without effect outside the main thread, and for as long as a
+    library computes without returning to Python."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"took more than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def warm_up(modules: Sequence[str] = ()) -> None:
@@ -52,10 +129,7 @@ def workers(
     try:
         yield pool.submit
     except BrokenProcessPool as error:
-        raise UserError(
-            f"{task}: a worker process died, most likely killed for want of memory; use fewer than "
-            f"--processes {processes}. {remedy}".rstrip()
-        ) from error
+        raise UserError(f"{task}: {_explain_death(pool, processes)} {remedy}".rstrip()) from error
     except BaseException:
         parent_end.close()  # the workers exit at once
         raise
@@ -63,6 +137,17 @@ def workers(
         pool.shutdown(cancel_futures=True)
         parent_end.close()
         worker_end.close()
+
+
+def _explain_death(pool: ProcessPoolExecutor, processes: int) -> str:
+    """Returns how a worker of the broken `pool` died, and what to do. The pool ends its other workers with SIGTERM."""
+    codes = {process.exitcode for process in list((pool._processes or {}).values())}
+    if codes & ENDED_BY_AN_ERROR and -signal.SIGKILL not in codes:
+        return (
+            "a worker process ended with an error, which is printed above. A script that calls terakoya does so below "
+            '`if __name__ == "__main__":`, as workers import it.'
+        )
+    return f"a worker process died, most likely killed for want of memory; use fewer than --processes {processes}."
 
 
 def _context() -> Any:

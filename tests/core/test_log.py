@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from rich.table import Table
+from rich.text import Text
 
 from terakoya import log
 
@@ -68,3 +72,29 @@ def test_a_progress_bar_prints_nothing_without_a_terminal(capfd: pytest.CaptureF
     with log.progress_bar("work") as progress:
         progress(5, 10)
     assert capfd.readouterr() == ("", "")
+
+
+ESCAPES = "\x1b]0;pwned\x07\x1b[2J\x1b[1;31m\x9b31m\x7f\x00\b"
+
+
+def test_control_characters_are_shown_as_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table(ESCAPES, box=None, pad_edge=False)
+    table.add_row(Text(f"日本語 👨‍👩‍👧 {ESCAPES}"))
+    log.console().print(table)
+    log.console().print("a\tb" + ESCAPES, markup=False)
+    out = capsys.readouterr().out
+    assert not any(unicodedata.category(char) == "Cc" for char in out if char != "\n")
+    assert out.count(r"\u001b]0;pwned") == 3 and "日本語 👨‍👩‍👧" in out
+    assert out.endswith(r"a       b\u001b]0;pwned\u001b[2J\u001b[1;31m\u009b31m\u007f\u0000" + "\n")
+
+
+def test_a_terminal_still_gets_colours(capsys: pytest.CaptureFixture[str]) -> None:
+    console = log.new_console(force_terminal=True, color_system="standard", file=sys.stdout)
+    console.print(Text(f"red {ESCAPES}", style="red"))
+    assert re.sub(r"\x1b\[(31|0)m", "", capsys.readouterr().out).startswith(r"red \u001b]0;pwned\u001b[2J")
+
+
+def test_everything_prints_through_these_consoles() -> None:
+    sources = Path(log.__file__).parent.rglob("*.py")
+    direct = [file for file in sources if re.search(r"(?<!def )\bConsole\(", file.read_text(encoding="utf-8"))]
+    assert direct == []

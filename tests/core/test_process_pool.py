@@ -83,3 +83,15 @@ def test_workers_end_with_their_parent(tmp_path: Path, end: str) -> None:
     while any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in family):
         assert time.monotonic() < until, f"still there: {family}"
         time.sleep(0.05)
+
+
+def _exit(code: int) -> None:
+    os._exit(code)
+
+
+def test_a_worker_that_ends_with_an_error_is_not_called_a_lack_of_memory() -> None:
+    with (
+        pytest.raises(UserError, match="counting: a worker process ended with an error, which is printed above"),
+        workers(2, _start, ["given"], task="counting") as submit,
+    ):
+        submit(_exit, 1).result()

@@ -1,8 +1,8 @@
 """One process of a pair that trains small models with DeepSpeed's own engine and saves its own checkpoints.
 
-Called as `deepspeed_saver.py JOBS.json FOLDER` with a launcher's variables, each job an object:
+Each job is an object:
 
-    name        the checkpoint's folder below FOLDER
+    name        the folder of its checkpoint
     model       one of `published_layouts.MODELS`
     stage       of ZeRO
     frozen      beginnings of the names of weights that are not trained
@@ -13,15 +13,15 @@ Process 0 writes `reference.safetensors` beside each checkpoint: every weight as
 
 from __future__ import annotations
 
-import json
 import os
-import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import deepspeed
 import published_layouts as layouts
 import torch
+import toy
 from safetensors.torch import save_file
 
 
@@ -60,14 +60,12 @@ def save(job: dict[str, Any], folder: Path) -> None:
     engine.destroy()
 
 
-def main() -> None:
-    """Runs the jobs of the file named on the command line."""
+def process(jobs: Sequence[dict[str, Any]], folder: Path, variables: Mapping[str, str], output: Path) -> None:
+    """One forked process with the `variables` of a launcher: runs the jobs, saves into `folder`, prints to `output`."""
+    toy.become(variables, output)
+    torch.set_num_threads(1)
     deepspeed.ops.__compatible_ops__ = {}  # no kernels are compiled on a machine without a GPU
     torch.distributed.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
-    for job in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
-        save(job, Path(sys.argv[2]))
+    for job in jobs:
+        save(job, folder)
     torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """One process of a world that runs several jobs of `worlds` one after another, so that DeepSpeed is imported once.
 
-Called as `deepspeed_worker.py JOBS.json`. A job with `poison` takes one step whose gradient is not a number, then one
+A job with `poison` takes one step whose gradient is not a number, then one
 whose is, and writes what became of the weights; one with `watch` writes what each process gathered and wrote for its
 checkpoints.
 """
@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import toy
 import worlds
 
 from terakoya.training.batches import to_device
@@ -96,12 +98,19 @@ def poison(trainer: Trainer, out: Path) -> None:
         (out / "poison.json").write_text(json.dumps(found))
 
 
-def main() -> None:
-    """Runs the jobs of the file named on the command line."""
+def process(jobs: Sequence[dict[str, Any]], variables: Mapping[str, str], output: Path) -> None:
+    """One forked process of the world, with the `variables` of a launcher; prints into `output`."""
+    toy.become(variables, output)
+    torch.set_num_threads(1)
+    run_all(jobs)
+
+
+def run_all(jobs: Sequence[dict[str, Any]]) -> None:
+    """Joins the world and runs the jobs."""
     distributed_deepspeed_config.PERSISTENCE_THRESHOLD = 0  # toy parameters too are cut up
     before = dict(os.environ)
     context = connect(LaunchInfo.from_environment(), deepspeed=True, timeout_seconds=60)
-    for job in json.loads(Path(sys.argv[1]).read_text()):
+    for job in jobs:
         run(job, context)
         context.accelerator.deepspeed_engine_wrapped = None  # it wonders at more than one engine
     left = os.environ.items() ^ before.items()
@@ -109,5 +118,5 @@ def main() -> None:
     context.close(failed=False)
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # one process that is not forked, whose imports too may say something
+    run_all(json.loads(Path(sys.argv[1]).read_text()))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import deepspeed_worker
 import pytest
 import torch
 import toy
@@ -22,9 +23,6 @@ STAGES = (0, 1, 2, 3)
 
 
 LAST, MIDDLE = 4, 2
-
-
-WORKER = Path(__file__).with_name("deepspeed_worker.py")
 
 
 def settings(store: Path, validation: Path, stage: int | None, rows: dict[str, int], **changes: Any) -> dict[str, Any]:
@@ -53,20 +51,26 @@ HALF = {
 LION = {"optimizer": {"type": "lion", "learning_rate": 1e-3, "weight_decay": 0.1}, "evaluation": None}
 
 
-def start(jobs: Sequence[dict[str, Any]], folder: Path, processes: int) -> list[subprocess.Popen[str]]:
-    """Starts a world that runs `jobs`; a single process gets no launcher's variables."""
+def start(jobs: Sequence[dict[str, Any]], folder: Path, processes: int) -> list[toy.Process]:
+    """Starts a world of forked processes that runs `jobs`; a single process gets no launcher's variables."""
     folder.mkdir(exist_ok=True)
-    file = folder / f"jobs{processes}.json"
+    started = []
+    for rank, variables in enumerate(toy.launched((1,) * processes)):
+        output = folder / f"jobs{processes}.{rank}.txt"
+        started.append(toy.Process(toy.fork(deepspeed_worker.process, jobs, variables, output), output))
+    return started
+
+
+def run_in_a_new_process(jobs: Sequence[dict[str, Any]], file: Path) -> str:
+    """Runs `jobs`, written to `file`, in one process that is not forked; returns what it printed."""
     file.write_text(json.dumps(jobs))
     found = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # helpers as they lie here
-    command = [sys.executable, str(WORKER), str(file)]
-    started = []
-    for variables in toy.launched((1,) * processes):
-        environment = {**os.environ, **found, **variables}
-        started.append(
-            subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        )
-    return started
+    done = subprocess.run(
+        [sys.executable, deepspeed_worker.__file__, str(file)],
+        env={**os.environ, **found}, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
 
 
 def checkpoint(out: Path, step: int) -> Path:

@@ -42,13 +42,13 @@ def arm_late_stop_request(run: Any) -> None:
 @hookimpl
 def run_started(run: Any) -> None:
     """Arms the faults inside a save: just before the action of `WHERE`, `action@count`, happens for the `count`-th
-    time, the process dies or finds the disk full."""
+    time, the process dies or finds the disk full; from then on where `WHERE` ends with "-"."""
     if FAULT not in ("save", "full") or not is_chosen_rank():
         return
     name, _, count = WHERE.partition("@")
     owner, attribute = {
         "write": (checkpoint_state, "save_file"),
-        "fsync": (checkpoint_state.os, "fsync"),
+        "fsync": (os, "fsync"),
         "manifest": (checkpoint.json, "dumps"),
         "rename": (checkpoint.Path, "rename"),
         "prune": (checkpoint.shutil, "rmtree"),
@@ -59,7 +59,7 @@ def run_started(run: Any) -> None:
     def fail_at_count(*arguments: Any, **options: Any) -> Any:
         if name != "manifest" or (arguments and isinstance(arguments[0], dict) and "files" in arguments[0]):
             calls[0] += 1
-            if calls[0] == int(count):
+            if calls[0] == int(count.rstrip("-")) or (count.endswith("-") and calls[0] > int(count[:-1])):
                 if FAULT == "full":
                     raise OSError(28, "No space left on device")
                 die()
@@ -89,3 +89,34 @@ def step_finished(run: Any, report: Any) -> None:
     if FAULT == "nan":
         with torch.no_grad():
             next(run.module.parameters()).fill_(float("nan"))
+
+
+@hookimpl(specname="step_finished")
+def die_after_step(run: Any) -> None:
+    """Dies after step `FAULT_KILL`, besides the fault of `FAULT`."""
+    if os.environ.get("FAULT_KILL") == str(run.step):
+        die()
+
+
+@hookimpl(specname="run_started")
+def spoil_losses(run: Any) -> None:
+    """Spoils the losses of the steps of `WHERE` (`7` or `7-9`) on one rank, or with `FAULT_RANK` -1 on all."""
+    if FAULT == "spoil" and (RANK < 0 or is_chosen_rank()):
+        first, _, last = WHERE.partition("-")
+        factor, added = (float(os.environ.get(name, default)) for name, default in (("FACTOR", "1"), ("ADDED", "0")))
+        spoil(run, range(int(first), int(last or first) + 1), factor, added)
+
+
+def spoil(run: Any, steps: range, factor: float = 1.0, added: float = 0.0) -> None:
+    """Makes the losses of `steps`, counted from 1, `factor` x loss + `added`; what is added has no gradient. In a
+    pipeline, this spoils the stages of this process."""
+    names = [name for name, term in run.objective.terms().items() if term.weight is not None]
+    for module in [run.module, *(each.root for each in run.module.children() if hasattr(each, "root"))]:
+
+        def spoiled(*arguments: Any, forward: Any = module.forward, **options: Any) -> Any:
+            sums = forward(*arguments, **options)
+            if run.module.training and run.step + 1 in steps and isinstance(sums, dict):
+                return {**sums, **{name: sums[name] * factor + added for name in names}}
+            return sums
+
+        module.forward = spoiled

@@ -6,8 +6,6 @@ a folder, which gets `RANK.json`:
     rest    bytes by part of what lies there between steps: weights, gradients, optimizer, what DeepSpeed keeps on the
             host for the next step if it is asked to, and all tensors together
     places  of each stage of a pipeline, whenever it begins a forward: how many places for what it receives have memory
-
-DeepSpeed's are run by this file as a script, `memory_worker.py JOBS.json`.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -30,8 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 from terakoya.config.parameters import Parameters
 from terakoya.plugins import registry
 from terakoya.training import setup
-from terakoya.training.distributed.context import DistributedContext, connect
-from terakoya.training.distributed.topology import LaunchInfo
+from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.engines.pipeline_parallel import PipelineEngine
 from terakoya.training.run_log import RunLog
 from terakoya.training.stores import Stores
@@ -107,9 +103,9 @@ def marking(trainer: Trainer) -> None:
     def mark() -> None:
         torch.empty(MARK, dtype=torch.uint8)
 
-    def marked(learning_rate: float) -> Tensor:
+    def marked(learning_rate: float, **options: float) -> Tensor:
         mark()
-        return step(learning_rate)
+        return step(learning_rate, **options)
 
     trainer.engine.step = marked  # type: ignore[method-assign]
     mark()
@@ -217,16 +213,7 @@ def run(jobs: Sequence[dict[str, Any]], context: DistributedContext) -> None:
         out = Path(job["out"])
         out.mkdir(parents=True, exist_ok=True)
         (out / f"{context.rank}.json").write_text(json.dumps(weigh(job, context)))
+        if context.heartbeat is not None:  # it holds the trainer, whose end the next job's profiler would see
+            context.heartbeat.follow(step=lambda: 0, work_seconds=lambda: 0.0)
         if job["settings"]["parallel"]["engine"] == "deepspeed":
             context.accelerator.deepspeed_engine_wrapped = None  # it wonders at more than one engine
-
-
-def main() -> None:
-    """Runs DeepSpeed's jobs, those of the file named on the command line."""
-    context = connect(LaunchInfo.from_environment(), deepspeed=True, timeout_seconds=60)
-    run(json.loads(Path(sys.argv[1]).read_text()), context)
-    context.close(failed=False)
-
-
-if __name__ == "__main__":
-    main()

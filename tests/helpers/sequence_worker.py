@@ -36,11 +36,11 @@ def first_step(settings: Mapping[str, Any], folder: Path, name: str, context: Di
     step = engine.step
     gradients: dict[str, torch.Tensor] = {}
 
-    def watched(learning_rate: float) -> torch.Tensor:
+    def watched(learning_rate: float, **options: float) -> torch.Tensor:
         for each, parameter in engine.module.named_parameters():
             assert parameter.grad is not None
             gradients[each] = parameter.grad.clone()
-        return step(learning_rate)
+        return step(learning_rate, **options)
 
     engine.step = watched  # type: ignore[method-assign]
     validations: Sequence[Mapping[str, float]] = [

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
+from terakoya.atomic_files import FileFacts, seal
 from terakoya.components.vocabulary import Vocabulary
+from terakoya.store.block_checksums import BlockChecksums
+from terakoya.store.token_store import CHECKSUMS, DATA_FILES
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 FIRST = 10
@@ -30,6 +35,18 @@ class SmallStore:
     offsets: np.ndarray
     documents: np.ndarray
     fingerprint: str
+
+    def touch(self, start: np.ndarray, length: np.ndarray | int) -> None:
+        assert (start >= 0).all() and (start + length <= len(self.tokens)).all()
+
+    def sequence_starts(self, sequences: np.ndarray) -> np.ndarray:
+        return self.offsets[sequences]
+
+    def first_sequences(self, documents: np.ndarray) -> np.ndarray:
+        return self.documents[documents]
+
+    def document_starts(self, documents: np.ndarray, *, check: bool = True) -> np.ndarray:
+        return self.offsets[self.documents[documents]]
 
     @property
     def word_bits(self) -> tuple[np.ndarray, int]:
@@ -82,6 +99,23 @@ def small_store(
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     fingerprint = f"{unit}-{eos}-{hash((tuple(map(tuple, documents)),)):x}"
     return SmallStore(folder, facts, array, offsets, np.array(first, np.int64), fingerprint)
+
+
+def reseal(folder: Path, **changes: Any) -> None:
+    """Makes the record of a real store true again, with `changes`, after a test has changed its files."""
+    record = json.loads((folder / "store.json").read_text())
+    del record["sha256"]
+    files = {name: facts for name, facts in record["files"].items() if not name.startswith("tokenizer/")}
+    data = [folder / name for name in DATA_FILES if (folder / name).exists()]
+    blocks = []
+    for file in data:
+        blocks.append(BlockChecksums())
+        blocks[-1].add(file.read_bytes())
+    np.concatenate([each.values() for each in blocks]).tofile(folder / CHECKSUMS)
+    tokenizer = [file for file in (folder / "tokenizer").rglob("*") if file.is_file()]
+    for file in (*data, folder / CHECKSUMS, *sorted(tokenizer)):
+        files[file.relative_to(folder).as_posix()] = FileFacts.of(file).model_dump()
+    (folder / "store.json").write_bytes(seal({**record, "files": files, **changes}))
 
 
 def damage(file: Path) -> None:

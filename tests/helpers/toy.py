@@ -9,8 +9,10 @@ import os
 import random
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +104,7 @@ def start(
     started = []
     for rank, variables in enumerate(launched(nodes)):
         output = file.parent / f"{out.name}.{rank}.{os.urandom(4).hex()}.txt"
-        process = FORKSERVER.Process(target=_command_line, args=(command, {**(environment or {}), **variables}, output))
-        process.start()
+        process = fork(_command_line, command, {**(environment or {}), **variables}, output)
         started.append(Process(process, output))
     return started
 
@@ -125,6 +126,7 @@ def launched(nodes: Sequence[int]) -> list[dict[str, str]]:
 
 def become(variables: Mapping[str, str], output: Path) -> None:
     """Makes this process one that was started with `variables` set and prints into `output`."""
+    assert "warm" in sys.modules, "the fork server could not import it, and says nothing of that"
     os.environ.update(variables)
     handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(handle, 1)
@@ -133,9 +135,23 @@ def become(variables: Mapping[str, str], output: Path) -> None:
 
 
 FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload(
-    ["terakoya.training.setup", "torch.utils.tensorboard", "transformers.models.bert", "transformers.models.electra"]
-)
+FORKSERVER.set_forkserver_preload(["warm"])
+_STARTING = threading.Lock()
+
+
+def fork(target: Callable[..., object], *arguments: Any) -> multiprocessing.process.BaseProcess:
+    """Starts `target(*arguments)` in a process that has imported all that `warm` imports."""
+    with _STARTING:
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # the fork server finds helpers by it alone
+        try:
+            forkserver.ensure_running()
+        finally:
+            os.environ.pop("PYTHONPATH")
+            os.environ.update({} if before is None else {"PYTHONPATH": before})
+    process = FORKSERVER.Process(target=target, args=arguments)
+    process.start()
+    return process
 
 
 def _command_line(arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> None:

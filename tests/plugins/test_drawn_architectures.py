@@ -23,8 +23,8 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.plugins import loading as plugins
+from terakoya.runs import checkpoints
 from terakoya.toolkit.architectures import attention
-from terakoya.training.checkpoint import checkpoint
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.model.build import build_module
 
@@ -103,7 +103,7 @@ def test_two_processes_train_it_and_plain_transformers_gives_its_logits(name: st
 
     # the logits of the plugin with the checkpoint's weights
     folder = tmp_path / "run" / "checkpoints" / "step-00000030"
-    manifest = checkpoint.read_manifest(folder)
+    manifest = checkpoints.read_manifest(folder)
     parameters = Parameters.from_dict(manifest["parameters"], source="manifest")
     module = build_module(parameters, Vocabulary.model_validate(manifest["vocabulary"])).eval()
     checkpoint_state.load_module(folder, module)

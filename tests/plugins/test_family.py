@@ -23,10 +23,11 @@ from terakoya.config.parameters import Parameters
 from terakoya.contract.toy import VOCABULARY
 from terakoya.contract.toy import make_store as contract_store
 from terakoya.conversion.export import build_models, export
+from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.rows.row_source import RowSource
+from terakoya.runs import checkpoints
 from terakoya.toolkit.architectures import attention
-from terakoya.training.checkpoint import checkpoint
 from terakoya.training.setup import train_in_this_process
 
 PRESETS = Path(__file__).resolve().parents[2] / "parameters"
@@ -153,7 +154,7 @@ def save_published(entry: dict[str, Any]) -> dict[str, PreTrainedModel]:
 def loads(run: Path, out: Path) -> dict[str, torch.nn.Module]:
     """Exports `run`; each model that plain Transformers loads has the logits of the trained model."""
     done = export(run, out)
-    trained = build_models(done.checkpoint, checkpoint.read_manifest(done.checkpoint))
+    trained = build_models(done.checkpoint, checkpoints.read_manifest(done.checkpoint))
     ids = torch.tensor([[2, 30, 31, 4, 33, 34, 35, 3]])
     found = {}
     for folder, model in done.models.items():
@@ -309,3 +310,10 @@ def test_two_processes_train_the_same_as_one(name: str, tmp_path: Path) -> None:
     one, two = (toy.losses(tmp_path / f"run{processes}") for processes in (1, 2))
     for step, values in one.items():
         assert np.allclose(values, two[step], rtol=1e-5), step
+
+
+@pytest.mark.parametrize("name", ["bert", "electra", "roberta", "deberta", "deberta_v2", "modernbert", "gpt2", "gptj"])
+def test_heads_that_do_not_divide_the_width_are_named_before_anything_is_made(name: str) -> None:
+    raw = toy.parameters(Path("store"), architecture={"type": name, "hidden_size": 64, "num_attention_heads": 3})
+    with pytest.raises(UserError, match=r"architecture: .*hidden_size 64 over 3 heads is no whole number"):
+        Parameters.from_dict(raw, source="test")

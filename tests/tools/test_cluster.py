@@ -29,8 +29,9 @@ TABLE = {"a01": 7, "a02": 5, "a03": 4}
 STEPS = 60
 SILENCE = 10
 """`parallel.timeout_seconds`: seconds after which processes give up silent ones."""
-NOTICE = 5.0
-"""Further seconds until the last of them has printed its error, on a busy machine."""
+NOTICE = 10.0
+"""Further seconds until the last of them has printed its error, on a busy machine: a rank that sends no heartbeats is
+named after 6, and rank 0 leaves when the others have heard of it."""
 SLOW = """\
 import time
 from terakoya import hookimpl
@@ -197,13 +198,13 @@ class HostsLaunch:
         self.until(lambda: (self.out / "metrics.jsonl").exists() and max(toy.records(self.out), default=0) >= step)
 
     def until_noticed(self, hosts: Sequence[str], since: float, *, seconds: float) -> None:
-        """Waits up to `seconds` until processes of all `hosts` have printed an error about lost ones, after `since`."""
+        """Waits up to `seconds` until processes of all `hosts` have printed which one is lost, after `since`."""
         errors: dict[str, tuple[float, str]] = {}
 
         def noticed() -> bool:
             for moment, line in list(self.lines):
                 host = line[1:4]
-                if moment > since and host in hosts and "RuntimeError: [" in line:
+                if moment > since and host in hosts and "error: " in line:
                     errors.setdefault(host, (moment - since, line.rpartition("] ")[2]))
             return len(errors) == len(hosts)
 

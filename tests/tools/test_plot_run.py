@@ -75,4 +75,7 @@ def test_no_run_is_said_in_a_sentence(tmp_path: Path) -> None:
         [sys.executable, str(TOOL), str(tmp_path), "--out", str(tmp_path / "x.png")], capture_output=True, text=True
     )
     assert done.returncode == 1
-    assert done.stderr.strip() == f"{tmp_path / 'metrics.jsonl'}: no such file; expected the folder of a run"
+    assert (
+        done.stderr.strip()
+        == f"{tmp_path / 'metrics.jsonl'}: no such file; expected the folder of a run, got an empty folder"
+    )

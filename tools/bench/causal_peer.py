@@ -106,7 +106,7 @@ def train_padded(
 ) -> Turn:
     """Trains on documents in a random order, `documents_at_once` of them padded to the longest."""
     store = TokenStore.open(raw["data"]["train"][0]["store"])
-    tokenizer = AutoTokenizer.from_pretrained(store.tokenizer_folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(store.tokenizer_folder, local_files_only=True, trust_remote_code=False)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.bos_token  # which no document holds: an end must stay a label
     items = Items([{"input_ids": each} for each in documents(store, longest=raw["data"]["sequence_length"])])

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -25,9 +26,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 from prepare_turns import plain
 
+from terakoya.atomic_files import seal
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.preparation.prepare import prepare
-from terakoya.store.token_store import IDX_HEADER, IDX_MAGIC, StoreCounts, TokenStore, count_store
+from terakoya.store.token_store import CHECKSUMS, IDX_HEADER, IDX_MAGIC, StoreCounts, TokenStore, count_store
 
 GOAL = 1e-3
 TIMES = 1000
@@ -90,7 +92,8 @@ def enlarge(store: Path, folder: Path, small: StoreCounts) -> Path:
     facts = TokenStore.open(store).facts
     sequences, documents, tokens = small.sequences * TIMES, small.documents * TIMES, small.tokens * TIMES
     large = facts.model_copy(update={"sequences": sequences, "documents": documents, "tokens": tokens})
-    (folder / "store.json").write_text(large.model_dump_json())
+    (folder / "store.json").write_bytes(seal(large.model_dump(mode="json")))
+    shutil.copy(store / CHECKSUMS, folder)
     itemsize = np.dtype(facts.dtype).itemsize
     with (store / "tokens.idx").open("rb") as stream:
         _, version, code, _, _ = IDX_HEADER.unpack(stream.read(IDX_HEADER.size))
@@ -113,7 +116,7 @@ def tokenized_again(corpus: Path, tokenizer: Path) -> tuple[float, int]:
     from transformers import AutoTokenizer
 
     logging.getLogger("transformers").setLevel(logging.ERROR)  # "longer than the maximum sequence length"
-    loaded = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
+    loaded = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True, trust_remote_code=False)
     source = Corpus([corpus])
     texts = [each.text for block in source.blocks() for each in source.read(block) if isinstance(each, Document)]
     began = time.perf_counter()

@@ -57,7 +57,7 @@ def read(corpus: Path, tokenizer_folder: Path, *, count: int, sequence_length: i
         texts = [line for text in texts for line in text.splitlines()]
     texts = [text.strip() for text in texts if text.strip()]
     drawn = random.Random(0).sample(texts, min(count, len(texts)))
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True, trust_remote_code=False)
     is_piece = np.zeros(len(tokenizer), dtype=bool)
     named = tokenizer.get_vocab()
     is_piece[[number for token, number in named.items() if token.startswith("##")]] = True
@@ -91,7 +91,7 @@ def drawn(folder: Path, *, count: int, mean_length: int, sequence_length: int, v
     named += [f"t{number}" for number in range(len(named), vocabulary_size)]
     (folder / "vocab.txt").write_text("\n".join(named) + "\n")
     BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     generator = np.random.default_rng(0)
     lengths = np.exp(generator.normal(np.log(mean_length) - 0.32, 0.8, count))  # log-normal, of this mean
     lengths = np.clip(np.rint(lengths), 1, sequence_length - 2).astype(np.int64)

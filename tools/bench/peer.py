@@ -79,7 +79,7 @@ def train(
     """
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True, trust_remote_code=False)
     masking = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15)
     tokens: list[int] = []
 

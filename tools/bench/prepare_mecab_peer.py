@@ -37,7 +37,7 @@ def load(folder: Path) -> None:
     from transformers import AutoTokenizer
 
     logging.getLogger("transformers").setLevel(logging.ERROR)  # "longer than the maximum sequence length"
-    _tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    _tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def encode(row: bytes) -> bytes:

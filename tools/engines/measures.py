@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from terakoya.conversion import export as export_model
-from terakoya.training.checkpoint import checkpoint
+from terakoya.runs import checkpoints
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.engines.tensor_shards import KINDS, Kind
 
@@ -21,12 +21,12 @@ FIRST_MOMENT = "/exp_avg"
 
 def checkpoint_folder(out: Path, step: int) -> Path:
     """The folder of the checkpoint of `step` in the run folder `out`."""
-    return out / "checkpoints" / checkpoint.folder_name(step)
+    return out / "checkpoints" / checkpoints.folder_name(step)
 
 
 def saved_step(out: Path) -> int:
     """The step of the run's newest checkpoint; 0 without checkpoints."""
-    return max((step for step, _ in checkpoint.list_checkpoints(out / "checkpoints")), default=0)
+    return max((step for step, _ in checkpoints.list_checkpoints(out / "checkpoints")), default=0)
 
 
 def state(out: Path, kind: Kind, step: int) -> dict[str, Tensor]:

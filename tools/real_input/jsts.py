@@ -98,18 +98,22 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    tokenizer = AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
     sets = {name: read(options.data / f"{name}-v1.3.json.gz", tokenizer) for name in ("train", "valid", "test")}
     print(", ".join(f"{name} {len(examples):,}" for name, examples in sets.items()), "pairs; Pearson / Spearman")
     means: dict[str, list[float]] = {}
     for seed in options.seeds:
         for name in ("pre-trained", "random weights"):
             torch.manual_seed(seed)
-            config = AutoConfig.from_pretrained(options.model, num_labels=1, problem_type="regression")
+            config = AutoConfig.from_pretrained(
+                options.model, num_labels=1, problem_type="regression", trust_remote_code=False
+            )
             if name == "pre-trained":
-                model = AutoModelForSequenceClassification.from_pretrained(options.model, config=config)
+                model = AutoModelForSequenceClassification.from_pretrained(
+                    options.model, config=config, trust_remote_code=False
+                )
             else:
-                model = AutoModelForSequenceClassification.from_config(config)
+                model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
             found = tune(model, sets, tokenizer, options, seed)
             print(
                 f"{name:<14}  seed {seed}  "

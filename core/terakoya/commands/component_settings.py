@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from terakoya.commands import unknown_options
 from terakoya.errors import UserError
 
 ACCEPT_UNKNOWN_OPTIONS = {"ignore_unknown_options": True}
@@ -73,12 +74,12 @@ def gather(
     return {**apply_overrides(file, overrides), **flags}
 
 
-def take_flags(arguments: Sequence[str], fields: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+def take_flags(arguments: Sequence[str], fields: Mapping[str, Any], *, verb: str) -> tuple[list[str], dict[str, Any]]:
     """Extracts `--key value`, `--key=value`, `--switch` and `--no-switch` from `arguments`; returns the remaining
     arguments and key -> value.
 
     `fields` are the component's pydantic fields by name. Dashes in a flag may be written as underscores. Raises
-    UserError for a flag that is given twice or has no value.
+    UserError for a flag that is given twice or has no value, and for one of another program that `verb` answers.
     """
     rest: list[str] = []
     taken: dict[str, Any] = {}
@@ -90,6 +91,9 @@ def take_flags(arguments: Sequence[str], fields: Mapping[str, Any]) -> tuple[lis
             continue
         name, equals, text = argument[2:].partition("=")
         key = name.replace("-", "_")
+        given = text if equals else next((word for word in remaining[:1] if not word.startswith("--")), None)
+        if key not in fields and (advice := unknown_options.answer(verb, key, given)):
+            raise UserError(f"terakoya {verb}: {argument}: no such option; {advice}")
         annotation = fields[key].annotation if key in fields else None
         positive = key.removeprefix("no_")
         value: Any

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from terakoya.folder_kinds import refuse_address
+
 
 def demo(out: Path = Path("work/demo"), *, max_steps: int | None = None, fresh: bool = False) -> Path:
     """Runs the pipeline on the bundled corpus into the folder `out`, prints a summary and returns the model's folder.
@@ -19,6 +21,7 @@ def demo(out: Path = Path("work/demo"), *, max_steps: int | None = None, fresh: 
     from terakoya.pipeline.demo import MAX_STEPS, Demo, summary_lines
     from terakoya.pipeline.run import run_pipeline
 
+    refuse_address(out, "the demo's folder")
     files = Demo(out)
     if fresh:
         files.remove()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,13 +69,16 @@ def command(
             parameters, processes=gpus or processes, device=device, vocab_size=vocab_size, mfu=mfu, tflops=tflops,
             overrides=overrides,
         )  # fmt: skip
+        fastest = None if layouts is None or mfu is not None or tflops is not None else layouts.fastest_supported
+        if fastest is not None and estimated.steps is not None:  # one answer: not the time of a usual MFU, too
+            estimated = replace(estimated, hours=fastest.hours(estimated.steps), mfu=fastest.time.mfu)
     if as_json:
         more = {} if layouts is None else layouts.as_json(estimated.steps)
         typer.echo(json.dumps(estimated.as_json() | more, indent=2, ensure_ascii=False))
         return
     console().print(_model_table(estimated))
     console().print(_memory_table(estimated))
-    for line in _other_lines(estimated):
+    for line in _other_lines(estimated, of_layout=fastest is not None):
         console().print(line, markup=False, soft_wrap=True)
     if layouts is not None:
         print_layouts(layouts, estimated.steps)
@@ -128,7 +132,7 @@ def _memory_table(estimated: Estimate) -> Table:
     return table
 
 
-def _other_lines(estimated: Estimate) -> list[str]:
+def _other_lines(estimated: Estimate, *, of_layout: bool) -> list[str]:
     state, model = estimated.checkpoint["state"], estimated.checkpoint["model"]
     lines = [
         f"checkpoint: {gigabytes(state + model)} (state {gigabytes(state)}, model {gigabytes(model)}); "
@@ -137,7 +141,8 @@ def _other_lines(estimated: Estimate) -> list[str]:
     devices = f"{estimated.processes} x {estimated.device.name}"
     if estimated.hours is not None:
         speed = f"an MFU of {estimated.mfu:.2g}" if estimated.mfu is not None else "the TFLOP/s given"
-        lines.append(f"time: {_duration(estimated.hours)} on {devices}, with {speed}")
+        layout = " in the fastest supported layout below" if of_layout else ""
+        lines.append(f"time: {_duration(estimated.hours)} on {devices}, with {speed}{layout}")
     elif estimated.flops is not None:
         lines.append(f"time: unknown for {devices}; give its speed: --tflops 0.05, or another --device")
     stages = estimated.pipeline_stages

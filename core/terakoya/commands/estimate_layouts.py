@@ -41,7 +41,7 @@ def print_layouts(layouts: Layouts, steps: int | None) -> None:
     console().print(table)
     for note in layouts.notes:
         console().print(f"note: {note}", markup=False, soft_wrap=True)
-    supported = next((suggestion for suggestion in layouts.suggestions if suggestion.refused is None), None)
+    supported = layouts.fastest_supported
     if supported is not None:
         console().print("the fastest supported layout, to write into the parameters:")
         console().print(json.dumps(layouts.as_parameters(supported))[1:-1], markup=False, soft_wrap=True)

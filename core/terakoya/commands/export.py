@@ -36,7 +36,7 @@ def command(
     from terakoya.log import console
     from terakoya.plugins import registry
 
-    rest, flags = take_flags(arguments, registry().component("exporters", format).model_fields)
+    rest, flags = take_flags(arguments, registry().component("exporters", format).model_fields, verb="export")
     if len(rest) != 1:
         raise UserError(f"expected one run, checkpoint or folder, got {' '.join(rest) or 'none'}")
     done = export(Path(rest[0]), out, format=format, only=only, settings=gather({}, overrides or [], flags))

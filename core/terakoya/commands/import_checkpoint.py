@@ -39,7 +39,7 @@ def command(
         names = ", ".join(registry().names("importers"))
         raise UserError(f"expected a format ({names}) and a checkpoint: terakoya import FORMAT SOURCE --out DIR")
     format, *remaining = arguments
-    rest, flags = take_flags(remaining, registry().component("importers", format).model_fields)
+    rest, flags = take_flags(remaining, registry().component("importers", format).model_fields, verb="import")
     if len(rest) != 1:
         raise UserError(f"expected one checkpoint after the format, got {' '.join(rest) or 'none'}")
     settings = gather({}, overrides or [], flags)

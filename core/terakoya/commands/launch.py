@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,7 +61,7 @@ def command(
     if len(arguments) > 1 and arguments[1] in launch_jobs.VERBS:
         launch_jobs.run_verb(launcher, arguments[1], arguments[2:], out=out, every=every if watch else None)
         return
-    rest, flags = take_flags(arguments[1:], component.model_fields)
+    rest, flags = take_flags(arguments[1:], component.model_fields, verb="launch")
     if len(rest) != 1:
         raise UserError(f"launch {launcher}: expected one parameter file, got {' '.join(rest) or 'none'}")
     if out is None:
@@ -104,7 +105,8 @@ def _show(launcher: str, planned: PlannedLaunch, *, submitted: bool) -> None:
     for line in planned.plan.commands:
         output.print(f"  {line}", markup=False, soft_wrap=True)
     detached = planned.launcher.detached
-    watching = f"launch {launcher} status {planned.job.run}" if detached else f"status {planned.job.run}"
+    run = shlex.quote(str(planned.job.run))
+    watching = f"launch {launcher} status {run}" if detached else f"status {run}"
     output.print(f"follow it with:\n  terakoya {watching} --watch", markup=False, soft_wrap=True)
 
 
@@ -118,7 +120,8 @@ def _report_job(launcher: str, planned: PlannedLaunch, *, every: float | None) -
         return  # the run has ended with the command
     folder = planned.folder if planned.folder.name != f"{planned.job.run.name}.launch" else planned.job.run
     console().print(
-        f"submitted as job {record.job}; manage it with:\n  terakoya launch {launcher} status|logs|stop {folder}",
+        f"submitted as job {record.job}; manage it with:\n  terakoya launch {launcher} status|logs|stop "
+        + shlex.quote(str(folder)),
         markup=False, soft_wrap=True,
     )  # fmt: skip
     if every is not None:

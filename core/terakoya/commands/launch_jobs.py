@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,7 +47,8 @@ def run_verb(launcher: str, verb: str, arguments: Sequence[str], *, out: Path | 
         else:
             _print_states(job, record.job, Path(record.run) if record.run else None, every)
     except KeyboardInterrupt:
-        console().print(f"job {record.job} still runs; `terakoya launch {launcher} stop {arguments[0]}` stops it")
+        stop = f"terakoya launch {launcher} stop {shlex.quote(arguments[0])}"
+        console().print(f"job {record.job} still runs; `{stop}` stops it", markup=False, soft_wrap=True)
 
 
 def _states(job: SubmittedJob, every: float | None) -> Iterable[JobState]:

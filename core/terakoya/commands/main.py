@@ -26,20 +26,22 @@ from terakoya.commands import (
     status,
     train,
     try_model,
+    unknown_options,
     upload,
+    verify,
 )
 from terakoya.commands.component_settings import ACCEPT_UNKNOWN_OPTIONS
 from terakoya.commands.plugins import app as plugins
 from terakoya.commands.store import app as store
 from terakoya.commands.tokenizer import app as tokenizer
-from terakoya.errors import Stopped, UserError
+from terakoya.errors import Stopped, UserError, describe_os_error, os_error_exit_code
 from terakoya.version import __version__
 
 DEBUG_VARIABLE = "TERAKOYA_DEBUG"
 
 VERBS = (
-    "demo", "run", "tokenizer", "prepare", "store", "estimate", "train", "launch", "status", "report", "evaluate",
-    "export", "import", "try", "upload", "plugins", "parameters", "doctor",
+    "demo", "run", "tokenizer", "prepare", "store", "estimate", "train", "launch", "status", "report", "verify",
+    "evaluate", "export", "import", "try", "upload", "plugins", "parameters", "doctor",
 )  # fmt: skip
 """The commands in the order of use."""
 
@@ -50,6 +52,18 @@ class InOrder(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """Returns the commands in the order of `VERBS`."""
         return sorted(self.commands, key=VERBS.index)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Keeps the arguments, which the advice for an unknown option quotes."""
+        ctx.meta["arguments"] = list(args)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command; an unknown option is answered with what to give instead."""
+        try:
+            return super().invoke(ctx)
+        except typer.TyperException as error:
+            raise unknown_options.explain(error, ctx.meta["arguments"]) from None
 
 
 app = typer.Typer(
@@ -73,6 +87,7 @@ app.command("train")(train.command)
 app.command("launch", context_settings=ACCEPT_UNKNOWN_OPTIONS)(launch.command)
 app.command("status")(status.command)
 app.command("report")(report.command)
+app.command("verify")(verify.command)
 app.command("evaluate")(evaluate.command)
 app.command("export", context_settings=ACCEPT_UNKNOWN_OPTIONS)(export.command)
 app.command("import", context_settings=ACCEPT_UNKNOWN_OPTIONS)(import_checkpoint.command)
@@ -114,14 +129,16 @@ def options(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line and exits: with 0, with 75 after training that stopped on request and saved, or with 2
-    after an error that the user can fix, printed without a traceback."""
+    """Runs the command line and exits: with 0, with 75 after training that stopped on request and saved, with 3
+    after training that diverged, with 74 after an error that may pass, or with 2 after another that the user can fix,
+    printed without a traceback."""
     try:
         app(list(arguments) if arguments is not None else None, prog_name="terakoya")
-    except UserError as error:
-        if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0"):
+    except (UserError, OSError) as error:
+        if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0") or (isinstance(error, OSError) and not error.errno):
             raise
         if not isinstance(error, Stopped):
             log.error_console().print("[bold red]error:[/bold red]", end=" ")
-        log.error_console().print(str(error), markup=False, soft_wrap=True)
-        sys.exit(error.exit_code)
+        text = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        log.error_console().print(log.hide_secrets(text), markup=False, soft_wrap=True)
+        sys.exit(os_error_exit_code(error.errno) if isinstance(error, OSError) else error.exit_code)

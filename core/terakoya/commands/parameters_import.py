@@ -30,6 +30,7 @@ def command(
 
     Lists how every option is converted, and the options that are not supported. Runs nothing of the script.
     """
+    from terakoya.atomic_files import write_text
     from terakoya.plugins import registry
     from terakoya.plugins.create import create_component
 
@@ -48,7 +49,7 @@ def command(
     elif out.exists():
         raise UserError(f"{out}: exists already; choose a new file or remove it")
     else:
-        out.write_text(text, encoding="utf-8")
+        write_text(out, text)
     _print_report(converted, file, out)
 
 

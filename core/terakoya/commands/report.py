@@ -25,17 +25,20 @@ def command(
 
     The file is self-contained and needs no network. Runs may be in progress.
     """
+    from terakoya.atomic_files import check_writable, write_text
     from terakoya.errors import UserError
+    from terakoya.folder_kinds import refuse_address
     from terakoya.log import console
     from terakoya.runs.report import read_reports
     from terakoya.runs.report_page import render_page
 
+    refuse_address(out, "an HTML file")
+    if out.is_dir():
+        raise UserError(f"--out {out}: expected an HTML file, got a folder; give --out {out / 'report.html'}")
+    check_writable(out.parent)
     reports = read_reports(runs, label)
     text = render_page(reports, created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"), against=against)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--out {out}: {error.strerror}") from None
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, text)
     subject = f"{len(reports)} runs" if len(reports) > 1 else reports[0].label
     console().print(f"wrote {out}: {subject}, {len(text.encode()) / 1e3:,.0f} kB", markup=False, soft_wrap=True)

@@ -35,13 +35,13 @@ def command(
 ) -> None:
     """Show the state of runs: step, loss, rate, remaining time, last validation and checkpoint, whether still alive."""
     from terakoya.errors import UserError
-    from terakoya.log import console
+    from terakoya.log import console, visible
     from terakoya.runs.status import read
 
     if as_json and watch:
         raise UserError("--json prints the state once; leave out --watch")
     if as_json:
-        typer.echo(json.dumps([read(run).as_json() for run in runs], indent=2, ensure_ascii=False))
+        typer.echo(visible(json.dumps([read(run).as_json() for run in runs], indent=2, ensure_ascii=False)))
         return
     if not watch:
         console().print(render([read(run) for run in runs]))
@@ -107,6 +107,11 @@ def details(status: RunStatus) -> Table:
     if status.seconds_since_word is not None:
         add("last record", f"{format_duration(status.seconds_since_word)} ago")
     add("restarts", f"{status.restarts}" if status.restarts else None)
+    for name, number, last in (
+        ("skipped steps", status.skipped_steps, status.last_skipped),
+        ("spikes", status.spikes, status.last_spike),
+    ):
+        add(name, f"{number:,}, the last in {last}" if last else None, "yellow")
     for text in status.warnings[-SHOWN_WARNINGS:]:
         add("warning", text, "yellow")
     if len(status.warnings) > SHOWN_WARNINGS:
@@ -188,4 +193,6 @@ def _number(value: float | None, form: str) -> str | None:
 def _plain(text: str, style: str = "") -> Any:
     from rich.text import Text
 
-    return Text(text, style=style)
+    from terakoya.log import visible
+
+    return Text(visible(text), style=style)

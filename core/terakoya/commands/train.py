@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from terakoya.errors import Stopped
 from terakoya.launch.here import read_parameters, train
+
+if TYPE_CHECKING:
+    from terakoya.training.distributed.signals import StopRequest
 
 
 def command(
@@ -39,41 +43,58 @@ def command(
     allow_change: Annotated[
         list[str] | None, typer.Option(help="On resume: a parameter that may differ from the checkpoint's.")
     ] = None,
+    start_over: Annotated[
+        bool,
+        typer.Option("--start-over", help="Allow step 0 in a folder whose checkpoints are all gone or damaged."),
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Check data, processes, batch size and disk, take one step, write nothing."),
     ] = False,
 ) -> None:
-    """Pre-train a model. Ctrl-C and SIGTERM save a checkpoint and exit; the same command resumes."""
-    from terakoya.training.distributed.topology import LaunchInfo
-
-    loaded = read_parameters(
-        parameters, overrides=set_ or (), model_type=model_type, data=data or (), validation=validation or (),
-        whole_word_mask=whole_word_mask, fp16_type=fp16_type, processes=processes or 1,
-    )  # fmt: skip
-    launched = LaunchInfo.from_environment(node_rank=node_rank)
-    if launched.launcher is None:
-        count = processes or _visible_gpus()
-        if count > 1:
-            raise typer.Exit(_start_processes(count))
-    if dry_run:
-        from terakoya.estimation import out_of_memory
-        from terakoya.training.dry_run import dry_run as check
-
-        check(
-            loaded,
-            out,
-            node_rank=node_rank,
-            expected_processes=processes,
-            advice=out_of_memory.explain_allocation_errors,
-        )
-        return
-    result = train(loaded, out, processes=processes, node_rank=node_rank, allow_change=allow_change or ())
+    """Pre-train a model. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 save a checkpoint and exit; the same command resumes."""
+    from terakoya.atomic_files import check_writable
+    from terakoya.process_pool import end_with_launcher
     from terakoya.training.distributed import signals
 
-    if result.stopped_by or signals.EXIT_CODE_FILE_VARIABLE in os.environ:
-        signals.ignore_stop_signals()
-    raise typer.Exit(signals.exit_code(stopped=result.stopped_by is not None))
+    # without this, torch prints C++ frames when a rank is gone, before the line that names the rank
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    with signals.StopRequest() as stop:
+        stop.leave_during_start()
+        if not end_with_launcher():
+            raise Stopped("the launcher of this process is gone")
+        from terakoya.training.distributed.topology import LaunchInfo
+
+        if not dry_run:
+            check_writable(out)
+        loaded = read_parameters(
+            parameters, overrides=set_ or (), model_type=model_type, data=data or (), validation=validation or (),
+            whole_word_mask=whole_word_mask, fp16_type=fp16_type, processes=processes or 1,
+        )  # fmt: skip
+        launched = LaunchInfo.from_environment(node_rank=node_rank)
+        if launched.launcher is None:
+            count = processes or _visible_gpus()
+            if count > 1:
+                raise typer.Exit(_start_processes(count, stop))
+        if dry_run:
+            from terakoya.estimation import out_of_memory
+            from terakoya.training.dry_run import dry_run as check
+
+            check(
+                loaded,
+                out,
+                node_rank=node_rank,
+                expected_processes=processes,
+                advice=out_of_memory.explain_allocation_errors,
+            )
+            return
+        result = train(
+            loaded, out, processes=processes, node_rank=node_rank, allow_change=allow_change or (),
+            start_over=start_over, stop=stop,
+        )  # fmt: skip
+        if result.stopped_by or signals.EXIT_CODE_FILE_VARIABLE in os.environ:
+            signals.ignore_stop_signals()
+        raise typer.Exit(signals.exit_code(stopped=result.stopped_by is not None))
 
 
 def _visible_gpus() -> int:
@@ -82,13 +103,13 @@ def _visible_gpus() -> int:
     return max(1, torch.cuda.device_count())
 
 
-def _start_processes(processes: int) -> int:
-    """Runs this same command in `processes` processes; returns the exit code."""
+def _start_processes(processes: int, stop: StopRequest) -> int:
+    """Runs this same command in `processes` processes, which get the signals from now on; returns the exit code."""
     import sys
 
-    from rich.console import Console
-
     from terakoya.launch.local import run_processes
+    from terakoya.log import new_console
 
-    Console(stderr=True, highlight=False).print(f"starting {processes} processes on this machine")
+    new_console(stderr=True).print(f"starting {processes} processes on this machine")
+    stop.close()
     return run_processes(sys.argv[1:], processes)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from terakoya.errors import UserError
-from terakoya.inference.loading import find_model
+from terakoya.inference.loading import find_model, find_models
 from terakoya.inference.predictions import TokenPrediction, fill_mask, find_replaced, generate
 
 if TYPE_CHECKING:
@@ -45,15 +45,15 @@ def command(
     A masked model fills in each [MASK]. A discriminator marks the tokens that it considers replaced. A causal model
     continues one or several texts, or chats. An encoder-decoder generates its output for the text.
     """
-    from rich.console import Console
-
     from terakoya.inference.generation import Sampling, TextGenerator, is_causal
+    from terakoya.log import new_console
 
-    console = Console(highlight=False)
+    console = new_console()
     for text in texts or ():
         valid = text.encode("utf-8", "replace").decode("utf-8")
         if valid != text:
             raise UserError(f'the text that ends in "{valid[-20:]}": expected UTF-8; a character is cut in two')
+    folder = find_models(folder)
     model, _ = find_model(folder, texts[0] if texts else "")
     if is_causal(model):
         sampling = Sampling(max_new_tokens, temperature, top_p, top_k, seed)

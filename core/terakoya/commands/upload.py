@@ -34,11 +34,10 @@ def command(
 
     The token is read from HF_TOKEN in the environment or from `hf auth login`; HF_ENDPOINT names another server.
     """
-    from rich.console import Console
-
     from terakoya.hub.upload import upload
+    from terakoya.log import new_console
 
-    console = Console(highlight=False)
+    console = new_console()
     done = upload(
         source,
         name,

@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Component(BaseModel):
-    """The settings of one replaceable part. Subclasses add fields; unknown keys are refused."""
+    """The settings of one replaceable part. Subclasses add fields; unknown keys, NaN and Infinity are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     test_settings: ClassVar[Mapping[str, Any]] = {}
     """Settings with which `terakoya plugins check` and the project's tests try this component in seconds: small sizes,

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from terakoya.components.base import Component
 from terakoya.errors import UserError
+from terakoya.process_pool import start_child
 
 
 @dataclass(frozen=True)
@@ -145,14 +146,14 @@ class Launcher(Component):
 def run_commands(commands: Sequence[str]) -> int:
     """Runs shell command lines one after another, in this terminal, until one fails; returns its exit code, else 0.
 
-    The running command handles Ctrl-C and SIGTERM: it saves and ends, and reports how.
+    The running command handles stop signals: it saves and ends, and reports how. It gets SIGTERM if this process dies.
     """
     for command in commands:
-        process = subprocess.Popen(["bash", "-c", command])
-        handlers = {
-            signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),  # the terminal sends it there too
-            signal.SIGTERM: signal.signal(signal.SIGTERM, partial(_forward_signal, process)),
-        }
+        process = start_child(["bash", "-c", command])
+        handlers = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}  # the terminal sends it there too
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+            if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+                handlers[number] = signal.signal(number, partial(_forward_stop, process))
         try:
             code = process.wait()
         finally:
@@ -163,6 +164,6 @@ def run_commands(commands: Sequence[str]) -> int:
     return 0
 
 
-def _forward_signal(process: subprocess.Popen[bytes], number: int, frame: FrameType | None) -> None:
+def _forward_stop(process: subprocess.Popen[Any], number: int, frame: FrameType | None) -> None:
     with contextlib.suppress(ProcessLookupError):
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)

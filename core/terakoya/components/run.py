@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from terakoya.components.architecture import Architecture
 from terakoya.components.objective import Objective
@@ -18,6 +18,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class StepAnomaly:
+    """What went wrong numerically in a step.
+
+    Attributes:
+        step: the step, counted from 1.
+        kind: `skipped`: its loss or gradients were not finite, and no weight has changed; `spike`: its loss or gradient
+            norm is far above that of the steps before.
+        text: what was found, in a sentence.
+    """
+
+    step: int
+    kind: Literal["skipped", "spike"]
+    text: str
+
+
+@dataclass(frozen=True)
 class StepReport:
     """One optimizer step: the values that the host knows without waiting for the device.
 
@@ -27,6 +43,7 @@ class StepReport:
         learning_rate: the learning rate of this step.
         seconds: time since the end of the last step.
         values: losses and norms, averaged since the last logged step; None on steps that are not logged.
+        anomalies: what was found since the last report, about this step or one of the two before.
     """
 
     step: int
@@ -34,6 +51,7 @@ class StepReport:
     learning_rate: float
     seconds: float
     values: Mapping[str, float] | None
+    anomalies: tuple[StepAnomaly, ...] = ()
 
 
 class Run(Protocol):

@@ -11,11 +11,36 @@ import numpy as np
 
 from terakoya.components.base import Component
 from terakoya.components.vocabulary import Vocabulary
+from terakoya.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from terakoya.corpus.corpus import Corpus
+
+
+def load_tokenizer(folder: Path, *, trust_remote_code: bool = False, **options: Any) -> PreTrainedTokenizerBase:
+    """Returns the tokenizer in `folder`, loaded by `AutoTokenizer` from local files.
+
+    Args:
+        trust_remote_code: whether Python code that the folder contains may run.
+        options: further arguments of `from_pretrained`.
+
+    Raises:
+        UserError: it cannot be loaded, whatever a broken file makes Transformers and tokenizers raise. What tokenizers'
+            Rust code raises when it panics is no `Exception`.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust_remote_code, **options
+        )
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise UserError(f"{folder}: expected a tokenizer that Transformers loads; it says: {reason}") from error
 
 
 @dataclass(frozen=True)
@@ -84,9 +109,7 @@ class Tokenizer(Component):
 
     def load(self, folder: Path) -> PreTrainedTokenizerBase:
         """Returns the folder's tokenizer, loaded by Transformers."""
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return load_tokenizer(folder)
 
     def encoder(self, folder: Path) -> Encoder:
         """Returns a new fast encoder for the tokenizer in `folder`."""

@@ -20,6 +20,10 @@ class TrackerRun(Protocol):
 class Tracker(Component):
     """A destination for the metrics of a run, such as TensorBoard."""
 
+    def check(self) -> None:
+        """Raises UserError if the tracker cannot be opened on this machine, for example without its library. `train
+        --dry-run` calls it; in a run a tracker that does not open is a warning."""
+
     def open(self, run_folder: Path, parameters: Mapping[str, Any]) -> TrackerRun:
         """Opens the tracker for the run in `run_folder` (rank 0 only)."""
         raise NotImplementedError

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cached_property
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
+
+from terakoya.errors import UserError
+
+
+def vocabulary_size(ids: Collection[int]) -> int:
+    """Returns the size of a vocabulary with the pieces `ids`: the largest id and one more.
+
+    Raises UserError for an id far beyond the number of pieces: a model would have an embedding for every number below.
+    """
+    largest = max(ids, default=-1)
+    if largest > 2 * len(ids) + 1000:
+        raise UserError(
+            f"tokenizer: expected ids below about {len(ids):,}, the number of its pieces, got {largest:,}; correct the "
+            "id of that piece in the tokenizer's files"
+        )
+    return largest + 1
 
 
 class Vocabulary(BaseModel):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from terakoya import plugins
 from terakoya.components import Architecture
@@ -67,7 +68,12 @@ def _architecture_conflicts(parameters: ParameterFields) -> Iterator[str]:
     architecture, layout = parameters.architecture, parameters.objective.row_layout().kind
     name = type(architecture).__name__
     if layout == "packed" and architecture.document_masking == "none":
-        yield (f'architecture {name} cannot keep documents in one row apart; use objective.layout "stream" or "lines"')
+        field = type(parameters.objective).model_fields.get("layout")
+        others = [json.dumps(each) for each in get_args(field.annotation) if each != layout] if field else []
+        yield (
+            f"architecture {name} cannot keep documents in one row apart; use "
+            + (f"objective.layout {' or '.join(others)}" if others else "an objective with another layout")
+        )
     if parameters.attention == "flash" and architecture.document_masking != "attention_interface":
         yield (
             f"attention: flash is for models that use Transformers' AttentionInterface, which {name} does not; "
@@ -93,6 +99,11 @@ def _engine_conflicts(parameters: ParameterFields) -> Iterator[str]:
             zero_stage=stage,
             max_grad_norm=parameters.max_grad_norm,
             precision=parameters.precision,
+        )
+    if stage and parameters.spikes is not None and parameters.spikes.action == "skip":
+        yield (
+            f'spikes.action: "skip" needs the gradient norm before the update, but ZeRO stage {stage} computes it '
+            'within the update; use "note", zero_stage 0, or "engine": "fsdp"'
         )
     if parameters.parallel.engine == "fsdp" and not optimizer.elementwise:
         yield (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, SerializeAsAny
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, SerializeAsAny
 
 from terakoya.components import Architecture, Objective, Optimizer, Schedule, Tracker
 from terakoya.config.data import Data
@@ -15,6 +15,7 @@ from terakoya.config.lora import LoraSettings
 from terakoya.config.loss_scaling import LossScaling
 from terakoya.config.parallel import Parallel
 from terakoya.config.settings import Settings
+from terakoya.config.spikes import Spikes
 from terakoya.config.start_from import StartFrom
 
 LENGTH_KEYS = ("max_steps", "max_tokens", "epochs")
@@ -59,6 +60,9 @@ class ParameterFields(Settings):
         precision: the precision of matrix products; weights, their gradients and the optimizer state stay fp32. With
             fp8 the products of linear layers are fp8 and the rest bf16.
         loss_scaling: how fp16 scales its losses; null is torch's default.
+        max_consecutive_skipped_steps: how many steps in a row may be skipped because their loss or gradients are not
+            finite; one more ends the run. 0 ends it at the first. In fp16 `loss_scaling` decides instead.
+        spikes: what counts as a spike of the loss or the gradient norm, and what happens then; null does not look.
         activation_checkpointing: which activations of a block are not stored but computed again in the backward: all
             ("full"), all but the results of expensive operations (matrix products, attention; "selective"), or none
             (null). Changes only memory and time.
@@ -84,6 +88,8 @@ class ParameterFields(Settings):
     max_grad_norm: NonNegativeFloat = 1.0
     precision: Literal["fp32", "bf16", "fp16", "fp8"] = "fp32"
     loss_scaling: LossScaling | None = None
+    max_consecutive_skipped_steps: NonNegativeInt = 5
+    spikes: Spikes | None = Spikes()
     activation_checkpointing: Literal["full", "selective"] | None = None
     parallel: Parallel = Parallel()
     attention: Literal["auto", "sdpa", "flash", "eager"] = "auto"

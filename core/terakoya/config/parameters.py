@@ -6,9 +6,12 @@ objects with a `type`, the name under which the registry knows them.
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,11 +24,12 @@ from pydantic import (
 from terakoya import plugins
 from terakoya.components import Component
 from terakoya.components.progress import Length
-from terakoya.config import batch_table, conflicts
+from terakoya.config import batch_table, conflicts, file_kinds
 from terakoya.config import lora as lora_settings
 from terakoya.config.fields import LENGTH_KEYS, ParameterFields
+from terakoya.config.other_names import explain_unknown_key, key_paths
 from terakoya.errors import UserError, nearest
-from terakoya.json_settings import apply_overrides, explain, leaves, read_json, refuse_secrets, short_json
+from terakoya.json_settings import apply_overrides, explain, leaves, read_json, refuse_secrets, short_json, value_at
 from terakoya.plugins import Registry
 
 COMPONENTS: Mapping[str, str] = {
@@ -46,15 +50,19 @@ RESUME_MAY_CHANGE = frozenset(
         "evaluation",
         "data.validation",
         "batch_size",
+        "micro_batch_size",
         "on_lost_node",
         "data.skip_steps",
+        "max_consecutive_skipped_steps",
+        "spikes",
         "activation_checkpointing",
+        "objective.head_positions",
         "parallel",
     }
 )
-"""Keys that may change when a run is resumed: length, logging, saving, evaluation, skipped steps, activation
-checkpointing, parallelism, and the split of a global batch of the same size among nodes. A key includes all keys below
-it."""
+"""Keys that may change when a run is resumed: length, logging, saving, evaluation, skipped steps and spikes,
+parallelism, how a global batch of the same size is divided among nodes and micro-batches, and what only saves memory. A
+key includes all keys below it."""
 
 
 class Parameters(ParameterFields):
@@ -87,9 +95,18 @@ class Parameters(ParameterFields):
         """The parameters in the JSON file `path`, with `overrides` (`a.b=value`) on top.
 
         Raises:
-            UserError: one line for each problem: file, key path, expected, got, nearest known name.
+            UserError: one line for each problem: file, key path, expected, got, nearest known name; or the file is of
+                another kind.
         """
-        return cls.from_dict(read_json(path), registry, source=path.name, overrides=overrides)
+        registry = registry or plugins.registry()
+        paths = all_key_paths(registry)
+        file_kinds.refuse_yaml(path, expected=file_kinds.PARAMETERS, paths=paths)
+        raw = read_json(path)
+        try:
+            return cls.from_dict(raw, registry, source=path.name, overrides=overrides)
+        except UserError:
+            file_kinds.refuse_other_kind(path, raw, expected=file_kinds.PARAMETERS, paths=paths)
+            raise
 
     @classmethod
     def from_dict(
@@ -105,8 +122,9 @@ class Parameters(ParameterFields):
             parts += [(f"trackers.{index}", "trackers", each) for index, each in enumerate(raw["trackers"])]
             values["trackers"] = []
         failed = []
+        explain_unknown = _explain_unknown(raw, registry)
         for path, kind, value in parts:
-            component = _component(value, kind, path, registry)
+            component = _component(value, kind, path, registry, explain_unknown)
             if isinstance(component, list):
                 failed.append(path)
                 problems += component
@@ -117,7 +135,8 @@ class Parameters(ParameterFields):
         try:
             parameters = cls.model_validate({**values, **{key: None for key in failed if key in COMPONENTS}})
         except ValidationError as error:
-            problems += [line for line in explain(error, cls) if line.partition(":")[0] not in failed]
+            lines = explain(error, cls, explain_unknown=explain_unknown)
+            problems += [line for line in lines if line.partition(":")[0] not in failed]
         if problems:
             raise UserError("\n".join(f"{source}: {problem}" for problem in problems))
         return parameters
@@ -135,12 +154,42 @@ class Parameters(ParameterFields):
         return result
 
 
-def _component(value: Any, kind: str, path: str, registry: Registry) -> Component | list[str]:
+def _explain_unknown(raw: Mapping[str, Any], registry: Registry) -> Callable[[str], str]:
+    """Returns the function that says what an unknown key of the parameters `raw` is called here, from the keys of the
+    components that `raw` chooses; of all components where it chooses none."""
+
+    @cache
+    def paths() -> list[str]:
+        components = _all_components(registry)
+        for key, kind in COMPONENTS.items():
+            value = raw.get(key)
+            name = value.get("type") if isinstance(value, Mapping) else None
+            if isinstance(name, str) and name in registry.names(kind):
+                components[key] = [registry.component(kind, name)]
+        return key_paths(ParameterFields, components)
+
+    return lambda path: explain_unknown_key(path, paths())
+
+
+def all_key_paths(registry: Registry) -> list[str]:
+    """Returns the key path of every key of the parameter JSON, with those of all components."""
+    return key_paths(ParameterFields, _all_components(registry))
+
+
+def _all_components(registry: Registry) -> dict[str, list[type[Component]]]:
+    """Returns the components that each key of `COMPONENTS` may hold."""
+    return {key: [registry.component(kind, name) for name in registry.names(kind)] for key, kind in COMPONENTS.items()}
+
+
+def _component(
+    value: Any, kind: str, path: str, registry: Registry, explain_unknown: Callable[[str], str]
+) -> Component | list[str]:
     """The component that the JSON `value` describes, or a list of problems."""
     if isinstance(value, Component):
         return value
     if not isinstance(value, Mapping):
-        return [f'{path}: expected an object with a "type", got {short_json(value)}']
+        write = f'; write {{"type": {short_json(value)}}}' if isinstance(value, str) else ""
+        return [f'{path}: expected an object with a "type", got {short_json(value)}{write}']
     name = value.get("type")
     if not isinstance(name, str):
         got = f"expected a string, got {short_json(name)}" if "type" in value else "missing"
@@ -153,7 +202,7 @@ def _component(value: Any, kind: str, path: str, registry: Registry) -> Componen
     try:
         return component.model_validate_json(json.dumps(settings), strict=True)
     except ValidationError as error:
-        return explain(error, component, path)
+        return explain(error, component, path, explain_unknown=explain_unknown)
 
 
 def resolve_length(parameters: Parameters, *, rows: int, tokens_per_row: float, global_rows: int) -> Length:
@@ -185,3 +234,32 @@ def changed_keys(old: Parameters | Mapping[str, Any], new: Parameters | Mapping[
     before, after = (dict(leaves(each.dump() if isinstance(each, Parameters) else each)) for each in (old, new))
     absent = object()
     return sorted(path for path in {*before, *after} if before.get(path, absent) != after.get(path, absent))
+
+
+def whole_sections(keys: Sequence[str], old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Returns `keys`, with the keys of a section that only one of `old` and `new` has replaced by the section's own:
+    `start_from` for `start_from.folder` where one of them has `"start_from": null`."""
+
+    def is_section(parameters: Mapping[str, Any], path: str) -> bool:
+        value = value_at(parameters, path)
+        return bool(value) and isinstance(value, Mapping | list)
+
+    result: dict[str, None] = {}
+    for key in keys:
+        paths = [key[: match.start()] for match in re.finditer(r"\.|$", key)]
+        result[next((path for path in paths if is_section(old, path) != is_section(new, path)), key)] = None
+    return list(result)
+
+
+def check_allowed_changes(keys: Iterable[str], parameters: Parameters, registry: Registry) -> None:
+    """Raises UserError for a key of --allow-change that the parameter JSON does not have."""
+    own = [path for path, _ in leaves(parameters.dump(registry))]
+    sections = [path[: match.start()] for path in own for match in re.finditer(r"\.", path)]
+    known = {*own, *sections, *all_key_paths(registry)}
+    for key in keys:
+        if key not in known:
+            close = difflib.get_close_matches(key, own, n=1)
+            advice = explain_unknown_key(key, own) or (
+                f'; did you mean "{close[0]}"?' if close else "; `terakoya parameters show FILE` lists the keys"
+            )
+            raise UserError(f"--allow-change {key}: unknown key{advice}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from terakoya.errors import UserError
+from terakoya.folder_kinds import found
 from terakoya.json_settings import short_json
 from terakoya.toolkit.hub_cache import find_snapshot, is_hub_name
 
@@ -78,14 +80,17 @@ def model_folder(folder: Path, key: str) -> Path:
             raise UserError(
                 f"{key}: {text} is not a folder; if it is a name on the Hugging Face Hub: a run never downloads. "
                 f"Download it first, under the same name, so that the parameters stay valid: "
-                f"hf download {text} --local-dir {text}"
+                f"hf download {shlex.quote(text)} --local-dir {shlex.quote(text)}"
             )
-        raise UserError(f"{key}: {text}: no such folder; expected a Transformers folder with a config.json")
+        raise UserError(
+            f"{key}: {text}: expected a Transformers folder with a config.json, got "
+            + found(folder, "Transformers model")
+        )
     if not folder.is_dir():
         raise UserError(f"{key}: {text} is a file; expected a Transformers folder with a config.json")
     subfolders = sorted(path.parent.name for path in folder.glob("*/config.json"))
     if (folder / "checkpoints").is_dir() or (folder / "manifest.json").is_file():
-        hint = f"it is a run or a checkpoint; export it first: terakoya export {text} --out DIR"
+        hint = f"it is a run or a checkpoint; export it first: terakoya export {shlex.quote(text)} --out DIR"
     elif subfolders:
         hint = "it holds " + ", ".join(f"{name}/" for name in subfolders) + "; name one of these"
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,12 +33,20 @@ AUTO = {
 """The Transformers class that loads the model of each head."""
 
 
+SCALES = (1.0, 30.0)
+"""Factors of the matrices of blocks. New weights give attention scores so near 0 that a soft cap of them changes
+nothing; scores are of the order of 10 with the larger factor."""
+
+
 def check_saved_model(case: ArchitectureCase) -> None:
-    """A saved model loads with plain Transformers and gives the logits that were trained."""
-    for head in sorted(case.architecture.heads):
+    """A saved model loads with plain Transformers and gives the logits that were trained, with large weights too."""
+    for head, scale in itertools.product(sorted(case.architecture.heads), SCALES):
         model = case.build(head)
+        matrices = {id(each): each for block in case.architecture.blocks(model) for each in block.parameters()}
         for weight in model.parameters():  # as training does: every row of an embedding changes
             weight.data.add_(torch.randn_like(weight), alpha=0.02)
+            if weight.ndim > 1 and id(weight) in matrices:
+                weight.data.mul_(scale)
         rows = [batches.make_row(case.length()), batches.make_row(case.length() - 5, padding=5)]
         rows[1]["input_ids"][rows[1]["document_ids"] < 0] = toy.PAD
         if head == "seq2seq":
@@ -68,7 +77,9 @@ def check_saved_model(case: ArchitectureCase) -> None:
                 raise CheckFailed(
                     f"for {head}, {type(loaded).__name__} returns other numbers on a document with {padding} padding "
                     f"tokens than hidden and logits do (the most in column {column}; id {toy.PAD} is padding). Either "
-                    "they do not compute what the model's own forward computes, or loading initialises a weight anew"
+                    "they do not compute what the model's own forward computes (often its positions: RoBERTa's and "
+                    "its relatives' begin after the padding id), or loading initialises a weight anew; "
+                    f"the matrices of its blocks were multiplied by {scale:g}"
                 )
 
 

@@ -6,24 +6,29 @@ A Transformers folder can also be exported, to another format.
 from __future__ import annotations
 
 import json
-import shutil
+import logging
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from terakoya.atomic_files import check_new_folder, copy_folder, new_folder
 from terakoya.components import Exporter
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config import lora as lora_settings
 from terakoya.errors import UserError
+from terakoya.folder_kinds import found, kind_of
 from terakoya.plugins import registry
 from terakoya.plugins.create import create_component
 from terakoya.plugins.run_record import check_plugins
+from terakoya.runs.checkpoints import ALL_FILES, MANIFEST, find_newest_whole, find_problems, read_manifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+log = logging.getLogger("terakoya")
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ def export(
     """Writes the models of a run, of a checkpoint, or of a Transformers folder, into the new folder `out`.
 
     Args:
-        source: RUN (its newest complete checkpoint is used), RUN/checkpoints/step-..., or a Transformers folder.
+        source: RUN (its newest whole checkpoint is used), RUN/checkpoints/step-..., or a Transformers folder.
         format: a registered exporter's name.
         only: sub-folder of the only model to write, such as `discriminator`; the model keeps this sub-folder.
         settings: settings of the exporter, such as `tp` and `pp` of `megatron`.
@@ -65,9 +70,8 @@ def export(
         UserError: no checkpoint, a damaged one, a missing plugin, no model `only`, settings or a model that the format
             does not support, or `out` already exists.
     """
+    check_new_folder(out)
     exporter: Exporter = create_component("exporters", format, settings or {}, where=f"format {format}")
-    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise UserError(f"{out}: already exists; choose a new folder or remove it")
     with _open_source(source) as opened:
         folder, models = opened.folder, opened.models
         if only is not None:
@@ -75,19 +79,11 @@ def export(
                 names = ", ".join(sorted(models)) if "" not in models else "one model, without a name"
                 raise UserError(f"--only {only}: {folder} has no such model; it has {names}")
             models = {only: models[only]}
-        staging = out.with_name(f".{out.name}.partial")
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-        try:
-            exporter.export(models, opened.tokenizer, staging)
+        with new_folder(out) as draft:
+            exporter.export(models, opened.tokenizer, draft)
             for name in opened.adapters if exporter.for_transformers else ():
                 if name in models:
-                    shutil.copytree(opened.adapters[name], staging / name / lora_settings.FOLDER)
-            if out.is_dir():
-                out.rmdir()
-            staging.rename(out)
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
+                    copy_folder(opened.adapters[name], draft / name / lora_settings.FOLDER)
     autos = {name: type(model)._auto_class for name, model in models.items()} if exporter.for_transformers else {}
     classes = {name: autos[name] or type(models[name]).__name__ for name in autos}
     return ExportResult(out, folder, opened.step, classes, frozenset(name for name in autos if autos[name]))
@@ -116,7 +112,6 @@ class _Source:
 def _open_source(source: Path) -> Iterator[_Source]:
     """Loads what `source` refers to. Raises UserError as `export` does."""
     from terakoya.conversion.import_checkpoint import copy_tokenizer
-    from terakoya.training.checkpoint import checkpoint
 
     if (source / "config.json").is_file() and not (source / "manifest.json").is_file():
         with tempfile.TemporaryDirectory() as tokenizer:
@@ -124,10 +119,7 @@ def _open_source(source: Path) -> Iterator[_Source]:
             yield _Source(source, None, {"": load_model(source)}, Path(tokenizer), {})
         return
     folder = find_checkpoint(source)
-    problems = checkpoint.find_problems(folder)
-    if problems:
-        raise UserError(f"{folder}: damaged: {'; '.join(problems[:5])}")
-    manifest = checkpoint.read_manifest(folder)
+    manifest = read_manifest(folder)
     with tempfile.TemporaryDirectory() as temporary:
         models, adapters = _build(folder, manifest, Path(temporary))
         yield _Source(folder, manifest["step"], models, folder / "tokenizer", adapters)
@@ -144,7 +136,9 @@ def load_model(folder: Path) -> PreTrainedModel:
     try:
         name = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
         kind: type[PreTrainedModel] = getattr(transformers, name)
-        model, info = kind.from_pretrained(folder, local_files_only=True, output_loading_info=True, dtype="auto")
+        model, info = kind.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, output_loading_info=True, dtype="auto"
+        )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"{folder}: expected a run, a checkpoint or a Transformers folder: {reason}") from error
@@ -153,20 +147,33 @@ def load_model(folder: Path) -> PreTrainedModel:
     return model
 
 
-def find_checkpoint(source: Path) -> Path:
-    """Returns `source` if it is a checkpoint, or the newest checkpoint of the run `source`.
+def find_checkpoint(source: Path, *, hashed: Sequence[str] = ALL_FILES) -> Path:
+    """Returns `source` if it is a checkpoint, or the newest whole checkpoint of the run `source`.
+
+    Warns about newer ones that are damaged.
+
+    Args:
+        hashed: see `find_problems`.
 
     Raises:
-        UserError: there is no checkpoint.
+        UserError: there is no whole checkpoint, or it cannot be read now.
     """
-    from terakoya.training.checkpoint import checkpoint
-
-    if (source / "manifest.json").is_file():
+    if not (source / "checkpoints").is_dir() and (source / MANIFEST).is_file():
+        if problems := find_problems(source, hashed=hashed):
+            raise UserError(f"{source}: damaged: {'; '.join(problems[:5])}")
         return source
-    checkpoints = checkpoint.list_checkpoints(source / "checkpoints")
-    if not checkpoints:
-        raise UserError(f"{source}: expected a run or a checkpoint, found no checkpoint in it")
-    return checkpoints[-1][1]
+    newest, damaged = find_newest_whole(source / "checkpoints", hashed=hashed)
+    skipped = [f"{folder}: damaged: {'; '.join(problems[:5])}" for folder, problems in damaged.items()]
+    if newest is None:
+        if kind_of(source) != "run":
+            there = found(source, "run")
+            what = f"found no checkpoint in {there}" if source.exists() else f"got {there}"
+            raise UserError(f"{source}: expected a run or a checkpoint, {what}")
+        reason = "\n".join(skipped) or "found no checkpoint in it; train it first"
+        raise UserError(f"{source}: expected a run with a whole checkpoint, or a checkpoint; {reason}")
+    for line in skipped:
+        log.warning("%s; taking %s instead", line, newest.name)
+    return newest
 
 
 def build_models(folder: Path, manifest: Mapping[str, Any]) -> Mapping[str, PreTrainedModel]:

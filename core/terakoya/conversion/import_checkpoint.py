@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from terakoya.atomic_files import check_new_folder, new_folder
 from terakoya.components import Importer
+from terakoya.components.tokenizer import load_tokenizer
 from terakoya.errors import UserError
+from terakoya.folder_kinds import found
 from terakoya.plugins.create import create_component
 
 if TYPE_CHECKING:
@@ -61,33 +63,19 @@ def import_checkpoint(
         UserError: as the importer raises, a tokenizer with more pieces than the model, or `out` already exists.
     """
     settings = dict(settings or {})
-    require_new_folder(out)
+    check_new_folder(out)
     importer: Importer = create_component("importers", format, settings, where=f"importer {format}")
     loaded = _load_tokenizer(tokenizer) if tokenizer else None
     if loaded is not None and "vocab_size" in type(importer).model_fields and "vocab_size" not in settings:
         settings["vocab_size"] = _tokenizer_size(loaded)
         importer = create_component("importers", format, settings, where=f"importer {format}")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    staging = out.with_name(f".{out.name}.staging-{os.getpid()}")
-    staging.mkdir()
-    try:
-        importer.read(source, staging)
-        result = _inspect(staging, out, format, loaded)
+    with new_folder(out) as draft:
+        importer.read(source, draft)
+        result = _inspect(draft, out, format, loaded)
         if tokenizer and loaded is not None:
-            copy_tokenizer(tokenizer, staging)
-            _set_special_tokens(staging, loaded)
-        if out.exists():
-            out.rmdir()
-        staging.rename(out)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+            copy_tokenizer(tokenizer, draft)
+            _set_special_tokens(draft, loaded)
     return result
-
-
-def require_new_folder(out: Path) -> None:
-    """Raises UserError if `out` exists and is not an empty folder."""
-    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-        raise UserError(f"{out}: already exists; choose a new folder or remove it")
 
 
 def copy_tokenizer(source: Path, out: Path) -> None:
@@ -98,15 +86,9 @@ def copy_tokenizer(source: Path, out: Path) -> None:
 
 
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
-
     if not folder.is_dir():
-        raise UserError(f"{folder}: expected a tokenizer's folder, found none")
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{folder}: expected a tokenizer that Transformers loads: {reason}") from error
+        raise UserError(f"{folder}: expected a tokenizer's folder, got {found(folder, 'tokenizer')}")
+    return load_tokenizer(folder)
 
 
 def _tokenizer_size(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -26,6 +26,7 @@ from terakoya.corpus.cleaning_steps import ExactDuplicates, HoldOut, NearDuplica
 from terakoya.corpus.deduplication import mark_exact_duplicates, mark_near_duplicates, minhash_signature
 from terakoya.corpus.documents import Block, Document
 from terakoya.errors import UserError
+from terakoya.folder_kinds import refuse_address
 from terakoya.process_pool import workers
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def clean_corpus(
         if folder is not None:
             raise UserError("--clean-folder: expected --clean as well; the folder keeps what its steps decide")
         return corpus
+    if folder is not None:
+        refuse_address(folder, "the folder of the cleaning plan")
     corpus = corpus.with_cleaning(steps, folder or out.with_name(f"{out.name}.clean"), held_out=held_out)
     make_plan(corpus, processes=processes)
     return corpus

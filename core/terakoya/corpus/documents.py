@@ -11,6 +11,7 @@ from terakoya.corpus.files import Source
 Reason = Literal[
     "bad UTF-8",
     "bad JSON",
+    "byte order mark",
     "lone surrogate",
     "bad CSV",
     "wrong number of columns",
@@ -37,7 +38,9 @@ Reason = Literal[
 
 REMEDIES: Mapping[str, str] = {
     "bad UTF-8": "convert the text to UTF-8, for example with `iconv -f SHIFT_JIS -t UTF-8` or `-f UTF-16`",
+    "byte order mark": "remove the bytes EF BB BF; files that begin with them were joined",
     "lone surrogate": "write whole characters; \\ud83d on its own is half of one",
+    "bad JSON": "write one JSON object in each line, as `jq -c . FILE` does, or `jq -c '.[]' FILE` with an array",
     "missing field": "read conversations with --conversations, choose the key that holds the text with --field",
     "field is not a string": "choose the key that holds the text with --field",
     "not a conversation": 'lines are {"messages": [{"role", "content"}, ...]}, {"instruction", "input", "output"} or '

@@ -13,12 +13,14 @@ import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from terakoya.errors import UserError
+from terakoya.folder_kinds import found, kind_of, missing_file
+from terakoya.log import hide_secrets
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -39,11 +41,11 @@ class RemoteFile:
     """A file that fsspec reads.
 
     Attributes:
-        address: for example `s3://bucket/wiki/a.jsonl`.
+        address: for example `s3://bucket/wiki/a.jsonl`; a password in it is used, and not shown by `str` and `repr`.
         version: the store's identifier of the content (an ETag, a hash); empty if it has none.
     """
 
-    address: str
+    address: str = field(repr=False)
     version: str
 
     @property
@@ -64,7 +66,7 @@ class RemoteFile:
             return _file_system(self.address).open(self.address, mode)
 
     def __str__(self) -> str:
-        return self.address
+        return hide_secrets(self.address)
 
 
 Source = Path | RemoteFile
@@ -113,15 +115,45 @@ def find_files(sources: Sequence[Path | str | RemoteFile]) -> tuple[Source, ...]
 
 def _local_files(source: Path) -> list[Path]:
     if source.is_dir():
+        if kind_of(source) not in ("corpus", None):
+            raise UserError(f"{source}: expected a corpus, got {found(source, 'corpus')}")
         files = sorted(file for file in source.rglob("*") if file.is_file() and format_of(file) is not None)
         if not files:
             raise UserError(f"{source}: expected files ending in {_ENDINGS}, found none")
         return files
     if not source.is_file():
-        raise UserError(f"{source}: no such file")
+        raise UserError(f"{source}: {missing_file(source)}{_hub_hint(source)}")
     if format_of(source) is None:
-        raise UserError(f"{source}: expected a file name ending in {_ENDINGS}")
+        raise UserError(f"{source}: expected a file name ending in {_ENDINGS}{_format_hint(source)}")
     return [source]
+
+
+def _hub_hint(source: Path) -> str:
+    """Says how a data set of the Hub is written, where the missing `source` may be its name."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)) or source.suffix or source.parent.is_dir():
+        return ""
+    return f"; a data set of the Hugging Face Hub is written hf://datasets/{source}@REVISION/..., with its commit"
+
+
+def _format_hint(source: Path) -> str:
+    """Says how a file of a known other format becomes a corpus."""
+    with source.open("rb") as stream:
+        start = stream.read(256).lstrip()
+    if start.startswith(b"[") and source.suffix == ".json":
+        return f". It is one JSON array; write a line for each document: jq -c '.[]' {source} > {source.stem}.jsonl"
+    if source.suffix == ".json":
+        return f". If each line is one JSON object, rename it to {source.stem}.jsonl; else: jq -c . {source}"
+    return _HINTS.get(source.suffix.lower(), "")
+
+
+_HINTS = {
+    **dict.fromkeys((".html", ".htm", ".xml"), ". Extract its text first, for example with trafilatura"),
+    ".pdf": ". Extract its text first, for example with pdftotext",
+    **dict.fromkeys((".docx", ".doc", ".odt", ".rtf", ".epub"), ". Extract its text first, for example with pandoc"),
+    **dict.fromkeys((".arrow", ".feather"), '. Convert it first: datasets.load_from_disk(...).to_parquet("c.parquet")'),
+    **dict.fromkeys((".zip", ".tar", ".tgz"), ". Unpack it first"),
+}
+"""Ending of a file that is no corpus -> what to do."""
 
 
 # --------------------------------------------------------------------------------------------------------- remote
@@ -131,8 +163,9 @@ def _remote_files(protocol: str, rest: str, given: str) -> list[RemoteFile]:
     address = f"{protocol}://{'/' if protocol == 'file' else ''}{rest}"
     if protocol == "hf" and not _HUB_REVISION.match(address):
         raise UserError(
-            f"{address}: expected a revision, as in hf://datasets/NAME/SET@REVISION/...: without one, or with main, "
-            "the data can change between two runs of the same command; take the commit that the dataset's page shows"
+            f"{hide_secrets(address)}: expected a revision, as in hf://datasets/NAME/SET@REVISION/...: without one, "
+            "or with main, the data can change between two runs of the same command; take the commit that the "
+            "dataset's page shows"
         )
     with _convert_errors(address):
         system = _file_system(address)
@@ -148,7 +181,7 @@ def _remote_files(protocol: str, rest: str, given: str) -> list[RemoteFile]:
             assert protocol != "hf" or _HUB_REVISION.match(full), f"{full}: listed without its revision"
             files.append(RemoteFile(full, _version(system.info(full))))
     if not files:
-        raise UserError(f"{address}: expected files ending in {_ENDINGS}, found none")
+        raise UserError(f"{hide_secrets(address)}: expected files ending in {_ENDINGS}, found none")
     for file in files:
         if format_of(file) is None:
             raise UserError(f"{file}: expected a file name ending in {_ENDINGS}")
@@ -158,25 +191,29 @@ def _remote_files(protocol: str, rest: str, given: str) -> list[RemoteFile]:
 def _file_system(address: str) -> AbstractFileSystem:
     from fsspec.core import url_to_fs
 
+    shown = hide_secrets(address)
     try:
         return url_to_fs(address)[0]
     except ImportError as error:
-        raise UserError(f'{address}: {error}; pip install "terakoya[data]"') from error
+        raise UserError(f'{shown}: {error}; pip install "terakoya[data]"') from error
     except ValueError as error:
-        raise UserError(f"{address}: expected an address such as s3://, gs:// or hf://, got {error}") from error
+        raise UserError(
+            f"{shown}: expected an address such as s3://, gs:// or hf://, got {hide_secrets(str(error))}"
+        ) from error
 
 
 @contextmanager
 def _convert_errors(address: str) -> Iterator[None]:
     """Raises UserError in place of the errors of missing files, of the network and of a store's library."""
+    shown = hide_secrets(address)
     try:
         yield
     except FileNotFoundError:
-        raise UserError(f"{address}: no such file") from None
+        raise UserError(f"{shown}: no such file") from None
     except _remote_errors() as error:
+        reason = hide_secrets(str(error)) or type(error).__name__
         raise UserError(
-            f"{address}: cannot be read ({error or type(error).__name__}); check the address, your credentials and "
-            "the network"
+            f"{shown}: cannot be read ({reason}); check the address, your credentials and the network"
         ) from error
 
 

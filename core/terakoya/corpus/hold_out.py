@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+from terakoya.atomic_files import write_atomically
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.corpus.files import Source, compression_of, format_of, open_decompressed
 from terakoya.errors import UserError
@@ -49,11 +50,9 @@ def hold_out(corpus: Corpus, documents: int, folder: Path) -> tuple[list[Source]
     train_file, held_out_file = folder / f"{stem}.train{suffix}", folder / f"{stem}.held_out{suffix}"
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        parts = [stack.enter_context(_draft(path).open("wb")) for path in (train_file, held_out_file)]
+        parts = [stack.enter_context(write_atomically(path)) for path in (train_file, held_out_file)]
         for number, line in enumerate(_raw_lines(last), start=1):
             parts[number >= starts[0]].write(line)
-    for path in (train_file, held_out_file):
-        _draft(path).replace(path)
     return [*others, train_file], held_out_file
 
 
@@ -61,10 +60,6 @@ def _split_name(file: Source) -> tuple[str, str]:
     """Returns stem and suffix: `wiki.jsonl.gz` -> (`wiki`, `.jsonl`)."""
     name = Path(file.name).stem if compression_of(file) is not None else file.name
     return Path(name).stem, Path(name).suffix
-
-
-def _draft(path: Path) -> Path:
-    return path.with_name(path.name + ".part")
 
 
 def _raw_lines(file: Source) -> Iterator[bytes]:

@@ -245,6 +245,8 @@ def _find_column(file: Source, field: str) -> tuple[int, int]:
 
 def _json_error(record: bytes) -> Reason:
     """Returns why orjson refuses `record`."""
+    if record.startswith(_BOM):
+        return "byte order mark"
     try:
         text = record.decode()
     except UnicodeDecodeError:

@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
 
 from terakoya.components import Architecture
 from terakoya.components.vocabulary import Vocabulary
@@ -226,7 +225,7 @@ def _simulate(
             tracker.enter(BACKWARD)
             return loss
 
-        with _NoScores() if gpu else nullcontext():
+        with _no_scores() if gpu else nullcontext():
             engine.micro_step(inputs, loss_and_enter_backward, last=True)
         optimizer_bytes = sum(value.numel() * value.element_size() for value in state_tensors)
     batch_bytes = sum(array.nbytes for array in batch.arrays.values())
@@ -251,20 +250,39 @@ def _watch_gradients(tracker: MemoryTracker, trained: list[nn.Parameter]) -> Non
         each.register_post_accumulate_grad_hook(assign_gradient)
 
 
-class _NoScores(TorchFunctionMode):
-    """Removes dropout from fused attention: only on a CPU dropout makes it keep all scores."""
+@contextmanager
+def _no_scores() -> Iterator[None]:
+    """While open, fused attention has no dropout: only on a CPU dropout makes it keep all scores.
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Calls `func`, without attention dropout."""
-        if func is F.scaled_dot_product_attention and len(args) > 4:
-            args = (*args[:4], 0.0, *args[5:])
-        return func(*args, **(kwargs or {}))
+    The function is replaced, since a mode of torch would not be seen by a backward that recomputes a block.
+    """
+    fused = F.scaled_dot_product_attention
+
+    def without_dropout(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: Any = None, dropout_p: float = 0.0,
+        **named: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        return fused(query, key, value, attn_mask, 0.0, **named)
+
+    F.scaled_dot_product_attention = without_dropout  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = fused
 
 
 @contextmanager
 def fake_tensors(vocabulary: Vocabulary) -> Iterator[tuple[FakeTensorMode, MemoryTracker]]:
-    """While open, new tensors have no data and their bytes are counted. torch's random generator is restored."""
-    with torch.random.fork_rng(devices=()), FakeTensorMode() as fake, MemoryTracker(fake, vocabulary.size) as tracker:
-        yield fake, tracker
+    """While open, new tensors have no data and their bytes are counted. torch's random generator is restored.
+
+    Models do not initialise their weights: some repeat that until all values fit, which they never do without data.
+    """
+    from transformers import PreTrainedModel
+
+    initialise = PreTrainedModel.initialize_weights
+    PreTrainedModel.initialize_weights = lambda model: None
+    try:
+        with torch.random.fork_rng(devices=()), FakeTensorMode() as fake, MemoryTracker(fake, vocabulary.size) as found:
+            yield fake, found
+    finally:
+        PreTrainedModel.initialize_weights = initialise

@@ -82,11 +82,14 @@ class MemoryTracker(TorchDispatchMode):
         named = dict(kwargs or {})
         inputs = [each for each in (*args, *named.values()) if isinstance(each, Tensor)]
         known = bool(inputs) and all(each in self._values for each in inputs)
-        if func is torch.ops.aten._local_scalar_dense.default:
-            return self._run_with_values(func, args, named) if known else _one(args[0].dtype)
+        is_question = func is torch.ops.aten._local_scalar_dense.default
+        if is_question and known:
+            return self._run_with_values(func, args, named)
         try:
-            result = func(*args, **named)
+            result = func(*args, **named)  # a constant such as torch.tensor(3) keeps its value
         except (DynamicOutputShapeException, DataDependentOutputException):
+            if is_question:
+                return _one(args[0].dtype)
             if not known:
                 raise
             result = self.fake.from_tensor(self._run_with_values(func, args, named))

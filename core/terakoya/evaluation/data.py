@@ -16,6 +16,8 @@ from terakoya.errors import UserError
 from terakoya.store.token_store import TokenStore
 
 Unit = Literal["document", "line"]
+_TEXTS = 4096
+"""Texts whose places are read at a time."""
 
 logger = logging.getLogger("terakoya")
 
@@ -53,12 +55,20 @@ class StoreTexts:
         """Yields the texts, as in `DataSet`."""
         store = self.store
         eos = store.facts.eos
-        starts = store.offsets if unit == "line" else store.offsets[store.documents]
-        for first, last in islice(pairwise(starts), limit):
-            ids = np.asarray(store.tokens[first:last]).astype(np.int64)
+        for first, last in islice(self._bounds(unit), limit):
+            ids = store.ids(first, last).astype(np.int64)
             if unit == "line" and eos is not None and len(ids) and ids[-1] == eos:
                 ids = ids[:-1]
             yield Text(ids, None)
+
+    def _bounds(self, unit: Unit) -> Iterator[tuple[int, int]]:
+        """Yields where each text starts and ends in the tokens."""
+        store = self.store
+        count = store.facts.sequences if unit == "line" else store.facts.documents
+        for first in range(0, count, _TEXTS):
+            numbers = np.arange(first, min(first + _TEXTS, count) + 1)
+            starts = store.sequence_starts(numbers) if unit == "line" else store.document_starts(numbers)
+            yield from pairwise(starts.tolist())
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,7 @@ class CorpusTexts:
         )
         texts = documents
         if unit == "line":
-            texts = (line for document in documents for line in document.splitlines() if line.strip())
+            texts = (line for document in documents for line in document.split("\n") if line.strip())
         for text in islice(texts, limit):
             yield Text(np.array(self.encode(text), np.int64), len(text.encode()))
 

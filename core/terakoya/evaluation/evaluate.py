@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from terakoya.errors import UserError
+from terakoya.runs.checkpoints import read_manifest
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +73,7 @@ def evaluate(
     tasks: Sequence[str] = (),
     trust_remote_code: bool = False,
 ) -> Evaluation:
-    """Evaluates the model in `source`: a Transformers folder, a checkpoint, or a run (its newest checkpoint).
+    """Evaluates the model in `source`: a Transformers folder, a checkpoint, or a run (its newest whole checkpoint).
 
     The measure `auto` evaluates a run or checkpoint on stores by its objective, as its validation does, and everything
     else by perplexity (causal models) or pseudo-perplexity (masked models).
@@ -96,10 +97,13 @@ def evaluate(
     """
     import torch
 
-    from terakoya.training.checkpoint import checkpoint
+    from terakoya.training.distributed.context import with_index
 
     corpora = corpora or {}
-    torch_device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        torch_device = with_index(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+    except RuntimeError:
+        raise UserError(f'--device: expected a device of torch, such as "cpu" or "cuda:0", got "{device}"') from None
     checkpoint_folder = _find_checkpoint(source)
     by_objective = measure == "objective" or (
         measure == "auto" and checkpoint_folder is not None and not corpora and not tasks
@@ -124,7 +128,7 @@ def evaluate(
     settings: Mapping[str, Any] = {}
     if stores or corpora:
         if checkpoint_folder is not None:
-            manifest = checkpoint.read_manifest(checkpoint_folder)
+            manifest = read_manifest(checkpoint_folder)
             model = models.load_checkpoint(checkpoint_folder, manifest, device=torch_device, dtype=dtype)
         else:
             model = models.load_folder(source, device=torch_device, dtype=dtype, trust_remote_code=trust_remote_code)
@@ -166,18 +170,13 @@ def _find_checkpoint(source: Path) -> Path | None:
     """Returns the checkpoint that `source` refers to; None if `source` is neither a run nor a checkpoint.
 
     Raises:
-        UserError: the checkpoint is damaged.
+        UserError: the checkpoint is damaged, or all checkpoints of the run are.
     """
     from terakoya.conversion.export import find_checkpoint
-    from terakoya.training.checkpoint import checkpoint
 
     if not (source / "manifest.json").is_file() and not (source / "checkpoints").is_dir():
         return None
-    folder = find_checkpoint(source)
-    problems = checkpoint.find_problems(folder)
-    if problems:
-        raise UserError(f"{folder}: damaged: {'; '.join(problems[:5])}")
-    return folder
+    return find_checkpoint(source)
 
 
 def _evaluate_objective(
@@ -191,18 +190,13 @@ def _evaluate_objective(
 ) -> Evaluation:
     from terakoya.evaluation.objective import RunObjective
     from terakoya.store.token_store import TokenStore
-    from terakoya.training.checkpoint import checkpoint
 
-    manifest = checkpoint.read_manifest(folder)
+    manifest = read_manifest(folder)
     objective = RunObjective(folder, manifest, device=device, precision=precision)
-    chosen = list(stores) or list(objective.validation_stores())
+    chosen = {str(path): TokenStore.open(path) for path in stores} or objective.validation_stores()
     if not chosen:
         raise UserError(f"{folder}: its run has no validation store; name a store: --data STORE")
-    opened = {str(path): TokenStore.open(path) for path in chosen}
-    results = {
-        name: objective.evaluate(store, number=number, rows=limit, batch_tokens=batch_tokens)
-        for number, (name, store) in enumerate(opened.items())
-    }
+    results = {name: objective.evaluate(store, rows=limit, batch_tokens=batch_tokens) for name, store in chosen.items()}
     parameters = manifest["parameters"]
     settings = {
         "objective": parameters["objective"]["type"],
@@ -216,8 +210,9 @@ def _evaluate_objective(
 
 def _data_sets(model: EvaluatedModel, stores: Sequence[Path], corpora: Mapping[str, Corpus]) -> list[DataSet]:
     """Opens the data sets, stores first, in the order in which they were named."""
+    from terakoya.components.tokenizer import load_tokenizer
     from terakoya.evaluation.data import CorpusTexts, StoreTexts, open_store
-    from terakoya.evaluation.models import has_same_tokenizer
+    from terakoya.store.tokenizer_identity import describe_different_ids
 
     def encode(text: str) -> list[int]:
         ids: list[int] = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -227,8 +222,11 @@ def _data_sets(model: EvaluatedModel, stores: Sequence[Path], corpora: Mapping[s
     data_sets: list[DataSet] = []
     for folder in stores:
         store = open_store(folder, vocabulary_size=size)
-        if not has_same_tokenizer(model.tokenizer, store.tokenizer_folder):
-            raise UserError(f"{folder}: was prepared with another tokenizer than the model's; prepare it with that")
+        theirs = load_tokenizer(store.tokenizer_folder).get_vocab()
+        if different := describe_different_ids(model.tokenizer.get_vocab(), theirs, model.folder, folder):
+            raise UserError(
+                f"{folder}: was prepared with another tokenizer than the model's ({different}); prepare it with that"
+            )
         data_sets.append(StoreTexts(str(folder), store))
     return data_sets + [CorpusTexts(name, corpus, encode) for name, corpus in corpora.items()]
 

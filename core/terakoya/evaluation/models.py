@@ -11,13 +11,14 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.models.auto import modeling_auto
 
+from terakoya.components.tokenizer import load_tokenizer
 from terakoya.errors import UserError
+from terakoya.folder_kinds import found
 from terakoya.inference.loading import load_model_and_tokenizer, max_length
 from terakoya.training.model.start_config import silence_transformers
 
@@ -93,7 +94,7 @@ def load_checkpoint(
     if model is None:
         raise UserError(f"{folder}: exports {', '.join(names)}; evaluate it by its objective: --measure objective")
     with silence_transformers():
-        tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer", local_files_only=True)
+        tokenizer = load_tokenizer(folder / "tokenizer")
     config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
     return _evaluated_model(folder, model.to(device, dtype), tokenizer, _kind(folder, config, model))
 
@@ -107,11 +108,9 @@ def _evaluated_model(
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(
-            f"{folder}: expected a Transformers folder, a checkpoint or a run, found neither config.json nor "
-            "manifest.json nor checkpoints"
-        ) from None
+    except (FileNotFoundError, NotADirectoryError):
+        there = found(folder, "Transformers model")
+        raise UserError(f"{folder}: expected a Transformers folder, a checkpoint or a run, got {there}") from None
     except ValueError as error:
         raise UserError(f"{folder / 'config.json'}: {error}") from error
     assert isinstance(config, dict)
@@ -139,10 +138,3 @@ def _kind(folder: Path, config: dict[str, Any], model: PreTrainedModel | None = 
         f"{folder}: {name} is neither a causal nor a masked language model: "
         "it has no perplexity; evaluate a run or a checkpoint by its objective"
     )
-
-
-def has_same_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> bool:
-    """Whether the tokenizer in `folder` has the same pieces under the same ids."""
-    with silence_transformers():
-        other = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return bool(tokenizer.get_vocab() == other.get_vocab())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,14 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.plugins.run_record import check_plugins
-from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import TokenStore
+from terakoya.store.tokenizer_identity import check_tokenizer_of
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
 from terakoya.training.checkpoint.restoring import restore_module
 from terakoya.training.engines.engine import autocast_forward
 from terakoya.training.loss import Meter, total_counts
+from terakoya.training.stores import open_validation, validation_rows
 
 
 class RunObjective:
@@ -51,23 +52,27 @@ class RunObjective:
             device=device,
             precision=self.precision,
             dropout=0.0,
+            plain_softmax=attention.plain_softmax(module),
             document_masking=self.parameters.architecture.document_masking,
         )
         attention.use(module, backend)
         autocast_forward(module, device, self.precision)
         self.module, self.flash = module, backend == "flash"
 
-    def validation_stores(self) -> Sequence[Path]:
-        """The run's validation stores."""
-        return self.parameters.data.validation
+    def validation_stores(self) -> dict[str, TokenStore]:
+        """The run's validation stores by name, with `data.split` the parts of the training stores.
 
-    def evaluate(self, store: TokenStore, *, number: int, rows: int | None, batch_tokens: int) -> Mapping[str, float]:
+        Raises:
+            UserError: a store is missing or damaged.
+        """
+        return open_validation(self.parameters.data)
+
+    def evaluate(self, store: TokenStore, *, rows: int | None, batch_tokens: int) -> Mapping[str, float]:
         """Evaluates the objective on the rows of `store`.
 
         A validation store of the run gets the same rows and masks as in the run's validation.
 
         Args:
-            number: index of the store among the evaluated stores; it seeds a store that the run does not validate on.
             rows: evaluate only the first `rows` rows; None: all.
             batch_tokens: largest number of tokens in a batch.
 
@@ -82,20 +87,15 @@ class RunObjective:
                 f"{store.folder}: was prepared with another tokenizer than the run's; prepare it with "
                 f"{self.folder / 'tokenizer'}"
             )
+        check_tokenizer_of(store, self.folder / "tokenizer", "the run's")
         objective = self.parameters.objective
-        source = RowSource(
-            store,
-            objective.row_layout(),
-            sequence_length=self.parameters.data.sequence_length,
-            seed=self.parameters.seed,
-            store_index=self._index(store, number),
-            shuffle=False,
-        )
+        length, seed = self.parameters.data.sequence_length, self.parameters.seed
+        source = validation_rows(store, objective.row_layout(), sequence_length=length, seed=seed)
         terms = objective.terms()
         meter = Meter(terms, self.device, objective.derive_metrics)
         counts = dict.fromkeys(sorted({"tokens", *(term.count for term in terms.values())}), 0)
         number_of_rows = len(source) if rows is None else min(rows, len(source))
-        for positions in _row_batches(number_of_rows, max(1, batch_tokens // self.parameters.data.sequence_length)):
+        for positions in _row_batches(number_of_rows, max(1, batch_tokens // length)):
             batch = objective.collate(source.load(0, positions), self.vocabulary)
             with torch.no_grad():
                 meter.add_sums(self.module(to_device(batch, self.device, flash=self.flash)))
@@ -103,12 +103,6 @@ class RunObjective:
                 counts[name] += count
         meter.add_counts(counts)
         return {**meter.take_means(meter.local_sums()), **counts, "rows": number_of_rows}
-
-    def _index(self, store: TokenStore, number: int) -> int:
-        """Index of the store in the run, which is part of the random key of each row."""
-        known = [self.manifest["stores"].get(str(path)) for path in self.parameters.data.validation]
-        index = known.index(store.fingerprint) if store.fingerprint in known else len(known) + number
-        return len(self.parameters.data.train) + index
 
 
 def _row_batches(rows: int, size: int) -> Iterator[np.ndarray]:

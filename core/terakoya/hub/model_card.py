@@ -13,6 +13,7 @@ from typing import Any
 
 from terakoya.runs import metrics
 from terakoya.runs.charts import Line, standalone_chart
+from terakoya.runs.checkpoints import read_manifest
 from terakoya.runs.metrics import Metrics
 from terakoya.version import __version__
 
@@ -39,7 +40,7 @@ class TrainingFacts:
     @classmethod
     def read(cls, checkpoint: Path) -> TrainingFacts:
         """Reads the manifest of the folder `checkpoint` and the metrics, if any, of the run that contains it."""
-        manifest = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))
+        manifest = read_manifest(checkpoint)
         run = checkpoint.parent.parent
         records = metrics.read(run).records if (run / metrics.FILE).is_file() else ()
         earlier = tuple(record for record in records if int(record.get("step") or 0) <= manifest["step"])

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from terakoya.atomic_files import check_new_folder, copy_folder, new_folder
 from terakoya.conversion.export import export, find_checkpoint
 from terakoya.errors import UserError
+from terakoya.folder_kinds import found
 from terakoya.hub import model_card
 
 if TYPE_CHECKING:
@@ -86,8 +88,8 @@ def upload(
         validate_repo_id(name)
     except HFValidationError as error:
         raise UserError(f"--name {name}: expected ORGANISATION/NAME: {error}") from None
-    if dry_run is not None and dry_run.exists():
-        raise UserError(f"{dry_run}: already exists; choose a new folder or remove it")
+    if dry_run is not None:
+        check_new_folder(dry_run)
     with tempfile.TemporaryDirectory() as temporary:
         folder = _collect_files(source, Path(temporary) / "model", only)
         models = {sub: _load_class(folder / sub) for sub in _model_folders(folder)}
@@ -115,7 +117,8 @@ def upload(
             if facts is not None and (chart := facts.loss_chart()) is not None:
                 (folder / model_card.CHART).write_text(chart, encoding="utf-8")
         if dry_run is not None:
-            shutil.copytree(folder, dry_run)
+            with new_folder(dry_run) as draft:
+                copy_folder(folder, draft)
             return UploadResult("", None, dry_run, models)
         address, commit = _push(folder, name, private=private)
         report(f"pushed {commit[:12]}")
@@ -137,7 +140,9 @@ def _collect_files(source: Path, folder: Path, only: str | None) -> Path:
     if only is not None:
         source = source / only
     if not source.is_dir() or not _model_folders(source):
-        raise UserError(f"{source}: expected a run, a checkpoint or an exported folder, found no config.json")
+        raise UserError(
+            f"{source}: expected a run, a checkpoint or an exported folder, got {found(source, 'Transformers model')}"
+        )
     shutil.copytree(source, folder)
     return folder
 
@@ -181,14 +186,14 @@ def _outputs(source: Path | str, text: str, *, subfolder: str = "", revision: st
     transformers.utils.logging.disable_progress_bar()
     local = isinstance(source, Path)
     with tempfile.TemporaryDirectory() as cache:
-        options: dict[str, Any] = {"trust_remote_code": trust, "cache_dir": cache}
+        options: dict[str, Any] = {"cache_dir": cache}
         options |= {"local_files_only": True} if local else {"subfolder": subfolder, "revision": revision}
         try:
-            config = transformers.AutoConfig.from_pretrained(source, **options)
+            config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust, **options)
             names = [name for name in getattr(config, "auto_map", None) or {} if name.startswith("AutoModel")]
             kind = getattr(transformers, (names or config.architectures)[0])
-            tokenizer = transformers.AutoTokenizer.from_pretrained(source, **options)
-            model = kind.from_pretrained(source, **options).eval()
+            tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=trust, **options)
+            model = kind.from_pretrained(source, trust_remote_code=trust, **options).eval()
         except (OSError, ValueError, KeyError, AttributeError, ImportError) as error:
             raise UserError(f"{source}: expected a model and a tokenizer that Transformers loads: {error}") from error
         max_length = getattr(model.config, "max_position_embeddings", None) or 512

@@ -10,6 +10,10 @@ from typing import Any
 
 from terakoya.errors import UserError
 from terakoya.inference.loading import load_model_and_tokenizer, max_length
+from terakoya.process_pool import time_limit
+
+TEMPLATE_SECONDS = 10.0
+"""Time in which a chat template writes a prompt; real ones take milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +69,24 @@ class TextGenerator:
             limit = self.max_length - min(sampling.max_new_tokens, self.max_length // 2)
         while True:
             if self.has_template:
-                ids = self.tokenizer.apply_chat_template(kept, add_generation_prompt=True, return_dict=False)
+                ids = self._apply_template(kept)
             else:
                 ids = self.prompt_ids("".join(turn["content"] for turn in kept))
             if limit is None or len(ids) <= limit or len(kept) == 1:
                 return self._generate([list(ids)], sampling)[0]
             kept = kept[2:] if len(kept) > 2 else kept[-1:]
+
+    def _apply_template(self, turns: Sequence[Mapping[str, str]]) -> list[int]:
+        from jinja2 import TemplateError
+
+        try:
+            with time_limit(TEMPLATE_SECONDS):
+                ids: list[int] = self.tokenizer.apply_chat_template(
+                    turns, add_generation_prompt=True, return_dict=False
+                )
+        except (TimeoutError, TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+            raise UserError(f"{self.folder}: the chat template of its tokenizer cannot be used: {error}") from error
+        return ids
 
     def prompt_ids(self, text: str) -> list[int]:
         """Ids of a prompt: those of `text`, with BOS if the tokenizer adds it, without tokens that end or frame a text.

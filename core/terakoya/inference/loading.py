@@ -6,10 +6,13 @@ Transformers' Auto classes load the model, from local files only.
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
+from terakoya.components.tokenizer import load_tokenizer
 from terakoya.errors import UserError
+from terakoya.folder_kinds import found
 
 MASK = "[MASK]"
 DISCRIMINATOR_CLASS = "ElectraForPreTraining"
@@ -18,26 +21,38 @@ REPLACED_LABEL = "replaced"
 """The label that makes a token classifier a discriminator."""
 
 
+def find_models(folder: Path) -> Path:
+    """Returns the folder with the model or models that `folder` refers to, after checking their files.
+
+    `folder` is a run (its newest whole checkpoint is used), a checkpoint, or already such a folder.
+
+    Raises:
+        UserError: the model of a run or checkpoint is damaged.
+    """
+    if not (folder / "checkpoints").is_dir() and not (folder / "manifest.json").is_file():
+        return folder
+    from terakoya.conversion.export import find_checkpoint
+
+    return find_checkpoint(folder, hashed=("model/", "tokenizer/")) / "model"
+
+
 def find_model(folder: Path, text: str = "") -> tuple[Path, bool]:
     """Returns the Transformers folder that `folder` refers to, and whether its model is a discriminator.
 
-    `folder` is a Transformers folder, a run (its newest checkpoint is used), a checkpoint, or a folder that contains
-    `generator/` and `discriminator/`: the generator is used if `text` contains a [MASK], else the discriminator.
+    `folder` is whatever `find_models` takes. Of a folder that contains `generator/` and `discriminator/`, the generator
+    is used if `text` contains a [MASK], else the discriminator.
 
     Raises:
-        UserError: there is no model.
+        UserError: there is no model, or it is damaged.
     """
-    if (folder / "checkpoints").is_dir():
-        from terakoya.conversion.export import find_checkpoint
-
-        folder = find_checkpoint(folder)
-    if (folder / "manifest.json").is_file():
-        folder = folder / "model"
+    folder = find_models(folder)
     if not (folder / "config.json").is_file():
         part = folder / ("generator" if MASK in text else "discriminator")
         if not (part / "config.json").is_file():
+            there = found(folder, "Transformers model")
             raise UserError(
-                f"{folder}: expected a Transformers folder, found no config.json; `terakoya export` writes one"
+                f"{folder}: expected a Transformers folder, "
+                + (f"found no config.json in {there}" if folder.exists() else f"got {there}")
             )
         folder = part
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -74,8 +89,6 @@ def load_model_and_tokenizer(auto: Any, folder: Path, *, trust: bool = False, **
         UserError: the model or tokenizer cannot be loaded, weights are missing, or the folder contains code and `trust`
             is false.
     """
-    from transformers import AutoTokenizer
-
     from terakoya.toolkit.formats import model_folder
 
     code = custom_code_files(folder)
@@ -87,13 +100,18 @@ def load_model_and_tokenizer(auto: Any, folder: Path, *, trust: bool = False, **
     model_folder.silence_logging()
     candidates = [folder, folder.parent / "tokenizer", folder.parent.parent / "tokenizer"]
     tokenizer_folder = next((path for path in candidates if (path / "tokenizer_config.json").is_file()), folder)
+    tokenizer = load_tokenizer(tokenizer_folder, trust_remote_code=trust)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, local_files_only=True, trust_remote_code=trust)
         model, info = auto.from_pretrained(
             folder, local_files_only=True, trust_remote_code=trust, output_loading_info=True, **options
         )
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, KeyError, EOFError) as error:
         raise UserError(f"{folder}: cannot be loaded: {error}") from error
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"{folder}: its weights are a pickle that is damaged or asks for more than tensors; it was not read. Get "
+            "the model as safetensors"
+        ) from error
     if info["missing_keys"]:
         raise UserError(
             f"{folder}: has no weights for {', '.join(sorted(info['missing_keys'])[:5])}; "

@@ -10,6 +10,7 @@ from terakoya.errors import UserError
 
 if TYPE_CHECKING:
     from terakoya.config.parameters import Parameters
+    from terakoya.training.distributed.signals import StopRequest
     from terakoya.training.trainer import TrainResult
 
 
@@ -56,11 +57,15 @@ def train(
     processes: int | None = None,
     node_rank: int | None = None,
     allow_change: Sequence[str] = (),
+    start_over: bool = False,
+    stop: StopRequest | None = None,
 ) -> TrainResult:
     """Trains into the folder `out`, resuming from its last checkpoint; for notebooks and other programs.
 
+    With `start_over` the run may begin at step 0 although it has had checkpoints, of which none is whole.
+
     Trains in this process, which may be one of several that a launcher started. To start several processes on this
-    machine use the command line or `terakoya.launch.local.run_processes`.
+    machine use the command line or `terakoya.launch.local.run_processes`. `stop` is `train_in_this_process`'s.
 
     Raises:
         UserError: an error that the user can fix.
@@ -75,5 +80,7 @@ def train(
         node_rank=node_rank,
         expected_processes=processes,
         allow_change=frozenset(allow_change),
+        start_over=start_over,
         advice=out_of_memory.explain_allocation_errors,
+        stop=stop,
     )

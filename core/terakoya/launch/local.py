@@ -11,21 +11,26 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
+from typing import Any
 
+from terakoya.errors import RankLostError, Stopped
 from terakoya.launch import oom_killer
 from terakoya.log import error_console
-from terakoya.process_pool import available_cores
+from terakoya.process_pool import LAUNCHER_VARIABLE, available_cores, start_child
+from terakoya.training.distributed.signals import STOP_SIGNALS
 
 GRACE_SECONDS = 15.0
 """How long the other processes may run after one has failed, before they are terminated."""
+LOST_GRACE_SECONDS = 5.0
+"""The same after one has given up waiting for another, which the others then have, too."""
 
 
 def run_processes(arguments: Sequence[str], processes: int) -> int:
     """Runs `python -m terakoya ARGUMENTS` in `processes` processes that form one process group, and waits for them.
 
-    Forwards SIGINT and SIGTERM. Each process gets an equal share of the cores as threads, unless OMP_NUM_THREADS is
-    set: more threads than cores are many times slower. Prints a message about a process that a signal ended, and
-    whether the kernel was out of memory. Returns the first failure's exit code, else 0.
+    Forwards stop signals; if this process is killed, the processes receive SIGTERM. Each process gets an equal share of
+    the cores as threads, unless OMP_NUM_THREADS is set: more threads than cores are many times slower. Prints a message
+    about a process that a signal ended, and whether the kernel was out of memory. Returns an exit code, see `_code`.
     """
     kills_before = oom_killer.count_oom_kills()
     with socket.socket() as probe:
@@ -37,54 +42,89 @@ def run_processes(arguments: Sequence[str], processes: int) -> int:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, available_cores() // processes))),
+        LAUNCHER_VARIABLE: str(os.getpid()),
+        **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform.startswith("linux") else {}),
     }
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-m", "terakoya", *arguments],
-            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            start_new_session=True,  # each signal then arrives once, through `forward`
-        )
-        for rank in range(processes)
-    ]
+    children: list[subprocess.Popen[Any]] = []
+    forwarded: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
+        forwarded.append(number)
         for child in children:
-            with contextlib.suppress(ProcessLookupError):
-                child.send_signal(number)
+            _send(child, number)
 
-    handlers = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {
+        number: signal.signal(number, forward)
+        for number in STOP_SIGNALS
+        if signal.getsignal(number) != signal.SIG_IGN or number in (signal.SIGINT, signal.SIGTERM)  # nohup: SIGHUP
+    }
     try:
-        return _wait(children, kills_before)
+        for rank in range(processes):
+            child = start_child(
+                [sys.executable, "-m", "terakoya", *arguments],
+                env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                start_new_session=True,  # each signal then arrives once, through `forward`
+            )
+            children.append(child)
+            for number in forwarded[:1]:  # it came before there was this child
+                _send(child, number)
+        return _code(_wait(children, kills_before, forwarded), forwarded)
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
         for child in children:
             if child.poll() is None:
                 child.kill()
             child.wait()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
-def _wait(children: Sequence[subprocess.Popen[bytes]], kills_before: Mapping[str, int]) -> int:
-    """Waits for all children; returns the first failure's exit code, else 0. After a failure the others have
+def _send(child: subprocess.Popen[Any], number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        child.send_signal(number)
+
+
+def _wait(
+    children: Sequence[subprocess.Popen[Any]], kills_before: Mapping[str, int], forwarded: Sequence[int]
+) -> list[int]:
+    """Waits for all children; returns the codes of those that failed, in that order, but not of those
+    that were ended from here. After a failure the others have
     `GRACE_SECONDS` to notice it, as long again after a SIGTERM, and are then killed. `kills_before` holds the counts of
-    `count_oom_kills` before the start."""
-    first_failure = 0
-    pending_signals = [(signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, 2 * GRACE_SECONDS)]
-    failed_at = 0.0
+    `count_oom_kills` before the start, `forwarded` the signals that were sent to all."""
+    failed: dict[int, int] = {}
+    last_words, sent = [signal.SIGTERM, signal.SIGKILL], list(forwarded)
+    deadline, grace = float("inf"), GRACE_SECONDS
     while True:
         codes = [child.poll() for child in children]  # a list: a generator would stop at the first child that runs
-        if not first_failure:
-            rank, first_failure = next(((rank, code) for rank, code in enumerate(codes) if code), (0, 0))
-            failed_at = time.monotonic()
-            if first_failure and (
-                message := oom_killer.explain_exit(rank, first_failure, kills_before, oom_killer.count_oom_kills())
-            ):
+        for rank, code in enumerate(codes):
+            if not code or rank in failed or (failed and -code in sent):
+                continue
+            if not failed:
+                grace = LOST_GRACE_SECONDS if code == RankLostError.exit_code else GRACE_SECONDS
+                deadline = time.monotonic() + grace
+            failed[rank] = code
+            if code < 0 and -code not in forwarded:
+                message = oom_killer.explain_exit(rank, code, kills_before, oom_killer.count_oom_kills())
                 error_console().print(message, markup=False, soft_wrap=True)
-        elif pending_signals and time.monotonic() - failed_at > pending_signals[0][1]:
-            number, _ = pending_signals.pop(0)
+        if None not in codes:
+            return list(failed.values())
+        if last_words and time.monotonic() > deadline:
+            sent.append(last_words.pop(0))
+            deadline = time.monotonic() + grace
             for child in children:
                 if child.poll() is None:
-                    child.send_signal(number)
-        if None not in codes:
-            return first_failure
+                    _send(child, sent[-1])
         time.sleep(0.05)
+
+
+def _code(failed: Sequence[int], forwarded: Sequence[int]) -> int:
+    """Returns one exit code for all processes, of which those with the codes `failed` failed, in that order.
+
+    It is that of the first one that did not only lose another; 128 plus the signal's number if a signal ended it, but
+    `Stopped`'s if all that failed were ended by a stop signal before they could handle it; 0 if none failed.
+    """
+    if not failed:
+        return 0
+    if all(code == Stopped.exit_code or -code in forwarded for code in failed):
+        return Stopped.exit_code
+    first = next((code for code in failed if code != RankLostError.exit_code), RankLostError.exit_code)
+    return first if first > 0 else 128 - first

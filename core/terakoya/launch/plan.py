@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.components import Job, Launcher, LaunchPlan
-from terakoya.config.parameters import Parameters
+from terakoya.config.parameters import Parameters, check_allowed_changes
 from terakoya.errors import UserError
+from terakoya.folder_kinds import refuse_address
+from terakoya.plugins import registry
 from terakoya.plugins.create import create_component
 from terakoya.toolkit.launchers.submitted import plan_folder
+from terakoya.training.run_folder import check_place
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,14 @@ def plan_launch(
         UserError: an unknown launcher, wrong settings, wrong parameters: every error that can be found before the job
             waits for hours in a queue.
     """
+    check_place(out)
     component: Launcher = create_component("launchers", launcher, settings or {}, where=f"launch {launcher}")
     job = make_job(
         parameters, out, name=name, overrides=overrides, allow_change=allow_change, global_options=global_options
     )
-    folder = (folder if folder is not None else plan_folder(out)).absolute()
+    folder = folder if folder is not None else plan_folder(out)
+    refuse_address(folder, "the folder for the plan's files")
+    folder = folder.absolute()
     plan = component.plan(job, folder)
     folder.mkdir(parents=True, exist_ok=True)
     for file, text in plan.files.items():
@@ -86,6 +92,7 @@ def make_job(
         UserError: the parameters or the name are wrong.
     """
     loaded = Parameters.load(parameters, overrides)
+    check_allowed_changes(allow_change, loaded, registry())
     run = out.absolute()
     if name is None:
         name = re.sub(r"[^A-Za-z0-9]+", "-", run.name).strip("-")[:63] or "terakoya"

@@ -21,13 +21,16 @@ from pathlib import Path
 
 import psutil
 
-from terakoya.training.distributed.signals import EXIT_CODE_FILE_VARIABLE, STOPPED_EXIT_CODE
+from terakoya.process_pool import LAUNCHER_VARIABLE
+from terakoya.training.distributed.signals import EXIT_CODE_FILE_VARIABLE, STOP_SIGNALS, STOPPED_EXIT_CODE
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STDOUT = 1
 EXIT_BEFORE_START = 128 + signal.SIGTERM
 """Exit code after a stop request that came before there was anything to save."""
 GRACE_SECONDS = 5.0
 """How long an agent without processes waits for other hosts after a stop request."""
+FAILED_SECONDS = 20.0
+"""How long processes may still run after another of this host has failed, before they are killed: they may hang."""
 SHUTDOWN_TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """torchrun's variable for how many seconds processes may take to exit after a stop request, or after one of them has
 failed, before they are killed. torchrun's default is 30, ours 900."""
@@ -42,6 +45,7 @@ def run(arguments: Sequence[str]) -> int:
     note = Path(tempfile.mkdtemp()) / "ended"
     os.environ[EXIT_CODE_FILE_VARIABLE] = str(note)
     os.environ.setdefault(SHUTDOWN_TIMEOUT_VARIABLE, "900")
+    os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
     forwarder = SignalForwarder(note)
     forwarder.start()
     from torch.distributed import run as torchrun
@@ -64,6 +68,8 @@ def run(arguments: Sequence[str]) -> int:
 class SignalForwarder:
     """Forwards stop requests to the training processes, from a thread: the main thread may wait for other hosts in C++.
 
+    That nobody reads this process's output any more is a stop request, too: the ssh connection that started it is gone.
+
     Attributes:
         note: the file into which a process writes its exit code.
     """
@@ -72,6 +78,9 @@ class SignalForwarder:
         self.note = note
         self._exiting = False
         self._signal_pipe, write_end = os.pipe()
+        self._poll = select.poll()
+        self._poll.register(self._signal_pipe, select.POLLIN)
+        self._poll.register(STDOUT, 0)  # reports that nobody reads it
         os.set_blocking(write_end, False)
         signal.set_wakeup_fd(write_end)
         for number in STOP_SIGNALS:
@@ -94,17 +103,25 @@ class SignalForwarder:
 
     def _forward(self) -> None:
         """Sends SIGTERM to all processes after each stop request, and to those that torchrun starts later in place of a
-        process that died before it could handle the signal. Exits if there are no processes and none wrote the note."""
+        process that died before it could handle the signal. Exits if there are no processes and none wrote the note.
+        Kills processes that still run `FAILED_SECONDS` after another has failed."""
         signalled: set[int] = set()
         last_seen = deadline = 0.0  # when a process last ran, and when the signalled ones are killed
+        most, whole = 0, time.monotonic()  # how many processes torchrun started, and when all of them last ran
         while True:
-            if self._stop_requested(None if not deadline else 0.2):
+            if self._stop_requested(1.0 if not deadline else 0.2):
                 signalled.clear()
                 deadline = deadline or time.monotonic() + float(os.environ[SHUTDOWN_TIMEOUT_VARIABLE])
+            running = _children()
+            most = max(most, len(running)) if running else 0
+            if len(running) == most or self.note.exists():
+                whole = time.monotonic()
+            elif time.monotonic() - whole > FAILED_SECONDS:
+                _send(signal.SIGKILL, running)
             if not deadline:
                 continue
-            running = _children()
             _send(signal.SIGTERM, running - signalled)
+            _send(signal.SIGCONT, running - signalled)  # one that was stopped finds the others gone
             signalled |= running
             if running and time.monotonic() > deadline:
                 _send(signal.SIGKILL, running)
@@ -113,10 +130,14 @@ class SignalForwarder:
             elif time.monotonic() - last_seen > GRACE_SECONDS:
                 self._exit()
 
-    def _stop_requested(self, seconds: float | None) -> bool:
-        """Waits up to `seconds` for a signal; returns whether a stop signal arrived."""
-        readable = select.select([self._signal_pipe], [], [], seconds)[0]
-        return bool(readable and set(os.read(self._signal_pipe, 64)) & set(STOP_SIGNALS))
+    def _stop_requested(self, seconds: float) -> bool:
+        """Waits up to `seconds`; returns whether a stop signal arrived, or the reader of the output left."""
+        ready = dict(self._poll.poll(1000 * seconds))
+        if ready.get(STDOUT, 0):
+            self._poll.unregister(STDOUT)
+        if ready.get(STDOUT, 0) & (select.POLLERR | select.POLLHUP):
+            return True
+        return self._signal_pipe in ready and bool(set(os.read(self._signal_pipe, 64)) & set(STOP_SIGNALS))
 
     def _exit(self) -> None:
         """Ends the main thread's wait or, if the main thread does not react, this process."""

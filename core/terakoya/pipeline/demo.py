@@ -6,6 +6,7 @@ The demo writes a pipeline JSON and runs it as `terakoya run` does, so that a us
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -137,4 +138,5 @@ def summary_lines(demo: Demo, results: list[StageResult]) -> Iterator[str]:
     yield f'  model = AutoModelForMaskedLM.from_pretrained("{demo.model}")'
     yield f'  tokenizer = AutoTokenizer.from_pretrained("{demo.model}")'
     yield ""
-    yield f"The pipeline is in {demo.pipeline_file}: change it and run `terakoya run {demo.pipeline_file}`."
+    again = f"terakoya run {shlex.quote(str(demo.pipeline_file))}"
+    yield f"The pipeline is in {demo.pipeline_file}: change it and run `{again}`."

@@ -13,10 +13,11 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from terakoya.atomic_files import write_text
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export, find_checkpoint
 from terakoya.corpus.joined_corpora import join_corpora
-from terakoya.errors import Stopped, UserError
+from terakoya.errors import Diverged, Stopped, TemporaryFailure, UserError
 from terakoya.json_settings import read_json
 from terakoya.pipeline.corpora import Part, PipelineCorpus
 from terakoya.pipeline.settings import Pipeline, read_pipeline
@@ -175,14 +176,15 @@ class _Plan:
                 raise Stopped(f"train: stopped at step {result.step} by {result.stopped_by}; the same command resumes")
             return {"step": result.step}
         file = pipeline.run.with_name(f".{pipeline.run.name}.parameters.json")
-        file.write_text(json.dumps(parameters, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        write_text(file, json.dumps(parameters, ensure_ascii=False, indent=2) + "\n")
         code = run_processes(["train", str(file), "--out", str(pipeline.run)], processes)
         if code == Stopped.exit_code:
             raise Stopped("train: stopped on request, checkpoint saved; the same command resumes")
+        if code == TemporaryFailure.exit_code:
+            raise TemporaryFailure("train: a file cannot be read now, see above; the same command tries again")
         if code:
-            raise UserError(
-                f"train: failed with exit code {code}; the lines above say why, and the same command resumes"
-            )
+            error = Diverged if code == Diverged.exit_code else UserError
+            raise error(f"train: failed with exit code {code}; the lines above say why, and the same command resumes")
         return {}
 
     def _export_inputs(self) -> Mapping[str, Any]:

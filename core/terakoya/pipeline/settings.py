@@ -11,8 +11,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from terakoya.config import file_kinds
+from terakoya.config.fields import ParameterFields
 from terakoya.errors import UserError
-from terakoya.json_settings import explain, read_json
+from terakoya.folder_kinds import is_address
+from terakoya.json_settings import explain, read_json, refuse_secrets
 from terakoya.process_pool import available_cores
 from terakoya.rows.blending import PERIOD, integer_weights
 
@@ -157,6 +160,9 @@ class Pipeline(BaseModel):
         if self.tokenizer is not None and not isinstance(self.tokenizer.get("type"), str):
             raise ValueError('tokenizer.type: expected a name such as "mecab_wordpiece"')
         outputs = [self.tokenizer_folder, self.store, self.validation_store, self.run, self.export]
+        for path in filter(None, outputs):
+            if is_address(path):
+                raise ValueError(f"{path}: expected a folder on this machine, got an address; only a corpus may be one")
         folders = [path.absolute() for path in outputs if path is not None]
         for index, folder in enumerate(folders):
             for other in folders[:index]:
@@ -226,9 +232,22 @@ def read_pipeline(file: Path) -> Pipeline:
     """Reads the pipeline in `file`.
 
     Raises:
-        UserError: one line for each problem: file, key path, expected, got, nearest known key.
+        UserError: one line for each problem: file, key path, expected, got, nearest known key; the file is of
+            another kind; or a value looks like a secret.
     """
+    file_kinds.refuse_yaml(file, expected=file_kinds.PIPELINE)
+    raw = read_json(file)
+    refuse_secrets(raw, file.name)
     try:
-        return Pipeline.model_validate(read_json(file))
+        return Pipeline.model_validate(raw)
     except ValidationError as error:
-        raise UserError("\n".join(f"{file.name}: {problem}" for problem in explain(error, Pipeline))) from None
+        file_kinds.refuse_other_kind(file, raw, expected=file_kinds.PIPELINE)
+        lines = explain(error, Pipeline, explain_unknown=_explain_unknown)
+        raise UserError("\n".join(f"{file.name}: {problem}" for problem in lines)) from None
+
+
+def _explain_unknown(path: str) -> str:
+    """Says where an unknown key at the top of a pipeline belongs, if that is the parameter file."""
+    if path in ParameterFields.model_fields:
+        return f'; it belongs into the parameter file, or into the object "parameters": "parameters": {{"{path}": ...}}'
+    return ""

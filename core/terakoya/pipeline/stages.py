@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from terakoya.atomic_files import write_text
 from terakoya.errors import UserError
 
 logger = logging.getLogger("terakoya")
@@ -169,9 +170,7 @@ def _write(
         "facts": facts,
     }
     file = _record_file(stage)
-    part = file.with_name(file.name + ".part")
-    part.write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    part.replace(file)
+    write_text(file, json.dumps(record, ensure_ascii=False, indent=1) + "\n")
 
 
 def _mismatch(stage: Stage, record: Mapping[str, Any] | None, inputs: Mapping[str, Any]) -> str | None:

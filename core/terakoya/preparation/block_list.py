@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
-import orjson
-
-from terakoya.atomic_files import write_atomically
+from terakoya.atomic_files import seal, unseal, write_atomically
 from terakoya.corpus.corpus import Block, Corpus
+from terakoya.errors import UserError
 from terakoya.preparation.encoding import source_name
 from terakoya.preparation.job import PrepareJob
 from terakoya.store.parts import PartFacts, read_part
@@ -85,7 +85,7 @@ def _weight(block: Block) -> int:
 def list_blocks(job: PrepareJob) -> BlockList:
     """Returns the list that is stored with the parts. If there is none, reads every file once and writes the list."""
     file, sources = job.task.parts / BLOCKS, job.task.corpus.sources
-    if file.exists():
+    with suppress(FileNotFoundError, UserError):  # not there or damaged
         return read_block_list(job)
     numbers = {str(source): number for number, source in enumerate(sources)}
     blocks = job.blocks()
@@ -94,14 +94,17 @@ def list_blocks(job: PrepareJob) -> BlockList:
         for b in blocks
     ]
     with write_atomically(file) as stream:
-        stream.write(orjson.dumps({"extent": blocks.extent, "blocks": rows}))
+        stream.write(seal({"extent": blocks.extent, "blocks": rows}))
     return read_block_list(job)
 
 
 def read_block_list(job: PrepareJob) -> BlockList:
-    """Reads the list that is stored with the parts."""
+    """Reads the list that is stored with the parts. Raises UserError if it is damaged."""
     sources = job.task.corpus.sources
-    raw = orjson.loads((job.task.parts / BLOCKS).read_bytes())
+    try:
+        raw = unseal((job.task.parts / BLOCKS).read_bytes())
+    except ValueError as error:
+        raise UserError(f"{job.task.parts / BLOCKS}: {error}; run the same command again") from None
     blocks = tuple(
         Block(sources[file], start, stop, line, disk_bytes, None, column, columns)
         for file, start, stop, line, disk_bytes, column, columns, _ in raw["blocks"]

@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from terakoya.corpus.conversations import Message
 from terakoya.errors import UserError
+from terakoya.process_pool import time_limit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+RENDER_SECONDS = 10.0
+"""Time for one conversation; the longest real ones take milliseconds."""
 OWN = "chat"
 """Name of the tokenizer's own template."""
 BUILT_IN = ("alpaca", "alpaca_en")
@@ -177,10 +180,16 @@ class Renderer:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
-            return render_jinja_template(
-                conversations=[list(turns)], chat_template=self._template.text, **options, **self._tokens
-            )
-        except (exceptions.TemplateError, TypeError, ValueError) as error:
+            with time_limit(RENDER_SECONDS):
+                return render_jinja_template(
+                    conversations=[list(turns)], chat_template=self._template.text, **options, **self._tokens
+                )
+        except TimeoutError as error:
+            raise UserError(
+                f"--template {self._template.name}: expected a template that renders a conversation at once; that of "
+                f"{len(turns)} messages {error}. Look for a loop in it that does not end"
+            ) from None
+        except (exceptions.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, MemoryError) as error:
             line = getattr(error, "lineno", None)
             where = f"line {line}: " if line else ""
             raise TemplateError(f"{where}{error}") from error

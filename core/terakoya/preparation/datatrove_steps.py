@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import multiprocess
-import orjson
 from datatrove.pipeline.base import PipelineStep
 
 from terakoya import log, plugins
@@ -17,6 +16,7 @@ from terakoya.errors import UserError
 from terakoya.preparation.block_list import read_block_list
 from terakoya.preparation.encoding import BlockEncoder, EncodingTask
 from terakoya.preparation.job import PrepareJob
+from terakoya.preparation.resuming import is_from
 from terakoya.store.assembly import Totals
 from terakoya.store.token_store import StoreFacts
 
@@ -115,8 +115,7 @@ def _encoder(task: EncodingTask) -> BlockEncoder:
 
 def _check_inputs(job: PrepareJob) -> None:
     """Raises UserError unless the folder of parts still belongs to `job`."""
-    record = job.task.parts / "inputs.json"
-    if not record.exists() or orjson.loads(record.read_bytes())["inputs"] != job.inputs:
+    if not is_from(job.task.parts, job.inputs):
         raise UserError(f"{job.out}: was started again with other input; this task belongs to the earlier start")
 
 

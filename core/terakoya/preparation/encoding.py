@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -114,13 +115,23 @@ class BlockEncoder:
                     builder.reject(_reject(document, reason))
         elif len(batch) == 1:
             builder.reject(_reject(batch[0], "special token in text"))
-        else:  # one of the documents has a special token: halve the batch until it is alone
-            self._add(builder, batch[: len(batch) // 2])
-            self._add(builder, batch[len(batch) // 2 :])
+        else:
+            for part in _separate(batch, encoded.literals):
+                self._add(builder, part)
 
     def sample(self, texts: Sequence[str]) -> EncodedDocuments:
         """Encodes a few texts, for estimates; conversations as they are in the files, without their template."""
         return self._encode_text(texts)
+
+
+def _separate(batch: Sequence[Document], literals: Iterable[str]) -> list[Sequence[Document]]:
+    """Splits `batch`, in order, so that each document with one of `literals` in its text is alone; into halves if no
+    text has one, because the tokenizer sees other text, as that of a chat template."""
+    alone = [any(token in document.text for token in literals) for document in batch]
+    cuts = sorted({0, len(batch), *(at + side for at, found in enumerate(alone) if found for side in (0, 1))})
+    if len(cuts) == 2:
+        cuts.insert(1, len(batch) // 2)
+    return [batch[start:stop] for start, stop in pairwise(cuts)]
 
 
 def _reject(document: Document, reason: Reason) -> Reject:

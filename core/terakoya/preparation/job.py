@@ -19,6 +19,7 @@ from terakoya.components import Tokenizer
 from terakoya.corpus.corpus import Corpus
 from terakoya.corpus.documents import REMEDIES
 from terakoya.errors import UserError
+from terakoya.folder_kinds import found
 from terakoya.preparation.chat_template import ChatTemplate
 from terakoya.preparation.disk_space import check_disk_space
 from terakoya.preparation.encoding import BlockEncoder, EncodingTask
@@ -70,7 +71,7 @@ class PrepareJob:
         if unit not in ("document", "line"):
             raise UserError(f'unit: expected "document" or "line", got "{unit}"')
         if not folder.is_dir():
-            raise UserError(f"{folder}: expected a tokenizer's folder, found none")
+            raise UserError(f"{folder}: expected a tokenizer's folder, got {found(folder, 'tokenizer')}")
         if template is not None:
             _check_conversations(tokenizer, unit=unit, append_eos=append_eos)
         files = _sizes_and_times(corpus)
@@ -155,7 +156,7 @@ class PrepareJob:
             chat_template=None if template is None else template.text,
         )
         if template is not None:
-            share = TokenStore.open(self.out, check_ids=False).answer_tokens / facts.tokens
+            share = TokenStore.open(self.out, headers_only=True).answer_tokens / facts.tokens
             written = self.out / "tokenizer" / CHAT_TEMPLATE
             logger.info(
                 "%.1f %% of the tokens belong to answers; template %s is in %s", 100 * share, template.name, written
@@ -194,7 +195,8 @@ def _explain_interruptions(out: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise UserError(
-            f"{out}: the disk is full; make room and run the same command again: finished parts are kept"
+            f"{out}: the disk is full ({error.strerror}); make room and run the same command again: finished parts are "
+            "kept"
         ) from error
     except KeyboardInterrupt:
         logger.warning("interrupted; finished parts are kept: run the same command again and it finishes what is left")

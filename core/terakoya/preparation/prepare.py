@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from terakoya.atomic_files import check_writable
 from terakoya.errors import UserError
+from terakoya.folder_kinds import found, refuse_address
 from terakoya.preparation.options import PrepareOptions
 from terakoya.process_pool import warm_up
 from terakoya.tokenization.recognise import recognise_tokenizer
@@ -53,6 +55,8 @@ def create_job(options: PrepareOptions) -> PrepareJob:
     from terakoya.corpus.files import find_files
     from terakoya.preparation.job import PrepareJob
 
+    refuse_address(options.out, "the new store's folder")
+    check_writable(options.out)
     options = replace(options, tokenizer=_find_tokenizer(options.tokenizer))
     if options.conversations and (options.clean is not None or options.held_out):
         raise UserError(
@@ -93,8 +97,9 @@ def _find_tokenizer(folder: Path) -> Path:
     snapshot = find_snapshot(name)
     if snapshot is None:
         raise UserError(
-            f"{name}: expected a tokenizer's folder, found none; make one with `terakoya tokenizer train`. If it is a "
-            f"name on the Hugging Face Hub: nothing is downloaded here; fetch it first: hf download {name}"
+            f"{name}: expected a tokenizer's folder, got {found(folder, 'tokenizer')}; make one with `terakoya "
+            "tokenizer train`. If it is a name on the Hugging Face Hub: nothing is downloaded here; fetch it first: "
+            f"hf download {name}"
         )
     return snapshot
 

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import orjson
 
-from terakoya.atomic_files import LOCK, write_atomically
+from terakoya.atomic_files import LOCK, seal, unseal, write_atomically
 from terakoya.errors import UserError
 from terakoya.store.recorded_options import SHARD_BLOCKS
-from terakoya.store.token_store import PARTS, StoreFacts, TokenStore, read_facts
+from terakoya.store.token_store import CHECKSUMS, DATA_FILES, PARTS, StoreFacts, TokenStore, read_facts
 
 logger = logging.getLogger("terakoya")
 
-_FILES = ("tokens.bin", "tokens.idx", "tokens.words", "tokens.answers", "rejects.jsonl")
-_OWN = ("store.json", PARTS, *_FILES, "tokenizer", "plans")
+_OWN = ("store.json", PARTS, *DATA_FILES, CHECKSUMS, "rejects.jsonl", "tokenizer", "plans")
 
 
 def read_finished(out: Path, inputs: Mapping[str, str], options: Mapping[str, object]) -> StoreFacts | None:
@@ -45,13 +44,30 @@ def record_inputs(out: Path, inputs: Mapping[str, str], options: Mapping[str, ob
     """Records what the parts are made from. Raises UserError if `out` holds parts of other input."""
     record = out / PARTS / "inputs.json"
     if record.exists():
-        recorded = orjson.loads(record.read_bytes())
+        recorded = _read_inputs(record)
         _check_inputs(out, "holds an unfinished store", recorded["inputs"], recorded["options"], inputs, options)
         logger.info("%s: continuing an interrupted preparation", out)
         return
     (out / PARTS).mkdir(exist_ok=True)
     with write_atomically(record) as stream:
-        stream.write(orjson.dumps({"inputs": inputs, "options": options}))
+        stream.write(seal({"inputs": inputs, "options": options}))
+
+
+def _read_inputs(record: Path) -> Mapping[str, Mapping[str, str]]:
+    try:
+        return unseal(record.read_bytes())
+    except ValueError as error:
+        raise UserError(
+            f"{record}: {error}: what the parts were made from is not known; start again with --force"
+        ) from None
+
+
+def is_from(parts: Path, inputs: Mapping[str, str]) -> bool:
+    """Returns whether the folder of parts records that they are made from `inputs`."""
+    try:
+        return bool(unseal((parts / "inputs.json").read_bytes())["inputs"] == inputs)
+    except (FileNotFoundError, ValueError):
+        return False
 
 
 def _check_inputs(
@@ -128,9 +144,7 @@ def _shorten(value: object) -> str:
 
 def remove_other_store(out: Path, inputs: Mapping[str, str]) -> None:
     """Removes the store or the parts in `out`, except unfinished parts with these `inputs`."""
-    record = out / PARTS / "inputs.json"
-    finished = (out / "store.json").exists()
-    if not finished and record.exists() and orjson.loads(record.read_bytes())["inputs"] == inputs:
+    if not (out / "store.json").exists() and is_from(out / PARTS, inputs):
         return
     for name in _OWN:  # store.json first: without it there is no store
         path = out / name

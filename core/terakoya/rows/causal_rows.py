@@ -61,7 +61,7 @@ class CausalRows:
         _check(store, layout, self._end)
         self._layout, self._length = layout, sequence_length
         self._adds_end = int(stored_end is None and self._end is not None)
-        self._tokens = np.asarray(store.tokens)
+        self._store, self._tokens = store, np.asarray(store.tokens)
         self._spans = Spans(store, added_positions=int(layout.bos) + self._adds_end)
         fills = (vocabulary.pad, self._end, 0)
         self._pad = next(each for each in fills if each is not None)
@@ -200,7 +200,9 @@ class CausalRows:
     def _tokens_at(self, document: np.ndarray, place: np.ndarray) -> np.ndarray:
         """The ids (n,) at each `place` (n,) of the store's `document` (n,), counted from the document's first place."""
         within = place - int(self._layout.bos)
-        tokens = np.take(self._tokens, self._spans.document_start(document) + within, mode="clip").astype(np.int32)
+        at = np.clip(self._spans.document_start(document) + within, 0, len(self._tokens) - 1)
+        self._store.touch(at, 1)
+        tokens = self._tokens[at].astype(np.int32)
         if self._adds_end:
             tokens[within == self._text_length(document)] = self._end
         if self._bos is not None:
@@ -226,6 +228,7 @@ class CausalRows:
         restart_positions: bool,
     ) -> Rows:
         """The arrays of a batch. At the flat indices `last` (n,) runs end whose next ids are `following` (n,)."""
+        self._store.touch(segments.start, segments.length)
         shape = (len(keys), self._length)
         assembled = assemble_rows(
             segments,

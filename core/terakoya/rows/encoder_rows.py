@@ -28,14 +28,16 @@ logger = logging.getLogger("terakoya")
 class EncoderRows:
     """The rows of one store in the layout `packed`, `stream`, `lines` or `pairs`; see `Layout`."""
 
-    def __init__(self, store: TokenStore, layout: Layout, *, sequence_length: int, seed: int, store_index: int) -> None:
+    def __init__(
+        self, store: TokenStore, layout: Layout, *, sequence_length: int, seed: int, store_id: int | str
+    ) -> None:
         """Opens the plan; builds it first where it does not exist. Raises UserError where the store does not fit the
         layout."""
         self.store = store
         self.layout = layout
         self.sequence_length = sequence_length
         self.seed = seed
-        self.store_index = store_index
+        self.store_id = store_id
         self.vocabulary: Vocabulary = store.facts.vocabulary
         self._tokens = np.asarray(store.tokens)
         self._spans = Spans(store)
@@ -142,6 +144,7 @@ class EncoderRows:
 
     def _assemble(self, segments: RowSegments, keys: np.ndarray, next_sentence: np.ndarray | None) -> Rows:
         """The arrays of a batch: as wide as a row; for `lines` and `pairs`, as the longest row, in multiples of 8."""
+        self.store.touch(segments.start, segments.length)
         width = self.sequence_length
         if self.layout.kind in ("lines", "pairs"):
             width = min(width, -(-int(segments.row_lengths(len(keys)).max()) // 8) * 8)
@@ -205,13 +208,13 @@ class EncoderRows:
         plan = plan_pairs(
             starts,
             starts + lengths,
-            np.asarray(self.store.documents),
+            self.store.first_sequences(np.arange(self.store.facts.documents + 1)),
             budget=self.sequence_length - 3,
             short_sequence_probability=self.layout.short_sequence_probability,
             random_next_probability=self.layout.random_next_probability,
             seed=self.seed,
             epoch=epoch,
-            store=self.store_index,
+            store=self.store_id,
         )
         if epoch:
             logger.info(

@@ -79,7 +79,7 @@ class Loader:
             if words_matter and source.store.facts.word_starts != first.store.facts.word_starts:
                 raise UserError(f"{where}: expected word starts in both or neither; prepare both the same way")
             assert (source.layout, source.sequence_length) == (first.layout, first.sequence_length)
-            assert source.store_index == number, "a source's keys depend on its number in the blend"
+            assert source.store_id == number, "a source's keys depend on its number in the blend"
         self.sources, self.weights = tuple(sources), tuple(weights)
         self._mixtures: list[_Mixture] = []
         for stage in (Stage(0, {number: weight for number, weight in enumerate(weights) if weight}), *stages):
@@ -141,7 +141,7 @@ class Prefetcher(Generic[T]):
         self, function: Callable[[int], T], first_step: int, *, last_step: int | None = None, ahead: int = AHEAD
     ) -> None:
         """Keeps up to `ahead` items ready and computes new ones once half of them are used; ends before `last_step`
-        where it is given."""
+        where it is given: what is beyond may cost a plan of another epoch."""
         self._function = function
         # Two simple queues cost a tenth of a bounded one: one queue holds a permit for each item that may be computed.
         self._items: queue.SimpleQueue[tuple[T] | BaseException] = queue.SimpleQueue()

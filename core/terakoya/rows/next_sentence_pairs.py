@@ -44,7 +44,7 @@ def plan_pairs(
     random_next_probability: float,
     seed: int,
     epoch: int,
-    store: int,
+    store: int | str,
 ) -> PairPlan:
     """The pairs of an epoch in document order: a pure function of its arguments.
 

@@ -14,18 +14,25 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from terakoya.atomic_files import FileFacts, HashedFile, commit_folder, seal, unseal
 from terakoya.errors import UserError
+from terakoya.store.file_hashes import find_changes
 
 ALGORITHM = 1
 """Version of the code that decides a plan; part of the plan's name."""
 WINDOW = 65_536
 """Number of documents that are packed together, in store order."""
+WINDOW_PIECES = 1 << 20
+"""Largest number of their pieces, which decides the memory: long documents are packed in smaller windows."""
+
+_DTYPES = {"rows.bin": "<i8", "starts.bin": "<i8", "lengths.bin": "<i4"}
+"""The files of a plan, in the order of `Plan`'s arrays, and their types."""
 
 logger = logging.getLogger("terakoya")
 
@@ -145,20 +152,23 @@ def load_or_build_plan(
         "sequence_length": sequence_length,
         "framing": special_tokens,
         "window": window,
+        "window_pieces": WINDOW_PIECES,
         "count": count,
     }
     digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8).hexdigest()
     parent = _plans_folder(store_folder)
     folder = parent / f"{kind}-{sequence_length}-{digest}"
-    plan = _open_plan(folder)
+    plan = _open_plan(folder, facts)
     if plan is not None:
         return plan
     with _lock(parent / f"{folder.name}.lock"):
-        plan = _open_plan(folder)
+        plan = _open_plan(folder, facts)
         if plan is None:
+            if folder.exists():
+                logger.warning("%s: damaged; the plan is built again", folder)
             started = time.monotonic()
             _build(folder, facts, spans)
-            plan = _open_plan(folder)
+            plan = _open_plan(folder, facts)
             assert plan is not None, f"{folder}: the plan that was just built does not open"
             used = int(np.sum(plan.lengths, dtype=np.int64)) + special_tokens * len(plan.starts)
             logger.info(
@@ -179,57 +189,48 @@ def _build(folder: Path, facts: dict[str, str | int], spans: Spans) -> None:
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
     plan_rows = plan_single_rows if facts["kind"] == "lines" else plan_packed_rows
-    count, window = int(facts["count"]), int(facts["window"])
-    rows = pieces = 0
+    count, window, most = int(facts["count"]), int(facts["window"]), int(facts["window_pieces"])
+    length, special_tokens = int(facts["sequence_length"]), int(facts["framing"])
+    first = rows = pieces = 0
     try:
-        with (
-            (staging / "rows.bin").open("wb") as row_file,
-            (staging / "starts.bin").open("wb") as start_file,
-            (staging / "lengths.bin").open("wb") as length_file,
-        ):
-            row_file.write(np.zeros(1, "<i8").tobytes())
-            for first in range(0, count, window):
+        with ExitStack() as stack:
+            files = {name: HashedFile(stack.enter_context((staging / name).open("wb"))) for name in _DTYPES}
+            row_file, start_file, length_file = files.values()
+            row_file.write(np.zeros(1, "<i8"))
+            while first < count:
                 starts, lengths = spans(first, min(count, first + window))
-                part = plan_rows(
-                    starts,
-                    lengths,
-                    sequence_length=int(facts["sequence_length"]),
-                    special_tokens=int(facts["framing"]),
-                )
-                row_file.write((part.rows[1:] + pieces).astype("<i8").tobytes())
-                start_file.write(part.starts.astype("<i8").tobytes())
-                length_file.write(part.lengths.astype("<i4").tobytes())
+                ends = np.cumsum(-(-lengths // (length - special_tokens)))
+                size = max(1, int(np.searchsorted(ends, most, side="right")))
+                part = plan_rows(starts[:size], lengths[:size], sequence_length=length, special_tokens=special_tokens)
+                first += size
+                row_file.write((part.rows[1:] + pieces).astype("<i8"))
+                start_file.write(part.starts.astype("<i8"))
+                length_file.write(part.lengths.astype("<i4"))
                 rows += len(part)
                 pieces += len(part.starts)
-        (staging / "plan.json").write_text(json.dumps({**facts, "rows": rows, "pieces": pieces}, indent=1))
-        for file in staging.iterdir():
-            with file.open("rb") as handle:
-                os.fsync(handle.fileno())
+        hashes = {name: file.facts().model_dump() for name, file in files.items()}
+        record = {**facts, "rows": rows, "pieces": pieces, "files": hashes}
+        (staging / "plan.json").write_bytes(seal(record))
         shutil.rmtree(folder, ignore_errors=True)  # a damaged plan
         try:
-            staging.rename(folder)
+            commit_folder(staging, folder)
         except OSError:
-            if _open_plan(folder) is None:  # without file locks another process may have been first
+            if _open_plan(folder, facts) is None:  # without file locks another process may have been first
                 raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _open_plan(folder: Path) -> Plan | None:
-    """The plan in `folder`, memory-mapped; None where it is missing or incomplete."""
+def _open_plan(folder: Path, facts: dict[str, str | int]) -> Plan | None:
+    """The plan of `facts` in `folder`, memory-mapped; None where it is missing or damaged. Reads all of it."""
     try:
-        facts = json.loads((folder / "plan.json").read_text())
-        rows, pieces = int(facts["rows"]), int(facts["pieces"])
-        sizes = {"rows.bin": (rows + 1) * 8, "starts.bin": pieces * 8, "lengths.bin": pieces * 4}
-        if any((folder / name).stat().st_size != size for name, size in sizes.items()):
-            return None
+        record = unseal((folder / "plan.json").read_bytes())
+        files = {name: FileFacts.model_validate(record["files"][name]) for name in _DTYPES}
     except (OSError, ValueError, KeyError):
         return None
-    return Plan(
-        _map_file(folder / "rows.bin", "<i8"),
-        _map_file(folder / "starts.bin", "<i8"),
-        _map_file(folder / "lengths.bin", "<i4"),
-    )
+    if not facts.items() <= record.items() or next(find_changes(folder, files), None) is not None:
+        return None
+    return Plan(*(_map_file(folder / name, dtype) for name, dtype in _DTYPES.items()))
 
 
 def _map_file(file: Path, dtype: str) -> np.ndarray:

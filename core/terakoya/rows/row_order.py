@@ -19,11 +19,11 @@ class RowOrder:
     Letters: B positions.
     """
 
-    def __init__(self, count: Callable[[int], int], *, seed: int, store_index: int, shuffle: bool) -> None:
-        """`count(epoch)` is the number of rows in the plan of an epoch. `store_index` is the store's number in its
-        blend, a part of every key. Without `shuffle` rows come in plan order."""
+    def __init__(self, count: Callable[[int], int], *, seed: int, store_id: int | str, shuffle: bool) -> None:
+        """`count(epoch)` is the number of rows in the plan of an epoch. `store_id` is a part of every
+        key, as in `RowSource`. Without `shuffle` rows come in plan order."""
         self._count = count
-        self._seed, self._store_index, self._shuffle = seed, store_index, shuffle
+        self._seed, self._store_id, self._shuffle = seed, store_id, shuffle
         self._blocks = lru_cache(maxsize=4)(self._block)
 
     def at(self, epoch: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -45,5 +45,5 @@ class RowOrder:
         rows = positions
         if self._shuffle:
             count = self._count(epoch)
-            rows = permute(positions % count, count, hash_u64(self._seed, epoch, self._store_index, "order"))
-        return rows, row_keys(self._seed, epoch, self._store_index, rows)
+            rows = permute(positions % count, count, hash_u64(self._seed, epoch, self._store_id, "order"))
+        return rows, row_keys(self._seed, epoch, self._store_id, rows)

@@ -33,13 +33,13 @@ class RowSource:
         *,
         sequence_length: int,
         seed: int,
-        store_index: int = 0,
+        store_id: int | str = 0,
         shuffle: bool = True,
     ) -> None:
         """Opens the plan of `store`; builds it first where it does not exist.
 
-        `store_index` is the store's number in its blend, a part of every key. Without `shuffle` rows come in plan
-        order, as in validation.
+        `store_id` is a part of every key: the store's number in its blend, or where it is alone, as in validation, its
+        fingerprint. Without `shuffle` rows come in plan order.
 
         Raises:
             UserError: the store does not fit the layout, or has no text for a row.
@@ -48,7 +48,7 @@ class RowSource:
         self.layout = layout
         self.sequence_length = sequence_length
         self.seed = seed
-        self.store_index = store_index
+        self.store_id = store_id
         self.shuffle = shuffle
         self.vocabulary: Vocabulary = store.facts.vocabulary
         if store.facts.tokens == 0:
@@ -57,11 +57,9 @@ class RowSource:
         if layout.framing == "causal":
             self._builder = CausalRows(store, layout, sequence_length=sequence_length, seed=seed, shuffle=shuffle)
         else:
-            self._builder = EncoderRows(
-                store, layout, sequence_length=sequence_length, seed=seed, store_index=store_index
-            )
+            self._builder = EncoderRows(store, layout, sequence_length=sequence_length, seed=seed, store_id=store_id)
         keyed = shuffle and layout.kind != "megatron"
-        self._order = RowOrder(self._builder.count, seed=seed, store_index=store_index, shuffle=keyed)
+        self._order = RowOrder(self._builder.count, seed=seed, store_id=store_id, shuffle=keyed)
         self._rows = self._builder.count(0)
         if self._rows == 0:
             raise UserError(

@@ -59,10 +59,10 @@ def sample(
         raise UserError(f"--start: expected a sequence from 0 to {store.facts.sequences - 1:,}, got {start:,}")
     sampled = []
     for number in range(start, min(start + rows, store.facts.sequences)):
-        begin = int(store.index.pointers[number]) // store.index.dtype.itemsize
-        end = begin + min(most_tokens, int(store.index.lengths[number]))
+        begin, end = store.sequence_starts(np.array([number, number + 1])).tolist()
+        end = min(end, begin + most_tokens)
         starts = store.word_starts(begin, end) if store.facts.word_starts else None
-        ids = store.tokens[begin:end].tolist()
+        ids = store.ids(begin, end).tolist()
         markings: list[Marking] = ["none"] * len(ids)
         if store.facts.answers:
             markings = ["answer" if learnt else "none" for learnt in store.answers(begin, end)]

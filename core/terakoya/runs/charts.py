@@ -55,12 +55,13 @@ def chart(
     lines: Sequence[Line],
     restarts: Sequence[tuple[int, float]],
     *,
+    anomalies: Sequence[tuple[int, float, str]] = (),
     title: str,
     against: Against,
     right: float,
 ) -> str:
     """Returns an SVG of `lines` over steps, hours or tokens up to `right`. `restarts` are the (run, position) of dotted
-    vertical lines."""
+    vertical lines, `anomalies` the (run, position, description) of marks on the axis."""
     drawn = [(line, thin_points(line.points)) for line in lines]
     right = right or 1.0
     low, high = _bounds([(line.validation, [point.value for point in points]) for line, points in drawn])
@@ -71,6 +72,11 @@ def chart(
         f'<line class="restart run{run % 8}" data-run="{run}" x1="{x(position):.1f}" x2="{x(position):.1f}" y1="{TOP}" '
         f'y2="{HEIGHT - BOTTOM}"><title>restart</title></line>'
         for run, position in restarts
+    ]
+    parts += [
+        f'<path class="anomaly run{run % 8}" data-run="{run}" d="M{x(position):.1f},{HEIGHT - BOTTOM}l-4,-8h8z">'
+        f"<title>{escape(text)}</title></path>"
+        for run, position, text in anomalies
     ]
     for line, points in drawn:
         parts.append(_curve(line, [(x(axis_position(point, against)), y(point.value)) for point in points]))

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-CHECKPOINT = re.compile(r"step-(\d{8,})")
+from terakoya.runs.checkpoints import MANIFEST, NAME
+
 STAGING = re.compile(r"\.staging-step-(\d{8,})")
 
 
@@ -60,8 +61,8 @@ def find_checkpoints(folder: Path) -> list[SavedCheckpoint]:
     """Returns the committed checkpoints of the run in `folder`, oldest first."""
     checkpoints = []
     for path in _list_folder(folder / "checkpoints"):
-        match = CHECKPOINT.fullmatch(path.name)
-        manifest = path / "manifest.json"
+        match = NAME.fullmatch(path.name)
+        manifest = path / MANIFEST
         if match and manifest.is_file():
             checkpoints.append(SavedCheckpoint(path, int(match[1]), manifest.stat().st_mtime))
     return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
@@ -80,7 +81,7 @@ def read_parameters(folder: Path) -> Mapping[str, Any]:
 
 def read_manifest(checkpoint: SavedCheckpoint) -> Mapping[str, Any]:
     """Returns the manifest of `checkpoint`; empty if it is damaged or was pruned in the meantime."""
-    return _read_object(checkpoint.folder / "manifest.json")
+    return _read_object(checkpoint.folder / MANIFEST)
 
 
 def _read_object(file: Path) -> Mapping[str, Any]:

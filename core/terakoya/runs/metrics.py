@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from terakoya.errors import UserError
+from terakoya.folder_kinds import found
 
 FILE = "metrics.jsonl"
 NON_METRIC_KEYS = frozenset({"kind", "step", "time", "tokens", "store"})
@@ -55,7 +56,7 @@ def read(folder: Path) -> Metrics:
     except (FileNotFoundError, NotADirectoryError):
         if (folder / "parameters.json").is_file() or (folder / "run.lock").is_file():
             return Metrics(())
-        raise UserError(f"{file}: no such file; expected the folder of a run") from None
+        raise UserError(f"{file}: no such file; expected the folder of a run, got {found(folder, 'run')}") from None
     records: list[Mapping[str, Any]] = []
     damaged = []
     lines = content.rstrip(b"\n").split(b"\n") if content else []
@@ -160,6 +161,19 @@ def store_names(stores: Iterable[str]) -> dict[str, str]:
     paths = list(dict.fromkeys(stores))
     counts = Counter(Path(path).name for path in paths)
     return {path: Path(path).name if counts[Path(path).name] == 1 else path for path in paths}
+
+
+def anomalies(metrics: Metrics, kind: str) -> list[Mapping[str, Any]]:
+    """Returns the records of one kind of anomaly, "skipped" or "spike", in the order of their steps: each once, and
+    without those that a resumed run discarded."""
+    kept: dict[tuple[int, Any], Mapping[str, Any]] = {}
+    for record in metrics.records:
+        step = int(record.get("step") or 0)
+        if record.get("kind") == "resume":
+            kept = {key: value for key, value in kept.items() if key[0] <= step}
+        elif record.get("kind") == kind:
+            kept[step, record.get("signal")] = record
+    return [kept[key] for key in sorted(kept, key=lambda key: key[0])]
 
 
 def kept_steps(metrics: Metrics) -> list[Mapping[str, Any]]:

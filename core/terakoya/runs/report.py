@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.errors import UserError
+from terakoya.folder_kinds import distinct_names
 from terakoya.json_settings import leaves
 from terakoya.runs import files as run_files
 from terakoya.runs import metrics
@@ -24,6 +25,7 @@ class RunReport:
 
     Attributes:
         label: the run's unique name in the report.
+        anomalies: step and description of each spike and each step that was not finite.
         parameters: the settings by key path, as JSON values.
         facts: the run's progress, devices and rates by name, formatted.
         stores: the token stores: path, purpose, documents, tokens, fingerprint, formatted.
@@ -33,6 +35,7 @@ class RunReport:
     label: str
     status: RunStatus
     curves: Curves
+    anomalies: Sequence[tuple[int, str]]
     parameters: Mapping[str, Any]
     facts: Mapping[str, str]
     stores: Sequence[Mapping[str, str]]
@@ -50,7 +53,7 @@ def read_reports(
     """
     if labels and len(labels) != len(folders):
         raise UserError(f"--label: expected {len(folders)} names, one for each run, got {len(labels)}")
-    names = list(labels or _names(folders))
+    names = list(labels or distinct_names(folders))
     now = time.time() if now is None else now
     return [_read(folder, name, now) for folder, name in zip(folders, names, strict=True)]
 
@@ -65,16 +68,6 @@ def compare_parameters(runs: Sequence[RunReport]) -> tuple[list[str], list[str]]
     return differ, [path for path in paths if path not in set(differ)]
 
 
-def _names(folders: Sequence[Path]) -> list[str]:
-    """Returns the shortest tails of the paths that all differ."""
-    paths = [folder.resolve().parts for folder in folders]
-    for length in range(1, max(map(len, paths)) + 1):
-        names = ["/".join(parts[-length:]) for parts in paths]
-        if len(set(names)) == len(names):
-            return names
-    return [f"{'/'.join(parts[-2:])} ({number})" for number, parts in enumerate(paths, start=1)]
-
-
 def _read(folder: Path, label: str, now: float) -> RunReport:
     status = run_status.read(folder, now=now)
     written = metrics.read(folder)
@@ -87,6 +80,12 @@ def _read(folder: Path, label: str, now: float) -> RunReport:
         label=label,
         status=status,
         curves=metrics.curves(written),
+        anomalies=[
+            (int(record.get("step") or 0), f"{kind}: {record.get('text')}")
+            for kind in ("skipped", "spike")
+            for record in metrics.anomalies(written, kind)
+            if record.get("reason") != "overflow"  # usual in fp16
+        ],
         parameters=dict(leaves(settings)),
         facts=_facts(status, written, start),
         stores=_stores(settings, start.get("stores", {})),
@@ -115,6 +114,8 @@ def _facts(status: RunStatus, written: metrics.Metrics, start: Mapping[str, Any]
         "MFU, median": _median(steps, "mfu", "{:.1%}"),
         "GFLOP a token": _number(start.get("flops_per_token"), "{:,.3g}", 1e-9),
         "restarts": str(status.restarts),
+        "skipped steps": str(status.skipped_steps or ""),
+        "spikes": str(status.spikes or ""),
         "last checkpoint": "none"
         if checkpoint is None
         else f"{checkpoint.name}, {format_duration(checkpoint.age)} ago",

@@ -20,6 +20,8 @@ TITLES = {
     "loss": "loss (nats)",
 }  # fmt: skip
 SHOWN_WARNINGS = 50
+MARKED, MARKS = ("loss", "grad_norm"), 200
+"""Charts with a mark for each anomaly, and how many marks of a run they have."""
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2022; --quiet: #5f6b6d; --paper: #fff; --rule: #dfe3e4; --mark: #fff3cf;
@@ -51,7 +53,9 @@ svg .axis { stroke: var(--quiet) } .curve polyline { fill: none; stroke: var(--c
 .curve circle { fill: var(--colour) } .curve.check polyline { stroke-width: 2 }
 .dash0 polyline { stroke-dasharray: 6 3 }
 .dash1 polyline { stroke-dasharray: 2 3 } .dash2 polyline { stroke-dasharray: 9 3 2 3 }
-.dash3 polyline { stroke-dasharray: 1 2 } .restart { stroke: var(--colour); stroke-dasharray: 2 4; stroke-width: 1.2 }
+.dash3 polyline { stroke-dasharray: 1 2 }
+.anomaly { fill: var(--colour) }
+.restart { stroke: var(--colour); stroke-dasharray: 2 4; stroke-width: 1.2 }
 .pointer line { stroke: var(--quiet) } .pointer rect { fill: var(--paper); stroke: var(--rule) }
 .pointer text { fill: var(--ink) } summary { cursor: pointer; margin: .6rem 0 }
 """
@@ -134,7 +138,10 @@ def _legend(runs: Sequence[RunReport]) -> str:
         f"{escape(run.label)}</label>"
         for number, run in enumerate(runs)
     )
-    return f'<p class="legend">{boxes}<span class="quiet">dashed: validation; dotted vertical line: restart</span></p>'
+    return (
+        f'<p class="legend">{boxes}<span class="quiet">dashed: validation; dotted vertical line: restart; '
+        "triangle on the axis: spike or skipped step</span></p>"
+    )
 
 
 def _charts(runs: Sequence[RunReport], against: Against) -> str:
@@ -163,7 +170,7 @@ def _equals_loss(runs: Sequence[RunReport], name: str) -> bool:
 
 
 def _chart(runs: Sequence[RunReport], metric: str, against: Against) -> str:
-    lines, restarts = [], []
+    lines, restarts, anomalies = [], [], []
     dashes: dict[str, int] = {}
     for index, run in enumerate(runs):
         for name, points in run.curves.of_metric(metric).items():
@@ -173,11 +180,13 @@ def _chart(runs: Sequence[RunReport], metric: str, against: Against) -> str:
             lines.append(Line(index, label, points, bool(kind), dash - 1 if kind and "" in dashes else dash))
         if run.curves.of_metric(metric):
             axis = {"step": 0, "hours": 1}.get(against)
+            if against == "step" and metric in MARKED:
+                anomalies += [(index, float(step), f"step {step:,}: {text}") for step, text in run.anomalies[-MARKS:]]
             restarts += [(index, float(restart[axis])) for restart in run.curves.restarts if axis is not None]
     title = TITLES.get(metric, metric.replace("_", " "))
     last_points = (points[-1] for run in runs for points in run.curves.points.values() if points)
     right = max((axis_position(point, against) for point in last_points), default=1.0)  # the same for all charts
-    svg = chart(lines, restarts, title=title, against=against, right=right)
+    svg = chart(lines, restarts, anomalies=anomalies, title=title, against=against, right=right)
     return f"<figure><h3>{escape(title)}</h3>{svg}</figure>"
 
 

@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from terakoya.errors import UserError
 from terakoya.runs import files as run_files
 from terakoya.runs import metrics
+from terakoya.runs.checkpoints import find_problems, list_checkpoints
 from terakoya.runs.files import Lock
 from terakoya.runs.metrics import Metrics
 
@@ -53,8 +55,11 @@ class RunStatus:
         seconds_left: time to the full length at the pace of the last logged steps, saving and validation included.
         seconds_to_limit: time until `max_minutes` stops this start.
         seconds_since_word: time since the last record.
+        skipped_steps: the number of steps that changed no weight, because they were not finite.
+        spikes: the number of spikes of the loss and of the gradient norm.
+        last_skipped, last_spike: what the record of the last one says.
         warnings: the texts of all warnings, oldest first.
-        problems: sentences about damage to the files themselves.
+        problems: sentences about damage to the files themselves: to the metrics, and to the last checkpoint.
     """
 
     folder: Path
@@ -77,6 +82,10 @@ class RunStatus:
     checkpoint: Checkpoint | None = None
     saving_step: int | None = None
     restarts: int = 0
+    skipped_steps: int = 0
+    last_skipped: str | None = None
+    spikes: int = 0
+    last_spike: str | None = None
     warnings: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -102,6 +111,7 @@ def read(folder: Path, *, now: float | None = None) -> RunStatus:
     max_tokens = _last_value([settings], "max_tokens") or (
         _last_value(starts, "max_tokens") if unit == "tokens" else None
     )
+    skipped, spikes = (metrics.anomalies(written, kind) for kind in ("skipped", "spike"))
     state, sentence = _state(written, lock, steps, now)
     step, tokens = _position(written, steps)
     last = steps[-1] if steps else {}
@@ -134,9 +144,30 @@ def read(folder: Path, *, now: float | None = None) -> RunStatus:
         else None,
         saving_step=run_files.saving_step(folder) if alive else None,
         restarts=len(written.of_kind("resume")),
+        skipped_steps=len(skipped),
+        last_skipped=_last_text(skipped),
+        spikes=len(spikes),
+        last_spike=_last_text(spikes),
         warnings=tuple(str(record.get("text")) for record in written.of_kind("warning")),
-        problems=tuple(problem for problem in written.problems() if not (alive and "truncated" in problem)),
+        problems=(
+            *(problem for problem in written.problems() if not (alive and "truncated" in problem)),
+            *_checkpoint_problems(folder / "checkpoints"),
+        ),
     )
+
+
+def _checkpoint_problems(checkpoints: Path) -> list[str]:
+    """Returns a sentence if the newest checkpoint is damaged or cannot be read now.
+
+    Only reads its manifest and the sizes of its files; `terakoya verify` reads everything.
+    """
+    try:
+        for _, folder in list_checkpoints(checkpoints)[-1:]:
+            if problems := find_problems(folder, hashed=()):
+                return [f"{folder.name} is damaged: {'; '.join(problems[:3])}"]
+    except UserError as error:
+        return [str(error)]
+    return []
 
 
 def _state(written: Metrics, lock: Lock, steps: Sequence[Mapping[str, Any]], now: float) -> tuple[State, str]:
@@ -228,6 +259,11 @@ def _validations(written: Metrics, step: int) -> tuple[Validation, ...]:
 
 def _is_value(name: str, value: Any) -> bool:
     return name not in metrics.NON_METRIC_KEYS and isinstance(value, int | float)
+
+
+def _last_text(records: Sequence[Mapping[str, Any]]) -> str | None:
+    """Returns the step of the last of `records` and what was found in it, else None."""
+    return f"step {records[-1].get('step'):,}: {records[-1].get('text')}" if records else None
 
 
 def _last_value(records: Sequence[Mapping[str, Any]], name: str) -> Any:

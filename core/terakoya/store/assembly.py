@@ -8,23 +8,31 @@ See docs/design/store-assembly.md.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import orjson
 
-from terakoya.atomic_files import FileFacts, sync_folder, write_atomically
+from terakoya.atomic_files import FileFacts, commit_folder, new_folder, seal, write_atomically
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.errors import UserError
+from terakoya.store.block_checksums import BlockChecksums
+from terakoya.store.file_hashes import TOKENIZER
 from terakoya.store.parts import PartFacts
-from terakoya.store.token_store import DTYPE_CODES, IDX_HEADER, IDX_MAGIC, PARTS, StoreFacts, Unit
+from terakoya.store.token_store import (
+    CHECKSUMS,
+    DTYPE_CODES,
+    IDX_HEADER,
+    IDX_MAGIC,
+    PARTS,
+    StoreFacts,
+    Unit,
+    content_fingerprint,
+)
 
 _NOT_TOKENIZER = (
     "*.safetensors",
@@ -117,16 +125,25 @@ def assemble_store(
     The store's copy of the tokenizer gets `chat_template`, if given.
     """
     parts, totals = folder / PARTS, content.totals
-    files = {"tokens.bin": _write_ids(folder, content), "tokens.idx": _write_index(folder, content, vocabulary)}
+    chunks: dict[str, Iterator[np.ndarray | bytes]] = {
+        "tokens.bin": content.ids(),
+        "tokens.idx": _index(content, vocabulary),
+    }
     if totals.word_starts:
-        files["tokens.words"] = _write_bits(folder, "tokens.words", content.words())
+        chunks["tokens.words"] = _join_bits(content.words())
     if totals.answers:
-        files["tokens.answers"] = _write_bits(folder, "tokens.answers", content.answers())
+        chunks["tokens.answers"] = _join_bits(content.answers())
+    files, checksums = {}, []
+    for name, data in chunks.items():
+        blocks = BlockChecksums()
+        files[name] = _write(folder, name, data, blocks)
+        checksums.append(blocks.values())
+    fingerprint = content_fingerprint(unit, eos, vocabulary, files)
+    files[CHECKSUMS] = _write(folder, CHECKSUMS, checksums)
     if totals.rejected:
-        write_rejects(folder, content)
+        files["rejects.jsonl"] = write_rejects(folder, content)
     if tokenizer_folder is not None:
-        _copy_tokenizer(tokenizer_folder, folder, chat_template)
-    hashes = {name: facts.sha256 for name, facts in files.items()}
+        files |= _copy_tokenizer(tokenizer_folder, folder, chat_template)
     facts = StoreFacts(
         unit=unit,
         eos=eos,
@@ -137,17 +154,17 @@ def assemble_store(
         rejected_by_reason=dict(sorted(totals.rejected.items())),
         literals=dict(sorted(totals.literals.items())),
         notes=dict(sorted(totals.notes.items())),
-        dtype=vocabulary.dtype().name,
+        dtype="uint16" if vocabulary.dtype() == np.uint16 else "int32",
         vocabulary=vocabulary,
         word_starts=totals.word_starts,
         answers=totals.answers,
-        fingerprint=hashlib.sha256(orjson.dumps([unit, eos, vocabulary.model_dump(), hashes])).hexdigest(),
+        fingerprint=fingerprint,
         inputs=dict(inputs),
         options=dict(options),
         files=files,
     )
     with write_atomically(folder / "store.json", draft_folder=parts) as out:
-        out.write(facts.model_dump_json(indent=2).encode() + b"\n")
+        out.write(seal(facts.model_dump(mode="json")))
     shutil.rmtree(parts)
     return facts
 
@@ -158,54 +175,45 @@ def new_store_folder(out: Path) -> Iterator[Path]:
 
     Raises UserError if `out` is not empty.
     """
-    out = Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out}: expected a new or empty folder, got one that holds files; choose another --out")
-    staging = out.with_name(f".{out.name}.staging")
-    shutil.rmtree(staging, ignore_errors=True)  # left by a process that was killed
-    (staging / PARTS).mkdir(parents=True)
-    try:
-        yield staging
-        if out.exists():
-            out.rmdir()
-        staging.rename(out)
-        sync_folder(out.parent)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    with new_folder(Path(out)) as draft:
+        (draft / PARTS).mkdir()
+        yield draft
 
 
-def write_rejects(folder: Path, content: StoreContent) -> None:
+def write_rejects(folder: Path, content: StoreContent) -> FileFacts:
     """Writes `rejects.jsonl`: file, line, reason and excerpt of each rejected document, in order."""
-    with write_atomically(folder / "rejects.jsonl", draft_folder=folder / PARTS) as out:
-        for chunk in content.rejects():
-            out.write(chunk)
+    return _write(folder, "rejects.jsonl", content.rejects())
 
 
-def _write_ids(folder: Path, content: StoreContent) -> FileFacts:
-    with write_atomically(folder / "tokens.bin", draft_folder=folder / PARTS) as out:
-        for chunk in content.ids():
+def _write(
+    folder: Path, name: str, chunks: Iterable[np.ndarray | bytes], checksums: BlockChecksums | None = None
+) -> FileFacts:
+    """Writes the file `name` and computes its `checksums`, if given."""
+    with write_atomically(folder / name, draft_folder=folder / PARTS) as out:
+        for chunk in chunks:
             out.write(chunk)
+            if checksums is not None:
+                checksums.add(chunk)
     return out.facts()
 
 
-def _write_index(folder: Path, content: StoreContent, vocabulary: Vocabulary) -> FileFacts:
+def _index(content: StoreContent, vocabulary: Vocabulary) -> Iterator[np.ndarray | bytes]:
+    """Yields the content of tokens.idx."""
     dtype, totals = vocabulary.dtype(), content.totals
     code = next(code for code, name in DTYPE_CODES.items() if np.dtype(name) == dtype)
-    with write_atomically(folder / "tokens.idx", draft_folder=folder / PARTS) as out:
-        out.write(IDX_HEADER.pack(IDX_MAGIC, 1, code, totals.sequences, totals.documents + 1))
-        for chunk in content.lengths():
-            out.write(chunk.astype("<i4"))
-        position = 0
-        for chunk in content.lengths():
-            starts, position = _starts(position, chunk)
-            out.write(starts * dtype.itemsize)
-        first = 0
-        for chunk in content.documents():
-            starts, first = _starts(first, chunk)
-            out.write(starts)
-        out.write(np.array([first], dtype="<i8"))
+    yield IDX_HEADER.pack(IDX_MAGIC, 1, code, totals.sequences, totals.documents + 1)
+    for chunk in content.lengths():
+        yield chunk.astype("<i4")
+    position = 0
+    for chunk in content.lengths():
+        starts, position = _starts(position, chunk)
+        yield starts * dtype.itemsize
+    first = 0
+    for chunk in content.documents():
+        starts, first = _starts(first, chunk)
+        yield starts
+    yield np.array([first], dtype="<i8")
     assert position == totals.tokens and first == totals.sequences, "the content does not add up to its totals"
-    return out.facts()
 
 
 def _starts(first: int, sizes: np.ndarray) -> tuple[np.ndarray, int]:
@@ -214,21 +222,21 @@ def _starts(first: int, sizes: np.ndarray) -> tuple[np.ndarray, int]:
     return np.concatenate([[first], ends])[:-1].astype("<i8"), int(ends[-1]) if len(ends) else first
 
 
-def _write_bits(folder: Path, name: str, flags: Iterator[Bits]) -> FileFacts:
+def _join_bits(flags: Iterator[Bits]) -> Iterator[np.ndarray]:
+    """Yields the flags as whole bytes."""
     remaining = np.zeros(0, dtype=np.uint8)  # the bits of a byte that spans two chunks
-    with write_atomically(folder / name, draft_folder=folder / PARTS) as out:
-        for packed, count in flags:
-            bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=count, bitorder="little")
-            bits = np.concatenate([remaining, bits])
-            whole = len(bits) // 8 * 8
-            out.write(np.packbits(bits[:whole], bitorder="little"))
-            remaining = bits[whole:]
-        out.write(np.packbits(remaining, bitorder="little"))
-    return out.facts()
+    for packed, count in flags:
+        bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=count, bitorder="little")
+        bits = np.concatenate([remaining, bits])
+        whole = len(bits) // 8 * 8
+        yield np.packbits(bits[:whole], bitorder="little")
+        remaining = bits[whole:]
+    yield np.packbits(remaining, bitorder="little")
 
 
-def _copy_tokenizer(source: Path, folder: Path, chat_template: str | None) -> None:
-    draft, target = folder / PARTS / "tokenizer", folder / "tokenizer"
+def _copy_tokenizer(source: Path, folder: Path, chat_template: str | None) -> dict[str, FileFacts]:
+    """Copies the tokenizer. Returns the facts of its files, by their paths in `folder`."""
+    draft, target = folder / PARTS / TOKENIZER, folder / TOKENIZER
     for old in (draft, target):
         if old.exists():
             shutil.rmtree(old)
@@ -237,11 +245,9 @@ def _copy_tokenizer(source: Path, folder: Path, chat_template: str | None) -> No
         if file.is_file() and not hidden and not any(file.match(pattern) for pattern in _NOT_TOKENIZER):
             copy = draft / file.relative_to(source)
             copy.parent.mkdir(parents=True, exist_ok=True)
-            with write_atomically(copy) as out, file.open("rb") as stream:
-                while chunk := stream.read(1 << 20):
-                    out.write(chunk)
+            shutil.copyfile(file, copy)
     if chat_template is not None:  # Transformers prefers this file to the template in tokenizer_config.json
-        with write_atomically(draft / CHAT_TEMPLATE) as out:
-            out.write(chat_template.encode())
-    draft.rename(target)
-    sync_folder(folder)
+        (draft / CHAT_TEMPLATE).write_text(chat_template, encoding="utf-8")
+    commit_folder(draft, target)
+    files = sorted(file for file in target.rglob("*") if file.is_file())
+    return {file.relative_to(folder).as_posix(): FileFacts.of(file) for file in files}

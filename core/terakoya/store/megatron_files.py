@@ -50,6 +50,8 @@ class MegatronFiles:
         sets, of a type that ids do not have, or inconsistent.
         """
         prefix = _without_suffix(Path(prefix))
+        if not prefix.name:
+            raise UserError(f"{prefix}: expected the common beginning of two files, PREFIX.bin and PREFIX.idx")
         idx, bin_file = (prefix.with_name(f"{prefix.name}.{suffix}") for suffix in ("idx", "bin"))
         index = Index.open(idx, remedy=f"{REMEDY} (multimodal files are not read)")
         if index.dtype.kind == "f":

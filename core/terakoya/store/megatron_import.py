@@ -159,7 +159,8 @@ def _find_document_end(
                 f"only {ended:,} documents would then end with id {candidate}: not a missing end of document; {REMEDY}"
             )
         return candidate
-    if ended == total and (eos != "find" or candidate in {vocabulary.eos, *vocabulary.special} - {vocabulary.unk}):
+    ends = {vocabulary.eos, *(set(vocabulary.special) - {vocabulary.unk})}  # of GPT-2, eos is unk
+    if ended == total and (eos != "find" or candidate in ends):
         return candidate
     ended = with_tokenizer_eos if eos == "find" else ended
     if eos == "find" and not with_tokenizer_eos:

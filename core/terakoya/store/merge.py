@@ -11,11 +11,13 @@ from typing import Self
 import numpy as np
 import orjson
 
+from terakoya.atomic_files import check_new_folder
 from terakoya.errors import UserError
 from terakoya.store.assembly import Bits, Options, Totals, assemble_store, new_store_folder
-from terakoya.store.recorded_hashes import check_hashes, read_and_check
+from terakoya.store.file_hashes import check_hashes, read_and_check
 from terakoya.store.recorded_options import SHARD, SHARD_BLOCKS, check_adjacent
 from terakoya.store.token_store import StoreFacts, TokenStore
+from terakoya.store.tokenizer_identity import find_different_ids
 
 _CHUNK = 1 << 20
 
@@ -33,11 +35,12 @@ def merge(folders: Sequence[Path], out: Path, *, word_starts: bool = True) -> St
     """
     if len(folders) < 2:
         raise UserError(f"expected two stores or more to merge, got {len(folders)}")
+    check_new_folder(Path(out))
     stores = tuple(TokenStore.open(Path(folder)) for folder in folders)
     for store in stores[1:]:
         _check_compatible(stores[0], store, word_starts)
     for store in stores:
-        check_hashes(store, "tokens.idx")
+        check_hashes(store.folder, store.facts.files, "tokens.idx")
     inputs, options = _merge_records(stores)
     facts = stores[0].facts
     tokenizer = stores[0].tokenizer_folder
@@ -72,7 +75,7 @@ class MergedContent:
     def ids(self) -> Iterator[bytes]:
         """Yields all ids."""
         for store in self.stores:
-            yield from read_and_check(store, "tokens.bin", chunk_bytes=_CHUNK)
+            yield from read_and_check(store.folder, store.facts.files, "tokens.bin", chunk_bytes=_CHUNK)
 
     def lengths(self) -> Iterator[np.ndarray]:
         """Yields the number of tokens of each sequence."""
@@ -102,7 +105,7 @@ class MergedContent:
     def _bits(self, name: str) -> Iterator[Bits]:
         for store in self.stores:
             remaining = store.facts.tokens
-            for chunk in read_and_check(store, name, chunk_bytes=_CHUNK):
+            for chunk in read_and_check(store.folder, store.facts.files, name, chunk_bytes=_CHUNK):
                 yield chunk, min(remaining, 8 * len(chunk))
                 remaining -= 8 * len(chunk)
 
@@ -133,6 +136,12 @@ def _check_compatible(first: TokenStore, other: TokenStore, word_starts: bool) -
         "answers": ("marked" if ours.answers else "not marked", "marked" if theirs.answers else "not marked"),
     }
     if all(tokenizers):
+        folders = first.tokenizer_folder, other.tokenizer_folder
+        if tokenizers[0] != tokenizers[1] and (different := find_different_ids(*folders)):
+            raise UserError(
+                f"{other.folder}: was prepared with another tokenizer than {first.folder} ({different}); prepare it "
+                "with the same"
+            )
         facts |= {
             name: (tokenizers[0].get(name), tokenizers[1].get(name)) for name in {**tokenizers[0], **tokenizers[1]}
         }

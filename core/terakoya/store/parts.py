@@ -1,11 +1,13 @@
 """Parts: what one task of `prepare` writes, completely or not at all, until all parts are joined into a store.
 
 A part is `000007.part` (ids, sequence lengths, sequences of each document, word-start bits, rejects, answer bits, one
-after the other) and `000007.json`, written after it, with the counts that say where each section starts.
+after the other) and `000007.json`, written after it, with the counts that say where each section starts, and hashes. A
+damaged part counts as not finished.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -14,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from terakoya.atomic_files import _bytes, write_atomically
+from terakoya.atomic_files import as_bytes, seal, unseal, write_atomically
 from terakoya.components import EncodedDocuments
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.corpus.corpus import Reject
@@ -31,7 +33,7 @@ class PartFacts:
 
     Attributes:
         source: which block of the corpus the part was made from, so that parts are never confused.
-        sections: bytes of each section, in the order of `SECTIONS`.
+        sections: bytes of each section, in the order of `SECTIONS`; `hashes` are their SHA-256.
         word_starts: whether the tokenizer marks word starts.
         answers: whether tokens of answers are marked.
         notes: other counts, by name.
@@ -40,6 +42,7 @@ class PartFacts:
     source: str
     dtype: str
     sections: tuple[int, ...]
+    hashes: tuple[str, ...]
     tokens: int
     sequences: int
     documents: int
@@ -55,31 +58,45 @@ def part_files(folder: Path, number: int) -> tuple[Path, Path]:
     return folder / f"{number:06d}.part", folder / f"{number:06d}.json"
 
 
-def read_part(folder: Path, number: int) -> PartFacts | None:
-    """Returns the facts of part `number`, None if the part is not finished."""
+def read_part(folder: Path, number: int, *, check: bool = True) -> PartFacts | None:
+    """Returns the facts of part `number`, None if the part is not finished or damaged. Without `check` the data are not
+    read."""
     data_file, facts_file = part_files(folder, number)
-    if not facts_file.exists():
+    try:
+        raw = unseal(facts_file.read_bytes())
+        facts = PartFacts(**{**raw, "sections": tuple(raw["sections"]), "hashes": tuple(raw["hashes"])})
+        if data_file.stat().st_size != sum(facts.sections):
+            return None
+    except (FileNotFoundError, ValueError, TypeError, KeyError):  # not there, cut, or of another version
         return None
-    raw = orjson.loads(facts_file.read_bytes())
-    facts = PartFacts(**{**raw, "sections": tuple(raw["sections"])})
-    if not data_file.exists() or data_file.stat().st_size != sum(facts.sections):
+    try:
+        for name in SECTIONS if check else ():
+            for _ in read_section(folder, number, facts, name):
+                pass
+    except UserError:
         return None
     return facts
 
 
 def read_section(folder: Path, number: int, facts: PartFacts, name: str) -> Iterator[bytes]:
-    """Yields the bytes of one section of part `number`, in chunks of whole elements."""
+    """Yields the bytes of one section of part `number`, in chunks of whole elements. Raises UserError after the last
+    chunk if they do not have their hash."""
     index = SECTIONS.index(name)
     remaining = facts.sections[index]
     if not remaining:
         return
+    digest = hashlib.sha256()
     with part_files(folder, number)[0].open("rb") as stream:
         stream.seek(sum(facts.sections[:index]))
-        while remaining:
-            chunk = stream.read(min(_CHUNK, remaining))
-            assert chunk, f"part {number} is shorter than its facts say"
+        while remaining and (chunk := stream.read(min(_CHUNK, remaining))):
             remaining -= len(chunk)
+            digest.update(chunk)
             yield chunk
+    if digest.hexdigest() != facts.hashes[index]:
+        raise UserError(
+            f"{part_files(folder, number)[0]}: content changed since it was written; run the same command again: it "
+            "makes this part again and keeps the others"
+        )
 
 
 class PartBuilder:
@@ -174,7 +191,8 @@ class PartBuilder:
         facts = PartFacts(
             source=source,
             dtype=self._dtype.name,
-            sections=tuple(_bytes(section).nbytes for section in sections),
+            sections=tuple(as_bytes(section).nbytes for section in sections),
+            hashes=tuple(hashlib.sha256(as_bytes(section)).hexdigest() for section in sections),
             tokens=self.tokens,
             sequences=len(lengths),
             documents=len(documents),
@@ -189,7 +207,7 @@ class PartBuilder:
             for section in sections:
                 out.write(section)
         with write_atomically(facts_file) as out:
-            out.write(orjson.dumps(asdict(facts)))
+            out.write(seal(asdict(facts)))
         return facts
 
 

@@ -14,9 +14,10 @@ from typing import Self
 
 import numpy as np
 
+from terakoya.atomic_files import check_new_folder
 from terakoya.errors import UserError
 from terakoya.store.assembly import Bits, Totals, assemble_store, new_store_folder
-from terakoya.store.recorded_hashes import check_hash, check_hashes
+from terakoya.store.file_hashes import check_hash, check_hashes
 from terakoya.store.token_store import StoreFacts, TokenStore
 
 _DOCUMENTS, _TOKENS = 1 << 14, 1 << 20
@@ -36,9 +37,12 @@ def split(folder: Path, outs: Sequence[Path], *, weights: Sequence[int], seed: i
         raise UserError(f"--parts: expected weights of at least 1, got {', '.join(map(str, weights))}")
     if len({Path(out).resolve() for out in outs}) < len(outs):
         raise UserError("--out: expected a different folder for each part, got one twice")
+    for out in outs:
+        check_new_folder(Path(out))
     store = TokenStore.open(Path(folder))
     bits = {"tokens.words": store.facts.word_starts, "tokens.answers": store.facts.answers}
-    check_hashes(store, "tokens.idx", *(name for name, stored in bits.items() if stored))
+    flags = [name for name, stored in bits.items() if stored]
+    check_hashes(store.folder, store.facts.files, "tokens.idx", *flags)
     parts = _assign_parts(store, weights, seed)
     counts = np.bincount(parts, minlength=len(weights))
     for number, count in enumerate(counts):
@@ -161,5 +165,5 @@ def _assign_parts(store: TokenStore, weights: Sequence[int], seed: int) -> np.nd
             draws[number] = int.from_bytes(hashlib.blake2b(ids.tobytes(), digest_size=8, key=key).digest(), "little")
         share = (draws % np.uint64(ends[-1])).astype(np.int64)
         parts[first : first + len(counts)] = np.searchsorted(ends, share, side="right")
-    check_hash(store, "tokens.bin", whole.hexdigest())
+    check_hash(store.folder / "tokens.bin", store.facts.files["tokens.bin"], whole)
     return parts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -23,15 +24,36 @@ class StoreSubset(TokenStore):
     def __reduce__(self) -> tuple[object, ...]:
         return select_documents, (self.whole, self.first, self.stop)
 
-    @property
+    @cached_property
+    def first_sequence(self) -> int:
+        """Number of the first sequence in `whole`."""
+        return int(self.whole.first_sequences(np.array([self.first]))[0])
+
+    @cached_property
     def first_token(self) -> int:
         """Position of the first token in the tokens of `whole`."""
-        return int(self.whole.offsets[self.whole.documents[self.first]])
+        return int(self.whole.sequence_starts(np.array([self.first_sequence]))[0])
 
     @property
     def tokens(self) -> np.ndarray:
         """All ids (T,), in the stored type."""
         return self.whole.tokens[self.first_token : self.first_token + self.facts.tokens]
+
+    def touch(self, start: np.ndarray, length: np.ndarray | int) -> None:
+        """As `TokenStore.touch`."""
+        self.whole.touch(start + self.first_token, length)
+
+    def sequence_starts(self, sequences: np.ndarray) -> np.ndarray:
+        """As `TokenStore.sequence_starts`."""
+        return self.whole.sequence_starts(sequences + self.first_sequence) - self.first_token
+
+    def first_sequences(self, documents: np.ndarray) -> np.ndarray:
+        """As `TokenStore.first_sequences`."""
+        return self.whole.first_sequences(documents + self.first) - self.first_sequence
+
+    def document_starts(self, documents: np.ndarray, *, check: bool = True) -> np.ndarray:
+        """As `TokenStore.document_starts`."""
+        return self.whole.document_starts(documents + self.first, check=check) - self.first_token
 
     @property
     def word_bits(self) -> tuple[np.ndarray, int]:
@@ -52,7 +74,8 @@ class StoreSubset(TokenStore):
 def select_documents(whole: TokenStore, first: int, stop: int) -> StoreSubset:
     """Returns the documents [first, stop) of `whole`. Their row plans are stored in the folder of `whole`."""
     assert 0 <= first < stop <= whole.facts.documents
-    begin, end = int(whole.documents[first]), int(whole.documents[stop])
+    begin, end = whole.first_sequences(np.array([first, stop])).tolist()
+    first_token, end_token = whole.sequence_starts(np.array([begin, end])).tolist()
     index = Index(
         dtype=whole.index.dtype,
         lengths=whole.index.lengths[begin:end],
@@ -63,7 +86,7 @@ def select_documents(whole: TokenStore, first: int, stop: int) -> StoreSubset:
         update={
             "documents": stop - first,
             "sequences": end - begin,
-            "tokens": int(whole.offsets[end] - whole.offsets[begin]),
+            "tokens": end_token - first_token,
             "fingerprint": hashlib.sha256(f"{whole.fingerprint}:{first}:{stop}".encode()).hexdigest(),
         }
     )

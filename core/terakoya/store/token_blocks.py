@@ -8,18 +8,19 @@ import gzip
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import orjson
 
-from terakoya.atomic_files import sync_folder
+from terakoya.atomic_files import HashedFile, write_atomically
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.corpus.files import Source, content_hash, find_files, open_decompressed
 from terakoya.errors import UserError
-from terakoya.store.recorded_hashes import check_hashes
+from terakoya.folder_kinds import refuse_address
+from terakoya.store.file_hashes import check_hashes
 from terakoya.store.spans import Spans
 from terakoya.store.token_store import StoreFacts, TokenStore
 from terakoya.store.writer import write_store
@@ -55,6 +56,7 @@ def export_blocks(
     """
     if block_size < 1:
         raise UserError(f"--block-size: expected at least 1, got {block_size}")
+    refuse_address(out, "a new file")
     if (out := Path(out)).exists():
         raise UserError(f"{out}: expected a new file, got one that exists; choose another --out")
     store = TokenStore.open(Path(folder))
@@ -70,19 +72,13 @@ def export_blocks(
             f"{folder}: expected {block_size:,} tokens for a block, got {short:,}; choose a smaller --block-size, or "
             "--keep-short"
         )
-    check_hashes(store, "tokens.bin", "tokens.idx")
+    check_hashes(store.folder, store.facts.files, "tokens.bin", "tokens.idx")
     out.parent.mkdir(parents=True, exist_ok=True)
-    draft = out.with_name(f".{out.name}.part")
-    try:
-        with _open_new(draft, compressed=out.suffix == ".gz") as file:
-            for number in _block_order(whole, shuffle_seed):
-                file.write(_format_block(stream.read(number * block_size, (number + 1) * block_size)))
-            if short and keep_short:
-                file.write(_format_block(stream.read(whole * block_size, len(stream))))
-        draft.replace(out)
-        sync_folder(out.parent)
-    finally:
-        draft.unlink(missing_ok=True)
+    with _open_new(out) as file:
+        for number in _block_order(whole, shuffle_seed):
+            file.write(_format_block(stream.read(number * block_size, (number + 1) * block_size)))
+        if short and keep_short:
+            file.write(_format_block(stream.read(whole * block_size, len(stream))))
     return ExportedBlocks(whole, short, bool(short) and not keep_short)
 
 
@@ -153,8 +149,15 @@ def _format_block(ids: np.ndarray) -> bytes:
     return orjson.dumps(block, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def _open_new(file: Path, *, compressed: bool) -> IO[bytes] | gzip.GzipFile:
-    return gzip.GzipFile(file, "wb", mtime=0) if compressed else file.open("wb")
+@contextmanager
+def _open_new(file: Path) -> Iterator[HashedFile | gzip.GzipFile]:
+    """Yields `file` for writing, through gzip if its name ends in .gz."""
+    with write_atomically(file) as plain:
+        if file.suffix == ".gz":
+            with gzip.GzipFile("", "wb", fileobj=plain, mtime=0) as packed:
+                yield packed
+        else:
+            yield plain
 
 
 def _source_files(source: Path | str) -> Sequence[Source]:

@@ -2,13 +2,14 @@
 
 `tokens.bin` and `tokens.idx` are Megatron-LM's indexed dataset (MMIDIDX, little-endian); `tokens.words` holds one bit
 per token, least significant first, set where a word starts; `tokens.answers` likewise marks tokens of answers, which a
-model learns to write; `store.json`, written last, records what the store holds.
+model learns to write; `store.json`, written last, records what the store holds, with hashes of all files and of itself.
 
-Letters: T tokens, N sequences (a document or a line, by `unit`), D documents.
+Letters: T tokens, N sequences (a document or a line, by `unit`), D documents, n any number of these.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,12 +18,16 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
 import numpy as np
+import orjson
 import pydantic
 from pydantic import BaseModel, ConfigDict
 
-from terakoya.atomic_files import FileFacts
+from terakoya.atomic_files import FileFacts, unseal
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
+from terakoya.folder_kinds import found
+from terakoya.store.block_checksums import CHECKSUMS, CheckedFile, open_checked_files
+from terakoya.store.file_hashes import TOKENIZER, check_hashes, check_tokenizer
 from terakoya.store.quick_checks import check_index_ends, check_some_ids
 
 IDX_MAGIC = b"MMIDIDX\x00\x00"
@@ -31,6 +36,9 @@ IDX_HEADER = struct.Struct("<9sQBQQ")
 DTYPE_CODES: Mapping[int, str] = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
 PARTS = ".parts"
 """The sub-folder of an unfinished store that holds its finished parts."""
+DATA_FILES = ("tokens.bin", "tokens.idx", "tokens.words", "tokens.answers")
+VERSION: Literal[2] = 2
+"""Version of the format of `store.json`."""
 _CHUNK = 1 << 20
 
 Unit = Literal["document", "line"]
@@ -49,12 +57,12 @@ class StoreFacts(BaseModel):
         answers: whether the store holds conversations and has `tokens.answers`.
         fingerprint: hash of the content; stores with the same fingerprint have the same bytes.
         inputs: hashes of what the store was made from: corpus, tokenizer, options.
-        files: size and SHA-256 of each data file, by name.
+        files: size and SHA-256 of each file, those of the tokenizer included, by its path in the store.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: Literal[1] = 1
+    version: Literal[2] = VERSION
     unit: Unit
     eos: int | None
     documents: int
@@ -64,7 +72,7 @@ class StoreFacts(BaseModel):
     rejected_by_reason: dict[str, int] = {}
     literals: dict[str, int] = {}
     notes: dict[str, int] = {}
-    dtype: str
+    dtype: Literal["uint16", "int32"]
     vocabulary: Vocabulary
     word_starts: bool
     answers: bool = False
@@ -72,6 +80,17 @@ class StoreFacts(BaseModel):
     inputs: dict[str, str] = {}
     options: dict[str, str | int | bool | None] = {}
     files: dict[str, FileFacts]
+
+    @property
+    def data_files(self) -> dict[str, FileFacts]:
+        """The files of tokens, of their index and of their flags, in the order of `DATA_FILES`."""
+        return {name: self.files[name] for name in DATA_FILES if name in self.files}
+
+
+def content_fingerprint(unit: Unit, eos: int | None, vocabulary: Vocabulary, files: Mapping[str, FileFacts]) -> str:
+    """Returns the fingerprint of a store with the data `files`."""
+    hashes = {name: facts.sha256 for name, facts in files.items()}
+    return hashlib.sha256(orjson.dumps([unit, eos, vocabulary.model_dump(), hashes])).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -114,13 +133,22 @@ class Index:
                 f"got {size:,}: truncated or damaged; {remedy}"
             )
         at = IDX_HEADER.size
-        content = np.memmap(file, dtype=np.uint8, mode="r")
+        content = np.asarray(np.memmap(file, dtype=np.uint8, mode="r"))  # as a memmap every access is slower
         return cls(
             dtype=np.dtype(DTYPE_CODES[code]),
             lengths=content[at : at + 4 * sequences].view("<i4"),
             pointers=content[at + 4 * sequences : at + 12 * sequences].view("<i8"),
             documents=content[at + 12 * sequences :].view("<i8"),
         )
+
+
+def _pointers_at(index: Index) -> int:
+    """The byte of tokens.idx at which the pointers begin."""
+    return IDX_HEADER.size + 4 * len(index.lengths)
+
+
+def _documents_at(index: Index) -> int:
+    return IDX_HEADER.size + 12 * len(index.lengths)
 
 
 @dataclass(frozen=True)
@@ -132,9 +160,10 @@ class TokenStore:
     index: Index
 
     @classmethod
-    def open(cls, folder: Path, *, check_ids: bool = True) -> TokenStore:
-        """Opens the store in `folder`. Raises UserError if the store is missing, unfinished, truncated or
-        inconsistent, or, with `check_ids`, if one of the ids sampled from the whole file is not in the vocabulary."""
+    def open(cls, folder: Path, *, headers_only: bool = False) -> TokenStore:
+        """Opens the store in `folder`. Raises UserError if the store is missing, unfinished, truncated or inconsistent
+        and, unless `headers_only`, if its tokenizer was changed or one of the ids sampled from the whole file is not in
+        the vocabulary."""
         folder = Path(folder)
         facts = read_facts(folder)
         index = Index.open(folder / "tokens.idx")
@@ -151,6 +180,7 @@ class TokenStore:
                 )
         data_bytes = facts.tokens * index.dtype.itemsize
         _check_size(folder / "tokens.bin", data_bytes)
+        _check_size(folder / CHECKSUMS, facts.files[CHECKSUMS].size)
         for name, stored in (("tokens.words", facts.word_starts), ("tokens.answers", facts.answers)):
             if stored:
                 _check_size(folder / name, (facts.tokens + 7) // 8)
@@ -163,7 +193,8 @@ class TokenStore:
             itemsize=index.dtype.itemsize,
         )
         store = cls(folder, facts, index)
-        if check_ids:
+        if not headers_only:
+            check_tokenizer(folder, facts.files)
             remedy = "damaged, or the store.json of another store; prepare the store again"
             check_some_ids(folder / "tokens.bin", store.tokens, facts.vocabulary.size, remedy=remedy)
         return store
@@ -179,7 +210,7 @@ class TokenStore:
     @property
     def tokenizer_folder(self) -> Path:
         """Folder with the store's copy of the tokenizer that made the ids."""
-        return self.folder / "tokenizer"
+        return self.folder / TOKENIZER
 
     @cached_property
     def tokens(self) -> np.ndarray:
@@ -187,11 +218,72 @@ class TokenStore:
         return np.memmap(self.folder / "tokens.bin", dtype=self.index.dtype, mode="r")
 
     @cached_property
+    def _checked_files(self) -> Mapping[str, CheckedFile]:
+        check_hashes(self.folder, self.facts.files, CHECKSUMS)
+        files = open_checked_files(self.folder, np.fromfile(self.folder / CHECKSUMS, "<u4"), self.facts.data_files)
+        files["tokens.idx"].skip(_pointers_at(self.index))  # the lengths are in the pointers, too, and never read
+        return files
+
+    def touch(self, start: np.ndarray, length: np.ndarray | int) -> None:
+        """Compares what the files hold of `length` tokens from `start` on, (n,) each, with checksums, where this
+        process has not done so before. Raises UserError for damage."""
+        if not any(file.remaining for name, file in self._checked_files.items() if name != "tokens.idx"):
+            return
+        start, stop = start[real := np.broadcast_to(length, start.shape) > 0], (start + length)[real]
+        size = self.index.dtype.itemsize
+        for name, file in self._checked_files.items():
+            if name == "tokens.bin":
+                file.touch(start * size, stop * size)
+            elif name != "tokens.idx":
+                file.touch(start >> 3, (stop + 7) >> 3)
+
+    def ids(self, start: int, stop: int) -> np.ndarray:
+        """Returns the ids of the tokens [start, stop), in the stored type. Raises UserError for damage."""
+        self.touch(np.array([start]), stop - start)
+        return np.asarray(self.tokens[start:stop])
+
+    def sequence_starts(self, sequences: np.ndarray) -> np.ndarray:
+        """Returns where each of `sequences` (n,) starts in the tokens; for N, where the last one ends. Raises UserError
+        for damage."""
+        pointers = self.index.pointers
+        inside = np.minimum(sequences, len(pointers) - 1)
+        self._touch_index(_pointers_at(self.index), inside)
+        starts: np.ndarray = pointers[inside] >> self._size_bits  # not np.take: it would copy an unaligned array
+        starts[sequences == len(pointers)] = self.facts.tokens
+        return starts
+
+    def first_sequences(self, documents: np.ndarray) -> np.ndarray:
+        """Returns the first sequence of each of `documents` (n,); for D, N. Raises UserError for damage."""
+        self._touch_index(_documents_at(self.index), documents)
+        return self.index.documents[documents]
+
+    def document_starts(self, documents: np.ndarray, *, check: bool = True) -> np.ndarray:
+        """Returns where each of `documents` (n,) starts in the tokens; for D, where the last one ends.
+
+        Raises UserError for damage. Without `check` damage is not noticed and D is not allowed: for searches, and for
+        documents whose starts were read before.
+        """
+        if check:
+            return self.sequence_starts(self.first_sequences(documents))
+        starts: np.ndarray = self.index.pointers[self.index.documents[documents]] >> self._size_bits
+        return starts
+
+    @cached_property
+    def _size_bits(self) -> int:
+        """A token has 1 << _size_bits bytes."""
+        return self.index.dtype.itemsize.bit_length() - 1
+
+    def _touch_index(self, first_byte: int, entries: np.ndarray) -> None:
+        """`entries` (n,) are the numbers of entries of 8 bytes from `first_byte` of tokens.idx on."""
+        file = self._checked_files["tokens.idx"]
+        if file.remaining:
+            start = first_byte + 8 * entries
+            file.touch(start, start + 8)
+
+    @property
     def offsets(self) -> np.ndarray:
         """(N + 1,) int64: sequence i is `tokens[offsets[i]:offsets[i + 1]]`. Takes 8 bytes of memory per sequence."""
-        offsets = np.zeros(len(self.index.lengths) + 1, dtype=np.int64)
-        np.cumsum(self.index.lengths, out=offsets[1:])
-        return offsets
+        return self.sequence_starts(np.arange(len(self.index.pointers) + 1))
 
     @property
     def documents(self) -> np.ndarray:
@@ -216,6 +308,7 @@ class TokenStore:
                 f"{self.folder}: expected word starts, got a store without tokens.words: its tokenizer does not know "
                 "words; set whole_word_mask to false or prepare with a tokenizer that does"
             )
+        self.touch(np.array([start]), stop - start)
         return _unpack(self.word_bits, start, stop)
 
     def answers(self, start: int, stop: int) -> np.ndarray:
@@ -225,6 +318,7 @@ class TokenStore:
                 f"{self.folder}: expected a store of conversations, got one without tokens.answers; prepare it from "
                 "conversations: terakoya prepare FILES --conversations --tokenizer DIR --out STORE"
             )
+        self.touch(np.array([start]), stop - start)
         return _unpack(self.answer_bits, start, stop)
 
     @property
@@ -255,27 +349,36 @@ class StoreCounts(NamedTuple):
 def count_store(folder: Path) -> StoreCounts:
     """Returns the counts of the store `folder`, from headers and file sizes alone; reads no ids. Raises UserError as
     `TokenStore.open`."""
-    facts = TokenStore.open(folder, check_ids=False).facts
+    facts = TokenStore.open(folder, headers_only=True).facts
     return StoreCounts(facts.documents, facts.sequences, facts.tokens)
 
 
 def read_facts(folder: Path) -> StoreFacts:
-    """Reads `folder`/store.json. Raises UserError if there is no finished store."""
+    """Reads `folder`/store.json. Raises UserError if there is no finished store, or if the file was changed."""
     file = Path(folder) / "store.json"
+    remedy = "prepare the store again"
     try:
-        return StoreFacts.model_validate_json(file.read_bytes())
+        record = unseal(file.read_bytes())
+        if record.get("version") != VERSION:
+            raise ValueError(f"version: expected {VERSION}, got {record.get('version')}: of another terakoya")
+        return StoreFacts.model_validate(record)
     except (FileNotFoundError, NotADirectoryError):
         if (file.parent / PARTS).exists():
             hint = "prepare was interrupted here: run the same command again and it finishes what is left"
         elif (file.parent / "tokens.idx").exists():
             hint = "there are Megatron files, but no record of what they hold; see `terakoya store import`"
         else:
-            hint = "make it with `terakoya prepare`"
+            raise UserError(
+                f"{folder}: expected a finished token store, got {found(Path(folder), 'token store')}"
+                + ("" if Path(folder).exists() else "; make one with `terakoya prepare`")
+            ) from None
         raise UserError(f"{file}: expected a finished token store, got no such file; {hint}") from None
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise UserError(f"{file}: {where}: {first['msg']}; prepare the store again") from None
+        raise UserError(f"{file}: {where}: {first['msg']}; {remedy}") from None
+    except ValueError as error:
+        raise UserError(f"{file}: {error}; {remedy}") from None
 
 
 def _check_size(file: Path, expected: int) -> None:

@@ -66,7 +66,7 @@ class PartsContent:
 
     def _facts(self) -> Iterator[tuple[int, PartFacts]]:
         for number in range(self.totals.parts):
-            facts = read_part(self.folder / PARTS, number)
+            facts = read_part(self.folder / PARTS, number, check=False)
             if facts is None:
                 raise UserError(
                     f"{self.folder / PARTS}: part {number} was removed or changed while it was in use; "

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from terakoya.atomic_files import check_writable
 from terakoya.errors import UserError
+from terakoya.folder_kinds import refuse_address
 from terakoya.process_pool import available_cores, warm_up
 from terakoya.tokenization.train import make_tokenizer
 
@@ -38,6 +40,7 @@ def save_word_counts(
             that is changed while it is read; and as `Corpus` and `clean_corpus`.
     """
     out, processes = Path(out), processes or available_cores()
+    check_writable(out.parent)
     if processes > 1:
         warm_up(["terakoya.toolkit.tokenizers.word_counts"])
 
@@ -53,6 +56,7 @@ def save_word_counts(
             f"tokenizer type {settings['type']}: expected a kind that learns from word counts, such as mecab_wordpiece "
             "or byte_bpe; this one reads the corpus itself"
         )
+    refuse_address(out, "a new file")
     if out.exists():
         raise UserError(f"{out}: expected a new file, got an existing one; choose another --out")
     corpus = Corpus(find_files(sources), field=field, documents=documents, digests={})

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from terakoya.atomic_files import new_folder
 from terakoya.errors import UserError
-from terakoya.tokenization.train import make_tokenizer, new_tokenizer_folder
+from terakoya.tokenization.train import make_tokenizer
 
 
 @runtime_checkable
@@ -33,5 +34,5 @@ def import_tokenizer(model: Path, out: Path, *, settings: Mapping[str, Any]) -> 
         if ".json" in Path(model).suffixes:
             advice = f"put {model}, unpacked, into a folder of its own as tokenizer.json, and use that folder"
         raise UserError(f"--type {settings['type']}: this kind has no model files to import: {advice}")
-    with new_tokenizer_folder(Path(out)) as folder:
+    with new_folder(Path(out)) as folder:
         return kind.import_file(Path(model), folder)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from terakoya.errors import UserError
+from terakoya.folder_kinds import found, kind_of
 
 if TYPE_CHECKING:
     from terakoya.components import Tokenizer
@@ -20,7 +21,8 @@ def recognise_tokenizer(folder: Path, *, type: str | None = None) -> Tokenizer:
 
     if not folder.is_dir():
         raise UserError(
-            f"{folder}: expected a tokenizer's folder, found none; make one with `terakoya tokenizer train`"
+            f"{folder}: expected a tokenizer's folder, got {found(folder, 'tokenizer')}"
+            + ("" if folder.exists() else "; make one with `terakoya tokenizer train`")
         )
     names = [type] if type is not None else plugins.registry().names("tokenizers")
     kinds = {name: plugins.registry().component("tokenizers", name) for name in names}
@@ -34,6 +36,8 @@ def recognise_tokenizer(folder: Path, *, type: str | None = None) -> Tokenizer:
         return next(iter(readers.values()))
     if readers:
         raise UserError(f"{folder}: more than one kind of tokenizer reads it: choose with --type {'|'.join(readers)}")
+    if kind_of(folder) not in ("tokenizer", None):
+        raise UserError(f"{folder}: expected a tokenizer's folder, got {found(folder, 'tokenizer')}")
     files = ", ".join(sorted(file.name for file in folder.iterdir())[:8]) or "nothing"
     raise UserError(
         f"{folder}: expected a tokenizer of kind {', '.join(names)}, got a folder with {files} that none of them reads"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from terakoya.errors import UserError
+from terakoya.folder_kinds import distinct_names
 from terakoya.tokenization.report_pieces import read_pieces
 
 if TYPE_CHECKING:
@@ -131,12 +132,14 @@ def report_tokenizers(
     text = Corpus([Path(file) for file in corpus], field=field, documents=documents)
     names = {registry().component("tokenizers", name): name for name in registry().names("tokenizers")}
     components = [recognise_tokenizer(Path(folder)) for folder in folders]
-    return [
+    reports = [
         measure_tokenizer(
             component, Path(folder), text, kind=names[type(component)], sample_bytes=sample_bytes, progress=progress
         )
         for folder, component in zip(folders, components, strict=True)
     ]
+    labels = distinct_names([Path(folder) for folder in folders])
+    return [replace(report, name=label) for report, label in zip(reports, labels, strict=True)]
 
 
 def measure_tokenizer(

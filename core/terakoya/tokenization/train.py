@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
+from terakoya.atomic_files import check_new_folder, new_folder
 from terakoya.errors import UserError
 from terakoya.process_pool import available_cores, warm_up
 
@@ -52,6 +50,7 @@ def train_tokenizer(
         UserError: wrong settings, or `out` exists and is not empty; and as `Corpus` and `clean_corpus`.
     """
     out, processes = Path(out), processes or available_cores()
+    check_new_folder(out)
     if processes > 1:
         warm_up(["terakoya.toolkit.tokenizers.word_counts"])
 
@@ -65,10 +64,31 @@ def train_tokenizer(
     elif (documents, field) != ("blank", "text"):
         raise UserError("documents, field: a Corpus has its own; leave them out")
     tokenizer = make_tokenizer(settings)
-    check_new_folder(out)
     corpus = clean_corpus(corpus, load_steps(clean), clean_folder, out=out, processes=processes)
-    with new_tokenizer_folder(out) as folder:
+    check_has_documents(corpus)
+    with new_folder(out) as folder:
         return tokenizer.train(corpus, folder, processes=processes, progress=progress)
+
+
+def check_has_documents(corpus: Corpus) -> None:
+    """Reads `corpus` up to its first document. Raises UserError if it has none, with the reason of most rejects."""
+    from terakoya.corpus.documents import REMEDIES, Reject
+
+    rejects: dict[str, list[Reject]] = {}
+    for block in corpus.blocks():
+        for item in corpus.read(block):
+            if not isinstance(item, Reject):
+                return
+            rejects.setdefault(item.reason, []).append(item)
+    files = ", ".join(map(str, corpus.sources[:3])) + (", ..." if len(corpus.sources) > 3 else "")
+    if not rejects:
+        raise UserError(f"{files}: expected at least one document, got an empty corpus; give files that hold text")
+    reason, most = max(rejects.items(), key=lambda each: len(each[1]))
+    counts = ", ".join(f"{len(each):,} {name}" for name, each in rejects.items())
+    raise UserError(
+        f"{files}: expected at least one document, but all are rejected ({counts}), the first in {most[0].file}, line "
+        f"{most[0].line}: {most[0].excerpt.strip()}\n{REMEDIES.get(reason, 'correct the corpus')}"
+    )
 
 
 def make_tokenizer(settings: Mapping[str, Any], *, source: str = "tokenizer") -> Tokenizer:
@@ -89,27 +109,3 @@ def make_tokenizer(settings: Mapping[str, Any], *, source: str = "tokenizer") ->
         return component.model_validate(fields)
     except ValidationError as error:
         raise UserError("\n".join(f"{source}: {problem}" for problem in explain(error, component))) from None
-
-
-def check_new_folder(folder: Path) -> None:
-    """Raises UserError if `folder` exists and is not empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder}: expected a new or empty folder, got one that is not empty; choose another --out")
-
-
-@contextmanager
-def new_tokenizer_folder(out: Path) -> Iterator[Path]:
-    """Yields a folder to write a tokenizer into. It becomes `out` if the block succeeds, else it is removed.
-
-    Raises UserError if `out` is not empty.
-    """
-    check_new_folder(out)
-    staging = out.with_name(f".{out.name}.staging-{os.getpid()}")
-    staging.mkdir(parents=True)
-    try:
-        yield staging
-        if out.exists():
-            out.rmdir()
-        staging.rename(out)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)

@@ -1,9 +1,13 @@
 """Masking for masked language models (Devlin et al., 2018), by whole words or tokens: a pure function of rows and keys.
 
-The budget rule: in each row the words are ordered by their random numbers. Going through them in this order, a word is
-masked if it fits into the rest of the row's budget, else skipped, until the budget or the words are used up.
+The budget rule: the word of a random token of the row comes first, the other words follow in random order. Words are
+masked in this order as long as they end before the row's budget, which is `probability` x maskable tokens, counted from
+a random point in the first word. So every word is masked with exactly `probability`, however long it and its row are,
+and a row's masked tokens differ from `probability` x maskable tokens by less than its longest word: on a circle of the
+words, a window that begins at a random point covers each word's end with the same probability (systematic sampling,
+Madow and Madow, 1944).
 
-Letters: B rows, T tokens of a row, E parts of all rows, K slots.
+Letters: B rows, T tokens of a row, E parts of all rows, R rows with maskable tokens, K slots.
 
 See docs/design/masking.md.
 """
@@ -107,9 +111,9 @@ def mask(
     Only tokens where `maskable` (B, T) is True can be chosen. A word starts where `word_starts` (B, T) is True, and
     where the left neighbour is not maskable; without `word_starts` every token is a word.
 
-    `budgeted`: each row's budget is round(probability x maskable tokens), halves up and at least 1; K is
-    B x round(probability x T). In a row in which every word is longer than the budget, no token is masked. Without
-    `budgeted`, each word is chosen independently with `probability`, and K is larger where a batch needs it.
+    Each word is masked with `probability`. With `budgeted` the budget rule chooses words, so that a row has nearly
+    `probability` x maskable tokens masked; without it each word is chosen independently. K is B x the smallest number
+    that is at least round(probability x T), and at least 1, and holds all chosen tokens.
 
     `replace`: the shares of chosen tokens that become [MASK] and a random ordinary token; the others stay unchanged.
     This is decided for each token, or with `per_word` for each word.
@@ -123,13 +127,10 @@ def mask(
         raise UserError("masking: random replacements need ordinary tokens, got a vocabulary of special ones only")
     batch, width = tokens.shape
     stream = streams(keys, "mask")
-    drawn = numbers(stream[:, None], np.arange(width)).reshape(
-        -1
-    )  # one for each token; a word has that of its first token
+    drawn = numbers(stream[:, None], np.arange(width)).reshape(-1)  # a word has the number of its first token
     edges = _edges(word_starts, maskable)
     if budgeted:
-        budgets = np.maximum(1, (probability * np.count_nonzero(maskable, axis=1) + 0.5).astype(np.int64))
-        chosen = _within_budget(drawn, edges, maskable, budgets, probability)
+        chosen = _within_budget(drawn, edges, maskable, keys, probability)
     else:
         chosen = _words(bernoulli(drawn, probability), edges, maskable)
     starts = edges.take(chosen)
@@ -139,7 +140,7 @@ def mask(
 
     input_ids = tokens.astype(np.int64)
     flat = input_ids.reshape(-1)
-    slots = max(batch * max(1, int(probability * width + 0.5)), len(positions))
+    slots = batch * max(1, int(probability * width + 0.5), -(-len(positions) // batch))
     padded, labels = np.zeros(slots, np.int64), np.full(slots, IGNORED, np.int64)
     padded[: len(positions)] = positions
     labels[: len(positions)] = flat.take(positions)
@@ -179,68 +180,94 @@ def _words(wanted: np.ndarray, edges: np.ndarray, maskable: np.ndarray) -> np.nd
 
 
 def _within_budget(
-    drawn: np.ndarray, edges: np.ndarray, maskable: np.ndarray, budgets: np.ndarray, probability: float
+    drawn: np.ndarray, edges: np.ndarray, maskable: np.ndarray, keys: np.ndarray, probability: float
 ) -> np.ndarray:
-    """Returns the numbers (n,), ascending, of the words that the budget rule masks; `drawn` (B * T,), `budgets` (B,).
+    """Returns the numbers (n,), ascending, of the words that the budget rule masks; `drawn` (B * T,), `keys` (B,).
 
     The words with the smallest numbers usually fill the budget, so only those are sorted; rows that they do not fill
     are computed again with all of their words. Both ways choose the same words.
     """
     batch, width = maskable.shape
+    row, first, budgets = _begin_budgets(edges, maskable, keys, probability)
     margin = 3 * (1.5 * probability * batch / max(1, len(edges))) ** 0.5
-    early = _words(bernoulli(drawn, probability + margin), edges, maskable)
-    taken, unfilled = _greedy(drawn, edges, early, width, budgets)
+    early = bernoulli(drawn, probability + margin)
+    early[edges.take(first)] = True
+    chosen, unfilled = _fill(drawn, edges, _words(early, edges, maskable), first, row * width, budgets)
     if unfilled.any() and probability + margin < 1:
-        others = np.repeat(unfilled, width)
-        taken = taken[~unfilled[edges.take(taken) // width]]
-        again, _ = _greedy(drawn, edges, _words(others, edges, maskable), width, budgets)
-        taken = np.sort(np.concatenate([taken, again]))
-    return taken
+        row, first, budgets = row.compress(unfilled), first.compress(unfilled), budgets.compress(unfilled)
+        again = np.zeros(batch, bool)
+        again[row] = True
+        chosen = chosen[~again[edges.take(chosen) // width]]
+        words = _words(np.repeat(again, width), edges, maskable)
+        chosen = np.sort(np.concatenate([chosen, _fill(drawn, edges, words, first, row * width, budgets)[0]]))
+    return chosen
 
 
-def _greedy(
-    drawn: np.ndarray, edges: np.ndarray, words: np.ndarray, width: int, budgets: np.ndarray
+def _begin_budgets(
+    edges: np.ndarray, maskable: np.ndarray, keys: np.ndarray, probability: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the rows (R,) that have maskable tokens, and for each its first word (R,), the word of a random token,
+    and its budget (R,) int64 from the beginning of this word."""
+    batch, width = maskable.shape
+    places = np.flatnonzero(maskable)
+    begins = places.searchsorted(np.arange(0, batch * width + 1, width))
+    counts = begins[1:] - begins[:-1]
+    row = counts.nonzero()[0]
+    counts = counts.take(row)
+    point = streams(keys.take(row), "mask budget")  # one number a row is enough: a token, and a point in it
+    token = places.take(begins.take(row) + integers_below(point, counts))
+    first = edges.searchsorted(token, side="right") - 1
+    point &= np.uint64(0xFFFFFFFF)
+    budgets = (probability * counts + point * 2.0**-32).astype(np.int64)  # below: the tokens before the point count too
+    return row, first, budgets + token - edges.take(first)
+
+
+def _fill(
+    drawn: np.ndarray,
+    edges: np.ndarray,
+    words: np.ndarray,
+    first: np.ndarray,
+    row_starts: np.ndarray,
+    budgets: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns those of `words` (n,), ascending, that the budget rule masks, and whether each row (B,) bool is unfilled.
+    """Returns those of `words` (n,), ascending, that fit into the budgets, and whether each row (R,) bool is unfilled.
 
-    Words are ordered by the upper 32 bits of their random numbers; among equal numbers the earlier word comes first.
+    Args:
+        words: of R rows, all or some.
+        first: the first word of each row (R,), which is among `words`.
+        row_starts: where the rows begin in the flattened (B, T), (R,).
+        budgets: (R,) int64, in tokens.
     """
     starts = edges.take(words)
-    lengths = edges.take(words + 1)
-    lengths -= starts
-    first = starts.searchsorted(np.arange(0, len(budgets) * width + 1, width))
-    order = _in_order(starts // width, drawn.take(starts), len(budgets))
-    sizes = lengths.take(order)
-    total = sizes.cumsum()
-    before = np.concatenate([[0], total])  # tokens before each word in this order, then of all words
-    limits = before.take(first[:-1]) + budgets
-    until = np.minimum(total.searchsorted(limits, side="right"), first[1:])
-    rest = limits - before.take(until)
-    mark = np.empty(len(words), bool)
-    mark[order] = total <= np.repeat(limits, first[1:] - first[:-1])
-    for row in np.flatnonzero(rest).tolist():  # after the word that was too long, every word that still fits
-        room, at, stop = int(rest[row]), int(until[row]) + 1, int(first[row + 1])
-        while room and at < stop:
-            for place, size in enumerate(sizes[at : min(at + 16, stop)].tolist(), at):
-                if size <= room:
-                    mark[order[place]] = True
-                    room -= size
-                    if not room:
-                        break
-            at += 16
-        rest[row] = room
-    return words.compress(mark), rest > 0
+    sizes = edges.take(words + 1)
+    sizes -= starts
+    begins = starts.searchsorted(row_starts)
+    ends = np.append(begins[1:], len(words))[: len(begins)]
+    order = _in_order(drawn.take(starts), words.searchsorted(first), ends - begins)
+    sizes = sizes.take(order)
+    stops = sizes.cumsum()
+    limits = stops.take(begins) - sizes.take(begins) + budgets  # words of earlier rows count too
+    chosen = np.empty(len(words), bool)
+    chosen[order] = stops <= np.repeat(limits, ends - begins)
+    return words.compress(chosen), stops.take(ends - 1) < limits
 
 
-def _in_order(row: np.ndarray, drawn: np.ndarray, rows: int) -> np.ndarray:
-    """Returns the order (n,) by `row` (n,), then by the upper half of `drawn` (n,); among equals the earlier comes
+def _in_order(drawn: np.ndarray, first: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Returns the order (n,) of the words of R rows, which have `numbers` (R,) of words, one row after another: in each
+    row the word `first` (R,), then the others by the upper 31 bits of `drawn` (n,); among equals the earlier comes
     first."""
-    index_bits, row_bits = 20, 12
-    if len(row) > 1 << index_bits or rows > 1 << row_bits:
-        return np.lexsort((drawn >> np.uint64(32), row))
-    order = row.view(np.uint64) << np.uint64(64 - row_bits)
-    order |= (drawn >> np.uint64(32)) << np.uint64(index_bits)
-    order |= np.arange(len(row), dtype=np.uint64)
+    index_bits, random_bits, row_bits = 20, 31, 12
+    row = np.arange(len(numbers), dtype=np.uint64)
+    if len(drawn) > 1 << index_bits or len(row) > 1 << row_bits:
+        priority = (drawn >> np.uint64(64 - random_bits)) + np.uint64(1)
+        priority[first] = 0
+        return np.lexsort((priority, np.repeat(row, numbers)))
+    row <<= np.uint64(64 - row_bits)
+    order = drawn >> np.uint64(64 - index_bits - random_bits)  # a number for each word: row, not first, random, index
+    order &= np.uint64((1 << random_bits) - 1 << index_bits)
+    order |= np.repeat(row | np.uint64(1 << index_bits + random_bits), numbers)
+    order |= np.arange(len(drawn), dtype=np.uint64)
+    order[first] = row | first.view(np.uint64)
     order.sort()
     order &= np.uint64((1 << index_bits) - 1)
     return order.view(np.int64)

@@ -58,8 +58,8 @@ def hash_u64(*parts: Part | np.ndarray) -> np.ndarray | int:
     return state
 
 
-def row_keys(seed: int, epoch: int, store: int, rows: np.ndarray) -> np.ndarray:
-    """Returns the keys (n,) uint64 of the plan rows `rows` (n,) of store number `store` in `epoch`."""
+def row_keys(seed: int, epoch: int, store: Part, rows: np.ndarray) -> np.ndarray:
+    """Returns the keys (n,) uint64 of the plan rows `rows` (n,) of `store`, a number or name, in `epoch`."""
     keys = hash_u64(seed, epoch, store, rows)
     assert isinstance(keys, np.ndarray)
     return keys

@@ -61,6 +61,16 @@ class BatchMaker:
         stop = start + self.rank_batch.global_rows
         return start, stop if self.end is None else max(start, min(stop, self.end))
 
+    def describe_rows(self, start: int, stop: int) -> str:
+        """Returns which rows [start, stop) of the order are: their numbers there, and in the orders of their stores."""
+        before, after = self.loader.store_positions(start), self.loader.store_positions(stop)
+        parts = [
+            f"{first['rows']:,} to {int(last['rows']) - 1:,} of {first['store']}"
+            for first, last in zip(before, after, strict=True)
+            if first["rows"] != last["rows"]
+        ]
+        return f"rows {start:,} to {stop - 1:,} of the training order ({', '.join(parts)})"
+
     def __call__(self, step: int) -> StepBatches:
         """Returns the micro-batches of optimizer step `step`, counted from 0."""
         first, last = self.rows(step)

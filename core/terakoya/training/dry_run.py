@@ -7,15 +7,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
+from terakoya.log import new_console
 from terakoya.plugins import registry
 from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.run import Run
-from terakoya.training.run_folder import free_bytes
+from terakoya.training.run_folder import check_place, free_bytes
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import Advice, build_trainer, no_advice
 from terakoya.training.stores import Stores
@@ -33,12 +32,15 @@ def dry_run(
     """Opens the stores, checks the processes against the batch table and the disk space, and takes one step.
 
     Raises:
-        UserError: anything that would stop the run.
+        UserError: anything that would stop the run, or keep one of its trackers from recording it.
     """
+    check_place(out)
     launch = LaunchInfo.from_environment(node_rank=node_rank)
     if expected_processes is not None and launch.launcher and launch.world_size != expected_processes:
         raise UserError(f"--processes {expected_processes}, but {launch.launcher} started {launch.world_size}")
-    console = Console(stderr=True, highlight=False, quiet=launch.rank != 0)
+    for tracker in parameters.trackers:
+        tracker.check()
+    console = new_console(stderr=True, quiet=launch.rank != 0)
     stores = Stores.open(parameters.data)
     for store in [*stores.train, *stores.validation.values()]:
         facts = store.facts

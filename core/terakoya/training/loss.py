@@ -28,7 +28,8 @@ def weighted_loss(
 ) -> Tensor:
     """Returns the part of the global loss that `sums` contribute: sum over losses of weight x sum / global count.
 
-    A global count of 0, and a `factor` of 0 (a dummy micro-batch), give exactly 0, with a gradient of 0.
+    A global count of 0, and a `factor` of 0 (a dummy micro-batch), give exactly 0, with a gradient of 0. A loss that is
+    not finite has gradients that are not finite either, so that the gradient norm alone tells every rank of it.
     """
     loss: Tensor | None = None
     for name, term in terms.items():
@@ -38,7 +39,7 @@ def weighted_loss(
         contribution = sums[name] * (factor * term.weight / count if count else 0.0)
         loss = contribution if loss is None else loss + contribution
     assert loss is not None, "an objective has at least one loss"
-    return loss
+    return loss * torch.rsub(loss.detach(), 1.0, alpha=0.0)  # times 1 - 0 x loss, which is 1 or NaN
 
 
 DeriveMetrics = Callable[[Mapping[str, np.ndarray], Mapping[str, int]], Mapping[str, float]]
@@ -80,6 +81,21 @@ class Meter:
         """Adds global counts."""
         for name in self.counts:
             self.counts[name] += counts[name]
+
+    def remove_counts(self, counts: Mapping[str, int]) -> None:
+        """Removes global counts that were added, of a step whose sums were not."""
+        for name in self.counts:
+            self.counts[name] -= counts[name]
+
+    def take_step(self, step: Meter, *, where: Tensor | None) -> None:
+        """Adds the sums of `step`, a meter of the same terms, and clears it; never waits for the device.
+
+        Args:
+            where: whether to add them, () bool on the device; None always does.
+        """
+        self.flat += step.flat if where is None else torch.where(where, step.flat, 0.0)
+        self.seen |= step.seen
+        step.flat.zero_()
 
     def local_sums(self) -> Tensor:
         """Returns this rank's sums: a new tensor (n,) on the device, like `flat`."""

@@ -8,7 +8,7 @@ from terakoya.training.run import Run
 
 
 def progress_line(run: Run, values: Mapping[str, float], *, global_rows: int) -> str:
-    """Returns the progress of `run`, its last logged `values`, its remaining time and its next save.
+    """Returns the progress of `run`, its last logged `values`, its remaining time, its next save, and its slowest rank.
 
     Args:
         global_rows: rows per step.
@@ -22,10 +22,14 @@ def progress_line(run: Run, values: Mapping[str, float], *, global_rows: int) ->
         done = f"step {run.step:,}/{run.max_steps:,}"
         remaining = (run.max_steps - run.step) * global_rows / max(1e-9, values["samples_per_second"])
         next_save = min(run.max_steps, next_save)
+    slowest = ""
+    if run.context.heartbeat is not None and "slowest_rank" in values:
+        name = run.context.heartbeat.name(int(values["slowest_rank"]))
+        slowest = f"  slowest {name} +{values['slowest_rank_excess']:.0%}"
     return (
         f"{done}  loss {values['loss']:.4f}  "
         f"{values['tokens_per_second']:,.0f} tokens/s  learning rate {values['learning_rate']:.2e}  "
-        f"remaining {_duration(remaining)}  next save at {next_save:,}"
+        f"remaining {_duration(remaining)}  next save at {next_save:,}{slowest}"
     )
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.config import lora as lora_settings
-from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters, changed_keys
+from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters, changed_keys, whole_sections
 from terakoya.errors import UserError
-from terakoya.json_settings import leaves
+from terakoya.json_settings import short_json, value_at
 from terakoya.plugins.run_record import check_plugins
-from terakoya.training.checkpoint import checkpoint
+from terakoya.runs.checkpoints import read_manifest, reading
 from terakoya.training.checkpoint import state as checkpoint_state
+from terakoya.training.checkpoint.recovery import recover_newest
 from terakoya.training.checkpoint.restoring import check_base_unchanged
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.model import lora
@@ -21,14 +22,32 @@ from terakoya.training.run_log import RunLog
 from terakoya.training.trainer import Trainer
 
 
-def newest_checkpoint(out: Path, context: DistributedContext, run_log: RunLog) -> Path | None:
-    """Returns the newest intact checkpoint of the run in `out`, from which it continues; None without one."""
-    found: tuple[Path | None, list[str]] = (None, [])
+def newest_checkpoint(
+    out: Path, context: DistributedContext, run_log: RunLog, *, start_over: bool = False
+) -> Path | None:
+    """Returns the newest whole checkpoint of the run in `out`, from which it continues; None without one. Collective.
+
+    Args:
+        start_over: whether the run may begin at step 0 although it has had checkpoints.
+
+    Raises:
+        UserError: on every rank, as `recover_newest` does.
+    """
+    found: tuple[Path | None, list[str]] | UserError = (None, [])
     if context.is_main:
-        found = checkpoint.recover_newest(out / "checkpoints")
-    folder, messages = context.broadcast(found)
+        try:
+            found = recover_newest(out / "checkpoints", start_over=start_over)
+        except UserError as error:
+            found = error
+    found = context.broadcast(found)
+    if isinstance(found, UserError):
+        raise found
+    folder, messages = found
     for message in messages:
         run_log.warn(message)
+    if folder is None and start_over:
+        run_log.write("resume", step=0, folder=None, world_size=context.world_size)
+        run_log.print("starts at step 0, as --start-over says")
     return folder
 
 
@@ -37,9 +56,10 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
 
     Raises:
         UserError: parameters, data or plugins have changed, and the change was not allowed.
+        TemporaryFailure: the checkpoint cannot be read now.
     """
     run, run_log = trainer.run, trainer.run_log
-    manifest = checkpoint.read_manifest(folder)
+    manifest = read_manifest(folder)
     _refuse_changes(manifest, run.parameters, trainer.facts["stores"], run_log, allow_change)
     plugins = check_plugins(trainer.registry, manifest["plugins"], run.parameters.dump())
     if plugins.missing:
@@ -51,16 +71,20 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
         trainer.facts = {**trainer.facts, "started_from": started_from}
     else:  # the base weights may be in another folder now, where the user allows that, but must be the same
         check_base_unchanged(trainer.facts["started_from"], started_from)
-    checkpoint_state.load(folder, trainer.engine)
+    with reading(folder):
+        checkpoint_state.load(folder, trainer.engine)
     run.step = manifest["step"]
     run.consumed_rows = manifest["consumed_rows"]
     run.consumed_tokens = manifest["consumed_tokens"]
     run.validation_losses = tuple((step, loss) for step, loss in manifest.get("validation_losses", ()))
     _restore_data_order(trainer, manifest, folder)
     trainer.restore_meters(manifest["meters"])
+    if "step_health" in manifest:
+        trainer.health.load(manifest["step_health"])
     if trainer.engine.scaler is not None and manifest.get("loss_scaling") is not None:
         trainer.engine.scaler.load(manifest["loss_scaling"])
-    trainer.last_checkpoint, trainer.saver.step = folder, run.step
+    trainer.last_checkpoint = folder
+    trainer.saver.step = trainer.saver.saved_step = run.step
     run_log.write("resume", step=run.step, folder=folder.name, world_size=run.world_size)
     run_log.print(f"resumed from {folder} at step {run.step:,}")
 
@@ -105,11 +129,12 @@ def _refuse_changes(
     """
     before, now = _with_defaults(manifest["parameters"]), parameters.dump()
     changed = changed_keys(before, now)
-    old, new = dict(leaves(before)), dict(leaves(now))
-    for key in changed:
-        run_log.print(f"parameter {key}: was {old.get(key)!r}, is {new.get(key)!r}")
+    for key in whole_sections(changed, before, now):
+        old, new = (short_json(value_at(each, key)) for each in (before, now))
+        run_log.print(f"parameter {key}: was {old}, is {new}")
     allowed = RESUME_MAY_CHANGE | allow_change
     refused = [key for key in changed if not any(key == name or key.startswith(f"{name}.") for name in allowed)]
+    refused = whole_sections(refused, before, now)
     fixed = [key for key in changed if key.partition(".")[0] == lora.KEY and key not in lora_settings.CHANGEABLE]
     if fixed:
         raise UserError(
@@ -121,10 +146,26 @@ def _refuse_changes(
             f"the run was started with other values of {', '.join(refused)}; start a new run, or continue with "
             + " ".join(f"--allow-change {key}" for key in refused)
         )
-    if "data" not in allow_change and sorted(manifest["stores"].values()) != sorted(fingerprints.values()):
+    previous = manifest["stores"]
+    if "data" not in allow_change and _trained_on(before, previous) != _trained_on(now, fingerprints):
         raise UserError(
             "the token stores are not the ones this run was started with; continue with --allow-change data"
         )
+    validated = {previous[name] for name in previous.keys() - _training_stores(before)}
+    for name in sorted(fingerprints.keys() - _training_stores(now)):
+        if fingerprints[name] not in validated:
+            run_log.warn(f"{name}: the run has not validated on this store before; its losses start a new curve")
+
+
+def _training_stores(parameters: Mapping[str, Any]) -> set[str]:
+    """Returns the folders of the stores that a run with these parameters trains on."""
+    stages: list[Mapping[str, Any]] = [parameters["data"], *parameters["data"].get("stages", ())]
+    return {entry["store"] for stage in stages for entry in stage["train"]}
+
+
+def _trained_on(parameters: Mapping[str, Any], fingerprints: Mapping[str, str]) -> list[str]:
+    """Returns the fingerprints of those stores that the run trains on, in no particular order of the stores."""
+    return sorted(fingerprints[name] for name in _training_stores(parameters) if name in fingerprints)
 
 
 def _with_defaults(written: dict[str, Any]) -> dict[str, Any]:

@@ -5,17 +5,31 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from terakoya.errors import UserError
+from terakoya.errors import FileError, UserError
+from terakoya.folder_kinds import kind_of, refuse_address
+from terakoya.process_pool import LAUNCHER_VARIABLE, is_alive
 from terakoya.training.distributed.context import DistributedContext
 
+HOLDER = re.compile(r"pid (\d+) on (\S+?)(?:, started by pid (\d+))?")
+"""What a process writes into the lock that it holds."""
 ATTEMPTS = 3
 """How often a process tries to take the lock before it reports that the run is in use."""
+
+
+def check_place(out: Path) -> None:
+    """Raises UserError if `out` cannot be a run's folder: it is an address, a file, or a folder of something else."""
+    refuse_address(out, "the run's folder")
+    kind = kind_of(out)
+    if (out.exists() and not out.is_dir()) or kind in ("token store", "Transformers model", "tokenizer", "checkpoint"):
+        there = f"a {kind}" if out.is_dir() else "a file"
+        raise UserError(f"{out}: expected a new folder or a run's, got {there}; choose another --out")
 
 
 @contextlib.contextmanager
@@ -41,7 +55,7 @@ def hold(out: Path, context: DistributedContext) -> Iterator[None]:
             error = raised
     try:
         if context.world_size == 1 and error:
-            raise error if isinstance(error, UserError) else UserError(f"{out}: {error}")
+            raise error if isinstance(error, UserError) else FileError(f"{out}: {error}", getattr(error, "errno", None))
         context.raise_on_all_ranks(f"opening {out}", error)
         if not nonce_file.exists():
             error = UserError(f"{out} is not the folder that rank 0 sees; all nodes need one shared file system")
@@ -73,12 +87,31 @@ def lock_run(path: Path) -> int:
                     raise
                 time.sleep(0.05)  # `terakoya status` takes the lock for an instant
     except BlockingIOError:
-        holder = path.read_text().strip() or "another process"
+        holder = path.read_text().strip()
         os.close(handle)
-        raise UserError(f"{path.parent}: is in use by {holder}; wait for it or choose another --out") from None
+        raise UserError(f"{path.parent}: is in use by {describe_holder(holder)}") from None
+    launcher = os.environ.get(LAUNCHER_VARIABLE)
+    started_by = f", started by pid {launcher}" if launcher else ""
     os.ftruncate(handle, 0)
-    os.write(handle, f"pid {os.getpid()} on {socket.gethostname()}".encode())
+    os.write(handle, f"pid {os.getpid()} on {socket.gethostname()}{started_by}".encode())
     return handle
+
+
+def describe_holder(holder: str) -> str:
+    """Returns a sentence about the process that holds a run's lock and wrote `holder` into it: who it is, and how to
+    end it."""
+    match = HOLDER.fullmatch(holder)
+    if match is None:
+        return f"{holder or 'another process'}; wait for it or choose another --out"
+    process, host, launcher = match.groups()
+    here = host == socket.gethostname()
+    command = f"kill {process}" if here else f"ssh {host} kill {process}"
+    if here and launcher and not is_alive(int(launcher)):
+        return (
+            f"pid {process} on {host}, whose launcher (pid {launcher}) is gone; `{command}` makes it save and end, "
+            f"`kill -9 {process}` ends it at once"
+        )
+    return f"pid {process} on {host}; wait for it, make it save and end with `{command}`, or choose another --out"
 
 
 def free_bytes(folder: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -11,29 +12,37 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
-
-from rich.console import Console
+from typing import Any
 
 from terakoya.components import Tracker
+from terakoya.log import new_console, visible
 from terakoya.runs.metrics import FILE
 
 log = logging.getLogger("terakoya")
 QUEUE_LENGTH = 10_000
+PENDING_BYTES = 1 << 20
+"""How much of `metrics.jsonl` is kept for later while the disk is full."""
 SECONDS_TO_FINISH = 10.0
 """How long the end of a run waits for all its trackers together."""
 
 
 class RunLog:
-    """Writes the log of a run on rank 0; on other ranks, where it is not `active`, every call does nothing."""
+    """Writes the log of a run on rank 0; on other ranks, where it is not `active`, every call does nothing.
+
+    A disk that is full or fails does not end the run: what could not be written to `metrics.jsonl` is written later.
+    """
 
     def __init__(
         self, folder: Path, trackers: Sequence[Tracker], parameters: Mapping[str, Any], *, active: bool
     ) -> None:
         self.active = active
-        self.console = Console(stderr=True, quiet=not active, highlight=False)
-        self.file: IO[str] | None = None
+        self.console = new_console(stderr=True, quiet=not active)
+        self.file: FileIO | None = None
+        self.pending = bytearray()
+        self.failing = False
+        self.missing = 0
         self.trackers = [_TrackerThread(tracker, folder, parameters) for tracker in trackers] if active else []
         if active:
             self.file = _open_for_appending(folder / FILE)
@@ -45,8 +54,37 @@ class RunLog:
         if self.file is None:
             return
         clean = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
-        self.file.write(json.dumps({"kind": kind, **clean, "time": round(time.time(), 3)}, ensure_ascii=False) + "\n")
-        self.file.flush()
+        line = json.dumps({"kind": kind, **clean, "time": round(time.time(), 3)}, ensure_ascii=False) + "\n"
+        if len(self.pending) < PENDING_BYTES:
+            self.pending += line.encode()
+        else:
+            self.missing += 1
+        self._write_pending()
+
+    def _write_pending(self) -> None:
+        assert self.file is not None
+        try:
+            while self.pending:
+                del self.pending[: self.file.write(self.pending)]
+        except OSError as error:
+            if not self.failing:
+                self.print(
+                    f"warning: {FILE} cannot be written ({error.strerror}); the run goes on, and writes it later"
+                )
+            self.failing = True
+            return
+        if self.failing:
+            self.failing, missing, self.missing = False, self.missing, 0
+            text = f"{missing:,} records of {FILE} are missing" if missing else f"nothing of {FILE} is missing"
+            self.warn(f"the disk takes {FILE} again: {text}")
+
+    def sync(self) -> None:
+        """Flushes `metrics.jsonl` to disk, so that a power cut leaves the records of all saved steps."""
+        if self.file is not None:
+            try:
+                os.fsync(self.file)
+            except OSError as error:
+                self.print(f"warning: {FILE} was not flushed to disk ({error.strerror}); the run goes on")
 
     def track(self, step: int, values: Mapping[str, float]) -> None:
         """Queues `values` for every tracker, without waiting."""
@@ -55,9 +93,10 @@ class RunLog:
 
     def print(self, text: str) -> None:
         """Prints a line, above the progress line."""
-        if self.active and self.on_terminal and self.progress_shown:
-            self.console.file.write("\r\x1b[K")
-        self.console.print(text, markup=False, soft_wrap=True)
+        with contextlib.suppress(OSError):  # the terminal was closed; the run saves then, and must not fail before
+            if self.active and self.on_terminal and self.progress_shown:
+                self.console.file.write("\r\x1b[K")
+            self.console.print(text, markup=False, soft_wrap=True)
 
     def warn(self, text: str, **values: Any) -> None:
         """Prints a warning and writes it to `metrics.jsonl`."""
@@ -70,12 +109,13 @@ class RunLog:
         if not self.active or (now - self.progress_shown < (0.1 if self.on_terminal else 10.0) and not last):
             return
         self.progress_shown = now
-        if self.on_terminal:
-            width = self.console.width - 1
-            self.console.file.write("\r\x1b[K" + text[:width] + ("\n" if last else ""))
-            self.console.file.flush()
-        else:
-            self.console.print(text, markup=False, soft_wrap=True)
+        with contextlib.suppress(OSError):  # as in `print`
+            if self.on_terminal:
+                width = self.console.width - 1
+                self.console.file.write("\r\x1b[K" + visible(text)[:width] + ("\n" if last else ""))
+                self.console.file.flush()
+            else:
+                self.console.print(text, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Waits a few seconds for all trackers to finish, then abandons those that have not."""
@@ -85,17 +125,23 @@ class RunLog:
         for tracker in self.trackers:
             tracker.wait_until(deadline)
         if self.file is not None:
-            self.file.close()
+            self._write_pending()
+            if self.pending:
+                missing = self.missing + self.pending.count(b"\n")
+                self.print(f"warning: the last {missing:,} records of {FILE} are missing")
+            self.sync()
+            with contextlib.suppress(OSError):
+                self.file.close()
             self.file = None
 
 
-def _open_for_appending(file: Path) -> IO[str]:
+def _open_for_appending(file: Path) -> FileIO:
     """Opens `file` for appending, after removing the unfinished last line of a run that was killed."""
     if file.is_file():
         content = file.read_bytes()
         if not content.endswith(b"\n"):
             os.truncate(file, content.rfind(b"\n") + 1)
-    return file.open("a", encoding="utf-8")
+    return file.open("ab", buffering=0)
 
 
 class _TrackerThread:
@@ -115,6 +161,7 @@ class _TrackerThread:
     def put(self, step: int, values: Mapping[str, float]) -> None:
         """Queues `values` if there is room; never waits."""
         if self.off:
+            self.dropped += 1
             return
         try:
             self.queue.put_nowait((step, values))
@@ -130,7 +177,9 @@ class _TrackerThread:
         self.thread.join(max(0.0, deadline - time.monotonic()))
         missing = self.dropped + self.queue.qsize()
         if self.thread.is_alive() or (missing and not self.off):
-            log.warning("tracker %s fell behind; metrics.jsonl has every number it misses", self.name)
+            log.warning("tracker %s fell behind; %s has every number it misses", self.name, FILE)
+        elif missing:
+            log.warning("tracker %s was off and misses %d reports; %s has their numbers", self.name, missing, FILE)
 
     def _run(self, tracker: Tracker, folder: Path, parameters: Mapping[str, Any]) -> None:
         try:

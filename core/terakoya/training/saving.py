@@ -1,4 +1,7 @@
-"""When and how a run saves checkpoints: all ranks wait for each save, or it runs in the background (`async_save`)."""
+"""When and how a run saves checkpoints: all ranks wait for each save, or it runs in the background (`async_save`).
+
+See docs/design/files.md.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from terakoya.errors import UserError
+from terakoya.errors import FileError, TemporaryFailure, UserError
 from terakoya.toolkit.formats import model_folder
 from terakoya.training.checkpoint import checkpoint
 from terakoya.training.checkpoint.restoring import StartFacts, restore_module
@@ -19,7 +22,12 @@ from terakoya.training.checkpoint.snapshot import Snapshot
 from terakoya.training.engines.engine import Engine
 from terakoya.training.model import lora
 from terakoya.training.run import Run
+from terakoya.training.run_log import RunLog
 
+MAX_FAILED_SAVES = 3
+"""A run ends after so many saves in a row that failed for want of space or of an answer from the disk."""
+RETRY_SECONDS = 5.0
+"""How long the run waits before it tries its last save again."""
 SHUTDOWN_SECONDS = 10.0
 """How long a process that leaves waits for its background save, which may be waiting for processes that are gone."""
 
@@ -39,17 +47,25 @@ class Saver:
     copy and communicates with the other ranks over its own process group. One save runs at a time. Leaving the context
     ends the thread, and does not wait for the other ranks for long.
 
+    A save that the disk refuses is reported, and the next one tries again: only `MAX_FAILED_SAVES` in a row end a run.
+
     Attributes:
         step: the step that was saved last, or is being saved; -1 at first.
+        saved_step: the step that was saved last; -1 if there is none.
+        failures: how many saves in a row have failed.
+        is_writing: whether the run waits for a save that is being written.
     """
 
-    def __init__(self, run: Run, engine: Engine, tokenizer_folder: Path) -> None:
+    def __init__(self, run: Run, engine: Engine, tokenizer_folder: Path, run_log: RunLog) -> None:
         self.run = run
         self.engine = engine
         self.tokenizer_folder = tokenizer_folder
+        self.run_log = run_log
         self.settings = run.parameters.checkpoint
         self.context = run.context.new_group(run.parameters.parallel.timeout_seconds)
-        self.step = -1
+        self.step = self.saved_step = -1
+        self.failures = 0
+        self.is_writing = False
         self.shutdown = threading.Event()
         self.snapshot = Snapshot(self.shutdown)
         self.thread = ThreadPoolExecutor(1, "checkpoint")
@@ -86,10 +102,12 @@ class Saver:
             facts: values of the manifest, apart from its files.
 
         Returns:
-            the checkpoint; None where the save runs in the background: `finish` returns it then.
+            the checkpoint; None where the save runs in the background: `finish` returns it then; and where the disk
+            refused it.
 
         Raises:
-            UserError: on every rank, if saving failed on any.
+            TemporaryFailure: on every rank, if `MAX_FAILED_SAVES` in a row have failed.
+            UserError: on every rank, if saving failed on any for another reason.
         """
         assert self.pending is None, "one at a time"
         run, engine = self.run, self.engine
@@ -103,6 +121,7 @@ class Saver:
             tokenizer_folder=self.tokenizer_folder,
             keep=self.settings.keep,
             shutdown=self.shutdown,
+            before_commit=self.run_log.sync,
         )
         with_model = self._saves_model()
         if not self.settings.async_save or self.must_wait(with_model=with_model):
@@ -114,7 +133,11 @@ class Saver:
                 tokenizer_folder=self.tokenizer_folder,
                 started_from=facts["started_from"],
             )
-            return SavedCheckpoint(run.step, write(engine, write_models=write_folders))
+            self.is_writing = True
+            try:
+                return self._result(partial(write, engine, write_models=write_folders))
+            finally:
+                self.is_writing = False
         self.snapshot.take(engine)
         write_copies: Callable[[Path], None] = _write_nothing
         if with_model and run.context.is_main:
@@ -153,16 +176,38 @@ class Saver:
             raise error
         return True
 
-    def finish(self) -> SavedCheckpoint | None:
-        """Waits for the background save and returns its checkpoint; None where there was no save.
+    def saving_step(self) -> int | None:
+        """Returns the step of the checkpoint that is being written; None where none is."""
+        pending = self.pending
+        return self.step if self.is_writing or (pending is not None and not pending.done()) else None
 
-        Raises:
-            UserError: on every rank, if saving failed on any.
-        """
+    def finish(self) -> SavedCheckpoint | None:
+        """Waits for the background save and returns its checkpoint; None where there was no save, or the disk refused
+        it. Raises as `save` does."""
         if self.pending is None:
             return None
         pending, self.pending = self.pending, None
-        return SavedCheckpoint(self.step, pending.result())
+        return self._result(pending.result)
+
+    def _result(self, save: Callable[[], Path]) -> SavedCheckpoint | None:
+        """Returns the checkpoint that `save` returns; None, and a warning, where all ranks agree that the disk refused
+        it."""
+        try:
+            folder = save()
+        except FileError as error:
+            failed, self.step, self.failures = self.step, self.saved_step, self.failures + 1
+            safe = f"step {self.saved_step:,} is safe" if self.saved_step >= 0 else "nothing was saved so far"
+            if self.failures >= MAX_FAILED_SAVES:
+                happened = f"{self.failures} saves in a row failed: {error.happened}; {safe}"
+                raise TemporaryFailure(happened + error.advice) from error
+            self.run_log.warn(
+                f"step {failed:,} could not be saved ({self.failures} of {MAX_FAILED_SAVES} failed saves in a row that "
+                f"end a run): {error.happened}; {safe}, and the next save tries again",
+                step=failed,
+            )
+            return None
+        self.saved_step, self.failures = self.step, 0
+        return SavedCheckpoint(self.step, folder)
 
 
 def _write_nothing(folder: Path) -> None:

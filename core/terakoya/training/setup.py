@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
+from terakoya.atomic_files import write_text
 from terakoya.components import Objective
 from terakoya.components.progress import Length
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.config.parameters import Parameters, resolve_length
-from terakoya.errors import UserError
+from terakoya.config.parameters import Parameters, check_allowed_changes, resolve_length
+from terakoya.errors import Stopped, UserError
 from terakoya.plugins import Registry, registry
 from terakoya.plugins.run_record import record_plugins
 from terakoya.rows.loader import Loader
@@ -28,6 +29,7 @@ from terakoya.training import run_folder
 from terakoya.training.batches import BatchMaker, to_device
 from terakoya.training.checkpoint.restoring import missing_base_error
 from terakoya.training.distributed.context import DistributedContext, connect
+from terakoya.training.distributed.heartbeat import is_communication_error
 from terakoya.training.distributed.signals import StopRequest
 from terakoya.training.distributed.topology import LaunchInfo, describe_lost_nodes, rank_batches
 from terakoya.training.engines import build as engines
@@ -71,7 +73,9 @@ def train_in_this_process(
     node_rank: int | None = None,
     expected_processes: int | None = None,
     allow_change: frozenset[str] = frozenset(),
+    start_over: bool = False,
     advice: Advice = no_advice,
+    stop: StopRequest | None = None,
 ) -> TrainResult:
     """Trains in this process, together with all processes that the launcher started; resumes if `out` has a checkpoint.
 
@@ -79,11 +83,15 @@ def train_in_this_process(
         node_rank: `--node-rank`; None takes the launcher's.
         expected_processes: `--processes`: the number of processes that the launcher should have started.
         allow_change: keys of parameters that may have changed since the checkpoint.
+        start_over: whether the run may begin at step 0 although it has had checkpoints, of which none is whole.
+        stop: receives stop requests; the caller closes it. None listens while the run trains.
 
     Raises:
         UserError: every error that the user can fix; on every rank, as early as it can be known.
     """
     start_time = time.perf_counter()
+    run_folder.check_place(out)
+    check_allowed_changes(allow_change, parameters, registry())
     launch = LaunchInfo.from_environment(node_rank=node_rank)
     if expected_processes is not None and launch.launcher and launch.world_size != expected_processes:
         raise UserError(f"--processes {expected_processes}, but {launch.launcher} started {launch.world_size}")
@@ -95,10 +103,10 @@ def train_in_this_process(
         timeout_seconds=parameters.parallel.timeout_seconds,
     )
     failed = True
-    with StopRequest() as stop:
+    with contextlib.nullcontext(stop) if stop is not None else StopRequest() as stop:
         try:
             with run_folder.hold(out, context):
-                result = _train(parameters, out, stores, context, start_time, allow_change, stop, advice)
+                result = _train(parameters, out, stores, context, start_time, allow_change, start_over, stop, advice)
             failed = False
             return result
         except BaseException:
@@ -115,32 +123,48 @@ def _train(
     context: DistributedContext,
     start_time: float,
     allow_change: frozenset[str],
+    start_over: bool,
     stop: StopRequest,
     advice: Advice,
 ) -> TrainResult:
     plugins = registry()
-    run_log = RunLog(out, parameters.trackers, parameters.dump(), active=context.is_main)
+    open_log = partial(RunLog, out, parameters.trackers, parameters.dump())
+    run_log = context.run_on_main(f"opening {out}", partial(open_log, active=True)) or open_log(active=False)
+    if context.heartbeat is not None and context.is_main:
+        context.heartbeat.say = run_log.warn
     error: BaseException | None = None
     trainer: Trainer | None = None
     try:
-        folder = newest_checkpoint(out, context, run_log)
+        folder = newest_checkpoint(out, context, run_log, start_over=start_over)
         with advice(parameters, stores.vocabulary, context):
             trainer = build_trainer(parameters, out, stores, context, run_log, plugins, fresh=folder is None)
             trainer.run.start_time = start_time
             if folder is not None:
                 resume(trainer, folder, allow_change)
-            if context.is_main:
-                text = json.dumps(parameters.dump(), indent=2, ensure_ascii=False)
-                (out / "parameters.json").write_text(text + "\n")
+            text = json.dumps(parameters.dump(), indent=2, ensure_ascii=False)
+            context.run_on_main(f"opening {out}", partial(write_text, out / "parameters.json", text + "\n"))
             return trainer.train(stop)
     except BaseException as raised:
-        error = raised
-        run_log.write("error", step=trainer.run.step if trainer else None, text=f"{type(raised).__name__}: {raised}")
+        error = _cause(raised, context, stop, trainer)
+        run_log.write("error", step=trainer.run.step if trainer else None, text=f"{type(error).__name__}: {error}")
+        if error is not raised:
+            raise error from raised
         raise
     finally:
         if trainer is not None:
             plugins.hook.run_finished(trainer.run, error)
         run_log.close()
+
+
+def _cause(
+    raised: BaseException, context: DistributedContext, stop: StopRequest, trainer: Trainer | None
+) -> BaseException:
+    """Returns the error to report for `raised`: that another rank hangs or is gone, where that is the cause of it."""
+    if context.heartbeat is None:
+        return raised
+    if stop.signal and trainer is not None and not trainer.step_seconds and is_communication_error(raised):
+        return Stopped(f"stopped by {stop.signal} before the first step; the same command continues the run")
+    return context.heartbeat.explain(raised) or raised
 
 
 def build_trainer(
@@ -193,6 +217,7 @@ def build_trainer(
         device=context.device,
         precision=parameters.precision,
         dropout=attention.dropout(module),
+        plain_softmax=attention.plain_softmax(module),
         document_masking=architecture.document_masking,
     )
     attention.use(module, backend)

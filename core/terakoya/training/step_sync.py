@@ -1,4 +1,5 @@
-"""What ranks exchange before each step: its counts, stop requests, errors of plugins, and whether a save has finished.
+"""What ranks exchange before each step: its counts, stop requests, errors of plugins, whether a save has finished, and
+the loss of the step before the last.
 
 One all-reduce of a few integers carries all of it. It can begin ahead of the step; ranks wait for its result only when
 they are about to take the step.
@@ -43,11 +44,13 @@ class StepDecision:
         counts: the global counts of the step.
         stop: whether any rank wants to stop instead of taking the step.
         save_finished: whether the background save has finished on all ranks.
+        losses: the sums over ranks of the votes' losses.
     """
 
     counts: Mapping[str, int]
     stop: bool
     save_finished: bool
+    losses: Sequence[int]
 
 
 class StepSync:
@@ -64,12 +67,16 @@ class StepSync:
         self.saver = saver
         self.plugin_error: PluginError | None = None
 
-    def begin(self, batches: StepBatches, stop_reason: str | None) -> StepVote:
-        """Sends this rank's vote on a step to the others and returns at once, without waiting for theirs."""
+    def begin(self, batches: StepBatches, stop_reason: str | None, losses: Sequence[int] = ()) -> StepVote:
+        """Sends this rank's vote on a step to the others and returns at once, without waiting for theirs.
+
+        Args:
+            losses: this rank's part of the loss of each earlier step that is not known yet: as many on every rank.
+        """
         counted = batches.real if self.context.is_replica_leader else []  # a replica's other ranks have the same rows
         local = total_counts(counted, self.names)
         flags = [int(stop_reason is not None), int(self.plugin_error is not None), int(self.saver.has_finished())]
-        return StepVote(batches, stop_reason, self.saver.step, self.context.begin_sum(local + flags))
+        return StepVote(batches, stop_reason, self.saver.step, self.context.begin_sum([*local, *flags, *losses]))
 
     def wait(self, vote: StepVote) -> StepDecision:
         """Waits for the votes of all ranks and returns the decision.
@@ -77,12 +84,13 @@ class StepSync:
         Raises:
             UserError: on all ranks, if a plugin's event failed on any of them.
         """
-        *summed, stops, plugin_errors, finished = vote.wait_for_sums()
+        sums = vote.wait_for_sums()
+        (stops, plugin_errors, finished), losses = sums[len(self.names) :][:3], sums[len(self.names) + 3 :]
         if plugin_errors:
             self.raise_plugin_error()
         # if another save has begun since the vote was cast, `finished` is about the save before it
         save_finished = finished == self.context.world_size and vote.saving_step == self.saver.step
-        return StepDecision(dict(zip(self.names, summed, strict=True)), bool(stops), save_finished)
+        return StepDecision(dict(zip(self.names, sums, strict=False)), bool(stops), save_finished, losses)
 
     def raise_plugin_error(self) -> None:
         """Raises on all ranks what a plugin's event raised on any of them, if one did; collective."""

@@ -14,6 +14,7 @@ from terakoya.rows.row_source import RowSource
 from terakoya.store.recorded_options import TEMPLATE_INPUT
 from terakoya.store.subset import document_ranges, select_documents
 from terakoya.store.token_store import TokenStore
+from terakoya.store.tokenizer_identity import check_same_tokenizer
 
 IN_ORDER = ("stream", "lines", "megatron", "padded")
 """Layouts whose rows can be read in the order of the store; the others combine documents that fit together."""
@@ -21,7 +22,7 @@ IN_ORDER = ("stream", "lines", "megatron", "padded")
 
 @dataclass(frozen=True)
 class Stores:
-    """The open token stores of a run, which all have the same vocabulary.
+    """The open token stores of a run, whose ids all mean the same.
 
     Attributes:
         data: the section `data` of the parameters.
@@ -39,19 +40,13 @@ class Stores:
         """Opens the stores that `data` names.
 
         Raises:
-            UserError: a store is missing, damaged or too small to be split, or two stores have different vocabularies.
+            UserError: a store is missing, damaged or too small to be split, or two stores have different tokenizers.
         """
-        paths = [entry.store for entry in data.train]
-        for stage in data.stages:
-            paths += [entry.store for entry in stage.train if entry.store not in paths]
-        train = [TokenStore.open(path) for path in paths]
+        train = _open_train(data)
         validation = {str(path): TokenStore.open(path) for path in data.validation}
         first = train[0]
         for store in [*train[1:], *validation.values()]:
-            if store.facts.vocabulary != first.facts.vocabulary:
-                raise UserError(
-                    f"{store.folder}: was prepared with another tokenizer than {first.folder}; prepare it with the same"
-                )
+            check_same_tokenizer(first, store)
         _check_templates([*train, *validation.values()])
         if data.split is not None:
             train, validation = _split(train, data.split)
@@ -74,7 +69,17 @@ class Stores:
                 f'data.order: "sequential" needs rows that follow the store, but objective.layout "{layout.kind}" '
                 f"combines documents that fit together; use one of {', '.join(IN_ORDER)} that the objective has"
             )
-        sources = self._sources(self.train, layout, seed=seed, shuffle=data.order == "shuffled")
+        sources = [
+            RowSource(
+                store,
+                layout,
+                sequence_length=data.sequence_length,
+                seed=seed,
+                store_id=index,
+                shuffle=data.order == "shuffled",
+            )
+            for index, store in enumerate(self.train)
+        ]
         weights = [entry.weight for entry in data.train] + [0.0] * (len(sources) - len(data.train))
         folders = [store.folder for store in self.train]
         stages = [
@@ -88,24 +93,38 @@ class Stores:
 
     def validation_rows(self, layout: Layout, *, seed: int) -> dict[str, RowSource]:
         """Returns the rows of each validation store, in the order of the store, by its name."""
-        stores = list(self.validation.values())
-        rows = self._sources(stores, layout, seed=seed, shuffle=False, first_index=len(self.train))
-        return dict(zip(self.validation, rows, strict=True))
+        length = self.data.sequence_length
+        return {
+            name: validation_rows(store, layout, sequence_length=length, seed=seed)
+            for name, store in self.validation.items()
+        }
 
-    def _sources(
-        self, stores: Sequence[TokenStore], layout: Layout, *, seed: int, shuffle: bool, first_index: int = 0
-    ) -> list[RowSource]:
-        return [
-            RowSource(
-                store,
-                layout,
-                sequence_length=self.data.sequence_length,
-                seed=seed,
-                store_index=first_index + index,
-                shuffle=shuffle,
-            )
-            for index, store in enumerate(stores)
-        ]
+
+def open_validation(data: Data) -> dict[str, TokenStore]:
+    """Opens the validation stores that `data` names, or splits them off the training stores.
+
+    Raises:
+        UserError: a store is missing, damaged or too small to be split.
+    """
+    if data.split is not None:
+        return _split(_open_train(data), data.split)[1]
+    return {str(path): TokenStore.open(path) for path in data.validation}
+
+
+def validation_rows(store: TokenStore, layout: Layout, *, sequence_length: int, seed: int) -> RowSource:
+    """Returns the rows of a validation store, in the order of the store. Their keys, and so their masks, depend on the
+    store's content and the seed alone, not on what else the run reads."""
+    return RowSource(
+        store, layout, sequence_length=sequence_length, seed=seed, store_id=store.fingerprint, shuffle=False
+    )
+
+
+def _open_train(data: Data) -> list[TokenStore]:
+    """Opens the stores of `data.train`, then those that only later stages use."""
+    paths = [entry.store for entry in data.train]
+    for stage in data.stages:
+        paths += [entry.store for entry in stage.train if entry.store not in paths]
+    return [TokenStore.open(path) for path in paths]
 
 
 def _check_templates(stores: Sequence[TokenStore]) -> None:

@@ -21,18 +21,19 @@ from terakoya.rows.row_source import RowSource
 from terakoya.toolkit.random_keys import hash_u64
 from terakoya.training.batches import BatchMaker, StepBatches, to_device
 from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.distributed.signals import StopRequest
+from terakoya.training.distributed.signals import Outlook, StopRequest
 from terakoya.training.distributed.topology import RankBatch
 from terakoya.training.engines.engine import Engine
-from terakoya.training.gradient_norms import GradientNorms
 from terakoya.training.loss import Meter, weighted_loss
 from terakoya.training.progress_line import progress_line
 from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
-from terakoya.training.saving import SavedCheckpoint, Saver
+from terakoya.training.saving import RETRY_SECONDS, SavedCheckpoint, Saver
+from terakoya.training.step_health import StepHealth
 from terakoya.training.step_sync import StepSync, StepVote
 from terakoya.training.throughput import Throughput
 from terakoya.training.validation import validate
+from terakoya.training.work_clock import WorkClock
 
 DROPOUT = "dropout"
 """Distinguishes the random keys of dropout from all others."""
@@ -63,6 +64,7 @@ class Trainer:
         flash: whether attention runs in a kernel that takes `cu_seqlens`.
         meter: losses since the last logged step.
         next_vote: the vote on the next step, where it was begun ahead.
+        work: how long this rank's steps take before they wait for others.
         interval_start, interval_first_row, interval_tokens: time, row and tokens since which rates are measured: the
             last logged step, not counting pauses for validations and saves.
     """
@@ -95,15 +97,18 @@ class Trainer:
         self.rank_batch: RankBatch = batches.rank_batch
         self.terms: Mapping[str, LossTerm] = run.objective.terms()
         self.meter = Meter(self.terms, run.device, run.objective.derive_metrics)
-        self.gradient_norms = GradientNorms(engine.scaler)
-        self.saver = Saver(run, engine, tokenizer_folder)
+        self.health = StepHealth(run, self.meter, engine.scaler, run_log, batches.describe_rows)
+        self.saver = Saver(run, engine, tokenizer_folder, run_log)
         self.last_checkpoint: Path | None = None
         count_names = sorted({"tokens", *(term.count for term in self.terms.values())})
         self.step_sync = StepSync(self.context, count_names, self.saver)
         self.next_vote: StepVote | None = None
+        self.work = WorkClock(run.device if run.world_size > 1 else torch.device("cpu"))
+        if self.context.heartbeat is not None:
+            self.context.heartbeat.follow(step=lambda: run.step, work_seconds=lambda: self.work.seconds)
         self.step_start = self.interval_start = time.perf_counter()
         self.interval_first_row = self.interval_tokens = 0
-        self.save_seconds = 0.0
+        self.step_seconds = self.save_seconds = 0.0
 
     # ------------------------------------------------------------------------------------------------- the loop
 
@@ -114,7 +119,8 @@ class Trainer:
             stop: receives stop requests. After a run that was stopped it keeps listening until the caller closes it.
 
         Raises:
-            UserError: gradients were not finite, a checkpoint could not be saved, or a plugin's event failed.
+            Diverged: gradients were not finite in too many steps.
+            UserError: checkpoints could not be saved, or a plugin's event failed.
         """
         if stop is None:
             with StopRequest() as own_stop:
@@ -126,11 +132,15 @@ class Trainer:
         if run.step == 0:
             self._validate()
         with self.saver:
+            stop.outlook, stop.say = self._outlook, self.run_log.print
             stop.listen()
-            with Prefetcher(self.batches, run.step) as prefetcher:
+            last_step = run.length.steps if run.length.unit == "steps" else None
+            with Prefetcher(self.batches, run.step, last_step=last_step) as prefetcher:
 
-                def begin_vote() -> StepVote:
-                    return self.step_sync.begin(next(prefetcher), stop.signal or self._time_limit_reached())
+                def begin_vote(finished_steps: int) -> StepVote:
+                    batches = self.work.measure(partial(next, prefetcher))
+                    losses = self.health.losses(finished_steps)
+                    return self.step_sync.begin(batches, stop.signal or self._time_limit_reached(), losses)
 
                 self.interval_start, self.interval_first_row = time.perf_counter(), run.consumed_rows
                 while not run.finished:
@@ -138,10 +148,11 @@ class Trainer:
                         next(prefetcher)
                         self._skip_step()
                         continue
-                    vote, self.next_vote = self.next_vote or begin_vote(), None
+                    vote, self.next_vote = self.next_vote or begin_vote(run.step), None
                     decision = self.step_sync.wait(vote)
                     if decision.save_finished:
                         self._report_saved(self.saver.finish())
+                    self.health.judge(decision.losses)
                     if decision.stop:
                         stop_reason = vote.stop_reason or "another process"
                         break
@@ -151,11 +162,10 @@ class Trainer:
                         self._validate()
                     if self._is_due(parameters.checkpoint.save_steps):
                         self._save()
-            if self.saver.step != run.step:
-                self._save()
-            self._report_saved(self.saver.finish())
+            self._save_last()
         if not stop_reason:
             stop.close()
+            self.health.judge(self._pending_losses())
             if not (parameters.evaluation and self._is_due(parameters.evaluation.steps)):
                 self._validate()
         self.step_sync.raise_plugin_error()
@@ -167,17 +177,18 @@ class Trainer:
         return TrainResult(run.step, self.last_checkpoint, stop_reason)
 
     def _step(
-        self, batches: StepBatches, counts: Mapping[str, int], begin_vote: Callable[[], StepVote] | None = None
+        self, batches: StepBatches, counts: Mapping[str, int], begin_vote: Callable[[int], StepVote] | None = None
     ) -> StepReport:
         """Takes one optimizer step: accumulates gradients over the micro-batches, clips and updates, logs.
 
         Args:
             batches: the micro-batches of this rank.
             counts: global counts, by which losses are normalised.
-            begin_vote: begins the vote on the next step.
+            begin_vote: begins the vote on the step after so many.
         """
         run, parameters = self.run, self.parameters
 
+        self.work.begin()
         # Accumulate. Dummy micro-batches come first: the last one may bring the sums of all micro-steps.
         dummies = self.rank_batch.micro_steps - len(batches.real)
         for micro_step in range(-dummies, len(batches.real)):
@@ -187,22 +198,24 @@ class Trainer:
             assert batch is not None
             loss_fn = partial(weighted_loss, terms=self.terms, counts=counts, factor=float(is_real))
             tensors = to_device(batch, run.device, flash=self.flash)
-            sums = self.engine.micro_step(tensors, loss_fn, last=micro_step == len(batches.real) - 1)
+            last = micro_step == len(batches.real) - 1
+            sums = self.engine.micro_step(tensors, self.work.until_loss(loss_fn) if last else loss_fn, last=last)
             if is_real:
-                self.meter.add_sums(sums)
+                self.health.step_meter.add_sums(sums)
 
         # Begin the vote on the next step now: ranks have just met to reduce gradients, and their votes travel while
         # weights are updated, so that no rank waits for the slowest one between two steps.
         if begin_vote is not None and self._takes_another_step(counts["tokens"]):
-            self.next_vote = begin_vote()
+            self.next_vote = begin_vote(run.step + 1)
 
         # Clip gradients, update weights, clear gradients.
-        self.meter.add_counts(counts)
         learning_rate = parameters.optimizer.learning_rate * parameters.schedule.factor(run.progress())
-        self.gradient_norms.add(self.engine.step(learning_rate))
+        skip_above = self.health.skip_above()
+        norm = self.engine.step(learning_rate, skip_above=skip_above)
 
-        _, run.consumed_rows = self.batches.rows(run.step)
-        run.step += 1
+        rows = self.batches.rows(run.step)
+        run.step, run.consumed_rows = run.step + 1, rows[1]
+        self.health.add(norm, skip_above, counts, rows)
         run.consumed_tokens += counts["tokens"]
         return self._log_step(counts["tokens"], learning_rate)
 
@@ -216,6 +229,11 @@ class Trainer:
         run = self.run
         is_last = run.length.is_reached(step=run.step + 1, tokens=run.consumed_tokens + tokens)
         return self.context.world_size > 1 and not is_last and not self.parameters.data.skips(run.step + 1)
+
+    def _pending_losses(self) -> list[int]:
+        """Returns the global losses of the steps that are not judged yet; collective."""
+        losses = self.health.losses(self.run.step + 1)
+        return self.context.sum_counts(losses) if losses else []
 
     def _skip_step(self) -> None:
         """Counts the next step and its rows as taken, without training on them (`data.skip_steps`)."""
@@ -240,6 +258,15 @@ class Trainer:
         limit = self.parameters.max_minutes
         reached = limit is not None and time.perf_counter() - self.run.start_time > 60 * limit
         return f"max_minutes {limit}" if reached else None
+
+    def _outlook(self) -> Outlook:
+        """Returns what stopping would mean at this moment; for the thread that reacts to signals."""
+        left = self.step_seconds - (time.perf_counter() - self.step_start)
+        if self.context.world_size > 1:
+            left += self.step_seconds  # the vote on the next step may be under way
+        is_step = self.step_seconds > 0 and left > -self.step_seconds  # else a validation, or the first step
+        saved = self.saver.saved_step if self.saver.saved_step >= 0 else None
+        return Outlook(left if is_step else None, self.saver.saving_step(), self.run.step - (saved or 0), saved)
 
     def _call_event(self, name: str, *arguments: Any) -> Any:
         """Calls an event of the plugins; ranks exchange the error that a plugin raises before the next step."""
@@ -271,30 +298,35 @@ class Trainer:
         run = self.run
         now = time.perf_counter()
         seconds, self.step_start = now - self.step_start, now
+        self.step_seconds = seconds
         self.interval_tokens += tokens
         values: dict[str, float] | None = None
         if run.step == 1 or run.finished or self._is_due(self.parameters.logging_steps):
+            of_step = self.health.log_values()
+            has_loss = any(self.meter.counts.values())  # else every step since the last logged one was skipped
             values = self.meter.take_means(self.context.sum_on_device(self.meter.local_sums()))
-            values |= {**self.gradient_norms.values(), "learning_rate": learning_rate}
+            values |= {**of_step, "learning_rate": learning_rate} | ({} if has_loss else {"loss": math.nan})
             values |= self.throughput.values(
                 tokens=self.interval_tokens,
                 samples=run.consumed_rows - self.interval_first_row,
                 seconds=time.perf_counter() - self.interval_start,
             )
+            values |= self._slowest_rank()
             self.run_log.write("step", step=run.step, tokens=run.consumed_tokens, **values)
             tracked = {name: value for name, value in values.items() if math.isfinite(value)}
             tracked["consumed_tokens"] = run.consumed_tokens
             self.run_log.track(run.step, {f"train/{name}": value for name, value in tracked.items()})
-            self._check_gradient_norms()
+            self.health.check()
             line = progress_line(run, values, global_rows=self.rank_batch.global_rows)
             self.run_log.show_progress(line, last=run.finished)
             self.interval_start, self.interval_first_row = time.perf_counter(), run.consumed_rows
             self.interval_tokens = 0
-        return StepReport(run.step, tokens, learning_rate, seconds, values)
+        return StepReport(run.step, tokens, learning_rate, seconds, values, self.health.take_anomalies())
 
-    def _check_gradient_norms(self) -> None:
-        first_row, _ = self.batches.rows(self.run.step - 1)
-        self.gradient_norms.check(self.run, self.run_log, first_row=first_row)
+    def _slowest_rank(self) -> dict[str, float]:
+        """Returns the slowest rank since the last call, on rank 0, where there are several and it is known."""
+        slowest = self.context.heartbeat.slowest() if self.context.heartbeat is not None else None
+        return {} if slowest is None else {"slowest_rank": slowest[0], "slowest_rank_excess": slowest[1]}
 
     # -------------------------------------------------------------------------------------- validation and saving
 
@@ -328,9 +360,10 @@ class Trainer:
         self.interval_start += time.perf_counter() - start
 
     def _save(self) -> None:
-        """Saves this step, or begins to in the background. A step whose gradients were not finite is never saved."""
+        """Saves this step, or begins to in the background. Weights that are not finite are never saved, nor is a step
+        with which too many in a row were not finite."""
         start = time.perf_counter()
-        self._check_gradient_norms()
+        self.health.check()
         self._report_saved(self.saver.finish())  # one save at a time
         saved = self.saver.save(
             {
@@ -340,12 +373,23 @@ class Trainer:
                 "validation_losses": self.run.validation_losses,
                 "positions": self.batches.loader.store_positions(self.run.consumed_rows),
                 "meters": self.context.gather(self.meter.state()),
+                "step_health": self.health.state(self._pending_losses()),
                 "loss_scaling": self.engine.scaler and self.engine.scaler.state(),
             }
         )
         self.save_seconds = time.perf_counter() - start
         self._report_saved(saved)
         self.interval_start += time.perf_counter() - start
+
+    def _save_last(self) -> None:
+        """Saves the step at which the run ends, unless it is saved, as often as it takes, and waits for the save."""
+        while True:
+            if self.saver.step != self.run.step:
+                self._save()
+            self._report_saved(self.saver.finish())
+            if self.saver.saved_step == self.run.step:
+                return
+            time.sleep(RETRY_SECONDS)
 
     def _report_saved(self, saved: SavedCheckpoint | None) -> None:
         """Logs a checkpoint that has got its final name, if any; on every rank after the same step."""

@@ -5,9 +5,9 @@ Transformers' GPT-J has its own attention, with its softmax in float32, and adds
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from pydantic import NonNegativeFloat, PositiveInt, model_validator
+from pydantic import NonNegativeFloat, PositiveInt
 
 from terakoya import hookimpl
 from terakoya.components import Architecture, TensorPartition
@@ -41,15 +41,6 @@ class GPTJ(DecoderArchitecture):
     tie_word_embeddings: bool = False
     scaled_init: bool = False
     """Whether output layers are initialised smaller by sqrt(2 x layers), as in Megatron-LM."""
-
-    @model_validator(mode="after")
-    def _rotary_dim_fits(self) -> Self:
-        head_size = self.hidden_size // self.num_attention_heads
-        if self.rotary_dim % 2 or self.rotary_dim > head_size:
-            raise ValueError(
-                f"rotary_dim: expected an even number of at most {head_size}, the size of a head, got {self.rotary_dim}"
-            )
-        return self
 
     def tensor_partition(self) -> TensorPartition:
         """Divides heads and the middle of the feed-forward."""

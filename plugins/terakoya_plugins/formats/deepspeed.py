@@ -202,7 +202,7 @@ def _load_config(setting: Path | None, folder: Path) -> tuple[type[PreTrainedMod
             f"{' or '.join(map(str, candidates))}: expected a config.json, found none; name its folder with the "
             "setting config (--config DIR)"
         )
-    config = transformers.AutoConfig.from_pretrained(config_folder, local_files_only=True)
+    config = transformers.AutoConfig.from_pretrained(config_folder, local_files_only=True, trust_remote_code=False)
     name = next(iter(config.architectures or ()), None)
     model_class = getattr(transformers, name, None) if name else None
     if model_class is None:

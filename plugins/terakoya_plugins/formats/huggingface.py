@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from terakoya import hookimpl
 from terakoya.components import Exporter
+from terakoya.components.tokenizer import load_tokenizer
+from terakoya.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -42,7 +44,8 @@ class HuggingFace(Exporter):
 
 
 def _fit_tokenizer(model: PreTrainedModel, folder: Path, original: Path) -> None:
-    """Makes AutoTokenizer load the same class from `folder` as from `original`, with the inputs that `model` accepts.
+    """Makes AutoTokenizer load the same class from `folder` as from `original`, with the inputs that `model` accepts:
+    `truncation=True` cuts texts to its positions.
 
     For some models, such as ModernBERT, AutoTokenizer ignores the class that tokenizer_config.json names, unless
     `auto_map` names it; so `auto_map` then names the same class. Models without token types get no token types.
@@ -62,20 +65,31 @@ def _fit_tokenizer(model: PreTrainedModel, folder: Path, original: Path) -> None
     has_no_types = model.can_generate() or getattr(model.config, "type_vocab_size", 2) < 2
     if has_no_types and "token_type_ids" in names:
         changes["model_input_names"] = [name for name in names if name != "token_type_ids"]
+    longest = _longest_input(model)
+    if longest is not None and longest < tokenizer.model_max_length:
+        changes["model_max_length"] = longest
     if changes:
         file = folder / "tokenizer_config.json"
         settings = json.loads(file.read_text(encoding="utf-8")) | changes
         file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def _longest_input(model: PreTrainedModel) -> int | None:
+    """The tokens that `model` has positions for; None if its positions are relative alone, as DeBERTa's may be."""
+    if getattr(model.config, "relative_attention", False) and not model.config.position_biased_input:
+        return None
+    positions: int | None = getattr(model.config, "max_position_embeddings", None)
+    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
+    if positions is not None and getattr(table, "padding_idx", None) is not None:  # RoBERTa counts from padding + 1
+        positions -= table.padding_idx + 1  # type: ignore[union-attr]
+    return positions
+
+
 def _load_tokenizer(folder: Path, *, trust: bool = False) -> PreTrainedTokenizerBase | None:
     """Loads the tokenizer of `folder` with AutoTokenizer; None if that fails. `trust` allows running its code."""
-    from transformers import AutoTokenizer
-
     try:
-        # always passed: without the argument, Transformers prompts on the terminal
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust)
-    except (ValueError, OSError, ImportError):
+        return load_tokenizer(folder, trust_remote_code=trust)
+    except UserError:
         return None
 
 

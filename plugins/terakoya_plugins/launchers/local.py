@@ -14,12 +14,13 @@ from terakoya.toolkit.launchers.scripts import FINAL_EXIT_CODES, limit_threads, 
 
 SCRIPT = Template("""\
 #!/bin/bash
-# $name: $processes on this machine. Ctrl-C and SIGTERM save a checkpoint and exit; run it again to resume.
+# $name: $processes on this machine. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 save and end it; run it again to resume.
 $head$threads
+export TERAKOYA_LAUNCHER=$$$$  # the run saves and ends when this script is killed
 restarts=0
 while true; do
   $command & child=$$!
-  trap 'kill -TERM $$child 2> /dev/null || true' TERM
+  trap 'kill -TERM $$child 2> /dev/null || true' TERM HUP USR1
   trap : INT  # the terminal also sends it to the processes
   wait $$child || true
   while kill -0 $$child 2> /dev/null; do wait $$child || true; done  # a signal interrupts wait

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from terakoya import hookimpl
 from terakoya.components import Tokenizer
+from terakoya.components.tokenizer import load_tokenizer
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,14 +67,11 @@ class HuggingFace(Tokenizer):
 
     def load(self, folder: Path) -> PreTrainedTokenizerBase:
         """Implements `Tokenizer.load`. Raises UserError with the error message of Transformers."""
-        from transformers import AutoTokenizer
-
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{folder}: expected a tokenizer that AutoTokenizer loads; it says: {error}") from error
+        tokenizer = load_tokenizer(folder)
         # Without its files Transformers may return a tokenizer that has only special tokens.
         files = {*type(tokenizer).vocab_files_names.values()}
+        if files and tokenizer.is_fast:  # saved as one file, which some classes, such as GPT-2's, do not list
+            files.add("tokenizer.json")
         if files and not any((folder / name).is_file() for name in files):
             raise UserError(f"{folder}: expected one of {', '.join(sorted(files))}, found none")
         return tokenizer

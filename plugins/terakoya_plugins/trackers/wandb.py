@@ -34,16 +34,17 @@ class WandB(Tracker):
     mode: Literal["online", "offline"] | None = None
     """By default the mode in the environment, otherwise online."""
 
+    def check(self) -> None:
+        """Raises UserError if wandb is not installed."""
+        _import_wandb()
+
     def open(self, run_folder: Path, parameters: Mapping[str, Any]) -> TrackerRun:
         """Opens the W&B run whose id is in `run_folder`, or a new one; writes the id of a new one there.
 
         Raises:
             UserError: wandb is not installed.
         """
-        try:
-            import wandb
-        except ImportError:
-            raise UserError('tracker wandb: is not installed; pip install "terakoya[wandb]"') from None
+        wandb = _import_wandb()
         run = wandb.init(
             **self.model_dump(exclude={"name", "tags"}),
             name=self.name or run_folder.resolve().name,
@@ -58,6 +59,14 @@ class WandB(Tracker):
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
         return _WandbRun(run)
+
+
+def _import_wandb() -> Any:
+    try:
+        import wandb
+    except ImportError:
+        raise UserError('tracker wandb: is not installed; pip install "terakoya[wandb]"') from None
+    return wandb
 
 
 class _WandbRun:

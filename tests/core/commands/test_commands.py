@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import resource
 import subprocess
@@ -52,6 +53,18 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
         main(arguments)
     out, err = capsys.readouterr()
     return int(caught.value.code or 0), out, err
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.ESTALE, 74), (errno.ENOSPC, 2)])
+def test_a_file_system_that_does_not_answer_has_an_exit_code_of_its_own(
+    number: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, "it failed", "work/store")
+
+    monkeypatch.setattr("terakoya.commands.main.app", fail)
+    ended, out, err = call(capsys, "status", "work/run")
+    assert (ended, out) == (code, "") and err.startswith("error: work/store: it failed; ")
 
 
 def test_help_lists_every_verb_in_the_order_of_use(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +124,8 @@ def test_plugins_show_lists_settings_defaults_and_meaning(capsys: pytest.Capture
     (line,) = [line for line in out.splitlines() if line.startswith("min_frequency ")]
     assert line.rstrip().split(maxsplit=2)[1:] == ["2", "How often a pair of pieces must occur to be merged."]
     code, _, error = call(capsys, "plugins", "show", "mecab_wordpice")
-    assert code == 2 and 'no component is called "mecab_wordpice"' in error and "mecab_character" in error
+    assert code == 2 and 'no component is called "mecab_wordpice"' in error
+    assert 'did you mean "mecab_wordpiece"? `terakoya plugins list` lists all' in error
 
 
 def test_plugins_list_shows_components_events_and_origins(plugin: str, capsys: pytest.CaptureFixture[str]) -> None:

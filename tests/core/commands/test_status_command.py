@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,20 @@ def test_one_run_is_printed_as_lines(runs: tuple[Path, Path], capsys: pytest.Cap
     assert facts["state"].strip() == "finished" and facts["step"].strip() == "100/100 (100.0%)"
     assert facts["rate"].strip() == "1,234 tokens/s  MFU 41.2%"
     assert facts["last record"].strip() == "5 min ago"
+
+
+@pytest.mark.slow
+def test_escape_sequences_of_files_and_names_do_not_reach_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile = "\x1b]0;pwned\x07\x1b[2J\x9b31m\x7f"
+    validation = {"kind": "validation", "step": 1, "store": hostile, "loss": 2.0}
+    records = [{"kind": "step", "step": 1, "loss": 2.5}, validation, {"kind": "warning", "text": hostile}]
+    runs = [run_folder(tmp_path / f"{hostile}{n}", *records, {"kind": "error", "text": hostile}) for n in (1, 2)]
+    for arguments in ([str(runs[0])], list(map(str, runs)), [str(runs[0]), "--json"]):
+        printed = status_output(*arguments, capsys=capsys)
+        assert r"\u001b[2J\u009b31m\u007f" in printed
+        assert [char for char in printed if char != "\n" and unicodedata.category(char) == "Cc"] == []
 
 
 def test_several_runs_are_printed_as_a_table_with_their_problems(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from terakoya.commands.try_model import print_tokens
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.inference.predictions import TokenPrediction, fill_mask, find_replaced
+from terakoya.runs import checkpoints
 from terakoya_plugins.architectures.bert import Bert
 from terakoya_plugins.architectures.electra import Electra
 from terakoya_plugins.architectures.roberta import Roberta
@@ -142,7 +144,6 @@ def test_a_token_classifier_with_the_label_replaced_is_a_discriminator(tmp_path:
 def test_a_checkpoints_models_use_the_tokenizer_of_the_checkpoint(folder: Path, tmp_path: Path) -> None:
     checkpoint = tmp_path / "step-00000001"
     (checkpoint / "model").mkdir(parents=True)
-    (checkpoint / "manifest.json").write_text("{}")
     (checkpoint / "tokenizer").mkdir()
     for name in ("generator", "discriminator"):
         (checkpoint / "model" / name).mkdir()
@@ -150,7 +151,20 @@ def test_a_checkpoints_models_use_the_tokenizer_of_the_checkpoint(folder: Path, 
             kept = file.name in ("config.json", "model.safetensors")
             target = checkpoint / ("model/" + name if kept else "tokenizer") / file.name
             target.write_bytes(file.read_bytes())
+    files = {
+        path.relative_to(checkpoint).as_posix(): checkpoints.file_facts(path)
+        for path in checkpoint.rglob("*")
+        if path.is_file()
+    }
+    facts = {"format": checkpoints.FORMAT, "step": 1, "files": files}
+    (checkpoint / "manifest.json").write_text(json.dumps(checkpoints.seal(facts)))
     assert find_replaced(checkpoint, TEXT)[2].replaced
+    weights = checkpoint / "model/discriminator/model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 64
+    weights.write_bytes(content)
+    with pytest.raises(UserError, match=r"damaged: model/discriminator/model\.safetensors: content changed"):
+        find_replaced(checkpoint, TEXT)
 
 
 def test_an_encoder_decoder_generates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,3 +238,36 @@ def test_a_folder_that_cannot_be_loaded_is_an_error(
     assert "cannot be loaded: Error no file named model.safetensors" in run_try(
         capsys, str(tmp_path), "山 に [MASK]", code=2
     )
+
+
+class Canary:
+    """Reading its pickle touches a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.slow
+def test_pickled_weights_that_ask_for_more_are_an_error_and_run_nothing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in (folder / "generator").iterdir():
+        if file.suffix != ".safetensors":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT + "\n")
+    torch.save({"weight": Canary(tmp_path / "ran")}, tmp_path / "pytorch_model.bin")
+    for arguments in (["try", str(tmp_path), "山 に [MASK]"], ["evaluate", str(tmp_path), "--corpus", str(text)]):
+        with pytest.raises(SystemExit) as left:
+            main(arguments)
+        printed = capsys.readouterr().err
+        assert (
+            left.value.code == 2
+            and "a pickle that is damaged or asks for more than tensors; it was not read" in printed
+        )
+        assert "Traceback" not in printed and not (tmp_path / "ran").exists()
+    (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
+    assert "a pickle that is damaged" in run_try(capsys, str(tmp_path), "山 に [MASK]", code=2)

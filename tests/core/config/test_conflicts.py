@@ -54,6 +54,10 @@ CONFLICTS: list[tuple[dict[str, Any], str]] = [
         "loss_scaling: init_scale: expected at least min_scale, 1, got 0.5",
     ),
     ({"loss_scaling": {"growth_factor": 1.0}, "precision": "fp16"}, "loss_scaling.growth_factor: expected"),
+    (
+        {"spikes": {"action": "skip"}, "parallel": {"engine": "deepspeed", "zero_stage": 1}},
+        'spikes.action: "skip" needs the gradient norm before the update, but ZeRO stage 1 computes it within',
+    ),
     ({"attention": "flash"}, 'attention: flash needs precision "bf16" or "fp16", got "fp32"'),
     (
         {"attention": "flash", "precision": "bf16", "architecture": GPTJ, "objective": {"type": "causal_lm"}},
@@ -61,7 +65,11 @@ CONFLICTS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"precision": "fp8", "parallel": DEEPSPEED}, 'precision: "fp8" is for parallel.engine "ddp"'),
     ({"precision": "fp8", "parallel": FSDP}, 'precision: "fp8" is for parallel.engine "ddp", got "fsdp"'),
-    ({"architecture": Mixing()}, "architecture Mixing cannot keep documents in one row apart"),
+    ({"architecture": Mixing()}, 'documents in one row apart; use objective.layout "stream" or "lines" or "pairs"'),
+    (
+        {"architecture": Mixing(), "objective": {"type": "causal_lm"}},
+        'architecture Mixing cannot keep documents in one row apart; use objective.layout "stream" or "megatron"',
+    ),
     (
         {"architecture": Mixing(), "objective": STREAM, "activation_checkpointing": "full"},
         "activation_checkpointing: architecture Mixing does not define `blocks`",

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from terakoya.components.progress import Length
-from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters, changed_keys, resolve_length
+from terakoya.config.parameters import (
+    RESUME_MAY_CHANGE,
+    Parameters,
+    changed_keys,
+    check_allowed_changes,
+    resolve_length,
+    whole_sections,
+)
 from terakoya.config.schema import json_schema
 from terakoya.errors import UserError
 from terakoya.json_settings import apply_overrides, origins, read_json
@@ -19,7 +26,7 @@ PRESETS = Path(__file__).resolve().parents[3] / "parameters"
 
 BASE: dict[str, Any] = {
     "data": {"train": ["work/a", {"store": "work/b", "weight": 2}], "validation": ["work/v"], "sequence_length": 128},
-    "architecture": {"type": "bert", "hidden_size": 64},
+    "architecture": {"type": "bert", "hidden_size": 64, "num_attention_heads": 4},
     "objective": {"type": "masked_lm"},
     "optimizer": {"type": "adamw", "learning_rate": 1, "betas": [0.9, 0.98]},
     "schedule": {"type": "linear"},
@@ -107,6 +114,9 @@ def test_the_presets_exist() -> None:
         ("objective.mlm_probability=1.5", "objective.mlm_probability: expected less than 1, got 1.5"),
         ("objective.next_sentence=true", 'objective: next_sentence true and layout "pairs" need each other'),
         ("optimizer.learning_rate=fast", 'optimizer.learning_rate: expected a number, got "fast"'),
+        ("optimizer.learning_rate=Infinity", "optimizer.learning_rate: expected a finite number, got Infinity"),
+        ("optimizer.learning_rate=1e999", "optimizer.learning_rate: expected a finite number, got Infinity"),
+        ("max_grad_norm=Infinity", "max_grad_norm: expected a finite number, got Infinity"),
         (
             "trackers.0.type=tensorbord",
             'trackers.0.type: tracker tensorbord: not installed; did you mean "tensorboard"',
@@ -309,3 +319,37 @@ def test_the_schema_has_every_installed_component_as_a_choice_by_type() -> None:
     assert linear["properties"]["type"]["const"] == "linear" and "warmup_steps" in linear["properties"]
     assert linear["additionalProperties"] is False and "type" in linear["required"]
     assert json.dumps(schema)
+
+
+# ------------------------------------------------------------------------------------------- allowed changes
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("learning_rate", 'unknown key; that is "optimizer.learning_rate" here'),
+        ("lr", 'unknown key; that is "optimizer.learning_rate" here'),
+        ("optimizer.lr", 'unknown key; that is "optimizer.learning_rate" here'),
+        ("optimizer.learning_rat", 'unknown key; did you mean "optimizer.learning_rate"?'),
+        ("qqq", "unknown key; `terakoya parameters show FILE` lists the keys"),
+    ],
+)
+def test_an_allowed_change_of_an_unknown_key_is_refused(key: str, said: str) -> None:
+    parameters = Parameters.from_dict(BASE, source="p.json")
+    with pytest.raises(UserError) as caught:
+        check_allowed_changes([key], parameters, registry())
+    assert str(caught.value) == f"--allow-change {key}: {said}"
+
+
+def test_an_allowed_change_may_be_any_key_or_section() -> None:
+    keys = ["optimizer.learning_rate", "optimizer", "data", "data.train.0.store", "start_from", "start_from.folder"]
+    check_allowed_changes(keys, Parameters.from_dict(BASE, source="p.json"), registry())
+
+
+def test_a_section_that_only_one_side_has_counts_as_one_change() -> None:
+    old, new = {"start_from": None, "lora": {"r": 1}, "seed": 1}, {"start_from": {"folder": "x"}, "lora": {"r": 2}}
+    assert whole_sections(["start_from", "start_from.folder", "lora.r", "seed"], old, new) == [
+        "start_from", "lora.r", "seed",
+    ]  # fmt: skip
+    stores = {"data": {"validation": []}}, {"data": {"validation": ["a", "b"]}}
+    assert whole_sections(["data.validation", "data.validation.0"], *stores) == ["data.validation"]

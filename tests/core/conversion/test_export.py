@@ -16,8 +16,8 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import build_models, export, find_checkpoint
 from terakoya.errors import UserError
+from terakoya.runs import checkpoints
 from terakoya.toolkit.architectures import attention
-from terakoya.training.checkpoint import checkpoint
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.setup import train_in_this_process
 
@@ -37,7 +37,7 @@ def test_an_export_gives_our_logits(trained: Path, tmp_path: Path) -> None:
     assert done.step == 3 and done.models == {"": "BertForMaskedLM"}
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "model", local_files_only=True).eval()
     assert type(model) is BertForMaskedLM
-    manifest = checkpoint.read_manifest(done.checkpoint)
+    manifest = checkpoints.read_manifest(done.checkpoint)
     parameters = Parameters.from_dict(manifest["parameters"], source="test")
     module = parameters.objective.build(
         parameters.architecture, Vocabulary.model_validate(manifest["vocabulary"])
@@ -75,7 +75,7 @@ def test_the_pretraining_class_loads_a_model_with_next_sentence_prediction(tmp_p
     export(tmp_path / "run", tmp_path / "model")
     model = AutoModelForPreTraining.from_pretrained(tmp_path / "model", local_files_only=True)
     folder = find_checkpoint(tmp_path / "run")
-    ours = build_models(folder, checkpoint.read_manifest(folder))[""].state_dict()
+    ours = build_models(folder, checkpoints.read_manifest(folder))[""].state_dict()
     assert all(torch.equal(value, ours[name]) for name, value in model.state_dict().items())
     assert any("seq_relationship" in name for name in ours)
 
@@ -99,12 +99,26 @@ def test_what_cannot_be_exported_raises_an_error(trained: Path, tmp_path: Path) 
         export(trained, tmp_path / "there")
     with pytest.raises(UserError, match="exporter onnx: not installed"):
         export(trained, tmp_path / "model", format="onnx")
-    weights = next((find_checkpoint(trained) / "state").glob("model-*"))
-    content = weights.read_bytes()
-    weights.write_bytes(content[:-1])
-    with pytest.raises(UserError, match=r"damaged: state/model-00000\.safetensors"):
-        export(trained, tmp_path / "model")
+
+
+def test_a_damaged_checkpoint_is_refused_and_of_a_run_the_one_before_is_taken(
+    trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    newest = find_checkpoint(trained)
+    weights = next((newest / "state").glob("model-*"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 64
+    before = weights.read_bytes()
     weights.write_bytes(content)
+    with pytest.raises(UserError, match=r"damaged: state/model-00000\.safetensors"):
+        export(newest, tmp_path / "model")
+    assert export(trained, tmp_path / "model").step == 2
+    assert "step-00000003: damaged: state/model-00000.safetensors: content changed; taking step-00000002" in caplog.text
+    (newest.with_name("step-00000002") / "manifest.json").rename(tmp_path / "manifest.json")
+    with pytest.raises(UserError, match=r"expected a run with a whole checkpoint.*step-00000003: damaged"):
+        export(trained, tmp_path / "other")
+    (tmp_path / "manifest.json").rename(newest.with_name("step-00000002") / "manifest.json")
+    weights.write_bytes(before)
 
 
 # ----------------------------------------------------------------------------------------------------- two models
@@ -134,7 +148,7 @@ def test_generator_and_discriminator_are_exported_to_separate_folders(electra: P
     assert done.models == {"generator": "ElectraForMaskedLM", "discriminator": "ElectraForPreTraining"}
     ids = torch.randint(6, 200, (2, 20))
     folder = find_checkpoint(electra)
-    models = build_models(folder, checkpoint.read_manifest(folder))
+    models = build_models(folder, checkpoints.read_manifest(folder))
     for name, auto in {"generator": AutoModelForMaskedLM, "discriminator": AutoModelForPreTraining}.items():
         model = auto.from_pretrained(tmp_path / "model" / name, local_files_only=True).eval()
         assert type(model).__name__ == done.models[name]

@@ -5,10 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -104,21 +100,8 @@ def measured(request: pytest.FixtureRequest, store: Path, tmp_path_factory: pyte
     """The memory of a run of each size."""
     base = tmp_path_factory.mktemp("measured")
     jobs = [{"settings": settings(request.param, stage, store), "out": str(base / stage)} for stage in STAGES]
-    (base / "jobs.json").write_text(json.dumps(jobs))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    sharding = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, memory_worker.__file__, str(base / "jobs.json")],
-            env={**os.environ, **sharding, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    said = [each.communicate(timeout=1200)[0] for each in started]
-    assert all(each.returncode == 0 for each in started), "\n".join(said)
+    work = partial(memory_worker.run, jobs)
+    toy.finish(worlds.start(work, (2,), base / "said", deepspeed=True), seconds=1200)
     held = {stage: [json.loads((base / stage / f"{rank}.json").read_text()) for rank in range(2)] for stage in STAGES}
     return Measured(request.param, held)
 

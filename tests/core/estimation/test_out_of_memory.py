@@ -13,7 +13,9 @@ import pytest
 import torch
 import toy
 
-from terakoya.estimation.out_of_memory import is_out_of_memory, requested_bytes
+from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters
+from terakoya.estimation.out_of_memory import is_out_of_memory, remedies, requested_bytes
+from terakoya.training.distributed.topology import RankBatch
 
 PROGRAM = """
 import resource, sys
@@ -47,6 +49,20 @@ def test_a_run_that_runs_out_of_memory_suggests_settings_and_their_savings(store
     assert ("activation_checkpointing", '"full"') in [(key, value) for key, value, _ in remedies]
     recorded = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert recorded[-1]["kind"] == "error" and "out of memory" in recorded[-1]["text"]
+
+
+def test_a_run_resumes_with_the_settings_that_are_said_to_keep_it(store: Path) -> None:
+    architecture = {
+        "type": "gpt2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "max_position_embeddings": 512,
+    }  # fmt: skip
+    settings = toy.parameters(store, architecture=architecture, objective={"type": "causal_lm"})
+    settings["data"]["sequence_length"] = 512
+    parameters = Parameters.from_dict(settings, source="test")
+    rank_batch = RankBatch(start=0, stop=16, micro_batch_size=8, micro_steps=2, global_rows=32)
+    suggested = {remedy.key: remedy.same_run for remedy in remedies(parameters, rank_batch, world_size=2)}
+    assert len(suggested) == 6
+    assert {key for key, same in suggested.items() if same} == suggested.keys() & RESUME_MAY_CHANGE
 
 
 def test_errors_of_real_allocators_are_recognised() -> None:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_preparation import prepare_corpus
+from small_store import reseal
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -42,6 +43,7 @@ from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
+from terakoya.evaluation.data import CorpusTexts
 from terakoya.plugins import registry
 from terakoya.store.token_store import TokenStore
 
@@ -252,6 +254,33 @@ def test_evaluating_a_run_gives_the_numbers_of_its_validation(run: Path, stores:
     assert list(other.results) == [str(stores[0])] and other.results[str(stores[0])]["rows"] == 5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["stages", "split"])
+def test_a_run_is_evaluated_on_the_rows_and_masks_of_its_validation(
+    run: Path, stores: tuple[Path, Path], tmp_path: Path, kind: str
+) -> None:
+    """Where a later stage adds a training store, and where validation is a part of the training store, too."""
+    settings = json.loads((run / "parameters.json").read_text())
+    changes: dict[str, Any] = {"stages": [{"from_step": 2, "train": [str(stores[1])]}]}
+    if kind == "split":
+        changes = {"split": [80, 20], "validation": []}
+    settings = {**settings, "data": {**settings["data"], **changes}, "max_steps": 2}
+    train(Parameters.from_dict({**settings, "evaluation": {"steps": 2}}, source="test"), tmp_path / "run")
+    lines = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+    logged = next(line for line in lines if line["kind"] == "validation" and line["step"] == 2)
+    name = str(stores[1]) if kind == "stages" else f"{stores[0]} (validation)"
+    results = evaluate(tmp_path / "run").results
+    assert list(results) == [logged["store"]] == [name]
+    for each in ("loss", "masked_accuracy"):
+        assert results[name][each] == pytest.approx(logged[each], rel=1e-5), each
+
+
+def test_lines_of_a_corpus_are_those_of_a_store(tmp_path: Path) -> None:
+    """They end with a line feed: other characters that Python ends a line at are part of it, as in `prepare`."""
+    texts = CorpusTexts("t", Corpus([corpus(tmp_path, ["a\u2028b\x0bc\n\n d\x85e"])]), lambda text: [len(text)])
+    assert [text.ids.tolist() for text in texts.texts("line", None)] == [[5], [4]]
+
+
 def test_a_run_and_its_export_have_the_same_pseudo_perplexity(run: Path, tmp_path: Path) -> None:
     export(run, tmp_path / "model")
     texts = {"t": Corpus([corpus(tmp_path)])}
@@ -311,6 +340,7 @@ def test_a_store_of_another_tokenizer_is_an_error(gpt2: Path, tmp_path: Path, st
     content = file.read_text()
     assert "kaka" in content
     file.write_text(content.replace("kaka", "zaza", 1))
+    reseal(other)
     with pytest.raises(UserError, match="was prepared with another tokenizer than the model's"):
         evaluate(gpt2, stores=[other])
 

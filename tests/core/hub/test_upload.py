@@ -12,6 +12,7 @@ import pytest
 import torch
 import toy
 from huggingface_hub import ModelCard, constants
+from small_store import reseal
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from terakoya.commands.main import main
@@ -40,6 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stores = [toy.make_store(root / name, documents=60, seed=seed) for seed, name in enumerate(("corpus", "held_out"))]
     size = json.loads((stores[0] / "store.json").read_text())["vocabulary"]["size"]
     save_tokenizer(stores[0] / "tokenizer", size)
+    reseal(stores[0])
     settings = toy.parameters(
         *stores, max_steps=4, logging_steps=1, checkpoint={"save_steps": 2}, evaluation={"steps": 2, "batches": 2}
     )
@@ -140,7 +142,7 @@ def test_nothing_is_pushed_without_a_token_or_a_working_model(
     folder = export_bert(tmp_path / "model")
     with pytest.raises(UserError, match="--name school/a/b"):
         upload(folder, "school/a/b")
-    with pytest.raises(UserError, match=r"no config\.json"):
+    with pytest.raises(UserError, match="expected a run, a checkpoint or an exported folder, got no such folder"):
         upload(tmp_path / "nowhere", "school/tiny")
 
     def fails(folder: Path, prompt: str) -> str:

@@ -40,25 +40,6 @@ def planned(launcher: str, store: Path, out: Path, settings: dict[str, object], 
     return plan_launch(launcher, file, out, settings=settings)
 
 
-def train_plainly(settings: dict[str, object], out: Path, *, nodes: tuple[int, ...]) -> None:
-    """Trains with `nodes[i]` processes on simulated node i, one thread each, like the processes of a launcher."""
-    file = out.parent / f"{out.name}.json"
-    file.write_text(json.dumps(settings))
-    slots = [(node, local) for node, count in enumerate(nodes) for local in range(count)]
-    world = {"WORLD_SIZE": str(len(slots)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = [sys.executable, "-m", "terakoya", "train", str(file), "--out", str(out)]
-    started = []
-    for rank, (node, local) in enumerate(slots):
-        mine = {"RANK": str(rank), "LOCAL_RANK": str(local), "GROUP_RANK": str(node)}
-        started.append(subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", **world, **mine}))
-    try:
-        assert [process.wait(timeout=120) for process in started] == [0] * len(slots)
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-
-
 def command_line(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     return subprocess.run(
@@ -92,7 +73,7 @@ def test_a_crashed_local_run_restarts_by_itself(store: Path, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert "exit code 9; restart 1 of 1" in done.stderr
     assert list(toy.records(tmp_path / "run", "resume")) == [5]
-    train_plainly(toy.parameters(store), tmp_path / "undisturbed", nodes=(1,))
+    toy.train(toy.parameters(store), tmp_path / "undisturbed")
     assert toy.losses(tmp_path / "run") == toy.losses(tmp_path / "undisturbed")
 
 
@@ -106,16 +87,25 @@ def test_a_local_run_with_an_error_is_not_restarted(store: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_local_run_saves_on_sigterm(store: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        *(pytest.param(each, marks=pytest.mark.nightly) for each in (signal.SIGHUP, signal.SIGUSR1, signal.SIGKILL)),
+    ],
+)
+def test_a_local_run_saves_when_its_script_gets_a_signal(number: signal.Signals, store: Path, tmp_path: Path) -> None:
     plan = planned("local", store, tmp_path / "run", {"max_restarts": 3}, max_steps=100_000)
     script = subprocess.Popen(["bash", plan.folder / "run.sh"], env={**os.environ, "OMP_NUM_THREADS": "1"})
     deadline = time.monotonic() + 120
     while not (tmp_path / "run/metrics.jsonl").exists() or not toy.records(tmp_path / "run"):
         assert script.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
-    script.send_signal(signal.SIGTERM)
-    assert script.wait(timeout=60) == 75
-    assert toy.records(tmp_path / "run", "stopped")
+    script.send_signal(number)
+    assert script.wait(timeout=60) == (-signal.SIGKILL if number == signal.SIGKILL else 75)
+    while not toy.records(tmp_path / "run", "stopped"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.slow
@@ -162,7 +152,7 @@ def test_hosts_of_different_sizes_train_like_any_other_start(
     assert "3 processes, 16 rows a step" in plan.plan.notes[0]
     assert plan.submit() == 0
     assert "[localhost] step 12/12" in capsys.readouterr().out
-    train_plainly(toy.parameters(store, batch_size=table), tmp_path / "plain", nodes=(2, 1))
+    toy.train(toy.parameters(store, batch_size=table), tmp_path / "plain", nodes=(2, 1))
     assert toy.losses(tmp_path / "run") == toy.losses(tmp_path / "plain")
 
 

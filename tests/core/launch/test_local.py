@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import toy
 
+from terakoya.launch import local
 from terakoya.launch.local import run_processes
 
 
@@ -49,10 +50,77 @@ def test_the_failure_of_one_ends_all(store: Path, tmp_path: Path) -> None:
     holder = (tmp_path / "run/run.lock").read_text()  # names rank 0, for which the other then waits
     os.kill(int(holder.split()[1]), signal.SIGKILL)
     _, error = process.communicate(timeout=60)
-    assert process.returncode not in (0, 75), error
+    assert process.returncode == 128 + signal.SIGKILL, error
+    named = "process 0 was ended by signal 9 (SIGKILL)"
+    assert named in error and "Traceback" not in error.partition(named)[0]
+    assert "rank 0 on" in error.partition(named)[2] and "has not answered since" in error
 
 
 @pytest.mark.slow
 def test_exit_codes_are_returned() -> None:
     assert run_processes(["--version"], 2) == 0
     assert run_processes(["no-such-verb"], 2) == 2
+
+
+# What its processes do is a script here: a stand-in for the program.
+
+PARENT = """
+import signal, sys
+from terakoya.launch import local
+local.sys.executable = sys.argv[1]
+sys.exit(local.run_processes([], 2))
+"""
+
+
+def stand_in(folder: Path, text: str) -> Path:
+    program = folder / "program"
+    program.write_text(f"#!/bin/bash\ncd {folder}\n{text}\n")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGKILL])
+def test_processes_end_with_their_parent(number: signal.Signals, tmp_path: Path) -> None:
+    """They get the signal itself, or SIGTERM when their parent is killed."""
+    text = (
+        'for each in TERM HUP USR1; do trap "echo $each > ended.$RANK; exit 75" $each; done\n'
+        "echo > ready.$RANK\nwhile true; do sleep 0.05; done"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(stand_in(tmp_path, text))])
+    wait_for_files(tmp_path, "ready")
+    parent.send_signal(number)
+    assert parent.wait(timeout=20) == (75 if number != signal.SIGKILL else -signal.SIGKILL)
+    wait_for_files(tmp_path, "ended")
+    expected = "TERM" if number == signal.SIGKILL else number.name.removeprefix("SIG")
+    assert [(tmp_path / f"ended.{rank}").read_text().strip() for rank in (0, 1)] == [expected, expected]
+
+
+def wait_for_files(folder: Path, name: str) -> None:
+    deadline = time.monotonic() + 20
+    while not all((folder / f"{name}.{rank}").exists() for rank in (0, 1)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [((76, 0), 76), ((76, 3), 3), ((2, 76), 2), ((75, 75), 75), ((0, 0), 0)],
+    ids=["lost alone", "lost another that failed", "an error of the user", "stopped", "finished"],
+)
+def test_the_exit_code_is_that_of_the_cause(
+    codes: tuple[int, int], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has lost another may end before that one does."""
+    text = f"[ $RANK = 0 ] && exit {codes[0]}\nsleep 0.2; exit {codes[1]}"
+    monkeypatch.setattr(local.sys, "executable", str(stand_in(tmp_path, text)))
+    assert run_processes([], 2) == code
+
+
+def test_a_process_that_hangs_is_killed_soon_after_another_lost_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "LOST_GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(local.sys, "executable", str(stand_in(tmp_path, "[ $RANK = 0 ] && exit 76\nkill -STOP $$")))
+    began = time.monotonic()
+    assert run_processes([], 2) == 76
+    assert time.monotonic() - began < 10

@@ -57,7 +57,7 @@ def test_run_processes_prints_the_message(
     monkeypatch.setattr(local.sys, "executable", str(program))
     monkeypatch.setattr(local, "GRACE_SECONDS", 0.2)
     started = time.monotonic()
-    assert local.run_processes([], 2) == -signal.SIGKILL
+    assert local.run_processes([], 2) == 128 + signal.SIGKILL
     assert time.monotonic() - started < 15.0, "a failure is noticed although the ranks before it still run"
     error = capfd.readouterr().err
     assert "process 1 was ended by signal 9 (SIGKILL): this machine is out of memory" in error

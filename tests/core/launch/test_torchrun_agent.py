@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -46,6 +47,12 @@ match sys.argv[1]:
         if os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60)
+    case "fails beside one that is stopped":
+        ready()
+        if os.environ["RANK"] == "0":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(2.5)
+        sys.exit(76)
     case "stops to restart":
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             sys.exit(1 + signals.exit_code(stopped=True))
@@ -54,6 +61,12 @@ match sys.argv[1]:
     case "fails":
         sys.exit(3)
 """
+AGENT = """
+import os, sys
+from terakoya.launch import torchrun_agent
+torchrun_agent.FAILED_SECONDS = float(os.environ.get("FAILED_SECONDS", torchrun_agent.FAILED_SECONDS))
+sys.exit(torchrun_agent.run(sys.argv[1:]))
+"""
 ELASTIC = ("--max-restarts", "2", "--rdzv-backend", "c10d", "--rdzv-conf", "join_timeout=600")
 
 
@@ -61,7 +74,14 @@ class Agent:
     """A torchrun agent over two processes that run the case `what`."""
 
     def __init__(
-        self, folder: Path, what: str, *more: str, nodes: int = 1, processes: int = 2, port: str | None = None
+        self,
+        folder: Path,
+        what: str,
+        *more: str,
+        nodes: int = 1,
+        processes: int = 2,
+        port: str | None = None,
+        stdout: int | None = None,
     ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -74,7 +94,7 @@ class Agent:
         arguments = ("--nnodes", str(nodes), "--nproc-per-node", str(processes), *more, *address, str(file), what)
         with self.printed.open("wb") as printed:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "terakoya.launch.torchrun_agent", *arguments], stdout=printed, stderr=printed
+                [sys.executable, "-c", AGENT, *arguments], stdout=stdout or printed, stderr=printed
             )
 
     def until_ready(self, times: int = 2) -> None:
@@ -188,3 +208,22 @@ def test_processes_that_hang_are_killed_after_the_timeout(tmp_path: Path, monkey
     began = time.monotonic()
     assert agent.end()[0] == 137
     assert 2 < time.monotonic() - began < 10
+
+
+@pytest.mark.slow
+def test_processes_save_when_the_connection_that_started_the_agent_is_gone(tmp_path: Path) -> None:
+    reads, writes = os.pipe()
+    agent = Agent(tmp_path, "saves", processes=1, stdout=writes)
+    os.close(writes)
+    with os.fdopen(reads) as output:
+        assert output.readline() == "ready\n"
+    assert agent.end()[0] == 75
+
+
+@pytest.mark.slow
+def test_a_process_that_is_stopped_is_killed_after_another_has_lost_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAILED_SECONDS", "1")
+    code, output = Agent(tmp_path, "fails beside one that is stopped").end()
+    assert code == 76 and "forcefully exiting" not in output, output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from chat_tokenizer import CHATML, MESSAGES, make_chat_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from terakoya.errors import UserError
+from terakoya.preparation import chat_template
 from terakoya.preparation.chat_template import ChatTemplate, TemplateError, find_template
 
 JAPANESE = """\
@@ -109,6 +111,8 @@ def test_a_tokenizers_own_template_and_a_file(
         ("{% for m in messages %}{{ m['content'] }}", "cannot be used: line 1: .*end of template"),
         ("\n{% for m in messages %}{{ m['content'] | nix }}{% endfor %}", "cannot be used: line 2: .*nix"),
         ("{{ raise_exception('never') }}", "cannot be used: never"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "cannot be used: Range too big"),
+        ("{{ 1 // 0 }}", "cannot be used: .*zero"),
         ("{{ messages[0]['content'] }}", "expected a template that writes every message"),
         (
             "{% for m in messages %}{% generation %}!{% endgeneration %}{{ m['content'] }}{% endfor %}",
@@ -122,6 +126,19 @@ def test_a_template_that_cannot_be_used_says_why(
     (tmp_path / "x.jinja").write_text(template)
     with pytest.raises(UserError, match=rf"--template x\.jinja: {error}"):
         find_template(str(tmp_path / "x.jinja"), tokenizer, folder)
+
+
+@pytest.mark.slow
+def test_a_template_that_does_not_end_is_named(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_template, "RENDER_SECONDS", 0.3)
+    handler = signal.getsignal(signal.SIGALRM)
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    (tmp_path / "x.jinja").write_text(loop)
+    with pytest.raises(UserError, match=r"--template x\.jinja: .*that of 2 messages took more than 0\.3 s"):
+        find_template(str(tmp_path / "x.jinja"), tokenizer, folder)
+    assert signal.getsignal(signal.SIGALRM) is handler and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_a_template_that_teaches_less_gives_a_warning(

@@ -111,6 +111,21 @@ def test_a_token_on_both_sides_of_a_border_is_part_of_the_answer() -> None:
     assert found.notes == {UNLIKE_PROMPT: 1}, "the first prompt ends with a token that the whole has not"
 
 
+def test_a_token_that_crosses_the_end_of_an_answer_is_part_of_it() -> None:
+    from tokenizers import Tokenizer, models
+
+    pieces = {piece: id for id, piece in enumerate(["?", "Q", "A", ":", "x", "y", ".", ".Q"])}
+    backend = Tokenizer(models.BPE(vocab=pieces, merges=[(".", "Q")], unk_token="?"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="?")
+    template = "{% for m in messages %}{{ 'Q:' + m['content'] if m['role'] == 'user' else 'A:' + m['content'] + '.' }}"
+    template += "{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
+    turns = [{"role": "user", "content": "y"}, {"role": "assistant", "content": "x"}]
+    ((ids, answers),) = rows(encoded(tokenizer, template, [*turns, *turns]))
+    tokens = tokenizer.convert_ids_to_tokens(ids)
+    assert tokens == ["Q", ":", "y", "A", ":", "x", ".Q", ":", "y", "A", ":", "x", "."]
+    assert [token for token, mark in zip(tokens, answers, strict=True) if mark] == ["x", ".Q", "x", "."]
+
+
 def test_slow_tokenizers(tmp_path: Path) -> None:
     """SentencePiece with a line end as a piece, and MeCab's words, without line ends."""
     (tmp_path / "corpus.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS * 4))

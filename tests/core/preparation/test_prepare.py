@@ -18,12 +18,15 @@ from pathlib import Path
 import psutil
 import pytest
 from small_preparation import prepare_corpus
-from word_tokenizer import WordTokenizer, line_ids, make_folder
+from small_store import damage
+from word_tokenizer import WordEncoder, WordTokenizer, line_ids, make_folder
 
+from terakoya.components import EncodedDocuments
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.preparation import disk_space
-from terakoya.store.token_store import StoreFacts, TokenStore
+from terakoya.store.assembly import assemble_store
+from terakoya.store.token_store import TokenStore, read_facts
 from terakoya.store.verify import verify
 
 VOCABULARY = 1000
@@ -142,7 +145,7 @@ def test_bytes_do_not_depend_on_processes_or_blocks(corpus: Corpus, tokenizer_fo
     assert stores[0] == stores[1] == stores[2]
     whole = Corpus(corpus.sources)
     facts = prepare_corpus(whole, WordTokenizer(), tokenizer_folder, tmp_path / "whole", max_rejects=1.0)
-    assert facts.files == StoreFacts.model_validate_json(stores[0]["store.json"]).files
+    assert facts.files == read_facts(tmp_path / "store1").files
     assert contents(tmp_path / "whole")["rejects.jsonl"] == stores[0]["rejects.jsonl"]
 
 
@@ -224,9 +227,13 @@ def test_workers_end_with_their_parent_at_once(
     deadline = time.monotonic() + 60
     while not (tmp_path / "out" / ".parts" / "inputs.json").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
+    children: list[psutil.Process] = []
+    while len(children) < 2 and time.monotonic() < deadline:
+        children = psutil.Process(process.pid).children(recursive=True)
+        time.sleep(0.02)
+    assert len(children) >= 2
     time.sleep(2.5)  # for the workers to be in the middle of a block
     children = psutil.Process(process.pid).children(recursive=True)
-    assert len(children) >= 2
     began = time.monotonic()
     process.send_signal(number)
     try:
@@ -285,15 +292,52 @@ def test_unfinished_parts_of_another_input_are_not_used(corpus: Corpus, tokenize
     assert contents(out) == contents(tmp_path / "fresh")
 
 
-def test_a_damaged_part_is_made_again(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_damaged_part_is_made_again(
+    corpus: Corpus, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
     with pytest.raises(UserError):
         prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=0)
-    part = out / ".parts" / "000003.part"
-    part.write_bytes(part.read_bytes()[:-1])
+    parts = out / ".parts"
+    (parts / "000001.json").write_bytes((parts / "000001.json").read_bytes()[:40])
+    damage(parts / "000002.part")
+    damage(parts / "000002.json")
+    (parts / "000003.part").write_bytes((parts / "000003.part").read_bytes()[:-1])
+    damage(parts / "000004.part")
+    intact = {file: file.stat().st_mtime_ns for file in parts.glob("0*") if int(file.stem) not in (1, 2, 3, 4)}
+    with monkeypatch.context() as patch:
+        patch.setattr("terakoya.preparation.job.assemble_store", lambda *_, **__: pytest.skip("not reached"))
+        with pytest.raises(pytest.skip.Exception):
+            prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
+    assert len(intact) > 6 and intact == {file: file.stat().st_mtime_ns for file in intact}
     prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
     prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, tmp_path / "fresh", max_rejects=1.0)
     assert contents(out) == contents(tmp_path / "fresh")
+
+
+@pytest.mark.slow
+def test_a_part_that_is_damaged_before_the_join_ends_the_run(
+    corpus: Corpus, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damage_and_assemble(folder: Path, *arguments: object, **options: object) -> object:
+        damage(folder / ".parts" / "000003.part")
+        return assemble_store(folder, *arguments, **options)  # type: ignore[arg-type]
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("terakoya.preparation.job.assemble_store", damage_and_assemble)
+        with pytest.raises(
+            UserError, match=r"000003\.part: content changed since it was written; run the same command"
+        ):
+            prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
+    inputs = (out / ".parts" / "inputs.json").read_bytes()
+    (out / ".parts" / "inputs.json").write_bytes(inputs[:50])
+    with pytest.raises(UserError, match=r"inputs\.json: expected JSON, .* start again with --force"):
+        prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
+    (out / ".parts" / "inputs.json").write_bytes(inputs)
+    prepare_corpus(corpus, WordTokenizer(), tokenizer_folder, out, max_rejects=1.0)
+    assert verify(out) == []
 
 
 def test_a_folder_with_other_files_is_refused(corpus: Corpus, tokenizer_folder: Path, tmp_path: Path) -> None:
@@ -338,7 +382,16 @@ def test_a_corpus_without_a_document_is_refused(tokenizer_folder: Path, tmp_path
             )
 
 
-def test_documents_with_special_tokens_can_be_rejected(tokenizer_folder: Path, tmp_path: Path) -> None:
+def test_documents_with_special_tokens_can_be_rejected(
+    tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, encoded = WordEncoder.encode, []
+
+    def count(encoder: WordEncoder, documents: list[str]) -> EncodedDocuments:
+        encoded.extend(documents)
+        return encode(encoder, documents)
+
+    monkeypatch.setattr(WordEncoder, "encode", count)
     texts = [f"text {n} " + ("[MASK]" if n in (0, 13, 14, 39) else "word") for n in range(40)]
     file = tmp_path / "a.txt"
     file.write_text("\n\n".join(texts))
@@ -349,6 +402,7 @@ def test_documents_with_special_tokens_can_be_rejected(tokenizer_folder: Path, t
     assert lines == [1, 27, 29, 79]
     expected = [line_ids(text, VOCABULARY)[0] for text in texts if "[MASK]" not in text]
     assert TokenStore.open(tmp_path / "out").tokens.tolist() == list(chain(*expected))
+    assert max(encoded.count(text) for text in texts) == 2, "once with the others, once apart"
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -450,6 +504,11 @@ def test_progress_ends_at_the_total(corpus: Corpus, tokenizer_folder: Path, tmp_
             "a.jsonl",
             b'{"body": "one"}\n{"body": "two"}',
             r'got 2 of.*line 1: {"body": "one"}\n.*with --field, or correct the corpus$',
+        ),
+        (
+            "b.jsonl",
+            b'\xef\xbb\xbf{"body": "one"}\n\xef\xbb\xbf{"text": "two"}\n\xef\xbb\xbf{"text": "three"}',
+            r"got 3 of 3 documents \(2 byte order mark, 1 missing field\).*line 2: .*\n.*remove the bytes EF BB BF",
         ),
     ],
 )

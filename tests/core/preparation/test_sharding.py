@@ -51,7 +51,10 @@ def test_merged_shards_are_the_store_of_one_run(
         assert make(corpus, tmp_path, name, f"{number}/{count}").documents < whole.documents
     merge([tmp_path / name for name in names], tmp_path / "merged")
     files = {str(file.relative_to(tmp_path / "whole")) for file in (tmp_path / "whole").rglob("*") if file.is_file()}
-    assert files == {*("tokens.bin", "tokens.idx", "tokens.words", "store.json", "rejects.jsonl", "tokenizer/size.txt")}
+    assert files == {
+        *("tokens.bin", "tokens.idx", "tokens.words", "tokens.checksums", "store.json", "rejects.jsonl"),
+        "tokenizer/size.txt",
+    }
     for name in files:
         assert (tmp_path / "merged" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 

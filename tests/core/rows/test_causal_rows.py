@@ -163,7 +163,7 @@ def test_a_blend_of_stores_keeps_labels_and_a_blank_row_has_none(tmp_path: Path,
     stores[1].facts.word_starts = True  # causal rows do not use word starts
     layout = Layout(kind, framing="causal")  # type: ignore[arg-type]
     sources = [
-        RowSource(store, layout, sequence_length=LENGTH, seed=1, store_index=index)  # type: ignore[arg-type]
+        RowSource(store, layout, sequence_length=LENGTH, seed=1, store_id=index)  # type: ignore[arg-type]
         for index, store in enumerate(stores)
     ]
     rows = Loader(sources, [1.0, 1.0]).load(0, 8)

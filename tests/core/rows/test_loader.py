@@ -30,7 +30,7 @@ def loader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         documents = [[(5 * d + 3 * n + number) % 20 + 1 for n in range(d % 4 + 1)] for d in range(count)]
         store = small_store(folder / f"{number}", documents)
         sources.append(
-            RowSource(store, Layout(request.param), sequence_length=16, seed=7, store_index=number)  # type: ignore[arg-type]
+            RowSource(store, Layout(request.param), sequence_length=16, seed=7, store_id=number)  # type: ignore[arg-type]
         )
     return Loader(sources, [2, 5, 1])
 
@@ -122,7 +122,7 @@ def test_stores_that_cannot_be_mixed_are_refused(tmp_path: Path) -> None:
         ("word starts", small_store(tmp_path / "c", [[5], [6]], words=False)),
     ):
         sources = [
-            RowSource(store, Layout("packed"), sequence_length=16, seed=7, store_index=number)  # type: ignore[arg-type]
+            RowSource(store, Layout("packed"), sequence_length=16, seed=7, store_id=number)  # type: ignore[arg-type]
             for number, store in enumerate([first, other])
         ]
         with pytest.raises(UserError, match=name):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_store import small_store
 
@@ -74,6 +74,8 @@ def test_rows_follow_the_published_rule(tmp_path: Path, stored: bool, samples: i
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(1, 60), st.integers(0, 2**32 - 1))
+@example([29, 42], 17, 1)  # of the second epoch's 10 samples 7 are used: it is shuffled separately
+@example([29, 42], 18, 1)  # 8: it is not
 def test_any_documents_and_samples(sizes: list[int], samples: int, seed: int) -> None:
     if sum(sizes) < 2:
         return

@@ -97,6 +97,25 @@ def test_sidecar_is_built_once_and_read_again(tmp_path: Path, caplog: pytest.Log
     assert sorted(p.suffix for p in (tmp_path / "plans").iterdir()) == ["", ".lock"], "no staging folder remains"
 
 
+def test_windows_of_long_documents_are_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is bounded by pieces: 100 documents of 10 pieces each, at most 25 pieces at a time, or one document."""
+    windows: list[int] = []
+
+    def record(starts: np.ndarray, lengths: np.ndarray, **options: int) -> Plan:
+        plan = plan_packed_rows(starts, lengths, **options)
+        windows.append(len(plan.starts))
+        return plan
+
+    monkeypatch.setattr("terakoya.rows.packing.plan_packed_rows", record)
+    monkeypatch.setattr("terakoya.rows.packing.WINDOW_PIECES", 25)
+    lengths = np.full(100, 295)
+    lengths[50] = 3000
+    plan = plan_of(tmp_path, lengths, sequence_length=32)
+    assert max(windows) == 100 and sorted(windows)[-2] == 20
+    starts = np.concatenate([plan.starts, plan.starts + plan.lengths])
+    assert sum(plan.lengths.tolist()) == lengths.sum() and len(np.unique(starts)) == len(plan.starts) + 1
+
+
 def test_windows_are_packed_separately(tmp_path: Path) -> None:
     lengths = np.full(10, 3)
     assert len(plan_of(tmp_path, lengths, sequence_length=50)) == 1

@@ -120,8 +120,8 @@ def test_any_part_of_an_epoch_is_the_same_rows(tmp_path: Path, kind: str) -> Non
 
 def test_epochs_and_seeds_and_stores_differ_in_order_and_keys(tmp_path: Path) -> None:
     store = small_store(tmp_path, [[5]] * 60)
-    first = source_of(store, "lines", store_index=0)
-    epochs = [epoch_of(first, 0), epoch_of(first, 1), epoch_of(source_of(store, "lines", store_index=1))]
+    first = source_of(store, "lines", store_id=0)
+    epochs = [epoch_of(first, 0), epoch_of(first, 1), epoch_of(source_of(store, "lines", store_id=1))]
     epochs.append(
         epoch_of(RowSource(store, Layout("lines"), sequence_length=16, seed=43))  # type: ignore[arg-type]
     )

@@ -186,3 +186,20 @@ def test_the_command_writes_the_file(runs: list[Path], tmp_path: Path, capsys: p
     with pytest.raises(SystemExit) as left:
         main(["report", str(tmp_path), "--out", str(out)])
     assert left.value.code == 2 and "expected the folder of a run" in capsys.readouterr().err
+
+
+def test_spikes_and_skipped_steps_are_marked(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", learning_rate=0.1)
+    with (folder / "metrics.jsonl").open("a") as file:
+        for kind, step, more in (
+            ("spike", 12, {"signal": "loss"}),
+            ("skipped", 20, {"reason": "not finite"}),
+            ("skipped", 30, {"reason": "overflow"}),
+        ):
+            file.write(json.dumps({"kind": kind, "step": step, "text": f"<{kind}>", "time": NOW, **more}) + "\n")
+    (report,) = read_reports([folder], now=NOW)
+    page = render_page([report], created="today")
+    assert page.count('<path class="anomaly run0"') == 2, "an overflow of fp16 is usual"
+    assert "<title>step 12: spike: &lt;spike&gt;</title>" in page
+    assert report.facts["spikes"] == "1" and report.facts["skipped steps"] == "2"
+    assert 'class="anomaly' not in render_page([report], created="today", against="tokens")

@@ -8,12 +8,17 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoint_folders import write_checkpoint, write_manifest
+from rich.console import Console
 
+from terakoya.commands.status import render
 from terakoya.errors import UserError
+from terakoya.runs import checkpoints
 from terakoya.runs import files as run_files
 from terakoya.runs import status as run_status
 from terakoya.training.run_folder import lock_run
@@ -51,7 +56,8 @@ def write(folder: Path, *records: dict[str, Any], end: str = "\n") -> None:
 def save(folder: Path, number: int, *, at: float, **facts: Any) -> None:
     checkpoint = folder / "checkpoints" / f"step-{number:08d}"
     checkpoint.mkdir()
-    (checkpoint / "manifest.json").write_text(json.dumps(facts))
+    facts |= {"format": checkpoints.FORMAT, "step": number, "files": {}}
+    (checkpoint / "manifest.json").write_text(json.dumps(checkpoints.seal(facts)))
     os.utime(checkpoint / "manifest.json", (NOW + at, NOW + at))
 
 
@@ -76,6 +82,22 @@ def test_a_run_that_trains(held: Path) -> None:
     assert status.saving_step == 50 and status.warnings == ("slow disk",)
     assert status.problems == (), "a line that is being written is not a problem"
     assert status.values["mfu"] == 0.25 and status.seconds_since_word == pytest.approx(5)
+
+
+def test_a_damaged_newest_checkpoint_is_a_problem(run: Path) -> None:
+    write(run, {"kind": "start", "step": 0, "time": NOW}, {"kind": "finished", "step": 40, "time": NOW})
+    save(run, 30, at=-40)
+    folder = write_checkpoint(run, 40)
+    assert run_status.read(run, now=NOW).problems == ()
+    (folder / "state/optimizer-00000.safetensors").write_bytes(b"")
+    problem = "step-00000040 is damaged: state/optimizer-00000.safetensors: 0 bytes, expected 50"
+    assert run_status.read(run, now=NOW).problems == (problem,)
+    (folder / "manifest.json").write_text('{"format": 3')
+    assert "step-00000040 is damaged: " in run_status.read(run, now=NOW).problems[0]
+    (folder / "manifest.json").unlink()
+    assert "manifest.json: not a checkpoint's manifest" in run_status.read(run, now=NOW).problems[0]
+    write_manifest(folder, 40, format=checkpoints.FORMAT + 1)
+    assert "of a newer version of terakoya" in run_status.read(run, now=NOW).problems[0]
 
 
 def test_a_run_that_writes_nothing_for_long_is_quiet(held: Path) -> None:
@@ -171,3 +193,20 @@ def test_reading_the_lock_neither_takes_nor_disturbs_it(run: Path) -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert run_status.format_duration(seconds) == text
+
+
+def test_spikes_and_skipped_steps_are_counted_once(run: Path) -> None:
+    """A resumed run finds those after its checkpoint again, and may repeat the record of one before."""
+    spike = {"kind": "spike", "signal": "loss", "text": "the loss 9 is a spike", "time": NOW}
+    skipped = {"kind": "skipped", "text": "not finite", "time": NOW}
+    write(
+        run, {**spike, "step": 1_200}, {**spike, "step": 1_200, "signal": "grad_norm"}, {**skipped, "step": 1_300},
+        {**skipped, "step": 1_400}, {"kind": "resume", "step": 1_300, "time": NOW}, {**skipped, "step": 1_300},
+    )  # fmt: skip
+    status = run_status.read(run, now=NOW)
+    assert (status.spikes, status.skipped_steps) == (2, 1)
+    assert status.last_spike == "step 1,200: the loss 9 is a spike"
+    assert status.last_skipped == "step 1,300: not finite"
+    with StringIO() as text:
+        Console(file=text, width=100).print(render([status]))
+        assert "1, the last in step 1,300: not finite" in text.getvalue()

@@ -150,6 +150,9 @@ def test_the_end_of_documents_is_found_or_must_be_given(tmp_path: Path) -> None:
     assert import_files(tmp_path / "other", tmp_path / "c", eos=None).eos is None
     write_megatron(tmp_path / "unknown", WHOLE, end=1, drift=False)
     assert import_files(tmp_path / "unknown", tmp_path / "unknown words").eos is None
+    gpt2 = Vocabulary(size=1000, unk=EOS, bos=EOS, eos=EOS, special=(EOS,))  # its unknown token ends documents
+    write_megatron(tmp_path / "gpt2", WHOLE, end=EOS, drift=False)
+    assert import_files(tmp_path / "gpt2", tmp_path / "e", vocabulary=gpt2).eos == EOS
     some = [[[7, EOS]], [[8]]]
     write_megatron(tmp_path / "some", some, end=None, drift=False)
     with pytest.raises(UserError, match=r"every document to end with id 5, or none, got 1 of 2; give --eos"):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import toy
 from small_preparation import prepare_corpus
+from small_store import reseal
 
 from terakoya.components.rows import Layout
 from terakoya.corpus.corpus import Corpus
@@ -29,13 +30,14 @@ LAYOUTS = [
 def whole(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
     """A store of 40 documents with word starts, next to its corpus."""
     store = TokenStore.open(toy.make_store(tmp_path_factory.mktemp("whole") / "toy", documents=40, seed=5))
-    give_words(store, np.random.default_rng(5).integers(0, 2, store.facts.tokens).astype(bool))
-    return store
+    return give_words(store, np.random.default_rng(5).integers(0, 2, store.facts.tokens).astype(bool))
 
 
-def give_words(store: TokenStore, starts: np.ndarray) -> None:
+def give_words(store: TokenStore, starts: np.ndarray) -> TokenStore:
     """Sets the word starts of `store` to `starts` (T,) bool."""
     np.packbits(starts, bitorder="little").tofile(store.folder / "tokens.words")
+    reseal(store.folder)
+    return TokenStore.open(store.folder)
 
 
 @pytest.mark.parametrize(("first", "stop"), [(0, 13), (7, 8), (11, 40)])
@@ -50,7 +52,7 @@ def test_a_subset_has_the_rows_of_a_store_of_its_documents(
     alone = TokenStore.open(tmp_path / "store")
     some = select_documents(whole, first, stop)
     begin = int(whole.offsets[first])
-    give_words(alone, whole.word_starts(begin, begin + alone.facts.tokens))
+    alone = give_words(alone, whole.word_starts(begin, begin + alone.facts.tokens))
     assert (some.facts.documents, some.facts.tokens) == (stop - first, alone.facts.tokens)
     sources = [RowSource(store, layout, sequence_length=16, seed=3) for store in (alone, some)]
     assert len(sources[0]) == len(sources[1])

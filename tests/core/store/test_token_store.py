@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_store import reseal
 
 import terakoya.store.writer as store_writer
 from terakoya.atomic_files import lock_folder
@@ -158,13 +159,20 @@ def test_files_of_different_stores_are_refused(store: TokenStore, tmp_path: Path
 
 
 def test_an_invalid_store_json_is_reported(store: TokenStore) -> None:
+    for changes, message in (
+        ({"tokens": "many"}, "tokens: "),
+        ({"dtype": "uint56"}, "dtype: Input should be 'uint16' or 'int32'"),
+        ({"version": 3}, "version: expected 2, got 3: of another terakoya; prepare the store again"),
+    ):
+        shutil.copytree(store.folder, store.folder.with_name(message[:5]))
+        reseal(store.folder.with_name(message[:5]), **changes)
+        with pytest.raises(UserError, match=rf"store\.json: {message}"):
+            TokenStore.open(store.folder.with_name(message[:5]))
     file = store.folder / "store.json"
-    record = json.loads(file.read_text())
-    file.write_text(json.dumps({**record, "tokens": "many"}))
-    with pytest.raises(UserError, match=r"store\.json: tokens: "):
-        TokenStore.open(store.folder)
-    file.write_text(json.dumps({**record, "version": 2}))
-    with pytest.raises(UserError, match=r"store\.json: version: "):
+    first = {**json.loads(file.read_text()), "version": 1}  # the first version carried no hash of itself
+    del first["sha256"]
+    file.write_text(json.dumps(first))
+    with pytest.raises(UserError, match=r'store\.json: expected the SHA-256 of its content under "sha256", got none'):
         TokenStore.open(store.folder)
 
 
@@ -203,10 +211,7 @@ def test_ids_beyond_the_vocabulary_are_refused_at_once(tmp_path: Path, place: st
 
 
 def test_a_record_of_another_vocabulary_is_refused(store: TokenStore) -> None:
-    file = store.folder / "store.json"
-    record = json.loads(file.read_text())
-    record["vocabulary"]["size"] = 50
-    file.write_text(json.dumps(record))
+    reseal(store.folder, vocabulary={"size": 50})
     with pytest.raises(UserError, match=r"token \d+: expected an id below 50, .* the store\.json of another store"):
         TokenStore.open(store.folder)
 

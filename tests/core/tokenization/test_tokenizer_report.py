@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from dataclasses import replace
@@ -58,6 +59,12 @@ def test_figures_equal_those_from_transformers(folder: Path, measured: Tokenizer
     assert measured.tokens_per_word == len(ids) / len(words)
     assert measured.split_rate == 1 - of_word[1] / len(words)
     assert measured.characters_per_token == measured.characters / len(ids)
+
+
+def test_folders_of_one_name_are_told_apart(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "tok", tmp_path / "b" / "tok")
+    reports = report_tokenizers([folder / "tok", tmp_path / "b" / "tok"], [folder / "other.jsonl"])
+    assert [report.name for report in reports] == [f"{folder.name}/tok", "b/tok"]
 
 
 def test_coverage_by_class(folder: Path, measured: TokenizerReport) -> None:

@@ -12,6 +12,8 @@ from transformers import (
     ModernBertConfig,
     ModernBertModel,
 )
+from transformers.models.gemma2 import modeling_gemma2 as gemma2
+from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 
 from terakoya.errors import UserError
 from terakoya.toolkit.architectures import attention
@@ -140,3 +142,62 @@ def test_release_restores_transformers_own_attention() -> None:
     attention.release(model)
     assert model.config._attn_implementation == "sdpa"
     assert "terakoya" not in model.config.to_json_string()
+
+
+STATES = (torch.Size((2, 4, 7, 8)), torch.Size((2, 2, 7, 8)), torch.Size((2, 2, 7, 8)))
+"""Shapes of query, key and value: 4 heads, 2 of which share keys and values."""
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_soft_caps_and_sinks_are_those_of_transformers(backend: str, with_sinks: bool) -> None:
+    generator = torch.Generator().manual_seed(3)
+    query, key, value = (4 * torch.randn(shape, generator=generator) for shape in STATES)
+    module = torch.nn.Module().eval()
+    module.num_key_value_groups = 2
+    module.sinks = torch.tensor([3.0, -1.0, 0.5, 8.0])
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 0, -1, -1]])
+    allowed = attention.causal_mask(documents)
+    lowest = torch.where(allowed, 0.0, torch.finfo(torch.float32).min)
+    further = {"s_aux": module.sinks} if with_sinks else {"softcap": 5.0}
+    theirs = gpt_oss.eager_attention_forward if with_sinks else gemma2.eager_attention_forward
+    expected, _ = theirs(module, query, key, value, lowest, scaling=0.3, **further)
+    ours = AttentionInterface()[attention.PREFIX + backend]
+    arguments = [{"document_mask": allowed}]
+    if backend == "sdpa":
+        arguments.append({"causal": True, "document_lengths": [3, 4, 5, 2]})
+    for each in arguments:
+        attended, _ = ours(module, query, key, value, None, scaling=0.3, position_ids=None, **each, **further)
+        plain, _ = ours(module, query, key, value, None, scaling=0.3, **each)
+        real = documents >= 0
+        assert (attended - expected)[real].abs().max() < 2e-6
+        assert (plain - expected)[real].abs().max() > 0.1
+
+
+def test_what_attention_does_not_compute_is_refused() -> None:
+    query, key, value = (torch.zeros(shape) for shape in STATES)
+    module = BertModel(BertConfig(**SIZES), add_pooling_layer=False).encoder.layer[0].attention.self
+
+    def attend(backend: str, **further: object) -> None:
+        AttentionInterface()[attention.PREFIX + backend](module, query, key, value, None, **further)
+
+    attend("sdpa", causal=True, key_bias=None, output_attentions=False)
+    for backend in attention.BACKENDS:
+        with pytest.raises(UserError, match=f"model_type bert: BertSelfAttention passes key_bias.* which {backend}"):
+            attend(backend, causal=True, key_bias=torch.zeros(7))
+    with pytest.raises(UserError, match=r'passes softcap .* which flash .*"attention": "sdpa"'):
+        attend("flash", causal=True, softcap=5.0)
+    with pytest.raises(UserError, match=r"passes s_aux .* which sequence parallelism"):
+        attend("sdpa", causal=True, s_aux=torch.zeros(4), exchange=lambda *_: None)
+
+
+def test_flash_is_not_chosen_for_capped_scores_and_sinks() -> None:
+    capped = BertModel(BertConfig(**SIZES, attn_logit_softcapping=5.0), add_pooling_layer=False)
+    sinking = MODELS["bert"]()
+    assert attention.plain_softmax(sinking)
+    sinking.encoder.layer[0].attention.self.sinks = torch.nn.Parameter(torch.zeros(4))
+    run = {"device": torch.device("cuda"), "precision": "bf16", "dropout": 0.0}
+    for model in (capped, sinking):
+        assert attention.choose("auto", plain_softmax=attention.plain_softmax(model), **run) == "sdpa"
+        with pytest.raises(UserError, match="soft cap"):
+            attention.choose("flash", plain_softmax=attention.plain_softmax(model), **run)

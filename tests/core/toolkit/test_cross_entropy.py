@@ -50,6 +50,17 @@ def test_it_equals_torch(dtype: torch.dtype, tolerance: float) -> None:
         assert torch.equal(logits, kept), "without a gradient the logits are unchanged"
 
 
+@pytest.mark.parametrize("summed", [summed_cross_entropy_, summed_cross_entropy_and_odds_, summed_cross_entropy_and_z_])
+@pytest.mark.parametrize("label", [-1, 300])
+def test_a_label_that_is_no_class_is_an_error_as_in_torch(summed: Any, label: int) -> None:
+    hidden, weight, labels = case(20, 300, torch.float32)
+    labels[1] = label
+    with pytest.raises(IndexError, match="Target"):
+        F.cross_entropy(hidden @ weight.T, labels)
+    with pytest.raises(RuntimeError, match=f"index {label} is out of bounds"):
+        summed(hidden @ weight.T, labels)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 2e-6)])
 @pytest.mark.parametrize(("of_loss", "of_z"), [(0.25, 0.5), (1.0, 0.0), (0.0, 1.0), (1.0, None), (None, 1.0)])
 def test_z_equals_its_formula(dtype: torch.dtype, tolerance: float, of_loss: float | None, of_z: float | None) -> None:

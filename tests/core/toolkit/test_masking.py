@@ -1,6 +1,10 @@
-"""Masking: the exact budget rule, the rates, and only ordinary tokens change."""
+"""Masking: the budget rule, exactly the same probability for every word, the rates, and only ordinary tokens change."""
 
 from __future__ import annotations
+
+import math
+from fractions import Fraction
+from itertools import accumulate, permutations
 
 import numpy as np
 import pytest
@@ -10,7 +14,7 @@ from small_store import CLS, FIRST, MASK, PAD, SEP, vocabulary
 
 from terakoya.errors import UserError
 from terakoya.toolkit.masking import IGNORED, MaskedRows, mask
-from terakoya.toolkit.random_keys import draws, row_keys
+from terakoya.toolkit.random_keys import draws, row_keys, streams
 
 VOCABULARY = vocabulary(5000)
 
@@ -26,21 +30,41 @@ def batch_of(seed: int, batch: int, width: int) -> tuple[np.ndarray, np.ndarray,
     return tokens, words, ~VOCABULARY.is_special[tokens], row_keys(seed, 0, 0, np.arange(batch))
 
 
-def slow_budget(words: np.ndarray | None, maskable: np.ndarray, key: int, probability: float) -> list[int]:
-    """The positions of one row that the budget rule masks, in plain Python."""
+def on_the_circle(sizes: list[int], begin: Fraction, probability: Fraction) -> list[bool]:
+    """Whether a window covers the end of each word of a circle, where words of `sizes` tokens lie in this order. The
+    window is `probability` of the circle and begins at `begin`. Plain arithmetic, for any point of the circle."""
+    around = sum(sizes)
+    return [around - (begin - stop) % around <= probability * around for stop in accumulate(sizes)]
+
+
+def spans_of(words: np.ndarray | None, maskable: np.ndarray) -> list[list[int]]:
+    """The places of each word of a row."""
     spans: list[list[int]] = []
     for place in range(len(maskable)):
         if maskable[place]:
             if words is None or words[place] or place == 0 or not maskable[place - 1]:
                 spans.append([])
             spans[-1].append(place)
-    budget = max(1, int(probability * int(maskable.sum()) + 0.5))
-    drawn = {span[0]: int(draws(np.array([key], np.uint64), "mask", np.array([span[0]]))[0]) >> 32 for span in spans}
-    taken: list[int] = []
-    for span in sorted(spans, key=lambda span: (drawn[span[0]], span[0])):
-        if len(taken) + len(span) <= budget:
-            taken += span
-    return sorted(taken)
+    return spans
+
+
+def slow_budget(words: np.ndarray | None, maskable: np.ndarray, key: int, probability: float) -> list[int]:
+    """The positions of one row that the budget rule masks, in plain Python."""
+
+    def draw(purpose: str, place: int) -> int:
+        return int(draws(np.array([key], np.uint64), purpose, np.array([place]))[0])
+
+    spans = spans_of(words, maskable)
+    if not spans:
+        return []
+    tokens = [place for span in spans for place in span]
+    point = int(streams(np.array([key], np.uint64), "mask budget")[0])
+    token = tokens[(point >> 32) * len(tokens) >> 32]
+    first = next(span for span in spans if token in span)
+    others = sorted((span for span in spans if span != first), key=lambda span: (draw("mask", span[0]) >> 33, span[0]))
+    begin = token - first[0] + Fraction(point % 2**32, 2**32)
+    covered = on_the_circle([len(span) for span in (first, *others)], begin, Fraction(probability))
+    return sorted(place for span, taken in zip((first, *others), covered, strict=True) if taken for place in span)
 
 
 def places_of(masked: MaskedRows, batch: int, width: int) -> list[list[int]]:
@@ -61,7 +85,7 @@ def test_budget_rule(seed: int, batch: int, width: int, whole_words: bool, proba
         for row in range(batch)
     ]
     assert places_of(masked, batch, width) == expected
-    slots = batch * max(1, int(probability * width + 0.5))
+    slots = batch * max(1, int(probability * width + 0.5), math.ceil(masked.count / batch))
     assert len(masked.positions) == len(masked.labels) == slots
     flat = tokens.reshape(-1)
     assert np.array_equal(masked.labels[: masked.count], flat[masked.positions[: masked.count]])
@@ -72,6 +96,71 @@ def test_budget_rule(seed: int, batch: int, width: int, whole_words: bool, proba
     assert not VOCABULARY.is_special[masked.labels[: masked.count]].any(), "special tokens and padding are unchanged"
     changed = masked.input_ids.reshape(-1)[~untouched]
     assert not VOCABULARY.is_special[changed[changed != MASK]].any(), "replacements are ordinary"
+
+
+@pytest.mark.parametrize("sizes", [(1,), (7,), (1, 3), (2, 2, 1), (1, 1, 6, 2)])
+@pytest.mark.parametrize("probability", [Fraction(3, 20), Fraction(1, 2), Fraction(9, 10), Fraction(1)])
+def test_the_budget_rule_masks_every_word_with_exactly_the_probability(
+    sizes: tuple[int, ...], probability: Fraction
+) -> None:
+    """Over all orders of the words and all points where the window can begin, in the word of a random token."""
+    grid = 40  # the ends of words and of windows are multiples of 1/20: windows between two such points are alike
+    taken = dict.fromkeys(range(len(sizes)), 0)
+    for order in permutations(range(len(sizes))):
+        for step in range(sizes[order[0]] * grid):  # as many points as the first word has: a token's word is first
+            begin = Fraction(2 * step + 1, 2 * grid)
+            covered = on_the_circle([sizes[word] for word in order], begin, probability)
+            total = 0
+            for word, is_taken in zip(order, covered, strict=True):
+                taken[word] += is_taken
+                total += is_taken * sizes[word]
+            assert abs(total - probability * sum(sizes)) <= max(sizes)
+    cases = math.factorial(len(sizes) - 1) * sum(sizes) * grid
+    assert {word: Fraction(number, cases) for word, number in taken.items()} == dict.fromkeys(taken, probability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("width", "budgeted"),
+    [(16, True), (16, False), (48, True), *(pytest.param(each, True, marks=pytest.mark.nightly) for each in (24, 128))],
+)
+def test_words_of_any_length_are_masked_alike(width: int, budgeted: bool) -> None:
+    """In rows of any length too: names and numbers of many pieces are learned like particles of one."""
+    random = np.random.default_rng(1)
+    rows = 12_000 if width < 32 else 160_000 // width
+    tokens = random.integers(FIRST, VOCABULARY.size, (rows, width)).astype(np.int32)
+    tokens[:, 0] = CLS
+    tokens[np.arange(width) >= random.integers(width // 2, width + 1, rows)[:, None]] = PAD
+    words = random.random((rows, width)) < np.where(random.random((rows, width)) < 0.5, 0.9, 0.2)
+    maskable = ~VOCABULARY.is_special[tokens]
+    options = {"probability": 0.15, "vocabulary": VOCABULARY, "budgeted": budgeted}
+    masked = mask(tokens, words, maskable, row_keys(1, 0, 0, np.arange(rows)), **options)  # type: ignore[arg-type]
+    is_masked = np.zeros(tokens.shape, bool)
+    is_masked.reshape(-1)[masked.positions[: masked.count]] = True
+    seen: dict[int, list[int]] = {}
+    for row in range(rows):
+        for span in spans_of(words[row], maskable[row]):
+            assert is_masked[row, span].all() == is_masked[row, span].any(), "whole words"
+            counts = seen.setdefault(min(len(span), 6), [0, 0])
+            counts[0] += int(is_masked[row, span[0]])
+            counts[1] += 1
+    assert sorted(seen) == [1, 2, 3, 4, 5, 6]
+    for length, (hits, all_words) in seen.items():
+        error = (0.15 * 0.85 / all_words) ** 0.5
+        assert abs(hits / all_words - 0.15) < 4.5 * error < 0.06, f"words of {length} pieces: {hits / all_words:.4f}"
+    assert abs(masked.count / np.count_nonzero(maskable) - 0.15) < 0.01
+
+
+def test_a_budget_keeps_the_number_of_masked_tokens_near_the_same() -> None:
+    tokens, words, maskable, keys = batch_of(7, 300, 64)
+    budgets = 0.15 * np.count_nonzero(maskable, axis=1)
+    for starts in (words, None):
+        masked = mask(tokens, starts, maskable, keys, probability=0.15, vocabulary=VOCABULARY)
+        for row, places in enumerate(places_of(masked, 300, 64)):
+            spans = spans_of(None if starts is None else words[row], maskable[row])
+            assert abs(len(places) - budgets[row]) <= max(map(len, spans), default=0)
+            if starts is None:
+                assert len(places) in (math.floor(budgets[row]), math.ceil(budgets[row]))
 
 
 @pytest.mark.parametrize("budgeted", [True, False])
@@ -114,10 +203,10 @@ def test_rates(budgeted: bool, whole_words: bool, replace: tuple[float, float]) 
         replace=replace,
     )
     if budgeted:
-        assert masked.count == 200 * 77, "512 x 0.15 = 76.8"
+        assert abs(masked.count / tokens.size - 0.15) < 0.0006
     else:
         assert abs(masked.count / tokens.size - 0.15) < 0.006
-        assert len(masked.positions) == max(200 * 77, masked.count)
+    assert len(masked.positions) == 200 * max(77, math.ceil(masked.count / 200)), "512 x 0.15 = 76.8"
     became = masked.input_ids.reshape(-1)[masked.positions[: masked.count]]
     labels = masked.labels[: masked.count]
     kept = 1 - sum(replace) + replace[1] / len(VOCABULARY.ordinary)
@@ -175,16 +264,36 @@ def test_replacement_by_token_or_by_word() -> None:
 
 
 def test_short_rows() -> None:
-    """At least one token where a word of one token fits; none where every word is longer than the budget."""
-    tokens = np.array([[CLS, 20, 21, 22, SEP], [CLS, 20, 21, 22, SEP], [CLS, SEP, PAD, PAD, PAD]], np.int32)
-    words = np.array([[0, 1, 1, 1, 0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0]], bool)
+    """A word longer than the row's budget is masked as often as any other, and a row of special tokens never."""
+    tokens = np.array([[CLS, 20, 21, 22, SEP], [CLS, 20, 21, 22, SEP], [CLS, SEP, PAD, PAD, PAD]] * 1000, np.int32)
+    words = np.array([[0, 1, 1, 1, 0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0]] * 1000, bool)
     maskable = ~VOCABULARY.is_special[tokens]
-    keys = row_keys(0, 0, 0, np.arange(3))
-    masked = mask(tokens, words, maskable, keys, probability=0.15, vocabulary=VOCABULARY)
-    assert [len(places) for places in places_of(masked, 3, 5)] == [1, 0, 0]
-    assert len(masked.positions) == 3
-    empty = mask(tokens, words, np.zeros_like(maskable), keys, probability=0.15, vocabulary=VOCABULARY)
+    masked = mask(tokens, words, maskable, row_keys(0, 0, 0, np.arange(3000)), probability=0.15, vocabulary=VOCABULARY)
+    numbers = np.array([len(places) for places in places_of(masked, 3000, 5)]).reshape(1000, 3)
+    assert set(numbers[:, 0]) == {0, 1} and set(numbers[:, 1]) == {0, 3} and not numbers[:, 2].any()
+    assert np.all(np.abs(numbers[:, :2].mean(axis=0) / 3 - 0.15) < 0.05)
+    assert len(masked.positions) == 3000
+    empty = mask(
+        tokens,
+        words,
+        np.zeros_like(maskable),
+        row_keys(0, 0, 0, np.arange(3000)),
+        probability=0.15,
+        vocabulary=VOCABULARY,
+    )
     assert empty.count == 0 and np.array_equal(empty.input_ids, tokens)
+
+
+@pytest.mark.slow
+def test_the_budget_rule_in_large_batches() -> None:
+    """Of these, most words are not even sorted."""
+    tokens, words, maskable, keys = batch_of(13, 50, 200)
+    for starts in (words, None):
+        masked = mask(tokens, starts, maskable, keys, probability=0.15, vocabulary=VOCABULARY)
+        assert places_of(masked, 50, 200) == [
+            slow_budget(None if starts is None else words[row], maskable[row], int(keys[row]), 0.15)
+            for row in range(50)
+        ]
 
 
 def test_vocabularies_that_cannot_mask_are_refused() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import toy
+import transformers
 from dropouts import DROPOUTS
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,6 +23,7 @@ from terakoya.plugins import registry
 from terakoya.store.token_store import TokenStore
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
+from terakoya.training.engines.engine import autocast_forward
 from terakoya.training.model.activation_checkpointing import checkpoint_block, is_expensive
 from terakoya.training.model.build import build_module_for_training
 
@@ -91,6 +93,7 @@ def loss_and_gradients(
     tensors = to_device(batch, torch.device("cpu"), flash=False)
     module = build_module_for_training(settings, VOCABULARY).train()
     attention.use(module, backend)
+    autocast_forward(module, torch.device("cpu"), settings.precision)
     torch.manual_seed(5)
     with LiveTensors() as alive:
         sums = module(tensors)
@@ -116,6 +119,48 @@ def test_less_memory_is_used_and_nothing_else_changes(
         for name, value in (sums | gradients).items():
             assert torch.equal((ours | our_gradients)[name], value), (kind, name)
     assert bytes_kept["full"] < bytes_kept["selective"] < kept
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize(("architecture", "objective"), [("deberta", "masked_lm"), ("bert", "masked_lm"),
+                                                         ("electra", "replaced_token")])  # fmt: skip
+def test_nothing_changes_in_low_precision_either(
+    architecture: str, objective: str, precision: str, rows_of: TokenStore
+) -> None:
+    plain = parameters(architecture, objective, "packed", None, dropout=0.1, precision=precision)
+    sums, gradients, _ = loss_and_gradients(plain, rows_of)
+    for kind in KINDS:
+        settings = parameters(architecture, objective, "packed", kind, dropout=0.1, precision=precision)
+        ours, our_gradients, _ = loss_and_gradients(settings, rows_of)
+        assert {name: value for name, value in ours.items() if not torch.equal(value, sums[name])} == {}
+        for name, value in gradients.items():
+            if "rel_embeddings" in name:  # each block casts what all blocks use: their sum is rounded less
+                assert (our_gradients[name] - value).norm() < 0.02 * value.norm()
+            else:
+                assert torch.equal(our_gradients[name], value), (kind, name)
+
+
+def test_blocks_may_share_weights_in_low_precision() -> None:
+    config = transformers.AlbertConfig(
+        vocab_size=50, embedding_size=8, hidden_size=16, num_hidden_layers=3, num_attention_heads=2,
+        intermediate_size=32, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1,
+    )  # fmt: skip
+    ids = torch.randint(5, 50, (2, 9), generator=torch.Generator().manual_seed(2))
+    found = []
+    for kind in (None, *KINDS):
+        torch.manual_seed(0)
+        model = transformers.AlbertModel(config).train()
+        if kind:
+            checkpoint_block(model.encoder.albert_layer_groups[0].albert_layers[0], kind)  # type: ignore[arg-type]
+        with torch.autocast("cpu", torch.bfloat16):
+            states = model(ids).last_hidden_state
+        states.float().square().sum().backward()
+        weight = model.encoder.albert_layer_groups[0].albert_layers[0].ffn.weight
+        assert weight.grad is not None
+        found.append((states.detach(), weight.grad))
+    for states, gradient in found[1:]:
+        assert torch.equal(states, found[0][0])
+        assert (gradient - found[0][1]).norm() < 0.02 * found[0][1].norm()
 
 
 def test_expensive_operations_are_those_of_the_module_docstring() -> None:
@@ -190,7 +235,7 @@ def test_two_processes_train_bit_identically_and_it_may_change_on_resume(store: 
     toy.train(settings, tmp_path / "plain", nodes=nodes)
     toy.train({**settings, "max_steps": 2, "activation_checkpointing": "full"}, tmp_path / "less", nodes=nodes)
     said = toy.train({**settings, "activation_checkpointing": "selective"}, tmp_path / "less", nodes=nodes)
-    assert "parameter activation_checkpointing: was 'full', is 'selective'" in said
+    assert 'parameter activation_checkpointing: was "full", is "selective"' in said
     assert toy.losses(tmp_path / "less") == toy.losses(tmp_path / "plain")
     plain, less = (tmp_path / run / "checkpoints/step-00000004" for run in ("plain", "less"))
     pairs = [(toy.saved(plain, kind), toy.saved(less, kind)) for kind in ("model", "optimizer")]

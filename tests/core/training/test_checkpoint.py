@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from terakoya.errors import UserError
-from terakoya.training.checkpoint import checkpoint
+from terakoya.runs import checkpoints
+from terakoya.training.checkpoint import checkpoint, recovery
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.topology import ProcessInfo, Topology
@@ -68,7 +69,7 @@ def test_a_loaded_checkpoint_equals_the_saved_state(save: Callable[..., Path]) -
     assert old_state.keys() == new_state.keys() and len(old_state) == 3 * 5
     assert all(torch.equal(old_state[key], new_state[key]) for key in old_state)
     assert after.module[2].weight is after.module[0].weight
-    assert checkpoint.read_manifest(folder)["consumed_rows"] == 80
+    assert checkpoints.read_manifest(folder)["consumed_rows"] == 80
     plain = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
     plain[2].weight = plain[0].weight
     checkpoint_state.load_module(folder, plain)
@@ -116,7 +117,7 @@ def test_a_damaged_checkpoint_goes_to_quarantine_and_the_one_before_is_used(
         (folder / "manifest.json").write_text('{"format": 1')
     else:
         (folder / "manifest.json").unlink()
-    found, messages = checkpoint.recover_newest(tmp_path / "checkpoints")
+    found, messages = recovery.recover_newest(tmp_path / "checkpoints")
     assert found is not None and found.name == "step-00000001"
     assert len(messages) == 1 and "step-00000002 is damaged" in messages[0]
     assert (tmp_path / "checkpoints/quarantine/step-00000002").is_dir()
@@ -126,7 +127,7 @@ def test_leftovers_of_a_killed_save_are_removed_and_reported(tmp_path: Path, sav
     folder = save(1)
     shutil.copytree(folder, tmp_path / "checkpoints/.staging-step-00000002")
     shutil.copytree(folder, tmp_path / "checkpoints/.removing-step-00000000")
-    found, messages = checkpoint.recover_newest(tmp_path / "checkpoints")
+    found, messages = recovery.recover_newest(tmp_path / "checkpoints")
     assert found == folder and len(messages) == 2
     assert names(tmp_path / "checkpoints") == ["step-00000001"]
 
@@ -177,15 +178,15 @@ def test_other_folders_and_links_are_not_checkpoints(tmp_path: Path, save: Calla
     (root / "step-7").mkdir()
     (root / "latest").mkdir()
     (root / "step-00000009").symlink_to(folder)
-    assert checkpoint.list_checkpoints(root) == [(3, folder)]
+    assert checkpoints.list_checkpoints(root) == [(3, folder)]
 
 
 def test_a_manifest_cannot_point_outside(tmp_path: Path, save: Callable[..., Path]) -> None:
     folder = save(1)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"]["../../tokenizer/vocab.txt"] = {"size": 6, "sha256": "0"}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert checkpoint.find_problems(folder) == ["../../tokenizer/vocab.txt: missing"]
+    (folder / "manifest.json").write_text(json.dumps(checkpoints.seal(manifest)))
+    assert checkpoints.find_problems(folder) == ["../../tokenizer/vocab.txt: missing"]
 
 
 def test_large_states_are_split_into_several_files(

@@ -1,5 +1,6 @@
 """A checkpoint that several ranks write, which are threads here: shards, order, and a rank that fails."""
 
+import errno
 import json
 import os
 import threading
@@ -14,8 +15,9 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from terakoya.errors import UserError
-from terakoya.training.checkpoint import checkpoint
+from terakoya.errors import FileError, TemporaryFailure, UserError
+from terakoya.runs import checkpoints
+from terakoya.training.checkpoint import checkpoint, recovery
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.distributed import all_ranks
 from terakoya.training.distributed.all_ranks import Shutdown, run_on_all_ranks
@@ -109,9 +111,9 @@ def save(tmp_path: Path, module: nn.Module, step: int) -> list[Any]:
 def test_every_rank_writes_its_shards_and_the_manifest_lists_all(tmp_path: Path, module: nn.Module) -> None:
     folder = tmp_path / "checkpoints/step-00000001"
     assert save(tmp_path, module, 1) == [folder] * RANKS
-    assert checkpoint.find_problems(folder) == []
+    assert checkpoints.find_problems(folder) == []
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert manifest["format"] == 2 and manifest["world"] == RANKS
+    assert manifest["format"] == 3 and manifest["world"] == RANKS
     assert sorted(manifest["files"]) == [
         "model.json", *(f"state/model-0000{rank}.safetensors" for rank in range(RANKS)),
         "state/optimizer-00000.safetensors", "tokenizer/vocab.txt",
@@ -132,7 +134,7 @@ def test_a_damaged_shard_sends_the_checkpoint_to_quarantine(damage: str, tmp_pat
         shard.unlink()
     else:
         shard.write_bytes(content)
-    found, messages = checkpoint.recover_newest(tmp_path / "checkpoints")
+    found, messages = recovery.recover_newest(tmp_path / "checkpoints")
     assert found is not None and found.name == "step-00000001"
     assert len(messages) == 1 and "state/model-00002.safetensors" in messages[0] and "quarantine" in messages[0]
     assert (tmp_path / "checkpoints/quarantine/step-00000002").is_dir()
@@ -160,7 +162,33 @@ def test_where_one_rank_cannot_write_all_raise_and_other_checkpoints_stay(
         assert isinstance(error, UserError)
         assert f"failed on 1 of 3 processes; rank {rank} on host{rank}: " in str(error), error
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
-    assert checkpoint.find_problems(tmp_path / "checkpoints/step-00000001") == []
+    assert checkpoints.find_problems(tmp_path / "checkpoints/step-00000001") == []
+
+
+def test_where_one_rank_holds_numbers_that_are_not_finite_all_raise(tmp_path: Path, module: nn.Module) -> None:
+    save(tmp_path, module, 1)
+    with torch.no_grad():
+        module[1].bias[2] = torch.nan
+    raised = save(tmp_path, module, 2)
+    assert [str(each) for each in raised] == [str(raised[0])] * RANKS and isinstance(raised[0], UserError)
+    assert str(raised[0]).startswith("step 2: 1 tensors of the model or of the optimizer's state hold numbers that are")
+    assert "(1.bias)" in str(raised[0]) and "step-00000001, from before, stays" in str(raised[0])
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (TemporaryFailure("no answer"), 74),
+        (FileError("no answer", errno.ESTALE), 74),
+        (OSError(errno.EIO, "no answer"), 74),
+        (OSError(errno.EROFS, "read-only"), 2),
+        (UserError("a mistake"), 2),
+    ],
+)
+def test_all_ranks_end_with_the_exit_code_of_the_one_that_failed(error: Exception, code: int) -> None:
+    raised = on_every_rank(lambda context: context.raise_on_all_ranks("it", error if context.rank == 1 else None))
+    assert [each.exit_code for each in raised] == [code] * RANKS
 
 
 def test_the_manifest_waits_for_the_slowest_rank(
@@ -204,7 +232,7 @@ def test_a_checkpoint_with_a_tensor_that_no_rank_wrote_is_never_committed(tmp_pa
             tmp_path / "checkpoints", 1, alone, Source(0, module), facts={}, write_models=lambda folder: None,
             tokenizer_folder=tmp_path / "tokenizer", keep=2,
         )  # fmt: skip
-    assert checkpoint.list_checkpoints(tmp_path / "checkpoints") == []
+    assert checkpoints.list_checkpoints(tmp_path / "checkpoints") == []
 
 
 def test_all_ranks_return_the_results_of_all_when_the_last_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:

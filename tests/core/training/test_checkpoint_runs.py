@@ -106,16 +106,33 @@ def test_a_run_killed_inside_its_second_save_resumes_from_the_first(
 
 
 @pytest.mark.slow
-def test_a_full_disk_on_one_rank_ends_all_and_damages_nothing(store: Path, straight: Path, tmp_path: Path) -> None:
-    """The save runs in the background: ranks notice the error at the next step."""
+@pytest.mark.parametrize("background", [True, pytest.param(False, marks=pytest.mark.nightly)])
+def test_a_save_that_one_rank_has_no_space_for_is_reported_and_the_run_goes_on(
+    background: bool, store: Path, straight: Path, tmp_path: Path
+) -> None:
+    """All ranks agree on it; where the save runs in the background, they notice the error at the next step."""
     environment = {"FAULT": "full:write@3", "FAULT_RANK": "1"}
     output = toy.train(
-        settings(store, background=True), tmp_path / "run", nodes=TWO, plugins=FAULTS, environment=environment, code=2
+        settings(store, background=background), tmp_path / "run", nodes=TWO, plugins=FAULTS, environment=environment
     )
-    assert "failed on 1 of 2 processes; rank 1 on" in output and "OSError: [Errno 28] No space left on device" in output
-    assert "Traceback" not in output
-    assert [path.name for path in sorted((tmp_path / "run/checkpoints").iterdir())] == ["step-00000002"]
-    toy.train(settings(store, background=True), tmp_path / "run", nodes=TWO, plugins=FAULTS)
+    warning = "step 4 could not be saved (1 of 3 failed saves in a row that end a run): saving"
+    assert warning in output and "failed on 1 of 2 processes; rank 1 on" in output and "Traceback" not in output
+    assert "OSError: [Errno 28] No space left on device; step 2 is safe, and the next save tries again" in output
+    assert sorted(toy.records(tmp_path / "run", "checkpoint")) == [2, 6]
+    assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["step-00000002", "step-00000006"]
+    assert_same(tmp_path / "run", straight)
+
+
+@pytest.mark.nightly
+def test_a_run_ends_when_three_saves_in_a_row_found_no_space(store: Path, straight: Path, tmp_path: Path) -> None:
+    environment = {"FAULT": "full:write@3-", "FAULT_RANK": "1"}
+    every_step = settings(store, background=True, checkpoint={"save_steps": 1, "keep": 5, "async_save": True})
+    output = toy.train(every_step, tmp_path / "run", nodes=TWO, plugins=FAULTS, environment=environment, code=74)
+    assert "Traceback" not in output and "2 of 3 failed saves in a row" in output
+    assert "3 saves in a row failed: saving" in output
+    assert "; step 1 is safe; free some space and give the same command again" in output.replace("\n", " ")
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-00000001"]
+    toy.train(every_step, tmp_path / "run", nodes=TWO, plugins=FAULTS)
     assert_same(tmp_path / "run", straight)
 
 

@@ -33,8 +33,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
         jobs.append({"out": str(out), "settings": changes, "start_from": before, "watch": stage is not None})
         before = str(checkpoint(out, last))
     processes = start(jobs, base / "pair", 2)
-    output = [process.communicate(timeout=240)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n---\n".join(output)
+    toy.finish(processes, seconds=240)
     return base
 
 

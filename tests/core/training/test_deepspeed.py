@@ -24,6 +24,7 @@ from engine_runs import (
     assert_same_losses,
     checkpoint,
     here,
+    run_in_a_new_process,
     settings,
     start,
     state,
@@ -80,12 +81,13 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
             )
         )  # fmt: skip
     alone = [job("alone3", 3, one, start_from=from_step("plain"))]
-    started = [*start(jobs, base / "pair", 2), *start(alone, base / "single", 1)]
-    said = [process.communicate(timeout=240)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0, 0], "\n---\n".join(said)
+    pair = start(jobs, base / "pair", 2)
+    said = run_in_a_new_process(alone, base / "alone.json")
+    toy.finish(pair, seconds=240)
+    said += "".join(process.output.read_text() for process in pair)
     for stage in STAGES:
         here(base / f"to_plain{stage}", plain, checkpoint(base / f"stage{stage}", MIDDLE))
-    return base, "".join(said)
+    return base, said
 
 
 @pytest.mark.slow
@@ -200,8 +202,9 @@ def test_lion_takes_the_same_steps_when_sharded(runs: tuple[Path, str], stage: i
     base, _ = runs
     assert_same_losses(base / "plain_lion", base / f"lion{stage}", 1e-4)
     plain, mine = state(base / "plain_lion", "model"), state(base / f"lion{stage}", "model")
-    apart = sum(int(((plain[name] - mine[name]).abs() > 1e-6).sum()) for name in plain)
-    assert apart <= sum(value.numel() for value in plain.values()) / 1000
+    learnt = [name for name in plain if not name.endswith("key.bias")]  # whose gradient is 0, so its sign is rounding
+    apart = sum(int(((plain[name] - mine[name]).abs() > 1e-6).sum()) for name in learnt)
+    assert apart <= sum(plain[name].numel() for name in learnt) / 1000
     assert state(base / f"lion{stage}", "optimizer").keys() == state(base / "plain_lion", "optimizer").keys()
 
 

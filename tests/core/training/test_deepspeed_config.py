@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import toy
 from engine_runs import LAST, MIDDLE, assert_close, assert_same_losses, checkpoint, here, settings, start, state
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
@@ -35,8 +36,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
         middle = str(checkpoint(base / name, MIDDLE))
         jobs.append({"out": str(base / f"resumed_{name}"), "settings": raw, "start_from": middle})
     started = start(jobs, base / "pair", 2)
-    said = [process.communicate(timeout=240)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0], "\n---\n".join(said)
+    toy.finish(started, seconds=240)
     return base
 
 

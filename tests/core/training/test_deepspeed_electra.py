@@ -35,8 +35,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
             out = str(base / f"{sharing}{stage}")
             jobs.append({"out": out, "settings": run(sharing, stage, {"0": 5, "1": 2})})
     started = start(jobs, base / "pair", 2)
-    said = [process.communicate(timeout=240)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0], "\n---\n".join(said)
+    toy.finish(started, seconds=240)
     return base
 
 

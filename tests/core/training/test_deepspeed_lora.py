@@ -38,8 +38,7 @@ def runs(store: Path, validation_store: Path, tmp_path_factory: pytest.TempPathF
     middle = str(checkpoint(base / "stage3", MIDDLE))
     jobs.append({"out": str(base / "resumed3"), "settings": run(3, two), "start_from": middle})
     started = start(jobs, base / "pair", 2)
-    said = [process.communicate(timeout=240)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 0], "\n---\n".join(said)
+    toy.finish(started, seconds=240)
     return base
 
 

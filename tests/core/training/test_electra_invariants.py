@@ -16,7 +16,7 @@ ARCHITECTURE = {
     "type": "electra", "embedding_size": 12, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 32, "max_position_embeddings": 32,
 }  # fmt: skip
-TIMED = {"time", "tokens_per_second", "samples_per_second", "tflops", "mfu"}
+TIMED = {"time", "tokens_per_second", "samples_per_second", "tflops", "mfu", "slowest_rank", "slowest_rank_excess"}
 """Values that depend on the clock, which no run repeats."""
 NUMBERS = (
     "loss", "generator_loss", "generator_accuracy", "sampled_accuracy", "discriminator_loss", "discriminator_accuracy",

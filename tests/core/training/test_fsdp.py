@@ -238,8 +238,9 @@ def test_lion_takes_the_same_steps_when_sharded(runs: Path) -> None:
     """Lion's updates are signs: where a gradient is nearly zero, rounding may flip one."""
     assert_same_losses(runs / "lion_plain", runs / "lion", 1e-4)
     plain, mine = state(runs / "lion_plain", "model"), state(runs / "lion", "model")
-    apart = sum(int(((plain[name] - mine[name]).abs() > 1e-6).sum()) for name in plain)
-    assert apart <= sum(value.numel() for value in plain.values()) / 1000
+    learnt = [name for name in plain if not name.endswith("key.bias")]  # whose gradient is 0, so its sign is rounding
+    apart = sum(int(((plain[name] - mine[name]).abs() > 1e-6).sum()) for name in learnt)
+    assert apart <= sum(plain[name].numel() for name in learnt) / 1000
     assert state(runs / "lion", "optimizer").keys() == state(runs / "lion_plain", "optimizer").keys()
 
 

@@ -16,6 +16,7 @@ from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import TokenStore
 from terakoya.training.batches import BatchMaker
 from terakoya.training.distributed.topology import RankBatch
+from terakoya.training.setup import train_in_this_process
 
 
 def in_tokens(store: Path, **changes: Any) -> dict[str, Any]:
@@ -35,6 +36,17 @@ def learning_rates(out: Path) -> dict[int, float]:
 def manifest(out: Path, step: int) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads((out / f"checkpoints/step-{step:08d}/manifest.json").read_text())
     return loaded
+
+
+def test_no_batch_is_made_that_the_run_does_not_take(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is beyond the end may be another epoch, whose plan would be made for nothing."""
+    made: list[int] = []
+    real = BatchMaker.__call__
+    monkeypatch.setattr(BatchMaker, "__call__", lambda self, step: made.append(step) or real(self, step))
+    train_in_this_process(Parameters.from_dict(toy.parameters(store, max_steps=2), source="test"), tmp_path / "run")
+    assert made == [0, 1]
 
 
 @pytest.mark.slow
@@ -98,7 +110,7 @@ def test_validation_losses_survive_a_kill(store: Path, validation_store: Path, t
 def test_an_epoch_takes_each_row_once_whatever_the_split(store: Path) -> None:
     parameters = Parameters.from_dict(toy.parameters(store), source="test")
     opened = TokenStore.open(store)
-    source = RowSource(opened, parameters.objective.row_layout(), sequence_length=32, seed=3, store_index=0)
+    source = RowSource(opened, parameters.objective.row_layout(), sequence_length=32, seed=3, store_id=0)
     rows = len(source)
     assert rows % 16, "the last step is not full"
     seen: list[list[int]] = []
@@ -125,7 +137,7 @@ def test_a_run_of_epochs_ends_after_its_rows_and_can_be_extended(store: Path, tm
     settings = toy.parameters(store, max_steps=None, epochs=1, checkpoint={"save_steps": 1000})
     opened = TokenStore.open(store)
     objective = Parameters.from_dict(settings, source="test").objective
-    rows = len(RowSource(opened, objective.row_layout(), sequence_length=32, seed=42, store_index=0))
+    rows = len(RowSource(opened, objective.row_layout(), sequence_length=32, seed=42, store_id=0))
     steps = -(-rows // 16)
     output = toy.train({**settings, "batch_size": {"0": 9, "1": 7}}, tmp_path / "run", nodes=(1, 1))
     assert f"{rows:,} rows in {steps} steps" in output

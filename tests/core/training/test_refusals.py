@@ -1,15 +1,21 @@
 """No error is silent: each of these runs ends with a message that says what to do."""
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import toy
 from saved_weights import FAULTS
 
-from terakoya.config.parameters import Parameters
+from terakoya.config.parameters import RESUME_MAY_CHANGE, Parameters
 from terakoya.errors import UserError
 from terakoya.training.setup import train_in_this_process
+
+GPT2 = {
+    "type": "gpt2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32,
+}  # fmt: skip
 
 
 def run(settings: dict[str, object], out: Path, **options: object) -> None:
@@ -17,12 +23,12 @@ def run(settings: dict[str, object], out: Path, **options: object) -> None:
 
 
 @pytest.mark.slow
-def test_a_gradient_that_is_not_finite_ends_the_run_before_the_next_save(store: Path, tmp_path: Path) -> None:
-    settings = toy.parameters(store, logging_steps=4, checkpoint={"save_steps": 4})
-    output = toy.train(settings, tmp_path / "run", plugins=FAULTS, environment={"FAULT": "nan:5"}, code=2)
-    assert "step 8: gradients were not finite in 3 step(s)" in output
+def test_gradients_that_are_never_finite_end_the_run_before_the_next_save(store: Path, tmp_path: Path) -> None:
+    settings = toy.parameters(store, logging_steps=4, checkpoint={"save_steps": 4}, max_consecutive_skipped_steps=2)
+    output = toy.train(settings, tmp_path / "run", plugins=FAULTS, environment={"FAULT": "nan:5"}, code=3)
+    assert "step 8: loss or gradients were not finite in 3 step(s) in a row" in output
     assert [folder.name for folder in (tmp_path / "run/checkpoints").iterdir()] == ["step-00000004"]
-    assert toy.records(tmp_path / "run", "error")[8]["text"].startswith("UserError: step 8")
+    assert toy.records(tmp_path / "run", "error")[8]["text"].startswith("Diverged: step 8")
 
 
 @pytest.mark.slow
@@ -65,8 +71,7 @@ def hold(folder: str, ready: object, leave: object) -> None:
 def test_two_runs_never_share_a_folder(store: Path, tmp_path: Path) -> None:
     context = toy.FORKSERVER
     ready, leave = context.Event(), context.Event()
-    holder = context.Process(target=hold, args=(str(tmp_path), ready, leave))
-    holder.start()
+    holder = toy.fork(hold, str(tmp_path), ready, leave)
     assert ready.wait(60)
     with pytest.raises(UserError, match=rf"is in use by pid {holder.pid} on "):
         run(toy.parameters(store, max_steps=1), tmp_path)
@@ -96,8 +101,44 @@ def test_another_store_under_the_same_name_is_refused(store: Path, validation_st
     run(settings, tmp_path / "run")
     moved.unlink()
     moved.symlink_to(validation_store)
-    with pytest.raises(UserError, match="not the ones this run was started with"):
-        run({**settings, "max_steps": 2}, tmp_path / "run")
+    other_validation = {**settings["data"], "validation": [str(store)]}
+    for data in (settings["data"], other_validation):
+        with pytest.raises(UserError, match="not the ones this run was started with"):
+            run({**settings, "data": data, "max_steps": 2}, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_every_key_that_may_change_can_change_on_resume(
+    store: Path, validation_store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = toy.parameters(store, validation_store, max_steps=1, architecture=GPT2, objective={"type": "causal_lm"})
+    settings["evaluation"]["batches"] = 1
+    other = tmp_path / "validation"
+    other.symlink_to(store)
+    changes: dict[str, dict[str, Any]] = {
+        "max_steps": {}, "epochs": {"max_steps": None, "epochs": 1},
+        "max_tokens": {"max_steps": None, "max_tokens": 600},
+        "max_minutes": {"max_minutes": 5}, "logging_steps": {"logging_steps": 2}, "trackers": {"trackers": []},
+        "checkpoint": {"checkpoint": {"save_steps": 2}}, "evaluation": {"evaluation": None},
+        "data.validation": {"data": {**settings["data"], "validation": [str(other)]}},
+        "batch_size": {"batch_size": {"0": 16}}, "micro_batch_size": {"micro_batch_size": 3},
+        "on_lost_node": {"on_lost_node": "redistribute"},
+        "data.skip_steps": {"data": {**settings["data"], "skip_steps": [[2, 2]]}},
+        "activation_checkpointing": {"activation_checkpointing": "full"},
+        "max_consecutive_skipped_steps": {"max_consecutive_skipped_steps": 1}, "spikes": {"spikes": None},
+        "objective.head_positions": {"objective": {"type": "causal_lm", "head_positions": 64}},
+        "parallel": {"parallel": {"timeout_seconds": 60}},
+    }  # fmt: skip
+    assert set(changes) == RESUME_MAY_CHANGE
+    run(settings, tmp_path / "run")
+    for key, change in changes.items():
+        shutil.copytree(tmp_path / "run", tmp_path / key)
+        run({**settings, "max_steps": 2, **change}, tmp_path / key)
+        assert "resumed from" in capsys.readouterr().err, key
+        assert len(toy.records(tmp_path / key, "resume")) == 1, key
+    lines = map(json.loads, (tmp_path / "data.validation/metrics.jsonl").read_text().splitlines())
+    warnings = [line["text"] for line in lines if line["kind"] == "warning"]
+    assert warnings == [f"{other}: the run has not validated on this store before; its losses start a new curve"]
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The log of a run: it is complete, and never delays the loop."""
 
+import io
 import json
 import logging
 import subprocess
@@ -168,3 +169,51 @@ def test_other_ranks_write_nothing(tmp_path: Path) -> None:
     run_log.track(1, {})
     run_log.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_never_ends_the_run_and_what_had_no_room_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("terakoya.training.run_log.PENDING_BYTES", 500)
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    run_log = RunLog(tmp_path, [], {}, active=True)
+    for step in range(100):
+        run_log.write("step", step=step)
+    run_log.sync()
+    printed = capsys.readouterr().err
+    assert printed.count("metrics.jsonl cannot be written (No space left on device); the run goes on") == 1
+    assert run_log.file is not None
+    run_log.file.close()
+    run_log.file = (tmp_path / "later").open("ab", buffering=0)
+    run_log.write("step", step=100)
+    run_log.close()
+    lines = [json.loads(line) for line in (tmp_path / "later").read_text().splitlines()]
+    kept = len(lines) - 1
+    assert [line["step"] for line in lines[:-1]] == list(range(kept)) and 5 < kept < 20
+    assert lines[-1]["kind"] == "warning" and f"{101 - kept} records of metrics.jsonl are missing" in lines[-1]["text"]
+
+
+def test_records_that_never_found_room_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    run_log = RunLog(tmp_path, [], {}, active=True)
+    for step in range(7):
+        run_log.write("step", step=step)
+    run_log.close()
+    assert "the last 7 records of metrics.jsonl are missing" in capsys.readouterr().err
+
+
+def test_a_terminal_that_was_closed_does_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is closed while the run goes on to save."""
+
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    log = RunLog(tmp_path, [], {}, active=True)
+    log.print("one")
+    log.warn("two")
+    log.show_progress("three", last=True)
+    logging.getLogger("terakoya").warning("four")
+    log.close()
+    assert "two" in (tmp_path / "metrics.jsonl").read_text()

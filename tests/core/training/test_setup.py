@@ -7,6 +7,7 @@ import torch
 import toy
 
 from terakoya.config.parameters import Parameters
+from terakoya.runs import checkpoints
 from terakoya.store.token_store import TokenStore
 from terakoya.training.model.build import build_module
 from terakoya.training.setup import train_in_this_process
@@ -30,6 +31,6 @@ def test_a_setting_that_did_not_exist_counts_as_unchanged(store: Path, tmp_path:
     (manifest,) = tmp_path.glob("checkpoints/*/manifest.json")
     written = json.loads(manifest.read_text())
     del written["parameters"]["schedule"]["simultaneous"]
-    manifest.write_text(json.dumps(written))
+    manifest.write_text(json.dumps(checkpoints.seal(written)))
     train_in_this_process(Parameters.from_dict({**settings, "max_steps": 2}, source="test"), tmp_path)
     assert max(toy.records(tmp_path)) == 2

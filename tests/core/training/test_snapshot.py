@@ -100,12 +100,7 @@ def work_longer_than_the_timeout(rank: int, meeting: Path, out: Path) -> None:
 
 @pytest.mark.slow
 def test_work_may_take_longer_than_the_timeout_of_waiting_ranks(tmp_path: Path) -> None:
-    started = [
-        toy.FORKSERVER.Process(target=work_longer_than_the_timeout, args=(rank, tmp_path / "meeting", tmp_path))
-        for rank in range(2)
-    ]
-    for process in started:
-        process.start()
+    started = [toy.fork(work_longer_than_the_timeout, rank, tmp_path / "meeting", tmp_path) for rank in range(2)]
     for process in started:
         process.join(120)
     assert [process.exitcode for process in started] == [0, 0]

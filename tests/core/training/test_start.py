@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 import toy
 from safetensors.torch import load_file, save_file
+from small_store import reseal
 from start_folders import NEXT_SENTENCE, begin, electra, refusal, save_bert, save_electra, settings, trainer
 from torch import Tensor
 from transformers import (
@@ -26,8 +27,8 @@ from terakoya.components import Objective
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export
 from terakoya.plugins import registry
+from terakoya.runs import checkpoints
 from terakoya.toolkit.architectures import attention
-from terakoya.training.checkpoint import checkpoint
 from terakoya.training.model.build import build_module
 from terakoya.training.setup import train_in_this_process
 from terakoya.training.stores import Stores
@@ -299,6 +300,7 @@ def test_another_tokenizer_of_the_same_size_is_named(store: Path, tmp_path: Path
     save_bert(tmp_path / "m")
     tokens = ["[PAD]", "[UNK]", *(f"字{index}" for index in range(2, 200))]
     save_tokenizer(copy / "tokenizer", tokens)
+    reseal(copy)
     save_tokenizer(tmp_path / "m", tokens)
     begin(settings(copy, str(tmp_path / "m")))
     tokens[7], tokens[9] = tokens[9], "江戸"
@@ -319,6 +321,7 @@ def test_a_folder_with_its_own_code_is_compared_without_running_it(store: Path, 
     save_bert(tmp_path / "m")
     tokens = ["[PAD]", "[UNK]", *(f"字{index}" for index in range(2, 200))]
     save_tokenizer(copy / "tokenizer", tokens)
+    reseal(copy)
     tokens[7] = "江戸"
     save_tokenizer(tmp_path / "m", tokens)
     file = tmp_path / "m/config.json"
@@ -400,12 +403,12 @@ def test_a_resumed_run_and_an_export_do_not_need_the_folder(store: Path, tmp_pat
     save_bert(tmp_path / "m")
     raw = settings(store, str(tmp_path / "m"), checkpoint={"save_steps": 1})
     train_in_this_process(Parameters.from_dict(raw, source="test"), tmp_path / "run")
-    facts = checkpoint.read_manifest(tmp_path / "run/checkpoints/step-00000001")["started_from"]
+    facts = checkpoints.read_manifest(tmp_path / "run/checkpoints/step-00000001")["started_from"]
     assert facts[""]["folder"] == str(tmp_path / "m") and len(facts[""]["files"]["model.safetensors"]) == 64
     shutil.rmtree(tmp_path / "m")
     train_in_this_process(Parameters.from_dict({**raw, "max_steps": 3}, source="test"), tmp_path / "run")
     assert sorted(toy.records(tmp_path / "run")) == [1, 2, 3]
-    assert checkpoint.read_manifest(tmp_path / "run/checkpoints/step-00000003")["started_from"] == facts
+    assert checkpoints.read_manifest(tmp_path / "run/checkpoints/step-00000003")["started_from"] == facts
     export(tmp_path / "run", tmp_path / "exported")
     BertForMaskedLM.from_pretrained(tmp_path / "exported", local_files_only=True)
 

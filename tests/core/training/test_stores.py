@@ -38,6 +38,21 @@ def test_a_split_trains_on_the_first_documents_and_validates_on_the_next(store: 
     assert names == {f"{store} (validation)"}
 
 
+def test_validation_does_not_depend_on_what_else_a_run_reads(store: Path, validation_store: Path) -> None:
+    alone = settings(store, {"validation": [str(validation_store)]})
+    beside = settings(
+        store, {"train": [str(store), str(validation_store)], "validation": [str(store), str(validation_store)]}
+    )
+    one, other = (
+        Stores.open(each.data)
+        .validation_rows(each.objective.row_layout(), seed=3)[str(validation_store)]
+        .load(0, np.arange(5))
+        for each in (alone, beside)
+    )
+    assert np.array_equal(one.tokens, other.tokens) and np.array_equal(one.keys, other.keys)
+    assert len(set(one.keys.tolist())) == 5
+
+
 @pytest.mark.slow
 def test_skipped_steps_count_but_change_nothing(store: Path, tmp_path: Path) -> None:
     changes = {"max_steps": 8, "checkpoint": {"save_steps": 2, "keep": 9}}

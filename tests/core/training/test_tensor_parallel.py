@@ -270,8 +270,9 @@ def test_fp16_skips_the_same_steps(runs: Path) -> None:
 def test_lion_takes_the_same_steps(runs: Path) -> None:
     """Lion's updates are signs: where a gradient is nearly zero, rounding may flip one."""
     plain, mine = state(runs / "plain_lion", "model"), state(runs / "lion", "model")
-    apart = sum(int(((plain[name] - mine[name]).abs() > 1e-6).sum()) for name in plain)
-    assert apart <= sum(value.numel() for value in plain.values()) / 1000
+    learnt = [name for name in plain if not name.endswith("key.bias")]  # whose gradient is 0, so its sign is rounding
+    apart = sum(int(((plain[name] - mine[name]).abs() > 1e-6).sum()) for name in learnt)
+    assert apart <= sum(plain[name].numel() for name in learnt) / 1000
 
 
 @pytest.mark.slow

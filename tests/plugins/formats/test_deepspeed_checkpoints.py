@@ -1,30 +1,26 @@
 """Checkpoints that DeepSpeed's engine saves from two processes, in every stage, are imported with identical weights.
 
-One pair of processes runs `deepspeed_saver.py` for all checkpoints.
+One pair of processes saves all checkpoints.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import published_layouts as layouts
 import pytest
 import torch
+import toy
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from terakoya_plugins.formats.deepspeed import DeepSpeed, read_weights
 
+deepspeed_saver = pytest.importorskip("deepspeed_saver")  # imports deepspeed, an optional requirement
+
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed"),
     pytest.mark.timeout(900),  # seconds on a quiet machine, minutes on one that is shared
 ]
 
@@ -42,35 +38,12 @@ JOBS: dict[str, dict[str, Any]] = {
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with all checkpoints, one sub-folder per job."""
     folder = tmp_path_factory.mktemp("deepspeed")
-    jobs = folder / "jobs.json"
-    jobs.write_text(json.dumps([{"name": name, **job} for name, job in JOBS.items()]), encoding="utf-8")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    jobs = [{"name": name, **job} for name, job in JOBS.items()]
     started = []
-    for rank in range(2):
-        launched = {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
-        command = [
-            sys.executable,
-            str(Path(__file__).parents[2] / "helpers" / "deepspeed_saver.py"),
-            str(jobs),
-            str(folder),
-        ]
-        environment = {**os.environ, **launched}
-        started.append(
-            subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        )
-    try:
-        for process in started:
-            output, _ = process.communicate(timeout=600)
-            assert process.returncode == 0, output[-4000:]
-    finally:
-        for process in started:
-            process.kill()
-            process.communicate()
+    for rank, variables in enumerate(toy.launched((2,))):
+        output = folder / f"{rank}.txt"
+        started.append(toy.Process(toy.fork(deepspeed_saver.process, jobs, folder, variables, output), output))
+    toy.finish(started, seconds=600)
     return folder
 
 

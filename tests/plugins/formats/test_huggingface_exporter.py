@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer, BertJapaneseTokenizer, BertTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, BertJapaneseTokenizer, BertTokenizer, PreTrainedModel
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.plugins import registry
+from terakoya.toolkit.formats import model_folder
 from terakoya_plugins.formats.huggingface import HuggingFace
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ga", "##ra", "su"]
@@ -20,10 +22,12 @@ SIZES = {
 }  # fmt: skip
 
 
-def build(name: str, vocabulary: Vocabulary) -> PreTrainedModel:
-    """A tiny model of the architecture `name`."""
+def build(name: str, vocabulary: Vocabulary, **further: float) -> PreTrainedModel:
+    """A tiny model of the architecture `name`, with the settings `further` that it has."""
     component = registry().component("architectures", name)
-    architecture = component(**{key: value for key, value in SIZES.items() if key in component.model_fields})
+    architecture = component(
+        **{key: value for key, value in {**SIZES, **further}.items() if key in component.model_fields}
+    )
     return architecture.build(vocabulary, "masked" if "masked" in component.heads else sorted(component.heads)[0])
 
 
@@ -74,3 +78,35 @@ def test_a_model_without_token_types_gets_none(name: str, tmp_path: Path) -> Non
         assert model.generate(**pair, max_new_tokens=2).shape[0] == 1
     else:
         assert torch.isfinite(model(**pair).logits).all()
+
+
+LONGEST = {"bert": 12, "roberta": 12, "deberta_v2": None, "modernbert": 12, "llama": 12, "t5": None}
+
+
+@pytest.mark.parametrize("name", LONGEST)
+def test_truncation_cuts_to_the_positions_of_the_model(name: str, tmp_path: Path) -> None:
+    source = tmp_path / "tokenizer"
+    BertTokenizer(vocab={word: number for number, word in enumerate(WORDS)}).save_pretrained(source)
+    model = build(name, VOCABULARY, max_position_embeddings=12).eval()
+    HuggingFace().export({"": model}, source, tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)
+    ids = tokenizer("ga " * 40, truncation=LONGEST[name] is not None, return_tensors="pt")["input_ids"]
+    assert ids.shape == (1, LONGEST[name] or 42)
+    if name != "t5":
+        with torch.no_grad():
+            model(ids)
+
+
+def test_transformers_4_reads_the_bases_of_rotary_positions(tmp_path: Path) -> None:
+    """Transformers 4 knows `rope_theta` and its kin alone; 5 reads `rope_parameters`, and the same from both."""
+    expected = {
+        "llama": {"rope_theta": 5000.0},
+        "modernbert": {"global_rope_theta": 7000.0, "local_rope_theta": 6000.0},
+    }
+    for name, bases in expected.items():
+        model = build(name, VOCABULARY, **bases)
+        model_folder.write(model, tmp_path / name)
+        written = json.loads((tmp_path / name / "config.json").read_text())
+        assert {key: written.get(key) for key in bases} == bases
+        loaded = AutoConfig.from_pretrained(tmp_path / name, local_files_only=True)
+        assert loaded.rope_parameters == model.config.rope_parameters

@@ -48,6 +48,10 @@ def test_names_with_commas() -> None:
         ("a01 gpus=4", 'expected a name, "name slots=4" or "name:4", got "a01 gpus=4"'),
         ("no/such/file", "no such file"),
         (",", "at least one host"),
+        ("-F", 'expected a name, .* got "-F"'),
+        ("-oProxyCommand", 'got "-oProxyCommand"'),
+        ("me@-F:2", 'got "me@-F:2"'),
+        ("-l@a01", 'got "-l@a01"'),
     ],
 )
 def test_wrong_lists_are_refused(given: str, message: str) -> None:

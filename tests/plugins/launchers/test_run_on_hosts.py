@@ -3,13 +3,17 @@
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from terakoya.training.distributed.signals import exit_code
+from terakoya_plugins.launchers.hosts import run_on_hosts as run_on_hosts_module
 from terakoya_plugins.launchers.hosts.run_on_hosts import RemoteCommand, run_on_hosts
 
 
@@ -63,6 +67,48 @@ def test_ctrl_c_sends_a_stop_request_to_all(tmp_path: Path, monkeypatch: pytest.
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     both = remotes(tmp_path, a01=until_stop_request("a01", 75), a02=until_stop_request("a02", 75))
     assert run_on_hosts(both, continue_after_failure=True) == 75
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
+def test_a_closed_terminal_sends_a_stop_request_to_all(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
+    assert run_on_hosts(remotes(tmp_path, a01=until_stop_request("a01", 75))) == 75
+
+
+def test_a_host_that_lost_another_is_not_the_cause_and_others_are_stopped_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_on_hosts_module, "LOST_GRACE_SECONDS", 0.1)
+    began = time.monotonic()
+    assert run_on_hosts(remotes(tmp_path, a01="exit 76", a02=until_stop_request("a02", 137))) == 137
+    assert run_on_hosts(remotes(tmp_path, a01="exit 76", a02="exit 76")) == 76
+    assert time.monotonic() - began < 20
+
+
+HOSTS = """
+import sys
+from terakoya_plugins.launchers.hosts import run_on_hosts as run_on_hosts_module
+from terakoya_plugins.launchers.hosts.run_on_hosts import RemoteCommand, run_on_hosts
+run_on_hosts([RemoteCommand("a01", sys.argv[1], "true")])
+"""
+
+
+def test_connections_end_with_the_launcher(tmp_path: Path) -> None:
+    """What runs over there finds that nobody reads its output any more."""
+    with subprocess.Popen([sys.executable, "-c", HOSTS, f"echo $$ > {tmp_path}/pid; exec sleep 60"]) as launcher:
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        launcher.kill()
+    connection = int((tmp_path / "pid").read_text())
+    while psutil.pid_exists(connection) and psutil.Process(connection).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_a_run_is_not_restarted_after_a_stop_request() -> None:

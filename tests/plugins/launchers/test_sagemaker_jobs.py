@@ -157,7 +157,8 @@ def test_a_model_is_fetched_and_unpacked(aws: None, tmp_path: Path) -> None:
     assert (tmp_path / "model/model/config.json").read_text() == "{}"
     with pytest.raises(UserError, match="already exists"):
         job.fetch(tmp_path / "model")
-    for content in (packed({"../escaped": b"x"}), b"not an archive"):
+    bomb = packed({"model/weights": bytes(20_000_000)})
+    for content in (packed({"../escaped": b"x"}), b"not an archive", bomb):
         storage.put_object(Bucket="models", Key=key, Body=content)
         with pytest.raises(UserError, match="expected a packed model"):
             job.fetch(tmp_path / "other")

@@ -142,6 +142,21 @@ def test_a_time_limit_before_there_is_anything_to_save_counts_as_a_crash(program
     assert programs.calls()[-1] == "scontrol requeue 7"
 
 
+def test_a_start_that_its_time_limit_ended_before_the_first_step_counts_as_a_crash(
+    programs: Programs, tmp_path: Path
+) -> None:
+    plan = planned(tmp_path, {"max_restarts": 0})
+    mine, checkpoints = tmp_path / "srun.pid", tmp_path / "run/checkpoints"
+    waits = f"trap 'kill $!; exit 75' TERM; echo $$ > {mine}; kill -USR1 $PPID; sleep 20 & wait"
+    programs.set(srun=waits, scancel=f"kill -TERM $(cat {mine})", scontrol=controller())
+    (checkpoints / "step-00000004").mkdir(parents=True)
+    assert run_script(plan, programs).returncode == 143
+    assert "scontrol requeue 7" not in programs.calls()
+    programs.set(srun=f"mkdir {checkpoints}/step-00000005; {waits}")
+    assert run_script(plan, programs).returncode == 75
+    assert programs.calls()[-1] == "scontrol requeue 7"
+
+
 @pytest.mark.parametrize("code", [75, 143, 1])
 def test_a_cancelled_job_is_left_alone(code: int, programs: Programs, tmp_path: Path) -> None:
     plan = planned(tmp_path, {})

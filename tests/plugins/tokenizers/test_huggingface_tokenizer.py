@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import BertJapaneseTokenizer, BertTokenizerFast, PreTrainedTokenizerFast
+from transformers import BertJapaneseTokenizer, BertTokenizerFast, GPT2Tokenizer, PreTrainedTokenizerFast
 
 from terakoya.components import EncodedDocuments
 from terakoya.corpus.corpus import Corpus
@@ -101,6 +101,13 @@ def test_literal_special_tokens(mode: Any, tmp_path: Path) -> None:
     assert (4 in encoded.ids) == (mode != "split")
 
 
+def test_an_id_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    backend = Backend(models.WordLevel({"[UNK]": 0, "a": 1, "b": 99_999_999}, unk_token="[UNK]"))
+    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]").save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"expected ids below about 3, the number of its pieces, got 99,999,999"):
+        HuggingFace().encoder(tmp_path)
+
+
 def test_words_are_known_only_for_wordpiece(folder: Path) -> None:
     encoded = HuggingFace().encoder(folder).encode(["unpack ovens! [MASK][MASK]"])
     if folder.name != "wordpiece":
@@ -178,3 +185,17 @@ def test_training_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("雨")
     with pytest.raises(UserError, match="trained already"):
         HuggingFace().train(Corpus([tmp_path / "a.txt"]), tmp_path / "out")
+
+
+def test_a_tokenizer_that_transformers_5_saved_as_one_file_is_read(tmp_path: Path) -> None:
+    """GPT-2's class lists vocab.json and merges.txt alone, and saves neither."""
+    letters = {chr(code): number for number, code in enumerate(range(97, 123))}
+    (tmp_path / "vocab.json").write_text(json.dumps({**letters, "ab": 26, "<|endoftext|>": 27}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    original = GPT2Tokenizer.from_pretrained(tmp_path, local_files_only=True)
+    original.save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved" / "vocab.json").exists()
+    loaded = HuggingFace.from_folder(tmp_path / "saved")
+    assert loaded is not None
+    assert loaded.load(tmp_path / "saved")("abc")["input_ids"] == original("abc")["input_ids"] == [26, 2]
+    assert "tokenizer.json" in loaded.fingerprint(tmp_path / "saved")

@@ -16,6 +16,7 @@ import pytest
 
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
+from terakoya.training.dry_run import dry_run
 from terakoya.training.run_log import RunLog
 from terakoya_plugins.trackers.wandb import WandB, run_id
 
@@ -85,6 +86,17 @@ def test_without_the_library_training_continues_and_the_extra_is_named(
     run_log.close()
     assert any('pip install "terakoya[wandb]"' in message for message in caplog.messages)
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 1
+
+
+def test_a_dry_run_fails_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    raw = {
+        "data": {"train": ["nowhere"], "sequence_length": 64}, "architecture": {"type": "bert"},
+        "objective": {"type": "masked_lm"}, "optimizer": {"type": "adamw", "learning_rate": 1e-3},
+        "schedule": {"type": "linear"}, "batch_size": {"-1": 8}, "max_steps": 4, "trackers": [{"type": "wandb"}],
+    }  # fmt: skip
+    with pytest.raises(UserError, match=r'tracker wandb: is not installed; pip install "terakoya\[wandb\]"'):
+        dry_run(Parameters.from_dict(raw, source="p.json"), tmp_path / "run")
 
 
 def test_a_server_that_does_not_answer_does_not_block_training(

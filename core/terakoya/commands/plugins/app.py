@@ -13,7 +13,7 @@ import typer
 
 from terakoya.commands.plugins import check as plugins_check
 from terakoya.commands.plugins import new as plugins_new
-from terakoya.errors import UserError
+from terakoya.errors import UserError, nearest
 
 app = typer.Typer(help="List installed plugins, write and check your own.", no_args_is_help=True, rich_markup_mode=None)
 app.command("new")(plugins_new.command)
@@ -32,7 +32,7 @@ def show(name: Annotated[str, typer.Argument(help="A component's name, as in `te
     found = [registration for registration in loaded.components() if registration.name == name]
     if not found:
         names = sorted({registration.name for registration in loaded.components()})
-        raise UserError(f'no component is called "{name}"; there are {", ".join(names)}')
+        raise UserError(f'no component is called "{name}"{nearest(name, names)} `terakoya plugins list` lists all')
     for registration in found:
         component = registration.component
         summary = (component.__doc__ or "").strip().split("\n\n")[0]

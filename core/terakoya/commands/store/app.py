@@ -61,7 +61,7 @@ def _answers(folder: Path, facts: StoreFacts) -> dict[str, str]:
 
     if not facts.answers:
         return {}
-    count = TokenStore.open(folder, check_ids=False).answer_tokens
+    count = TokenStore.open(folder, headers_only=True).answer_tokens
     return {"tokens of answers": f"{count:,}", **{f"  {note}": f"{number:,}" for note, number in facts.notes.items()}}
 
 
@@ -96,7 +96,8 @@ def count_command(
 
 @app.command("verify")
 def verify_command(store: Store) -> None:
-    """Read a whole store and check sizes, hashes, the index and the range of ids. Exits with 1 if it finds a fault."""
+    """Read a whole store and check its hashes, tokenizer, packing plans, index and ids. Exits with 1 if it finds a
+    fault."""
     from terakoya.log import console
     from terakoya.store.token_store import count_store
     from terakoya.store.verify import verify

@@ -109,7 +109,7 @@ def _read_arguments(
     if not isinstance(kind, str):
         raise UserError("--type: expected the kind of tokenizer, for example --type mecab_wordpiece")
     component = plugins.registry().component("tokenizers", kind)
-    rest, flags = take_flags(arguments, component.model_fields)
+    rest, flags = take_flags(arguments, component.model_fields, verb="tokenizer train")
     file.pop("type", None)
     without_type = [override for override in overrides if override.partition("=")[0] != "type"]
     return {**gather(file, without_type, flags, where=str(settings)), "type": kind}, rest

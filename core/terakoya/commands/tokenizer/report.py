@@ -25,12 +25,15 @@ def command(
     """Show how tokenizers encode a text: characters per token, unknown and split words, coverage, unused pieces."""
     from rich.table import Table
 
+    from terakoya.atomic_files import check_writable, write_text
     from terakoya.log import console, progress_bar
     from terakoya.tokenization.report import report_tokenizers
     from terakoya.tokenization.report_page import render_page, summary_figures
 
     if html is not None and not html.parent.is_dir():
         raise UserError(f"--html {html}: no such folder: {html.parent}")
+    if html is not None:
+        check_writable(html.parent)
     with progress_bar("report") as progress:
         reports = report_tokenizers(
             folders,
@@ -57,5 +60,5 @@ def command(
         table.add_row("longest pieces" if number == 0 else "", *(cell.replace("[", "\\[") for cell in cells))
     console().print(table)
     if html is not None:
-        html.write_text(render_page(reports, corpus=", ".join(map(str, corpus))), encoding="utf-8")
+        write_text(html, render_page(reports, corpus=", ".join(map(str, corpus))))
         console().print(f"{html}: written", markup=False, soft_wrap=True)

@@ -37,6 +37,11 @@ class Layouts:
     batch_size: Mapping[str, int]
     notes: Sequence[str]
 
+    @property
+    def fastest_supported(self) -> Suggestion | None:
+        """The fastest suggestion that this program supports, if there is one."""
+        return next((suggestion for suggestion in self.suggestions if suggestion.refused is None), None)
+
     def as_json(self, steps: int | None) -> dict[str, Any]:
         """The suggestions and notes for JSON; `hours` if the run's `steps` are known."""
         layouts = [

@@ -4,7 +4,7 @@ and with two numbers of rows, so that it works for a plugin's model too."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from torch import nn
 
@@ -16,29 +16,31 @@ from terakoya.estimation.layouts.cluster import Recomputation
 from terakoya.estimation.layouts.transformer import Transformer
 from terakoya.estimation.memory_tracker import GRADIENTS, OPTIMIZER, WEIGHTS
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 LAYERS, ROWS = (1, 2), (1, 2)
 """Simulated depths and rows: memory of a layer, of a row and of a layer's row follow."""
 NOT_ACTIVATIONS = {WEIGHTS, GRADIENTS, OPTIMIZER}
 
 
 def measure_transformer(parameters: Parameters, vocabulary: Vocabulary, *, context: float) -> tuple[Transformer, float]:
-    """Returns the model of `parameters`, and the bytes of optimizer state for each of its weights.
+    """Returns the model of `parameters`, and the bytes of optimizer state for each of its weights. Of several models
+    the largest has the layers; the others count like a head.
 
     Args:
         context: average number of positions of its own document that a position attends to.
 
     Raises:
-        UserError: the run does not train one model with equal layers, all of them trained.
+        UserError: the run does not train a model with equal layers, all of them trained.
     """
     architecture, length = parameters.architecture, parameters.data.sequence_length
     config: Any = architecture.config(vocabulary)
     _check(parameters, config)
     with fake_step.fake_tensors(vocabulary):
         module = parameters.objective.build(architecture, vocabulary)
-        models = list(parameters.objective.exports(module).values())
-        if len(models) != 1:
-            raise UserError("--gpus: layouts are suggested for objectives of one model; use --processes instead")
-        model = models[0]
+        models = parameters.objective.exports(module).values()
+        model = max(models, key=lambda each: sum(weight.numel() for weight in each.base_model.parameters()))
         try:
             blocks = architecture.blocks(model)
         except NotImplementedError:
@@ -49,9 +51,9 @@ def measure_transformer(parameters: Parameters, vocabulary: Vocabulary, *, conte
         matrices = _matrices(blocks[0])
         layer = sum(each.numel() for each in blocks[0].parameters())
         rest = sum(each.numel() for each in module.parameters()) - layer * len(blocks)
-        tied = model.get_input_embeddings().weight is getattr(model.get_output_embeddings(), "weight", None)
+        head = sum(_untied_head(each) for each in models)
         causal = model.can_generate()
-    head = 0 if tied else vocabulary.size * config.hidden_size
+        flops = parameters.objective.flops_per_token(module, architecture, context=context)
     wide = [outputs for inputs, outputs in matrices if inputs == config.hidden_size and outputs > config.hidden_size]
     feed_forward = max((max(shape) for shape in matrices), default=config.hidden_size)
     width = config.num_attention_heads * (
@@ -67,7 +69,9 @@ def measure_transformer(parameters: Parameters, vocabulary: Vocabulary, *, conte
         embedding_weights=rest - head, head_weights=head, context=context / 2 if causal else context,
         activations={}, head_activations=0.0,
     )  # fmt: skip
-    return _measure_activations(unmeasured, parameters, vocabulary)
+    outside = flops / 3 - unmeasured.layers * unmeasured.layer_flops
+    head_share = max(0.0, outside / (2 * unmeasured.hidden_size * unmeasured.vocabulary_size))
+    return _measure_activations(replace(unmeasured, head_share=head_share), parameters, vocabulary)
 
 
 def _check(parameters: Parameters, config: Any) -> None:
@@ -77,6 +81,12 @@ def _check(parameters: Parameters, config: Any) -> None:
     if fake_step.with_depth(parameters, 1) is None or getattr(config, "is_encoder_decoder", False):
         name = type(parameters.architecture).__name__
         raise UserError(f"--gpus: architecture {name} is not made of equal layers; use --processes instead")
+
+
+def _untied_head(model: PreTrainedModel) -> int:
+    """Elements of the vocabulary head of `model`; none if it has no such head, or its embeddings are the head."""
+    weight = getattr(model.get_output_embeddings(), "weight", None)
+    return 0 if weight is None or weight is model.get_input_embeddings().weight else weight.numel()
 
 
 def _matrices(block: nn.Module) -> list[tuple[int, int]]:

@@ -192,9 +192,9 @@ def _exchanges(model: Transformer, layout: Layout, cluster: Cluster) -> float:
 def _head(model: Transformer, layout: Layout, cluster: Cluster, program: Program) -> dict[str, float]:
     """Seconds of logits and loss for one micro-batch, forward and backward."""
     tokens, outputs = _tokens(model, layout), model.vocabulary_size / sharing_ends(layout, program)
-    products = product_seconds(tokens, model.hidden_size, outputs, cluster) * (1 + BACKWARD)
+    products = product_seconds(tokens, model.hidden_size, outputs, cluster) * (1 + BACKWARD) * model.head_share
     seconds_per_byte = cluster.traffic_factor * (0.5 if program.fused else 1.0) / cluster.gpu.bandwidth
-    traffic = LOGITS_TRAFFIC * tokens * outputs * seconds_per_byte
+    traffic = LOGITS_TRAFFIC * tokens * outputs * seconds_per_byte * model.head_share
     return {"products": products, "memory traffic": traffic}
 
 

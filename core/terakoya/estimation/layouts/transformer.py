@@ -40,6 +40,8 @@ class Transformer:
         activations_divided: fraction of them that tensor parallelism divides.
         weight_copies: bytes that a step keeps for each weight in addition to the weight, as autocast does.
         head_activations: bytes of a token kept outside of layers: logits, loss.
+        head_share: operations outside of layers, as a fraction of those of a vocabulary head at every position: less
+            than 1 where only some positions have logits, more where a second, smaller model is trained.
         backward: bytes of a token that a layer's backward holds in addition to what was kept.
     """
 
@@ -62,6 +64,7 @@ class Transformer:
     activations_divided: float = 24 / 34
     weight_copies: float = 0.0
     backward: float = 0.0
+    head_share: float = 1.0
 
     @property
     def layer_weights(self) -> int:
@@ -82,9 +85,13 @@ class Transformer:
     def flops(self) -> float:
         """Necessary operations of a token through all layers and the head, forward and backward, without recomputation,
         as `flops.per_token` counts them."""
-        products = 2.0 * sum(inputs * outputs for inputs, outputs in self.products)
         head = 2.0 * self.hidden_size * self.vocabulary_size
-        return 3 * (self.layers * (products + self.attention_flops) + head)
+        return 3 * (self.layers * self.layer_flops + self.head_share * head)
+
+    @property
+    def layer_flops(self) -> float:
+        """Operations of a layer's forward."""
+        return 2.0 * sum(inputs * outputs for inputs, outputs in self.products) + self.attention_flops
 
     @property
     def feed_forward_traffic(self) -> float:

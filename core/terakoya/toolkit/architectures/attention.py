@@ -15,7 +15,7 @@ See docs/design/attention.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import wraps
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,19 @@ WHOLE_ROWS = "whole_rows"
 EXCHANGE = "exchange"
 """The name of the `Exchange` in a batch, with which processes that share the positions of rows attend in whole rows.
 The arrays (B, t) of such a batch hold a slice of the positions; `document_ids` (B, T) is whole."""
+
+WITHOUT_EFFECT = frozenset(
+    {
+        "is_causal",
+        "position_ids",
+        "use_cache",
+        "cache_position",
+        "output_attentions",
+        "output_hidden_states",
+        "deterministic",
+    }
+)
+"""Keyword arguments of Transformers' layers that change nothing here: `arguments` says who sees whom."""
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Attention in whole rows: query, key and value (B, N, T, D) to (B, T, N, D)."""
@@ -118,11 +131,14 @@ def additive(allowed: Tensor) -> Tensor:
     return torch.where(allowed, zero, zero + lowest)
 
 
-def _with_exchange(attend: Callable[..., tuple[Tensor, Tensor | None]]) -> Callable[..., Any]:
-    """Wraps `attend`: where processes share positions, the `exchange` calls it with whole rows of a part of the
-    heads."""
+def _register(name: str, attend: Callable[..., tuple[Tensor, Tensor | None]]) -> None:
+    """Registers `attend` with Transformers; with an `exchange`, that calls it with whole rows of a part of the heads.
 
-    @wraps(attend)
+    Raises, when it is called:
+        UserError: the model hands its attention something that `attend` does not compute.
+    """
+    known = frozenset(signature(attend).parameters)
+
     def attend_or_exchange(
         module: nn.Module,
         query: Tensor,
@@ -133,19 +149,36 @@ def _with_exchange(attend: Callable[..., tuple[Tensor, Tensor | None]]) -> Calla
         exchange: Exchange | None = None,
         **further: Any,
     ) -> tuple[Tensor, Tensor | None]:
+        given = {key: value for key, value in further.items() if value is not None and key not in WITHOUT_EFFECT}
+        unknown = sorted(given.keys() - known)
+        if exchange is not None and "s_aux" in given:  # one number a head, and the exchange gives a part of the heads
+            unknown.append("s_aux")
+        if unknown:
+            raise UserError(_refusal(module, name if exchange is None else "sequence parallelism", unknown))
         if exchange is None:
-            return attend(module, query, key, value, attention_mask, **further)
+            return attend(module, query, key, value, attention_mask, **given)
 
         def attend_whole_rows(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            return attend(module, query, key, value, attention_mask, **further)[0]
+            return attend(module, query, key, value, attention_mask, **given)[0]
 
         return exchange(attend_whole_rows, query, key, value), None
 
-    return attend_or_exchange
+    AttentionInterface.register(PREFIX + name, attend_or_exchange)
+
+
+def _refusal(module: nn.Module, backend: str, unknown: list[str]) -> str:
+    """Returns the message for a model whose attention has the arguments `unknown`, which `backend` does not compute."""
+    model_type = getattr(getattr(module, "config", None), "model_type", "unknown")
+    elsewhere = set(unknown) <= signature(attention_backends.eager).parameters.keys()
+    remedy = '"attention": "sdpa" without parallel.sp_size computes it' if elsewhere else "turn it off in the config"
+    return (
+        f"architecture with model_type {model_type}: {type(module).__name__} passes {', '.join(unknown)} to its "
+        f"attention, which {backend} does not compute: the model would be trained without it; {remedy}"
+    )
 
 
 for _name in BACKENDS:
-    AttentionInterface.register(PREFIX + _name, _with_exchange(getattr(attention_backends, _name)))
+    _register(_name, getattr(attention_backends, _name))
 
 
 def choose(
@@ -155,11 +188,12 @@ def choose(
     precision: str,
     dropout: float,
     document_masking: str = "attention_interface",
+    plain_softmax: bool = True,
 ) -> str:
     """Returns the backend for `"attention": requested`. `auto` is flash where flash supports the run, else sdpa.
 
-    An architecture whose `document_masking` is not "attention_interface" uses its own masks, which flash does not
-    support.
+    `dropout` and `plain_softmax` are the module's, from the functions of these names. An architecture whose
+    `document_masking` is not "attention_interface" uses its own masks, which flash does not support.
 
     Raises:
         UserError: the requested backend does not support the run.
@@ -170,6 +204,7 @@ def choose(
             and precision != "fp32"
             and dropout == 0.0
             and document_masking == "attention_interface"
+            and plain_softmax
         )
         return "flash" if fits else "sdpa"
     if requested == "flash":
@@ -177,6 +212,11 @@ def choose(
             raise UserError(
                 "attention: flash is for models that attend through Transformers' AttentionInterface, which this "
                 'architecture does not; use "attention": "sdpa"'
+            )
+        if not plain_softmax:
+            raise UserError(
+                "attention: flash has no soft cap of scores and no attention sinks, which this architecture has; use "
+                '"attention": "sdpa"'
             )
         if dropout:
             raise UserError(
@@ -196,6 +236,13 @@ def dropout(module: nn.Module) -> float:
     models = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
     names = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
     return max((float(getattr(model.config, name, 0.0)) for model in models for name in names), default=0.0)
+
+
+def plain_softmax(module: nn.Module) -> bool:
+    """Returns whether the Transformers models inside `module` have neither a soft cap of scores nor attention sinks."""
+    models = [part for part in module.modules() if isinstance(part, PreTrainedModel)]
+    capped = any(getattr(model.config, "attn_logit_softcapping", None) is not None for model in models)
+    return not capped and not any(hasattr(part, "sinks") for part in module.modules())
 
 
 def use(module: nn.Module, backend: str) -> None:

@@ -53,20 +53,29 @@ def sdpa(
     position_bias: Tensor | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    **_: Any,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
 ) -> tuple[Tensor, None]:
     """Computes torch's scaled dot-product attention over `query`, `key`, `value` (B, N, T, D); returns (B, T, N, D).
 
     `key` and `value` may have fewer heads, each shared by equally many neighbouring heads of `query`. With `causal` and
     neither `document_mask` nor `document_lengths`, a row is one document. Without all three, the model itself has
-    passed an `additive` mask to its layers, to which T5's `position_bias` (1, N, T, T) is added.
+    passed an `additive` mask to its layers, to which T5's `position_bias` (1, N, T, T) is added. torch's function has
+    neither `softcap` nor `s_aux`: with one of them `eager` computes the attention.
     """
     if document_lengths is not None:
         attend = partial(
             sdpa, module, attention_mask=None, causal=causal, sliding_window=sliding_window, scaling=scaling,
-            dropout=dropout,
+            dropout=dropout, softcap=softcap, s_aux=s_aux,
         )  # fmt: skip
         return document_attention.by_document(attend, query, key, value, document_lengths), None
+    if softcap is not None or s_aux is not None:
+        attended, _ = eager(
+            module, query, key, value, attention_mask, document_mask=document_mask, causal=causal,
+            sliding_window=sliding_window, position_bias=position_bias, scaling=scaling, dropout=dropout,
+            softcap=softcap, s_aux=s_aux,
+        )  # fmt: skip
+        return attended, None
     grouped = query.shape[1] != key.shape[1]
     mask: Tensor | None = None
     if document_mask is not None:
@@ -94,21 +103,32 @@ def eager(
     position_bias: Tensor | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    **_: Any,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Computes attention step by step, softmax in float32; the reference for the other backends. Arguments as in
-    `sdpa`."""
+    `sdpa`.
+
+    `softcap` limits scores smoothly to (-softcap, softcap), as in Gemma 2. `s_aux` (N,) is the score of each head's
+    attention sink, as in GPT-OSS: a position that takes its part of the softmax and has no value.
+    """
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     scores = torch.matmul(query, key.transpose(2, 3)) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
     if document_mask is None and causal:
         document_mask = _triangle(query, None)
     if document_mask is not None:
         scores = scores.masked_fill(~_window_mask(document_mask, sliding_window), torch.finfo(scores.dtype).min)
     else:
         scores = scores + _additive_mask(attention_mask, position_bias)
+    if s_aux is not None:
+        sinks = s_aux.reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sinks.to(scores.dtype)], dim=-1)
     weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = weights if s_aux is None else weights[..., :-1]
     weights = F.dropout(weights, p=dropout, training=module.training)
     return torch.matmul(weights, value).transpose(1, 2), weights
 
@@ -126,7 +146,6 @@ def flash(
     sliding_window: int | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    **_: Any,
 ) -> tuple[Tensor, None]:
     """Computes torch's variable-length flash attention: no dropout, no work outside documents. Shapes as in `sdpa`."""
     from torch.nn.attention.varlen import varlen_attn

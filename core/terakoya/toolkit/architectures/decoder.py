@@ -49,9 +49,13 @@ class DecoderArchitecture(TransformersArchitecture):
     """Whether `build` lets one kernel compute each "gelu_new"."""
 
     @model_validator(mode="after")
-    def _heads_fit(self) -> Self:
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(f"hidden_size {self.hidden_size} over {self.num_attention_heads} heads is no whole number")
+    def _rotary_dim_fits(self) -> Self:
+        """A field `rotary_dim`, if a family has it, is the number of dimensions of a head with rotary positions."""
+        rotary_dim, head_size = getattr(self, "rotary_dim", None), self.hidden_size // self.num_attention_heads
+        if rotary_dim is not None and (rotary_dim % 2 or rotary_dim > head_size):
+            raise ValueError(
+                f"rotary_dim: expected an even number of at most {head_size}, the size of a head, got {rotary_dim}"
+            )
         return self
 
     def config_arguments(self, vocabulary: Vocabulary) -> dict[str, Any]:

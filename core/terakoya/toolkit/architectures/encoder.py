@@ -36,8 +36,6 @@ class EncoderArchitecture(TransformersArchitecture):
     positions_follow_padding: ClassVar[bool] = False
     """Whether the model counts positions from the padding id + 1, as RoBERTa does; its config then has that many more
     positions than `max_position_embeddings`, the longest row."""
-    autocast_weights: ClassVar[Sequence[str]] = ()
-    """For "mask_4d": the last words of the names of encoder weights that autocast does not convert by itself."""
 
     def config_arguments(self, vocabulary: Vocabulary) -> dict[str, Any]:
         """Returns the fields, the vocabulary's size and the special ids."""
@@ -53,7 +51,7 @@ class EncoderArchitecture(TransformersArchitecture):
         if self.positions_follow_padding:
             batch = {**batch, "position_ids": batch["position_ids"] + first_position(model.config.pad_token_id)}
         if self.document_masking == "mask_4d":
-            return _hidden_by_mask(model, batch, self.autocast_weights)
+            return _hidden_by_mask(model, batch)
         body = model.base_model
         arguments = attention.arguments(model, batch)
         if self.calls_whole_body:
@@ -87,18 +85,9 @@ def first_position(pad: int | None) -> int:
     return (pad or 0) + 1
 
 
-def _hidden_by_mask(
-    model: PreTrainedModel, batch: Mapping[str, torch.Tensor], autocast_weights: Sequence[str]
-) -> torch.Tensor:
+def _hidden_by_mask(model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Returns the last hidden states (B, T, H) of a body whose encoder has its own attention and takes a mask
-    (B, 1, T, T) bool: which position may attend to which.
-
-    Under autocast the encoder's weights named in `autocast_weights` are used in the lower precision. Autocast itself
-    converts only the operands of products: a bias that the encoder adds by itself would turn the result into float32.
-    """
-    import torch
-    from torch.func import functional_call
-
+    (B, 1, T, T) bool: which position may attend to which."""
     from terakoya.toolkit.architectures import attention
 
     body = model.base_model
@@ -109,13 +98,7 @@ def _hidden_by_mask(
         token_type_ids=batch.get("token_type_ids"),
         mask=documents >= 0,
     )
-    weights, device = {}, embedded.device.type
-    if torch.is_autocast_enabled(device):
-        low = torch.get_autocast_dtype(device)
-        names = ((name, name.rpartition(".")[2], weight) for name, weight in body.encoder.named_parameters())
-        weights = {name: weight.to(low) for name, last, weight in names if last in autocast_weights}
-    arguments = (embedded, attention.document_mask(documents))
-    return functional_call(body.encoder, weights, arguments, {"output_hidden_states": False}).last_hidden_state
+    return body.encoder(embedded, attention.document_mask(documents), output_hidden_states=False).last_hidden_state
 
 
 def layer_partition(num_attention_heads: int, intermediate_size: int) -> TensorPartition:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+
+from pydantic import model_validator
 
 from terakoya.components import Architecture, Head, Vocabulary
 from terakoya.errors import UserError
@@ -25,6 +27,13 @@ class TransformersArchitecture(Architecture):
     """Special ids of the config -> the attribute of `Vocabulary` that holds each."""
     model_classes: ClassVar[Mapping[str, str]] = {}
     """Head -> the model class in Transformers that has it: {"masked": "BertForMaskedLM"}. Its keys are the `heads`."""
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Self:
+        width, heads = getattr(self, "hidden_size", None), getattr(self, "num_attention_heads", None)
+        if width and heads and width % heads:
+            raise ValueError(f"hidden_size {width} over {heads} heads is no whole number")
+        return self
 
     @classmethod
     def __pydantic_init_subclass__(cls, **further: Any) -> None:

@@ -2,28 +2,70 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import json
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
+
+from terakoya.atomic_files import os_error_of
 
 
 def write(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None = None) -> None:
     """Saves `model` into `folder`: config.json and safetensors weights, its own or those of the state dict `state`."""
     silence_logging()
-    model.save_pretrained(folder, state_dict=state)
+    with safetensors_as_os_errors(folder):
+        model.save_pretrained(folder, state_dict=state)
+    _add_former_rotary_keys(folder / "config.json")
+
+
+def _add_former_rotary_keys(file: Path) -> None:
+    """Writes the bases of rotary positions also under the names that Transformers 4 reads: it does not know
+    `rope_parameters`, and would take its defaults without a word. Transformers 5 reads the same values from both."""
+    config = json.loads(file.read_text(encoding="utf-8"))
+    rotary = config.get("rope_parameters") or {}
+    named = {
+        "rope_theta": rotary,
+        "global_rope_theta": rotary.get("full_attention"),
+        "local_rope_theta": rotary.get("sliding_attention"),
+    }
+    former = {name: each["rope_theta"] for name, each in named.items() if each and "rope_theta" in each}
+    if former:
+        text = json.dumps({**config, **former}, indent=2, sort_keys=True, ensure_ascii=False)
+        file.write_text(text + "\n", encoding="utf-8")
+
+
+@contextmanager
+def safetensors_as_os_errors(path: Path) -> Iterator[None]:
+    """Raises an error of writing safetensors, such as a full disk, as the OSError that it is about."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise os_error_of(error, path) or OSError(f"{path}: {error}") from error
 
 
 def silence_logging() -> None:
     """Disables the progress bars of Transformers, and DeepSpeed's warning on a machine without a GPU.
 
     Where DeepSpeed is installed, Transformers imports it when it saves and when it generates, to see whether a model is
-    wrapped. That import warns unless the accelerator is set.
+    wrapped. That import warns unless the accelerator is set, so it is done here; no variable is left behind.
     """
     transformers_logging.disable_progress_bar()
-    if importlib.util.find_spec("deepspeed") and not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    if "deepspeed" in sys.modules or not importlib.util.find_spec("deepspeed") or torch.cuda.is_available():
+        return
+    before = os.environ.get("DS_ACCELERATOR")
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    try:
+        importlib.import_module("deepspeed")
+    finally:
+        if before is None:
+            del os.environ["DS_ACCELERATOR"]

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from terakoya.components import Job
 
-FINAL_EXIT_CODES = "0 | 2 | 75 | 130 | 143"
-"""Exit codes, for bash's `case`, after which a restart is useless: finished, an error that the user must fix, stopped
-on request with a checkpoint, Ctrl-C, SIGTERM."""
+FINAL_EXIT_CODES = "0 | 2 | 3 | 75 | 130 | 143"
+"""Exit codes, for bash's `case`, after which a restart is useless: finished, an error that the user must fix, training
+that diverged, stopped on request with a checkpoint, Ctrl-C, SIGTERM. 74 is not among them: a disk or file server that
+did not answer."""
 
 
 def script_head(job: Job, setup: Sequence[str]) -> str:

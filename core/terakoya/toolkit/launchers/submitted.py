@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
+from terakoya.atomic_files import write_text
+
 FILE = "submitted.json"
 """The file in a plan's folder with the last job that was submitted from it."""
 
@@ -27,7 +29,7 @@ class SubmittedJobRecord:
 
     def write(self, folder: Path) -> None:
         """Writes the record into the plan's folder."""
-        (folder / FILE).write_text(json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_text(folder / FILE, json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:

@@ -11,7 +11,7 @@ import numpy as np
 from terakoya.components import Architecture, Batch, LossTerm
 from terakoya.components.rows import Rows
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.errors import UserError
+from terakoya.toolkit.objectives.check_head import check_head
 
 if TYPE_CHECKING:
     from terakoya.toolkit.objectives.causal_module import CausalModule
@@ -61,10 +61,6 @@ def build(
     architecture without a causal head."""
     from terakoya.toolkit.objectives.causal_module import CausalModule
 
-    if "causal" not in architecture.heads:
-        raise UserError(
-            f"objective {name}: architecture {type(architecture).__name__} has no head 'causal', only "
-            f"{sorted(architecture.heads)}"
-        )
+    check_head(name, architecture, "causal")
     model = architecture.build(vocabulary, "causal")
     return CausalModule(architecture, model, z_loss=z_loss > 0, head_positions=head_positions)

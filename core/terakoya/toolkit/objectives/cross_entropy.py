@@ -21,7 +21,7 @@ IGNORED = -100
 
 def summed_cross_entropy_(logits: Tensor, labels: Tensor) -> Tensor:
     """Returns the summed cross entropy of `logits` (N, C) against `labels` (N,) int64, -100 ignored: a float32 scalar,
-    or float64 for float64 logits.
+    or float64 for float64 logits. As in torch, any other label outside [0, C) is an error.
 
     Where logits require a gradient, float32 and float64 logits are overwritten, and the backward can run once. It
     raises RuntimeError if the operation that computed the logits needs them for its own backward.
@@ -61,7 +61,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         used = (labels != IGNORED)[:, None]
-        labels = labels.clamp(min=0)[:, None]
+        labels = labels[:, None].masked_fill(~used, 0)  # another negative label is an error of `gather`
         largest = logits.amax(1, keepdim=True)
         of_labels = logits.gather(1, labels) - largest
         exponentials = logits.sub_(largest).exp_()
@@ -85,7 +85,7 @@ class _SummedCrossEntropyAndZ(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         used = (labels != IGNORED)[:, None]
-        labels = labels.clamp(min=0)[:, None]
+        labels = labels[:, None].masked_fill(~used, 0)  # another negative label is an error of `gather`
         largest = logits.amax(1, keepdim=True)
         of_labels = logits.gather(1, labels) - largest
         exponentials = logits.sub_(largest).exp_()

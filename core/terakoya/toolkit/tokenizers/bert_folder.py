@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from terakoya.components.vocabulary import Vocabulary
+from terakoya.components.tokenizer import load_tokenizer
+from terakoya.components.vocabulary import Vocabulary, vocabulary_size
 from terakoya.errors import UserError
 
 NAMES = ("pad", "unk", "cls", "sep", "mask")
@@ -59,7 +60,7 @@ class BertFolder:
         unused = [id for piece, id in self.pieces.items() if _UNUSED.fullmatch(piece)]
         named = {name: self.id(token) for name, token in self.named.items()}
         return Vocabulary(
-            size=max([*self.pieces.values(), *self.special.values()]) + 1,
+            size=vocabulary_size([*self.pieces.values(), *self.special.values()]),
             **named,
             special=tuple(sorted({*named.values(), *self.special.values(), *unused})),
         )
@@ -125,9 +126,7 @@ def _is_plain(special: Mapping[str, int]) -> bool:
 
 
 def _read_with_transformers(folder: Path, config: Mapping[str, Any]) -> BertFolder:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = load_tokenizer(folder)
     added = tokenizer.added_tokens_decoder
     special = {} if tokenizer.split_special_tokens else {str(token): id for id, token in added.items()}
     named = {name: token for name in NAMES if (token := getattr(tokenizer, f"{name}_token")) is not None}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from terakoya.components import EncodedDocuments
-from terakoya.components.vocabulary import Vocabulary
+from terakoya.components.vocabulary import Vocabulary, vocabulary_size
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -140,7 +140,7 @@ def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
     special = {pieces[token] for token in special_tokens(tokenizer)}
     unused = {id for piece, id in pieces.items() if _UNUSED.fullmatch(piece)}
     return Vocabulary(
-        size=max(len(tokenizer), max(pieces.values(), default=-1) + 1),
+        size=max(len(tokenizer), vocabulary_size(pieces.values())),
         **named,
         special=tuple(sorted(special | unused | set(named.values()))),
     )

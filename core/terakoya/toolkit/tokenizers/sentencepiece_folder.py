@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from terakoya.components.vocabulary import Vocabulary
+from terakoya.components import tokenizer as components_tokenizer
+from terakoya.components.vocabulary import Vocabulary, vocabulary_size
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ class SentencePieceFolder:
         processor = self.processor
         named = {role: self.special.get(piece, processor.piece_to_id(piece)) for role, piece in self.named.items()}
         return Vocabulary(
-            size=max([int(processor.get_piece_size()) - 1, *self.special.values()]) + 1,
+            size=vocabulary_size([*range(processor.get_piece_size()), *self.special.values()]),
             **named,
             special=tuple(sorted({*self.silent, *named.values(), *self.special.values()})),
         )
@@ -95,9 +97,10 @@ def model_file(folder: Path) -> tuple[Path, Mapping[str, Any]] | None:
             return None
         bare = sorted(folder.glob("*.model"))
         if len(bare) > 1:
+            first = shlex.quote(str(bare[0]))
             raise UserError(
                 f"{folder}: expected one SentencePiece model, found {', '.join(file.name for file in bare)}; make a "
-                f"folder of the one you mean: terakoya tokenizer import {bare[0]} --type sentencepiece --out DIR"
+                f"folder of the one you mean: terakoya tokenizer import {first} --type sentencepiece --out DIR"
             )
         return (bare[0], {}) if bare and _model(bare[0]) is not None else None
     try:
@@ -174,11 +177,11 @@ def read_sentencepiece_folder(folder: Path) -> SentencePieceFolder:
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Returns the folder's tokenizer, loaded by Transformers; for a bare model, with the class that returns its own
     ids."""
-    from transformers import AutoTokenizer, SentencePieceBackend
+    from transformers import SentencePieceBackend
 
     found = model_file(folder)
     if found is None or found[1]:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return components_tokenizer.load_tokenizer(folder)
     named = roles_of(load_model(found[0]))
     tokens = {f"{role}_token": token for role, token in named.items()}
     return SentencePieceBackend(vocab_file=str(found[0]), special_tokens_pattern="none", **tokens)
@@ -212,9 +215,7 @@ def _is_plain(special: Iterable[str]) -> bool:
 def _read_with_transformers(
     folder: Path, file: Path, config: Mapping[str, Any], processor: SentencePieceProcessor
 ) -> SentencePieceFolder:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = components_tokenizer.load_tokenizer(folder)
     added = tokenizer.added_tokens_decoder
     special = {} if tokenizer.split_special_tokens else {str(token): id for id, token in added.items()}
     named = {role: token for role in ROLES if (token := getattr(tokenizer, f"{role}_token", None)) is not None}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from terakoya.atomic_files import write_atomically
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.toolkit.tokenizers.word_counts import Splitter, WordCounts, count_words
@@ -90,16 +90,11 @@ def write_counts(file: Path, corpus: Corpus, splitting: Splitting, table: WordCo
         "sha256": hashlib.sha256(counts + words).hexdigest(),
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    staging = file.with_name(f".{file.name}.staging-{os.getpid()}")
-    try:
-        with staging.open("wb") as out:
-            out.write(_MAGIC)
-            out.write(json.dumps(header, ensure_ascii=False, sort_keys=True).encode() + b"\n")
-            out.write(counts)
-            out.write(words)
-        staging.replace(file)
-    finally:
-        staging.unlink(missing_ok=True)
+    with write_atomically(file) as out:
+        out.write(_MAGIC)
+        out.write(json.dumps(header, ensure_ascii=False, sort_keys=True).encode() + b"\n")
+        out.write(counts)
+        out.write(words)
 
 
 def read_counts(file: Path, corpus: Corpus, splitting: Splitting) -> WordCounts:

@@ -12,21 +12,21 @@ written once; readers need not know which process wrote it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from terakoya.errors import UserError
+from terakoya.runs.checkpoints import MANIFEST, file_facts, read_manifest
+from terakoya.toolkit.formats import model_folder
 from terakoya.training.engines.engine import Engine
 from terakoya.training.engines.tensor_shards import KINDS, Kind, TensorShard
 from terakoya.training.model.module_parts import saved_values
@@ -47,35 +47,55 @@ class ShardSource(Protocol):
 # --------------------------------------------------------------------------------------------------------- writing
 
 
-def write(folder: Path, rank: int, source: ShardSource) -> dict[str, dict[str, Any]]:
+class WrittenState(NamedTuple):
+    """What one rank wrote.
+
+    Attributes:
+        files: name -> `file_facts` of each file, after it was flushed to disk.
+        not_finite: names of tensors with a NaN or an infinity; their shards, and those after them, were not written.
+    """
+
+    files: dict[str, dict[str, Any]]
+    not_finite: list[str]
+
+
+def write(folder: Path, rank: int, source: ShardSource) -> WrittenState:
     """Writes the shards of `source` as the files of `rank` into `folder`, which is a checkpoint's `state/`.
 
     Iterating over shards may be collective: after a failure the loop continues to their end without writing, so that no
     rank waits for ever. Rank 0 writes a file even if it has no shards.
 
-    Returns:
-        name -> `file_facts` of each file, after it was flushed to disk.
-
     Raises:
         OSError: a file could not be written.
     """
-    files: dict[str, dict[str, Any]] = {}
+    written = WrittenState({}, [])
     failure: OSError | None = None
     for kind in KINDS:
         part = 0
         for shards in _group_by_file(source.shards_to_save(kind), even_empty=rank == 0):
-            if failure is not None:
+            written.not_finite.extend(shard.name for shard in shards if not is_finite(shard.value))
+            if failure is not None or written.not_finite:
                 continue
             name = f"{kind}-{rank:05d}" + (f"-{part:05d}" if part else "") + ".safetensors"
             part += 1
             try:
                 _write_file(folder / name, shards)
-                files[name] = file_facts(folder / name, sync=True)
+                written.files[name] = file_facts(folder / name, sync=True)
             except OSError as error:
                 failure = error
     if failure is not None:
         raise failure
-    return files
+    return written
+
+
+def is_finite(value: Tensor) -> bool:
+    """Whether no element of `value` is a NaN or an infinity. A sum passes over the memory once and keeps both; only a
+    sum that overflows needs a second look."""
+    if not value.is_floating_point():
+        return True
+    if value.element_size() == 1:  # torch adds up no float8
+        value = value.float()
+    return bool(torch.isfinite(value.sum())) or bool(torch.isfinite(value).all())
 
 
 def _group_by_file(shards: Iterable[TensorShard], *, even_empty: bool) -> Iterator[list[TensorShard]]:
@@ -105,18 +125,8 @@ def _write_file(path: Path, shards: Iterable[TensorShard]) -> None:
             locations[key] = (shard.name, shard.shape, shard.start)
         assert key not in tensors, f"{key} is written twice"
         tensors[key] = value.contiguous()
-    try:
+    with model_folder.safetensors_as_os_errors(path):
         save_file(tensors, path, {"format": "pt", HEADER: json.dumps(locations)} if locations else {"format": "pt"})
-    except SafetensorError as error:  # how safetensors reports a full disk
-        raise OSError(f"{path}: {error}") from error
-
-
-def file_facts(path: Path, *, sync: bool = False) -> dict[str, Any]:
-    """Returns a manifest's entry for the file `path`: `size` and `sha256`. With `sync`, flushes the file to disk."""
-    with path.open("rb") as file:
-        if sync:
-            os.fsync(file.fileno())
-        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 # --------------------------------------------------------------------------------------------------------- reading
@@ -159,7 +169,7 @@ class SavedState:
         """Opens the tensors of `kind` in the checkpoint `folder`."""
         self.folder = folder
         self.shards: defaultdict[str, list[_StoredShard]] = defaultdict(list)
-        for path in sorted((folder / "state").glob(f"{kind}-*.safetensors")):
+        for path in _files(folder, kind):
             file = safe_open(path, "pt")
             locations = json.loads((file.metadata() or {}).get(HEADER, "{}"))
             for key in file.keys():  # noqa: SIM118 - not a mapping
@@ -226,10 +236,33 @@ class SavedState:
         return sum(shard.size for shard in shards) == math.prod(shards[0].shape)
 
 
+def _files(folder: Path, kind: Kind) -> list[Path]:
+    """Returns the files of `kind` that the manifest of the checkpoint `folder` names; all of them while the checkpoint
+    is being written and has no manifest."""
+    found = sorted((folder / "state").glob(f"{kind}-*.safetensors"))
+    if not (folder / MANIFEST).exists():
+        return found
+    named = read_manifest(folder)["files"]
+    return [path for path in found if path.relative_to(folder).as_posix() in named]
+
+
 def incomplete_tensors(folder: Path) -> list[str]:
     """Returns the names of tensors in the checkpoint `folder` with elements that are missing or written twice."""
     states = [SavedState(folder, kind) for kind in KINDS]
     return sorted(name for state in states for name in state.names() if not state.is_whole(name))
+
+
+def check_tensors(folder: Path) -> tuple[int, list[str]]:
+    """Reads every tensor of the checkpoint `folder`. Returns their number, and a line for each that is not sound."""
+    problems = []
+    states = [SavedState(folder, kind) for kind in KINDS]
+    for state in states:
+        for name in sorted(state.names()):
+            if not state.is_whole(name):
+                problems.append(f"state/: a part of {name} is missing")
+            elif not all(is_finite(shard.file.get_tensor(shard.key)) for shard in state.shards[name]):
+                problems.append(f"state/: {name} is not finite")
+    return sum(len(state.names()) for state in states), problems
 
 
 def load(folder: Path, engine: Engine) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from terakoya.errors import UserError
+from terakoya.errors import FileError, TemporaryFailure, UserError
 from terakoya.training.distributed import cpu_allocator
+from terakoya.training.distributed.heartbeat import Heartbeat
+from terakoya.training.distributed.local_rendezvous import local_rendezvous
 from terakoya.training.distributed.topology import LaunchInfo, ProcessInfo, Topology, host_name
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -22,9 +27,11 @@ class DistributedContext:
     """This process among all processes of the run. Numbers on the host go over gloo: the device never waits for them.
 
     Attributes:
+        device: on CUDA with its index.
         control: the group of all processes, over gloo; None where this process is the only one.
         replica_group: the processes of this one's replica, over the device's backend; None where it is the only one.
         data_parallel_group: the processes at this one's position in all replicas; None where there is one replica.
+        heartbeat: notices ranks that hang or are gone; None where this process is the only one.
     """
 
     rank: int
@@ -35,6 +42,10 @@ class DistributedContext:
     accelerator: Any = field(repr=False)
     replica_group: dist.ProcessGroup | None = None
     data_parallel_group: dist.ProcessGroup | None = None
+    heartbeat: Heartbeat | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        assert self.device.type != "cuda" or self.device.index is not None, "see with_index"
 
     @property
     def replica(self) -> int:
@@ -116,25 +127,53 @@ class DistributedContext:
         """Raises on every rank if any rank passes an `error`; the message names rank, host and cause. Collective.
 
         Raises:
+            FileError: at least one rank failed at `action`, and all that did met an OSError.
             UserError: at least one rank failed at `action`.
         """
-        texts = self.gather(None if error is None else f"{type(error).__name__}: {error}")
+        found = self.gather(None if error is None else _describe(error))
         failed = [
-            f"rank {rank} on {self.topology.processes[rank].host}: {text}"
-            for rank, text in enumerate(texts)
-            if text is not None
+            (f"rank {rank} on {self.topology.processes[rank].host}: {each[0]}", *each[1:])
+            for rank, each in enumerate(found)
+            if each is not None
         ]
         if failed:
-            raise UserError(
-                f"{action} failed on {len(failed)} of {self.world_size} processes; " + "; ".join(failed)
-            ) from error
+            texts, of_files, numbers = zip(*failed, strict=True)
+            text = f"{action} failed on {len(failed)} of {self.world_size} processes; {'; '.join(texts)}"
+            raise FileError(text, numbers[0]) if all(of_files) else UserError(text) from error
+
+    def run_on_main(self, action: str, work: Callable[[], T]) -> T | None:
+        """Runs `work` on rank 0 and returns its result there; collective.
+
+        Raises:
+            UserError: on all ranks, if `work` raised an OSError or UserError.
+        """
+        result: T | None = None
+        error: Exception | None = None
+        if self.is_main:
+            try:
+                result = work()
+            except (OSError, UserError) as raised:
+                error = raised
+        self.raise_on_all_ranks(action, error)
+        return result
 
     def close(self, *, failed: bool) -> None:
         """Leaves the process group: together with all ranks, unless this process `failed` and others may be gone."""
+        if self.heartbeat is not None:
+            self.heartbeat.close()
         if dist.is_initialized():
             if not failed:
                 self.barrier()
             dist.destroy_process_group()
+
+
+def _describe(error: BaseException) -> tuple[str, bool, int | None]:
+    """Returns the text of `error`, whether it is about files, and the system's number for it."""
+    return (
+        f"{type(error).__name__}: {error}",
+        isinstance(error, OSError | FileError | TemporaryFailure),
+        errno.EIO if isinstance(error, TemporaryFailure) else getattr(error, "errno", None),
+    )
 
 
 def connect(
@@ -170,12 +209,14 @@ def connect(
     if launch.world_size > 1 or deepspeed:
         backend = "nccl" if cuda else "gloo"
         handlers.append(InitProcessGroupKwargs(backend=backend, timeout=timedelta(seconds=timeout_seconds)))
-    if deepspeed:
-        from terakoya.training.distributed.deepspeed_setup import create_accelerator
+    with local_rendezvous(launch):
+        if deepspeed:
+            from terakoya.training.distributed.deepspeed_setup import create_accelerator
 
-        accelerator = create_accelerator(launch, handlers)
-    else:
-        accelerator = Accelerator(cpu=not cuda, kwargs_handlers=handlers)
+            accelerator = create_accelerator(launch, handlers)
+        else:
+            accelerator = Accelerator(cpu=not cuda, kwargs_handlers=handlers)
+    device = with_index(accelerator.device)
     connected = dist.get_world_size() if dist.is_initialized() else 1
     if connected != launch.world_size or accelerator.num_processes != launch.world_size:
         raise UserError(
@@ -184,7 +225,7 @@ def connect(
         )
     this = ProcessInfo(launch.rank, launch.node_rank, launch.local_rank, host_name())
     if launch.world_size == 1 and not dist.is_initialized():
-        return DistributedContext(0, 1, accelerator.device, Topology((this,), replica_size), None, accelerator)
+        return DistributedContext(0, 1, device, Topology((this,), replica_size), None, accelerator)
     timeout = timedelta(seconds=timeout_seconds)
     control = dist.group.WORLD if not cuda else dist.new_group(backend="gloo", timeout=timeout)
     reported: list[Any] = [None] * launch.world_size
@@ -195,13 +236,21 @@ def connect(
     return DistributedContext(
         rank,
         launch.world_size,
-        accelerator.device,
+        device,
         topology,
         control,
         accelerator,
         replica_group=replica_group,
         data_parallel_group=data_parallel_group,
+        heartbeat=Heartbeat(topology, rank, timeout_seconds) if launch.world_size > 1 else None,
     )
+
+
+def with_index(device: torch.device) -> torch.device:
+    """Returns `device`, and for "cuda" without an index the GPU that this process uses: each GPU has its generator."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def create_groups(

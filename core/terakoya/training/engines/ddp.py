@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import starmap
 from typing import Any
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.engines.engine import LossFn, autocast_forward
+from terakoya.training.engines.engine import LossFn, autocast_forward, may_update
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
 from terakoya.training.model.module_parts import saved_values
@@ -117,19 +118,20 @@ class DDPEngine:
         with torch.no_grad():
             return self.module(batch)
 
-    def step(self, learning_rate: float) -> Tensor:
+    def step(self, learning_rate: float, *, skip_above: float = math.inf) -> Tensor:
         """See `Engine`."""
         if self.scaler is not None:
             self.scaler.unscale(self.trainable)
         norm = self.clip()
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
+        healthy = may_update(norm, skip_above)
         if self.context.device.type == "cpu" or not self.fused:
-            if torch.isfinite(norm):
+            if healthy:
                 self.optimizer.step()
         else:
             # fused kernels read `found_inf` on the device, so the host need not wait to skip a step
-            self.optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
+            self.optimizer.found_inf = (~healthy).float()  # type: ignore[attr-defined]
             self.optimizer.step()
         self.clear_gradients()
         if self.scaler is not None:

@@ -13,6 +13,7 @@ the module's names: a checkpoint of any engine, stage or number of processes can
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from terakoya.errors import UserError
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.deepspeed_setup import BUCKET_ELEMENTS, deepspeed_config, offload_config
 from terakoya.training.distributed.environment import launcher_variables, local_rank_variable
-from terakoya.training.engines.engine import LossFn, SavedTensors, autocast_forward
+from terakoya.training.engines.engine import LossFn, SavedTensors, autocast_forward, may_update
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.engines.tensor_shards import Kind, TensorShard, assign_shards, whole_shard
 from terakoya.training.model.module_parts import saved_values
@@ -163,24 +164,25 @@ class DeepSpeedEngine:
         with torch.no_grad(), local_rank_variable(self.local_rank):
             return self.wrapped(batch)
 
-    def step(self, learning_rate: float) -> Tensor:
+    def step(self, learning_rate: float, *, skip_above: float = math.inf) -> Tensor:
         """See `Engine`."""
-        norm = self._step(learning_rate)
+        norm = self._step(learning_rate, skip_above)
         if self.scaler is not None:
             self.scaler.update(norm)
         return norm
 
-    def _step(self, learning_rate: float) -> Tensor:
+    def _step(self, learning_rate: float, skip_above: float) -> Tensor:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         if self.zero_stage == 0:
             bound = self.max_grad_norm or float("inf")
             norm = nn.utils.clip_grad_norm_(self.trainable.values(), bound, foreach=True)
-            if torch.isfinite(norm):
+            if may_update(norm, skip_above):
                 self.wrapped.step()
             else:
                 self.wrapped.zero_grad()
             return norm
+        assert skip_above == math.inf, "checked when the parameters are read"
         with local_rank_variable(self.local_rank):
             self.wrapped.step()
         total = float("nan") if self.zero.overflow else self.wrapped.get_global_grad_norm()

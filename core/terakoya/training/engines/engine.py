@@ -9,6 +9,7 @@ See docs/design/engines.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from typing import Any, Protocol
@@ -21,6 +22,14 @@ from terakoya.training.engines.tensor_shards import Kind, TensorShard
 
 LossFn = Callable[[Mapping[str, Tensor]], Tensor]
 """Maps a module's named sums to the scalar loss to differentiate."""
+
+
+LARGEST_NORM = torch.finfo(torch.float32).max
+
+
+def may_update(norm: Tensor, skip_above: float = math.inf) -> Tensor:
+    """Whether the gradient `norm`, () float32, is finite and at most `skip_above`: () bool on the same device."""
+    return norm <= min(skip_above, LARGEST_NORM)  # NaN is not
 
 
 class SavedTensors(Protocol):
@@ -63,10 +72,10 @@ class Engine(Protocol):
     def evaluate(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Returns the module's sums without gradients; the module is in evaluation mode."""
 
-    def step(self, learning_rate: float) -> Tensor:
+    def step(self, learning_rate: float, *, skip_above: float = math.inf) -> Tensor:
         """Clips gradients, updates weights and clears gradients; returns the gradient norm before clipping, a float32
-        scalar on the device. A norm that is not finite leaves weights and moments unchanged; the `scaler` is updated
-        with every norm."""
+        scalar on the device. A norm that is not finite, or above `skip_above`, leaves weights and moments unchanged;
+        the `scaler` is updated with every norm."""
 
     def shards_to_save(self, kind: Kind) -> Iterator[TensorShard]:
         """Yields what this process writes into a checkpoint: for "model" the fp32 values of `saved_values`, for

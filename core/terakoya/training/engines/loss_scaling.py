@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from terakoya.config.loss_scaling import LossScaling
-from terakoya.errors import UserError
+from terakoya.errors import Diverged
 
 MAX_CONSECUTIVE_OVERFLOWS = 20
 """Steps in a row that may overflow under a fixed scale before the run ends with an error."""
@@ -82,7 +82,7 @@ class LossScaler:
         """Ends the run, on every rank alike, where gradients overflow and the scale cannot fall further.
 
         Raises:
-            UserError: gradients overflowed at the lowest scale, or many times in a row at a fixed scale.
+            Diverged: gradients overflowed at the lowest scale, or many times in a row at a fixed scale.
         """
         if not int(self.counts["stuck"]):
             return
@@ -92,7 +92,7 @@ class LossScaler:
         else:
             when = f"at loss scale {float(self.scale):g}, the lowest allowed (loss_scaling.min_scale)"
             remedy = ""
-        raise UserError(
+        raise Diverged(
             f"step {step}: gradients overflowed fp16 {when}; {int(self.counts['skipped'])} steps were skipped so "
             f"far. Either training has diverged, or a value in the model's forward is beyond 65,504, fp16's largest: "
             f'{remedy}lower optimizer.learning_rate, or train in "bf16" or "fp32"'

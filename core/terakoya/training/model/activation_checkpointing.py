@@ -111,6 +111,9 @@ class _Selective(_Full):
         return self.run(*arguments, **named)
 
     def _run_keeping(self, policy: _Policy, *arguments: Any, **named: Any) -> Any:
+        # Autocast keeps the casts of weights. A recomputed block casts each weight that it uses, so its first run must
+        # do so too, and not use the cast of a block before it.
+        torch.clear_autocast_cache()
         contexts = partial(create_selective_checkpoint_contexts, policy)
         return checkpoint(self.forward, *arguments, use_reentrant=False, context_fn=contexts, **named)
 

@@ -225,10 +225,11 @@ def write_adapters(
         mapping = {"base_model_class": kind.__name__, "parent_library": kind.__module__}
         folders[name].mkdir(parents=True)
         config.save_pretrained(str(folders[name]), auto_mapping_dict=None if config.task_type else mapping)
-        save_file(
-            {f"base_model.model.{each}": value.detach().cpu().clone(memory_format=torch.contiguous_format)
-             for each, value in values.items()},
-            folders[name] / "adapter_model.safetensors",
-            metadata={"format": "pt"},
-        )  # fmt: skip
+        file = folders[name] / "adapter_model.safetensors"
+        tensors = {
+            f"base_model.model.{each}": value.detach().cpu().clone(memory_format=torch.contiguous_format)
+            for each, value in values.items()
+        }
+        with model_folder.safetensors_as_os_errors(file):
+            save_file(tensors, file, metadata={"format": "pt"})
     return folders

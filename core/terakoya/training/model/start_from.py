@@ -184,6 +184,7 @@ def _read_model(
                 folder,
                 config=config,
                 local_files_only=True,
+                trust_remote_code=False,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
                 dtype=torch.float32,

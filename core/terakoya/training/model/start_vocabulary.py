@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from terakoya.components.tokenizer import load_tokenizer
 from terakoya.components.vocabulary import Vocabulary
+from terakoya.errors import UserError
+from terakoya.store.tokenizer_identity import SHOWN, different_ids, quote
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 FILES = ("tokenizer.json", "vocab.txt", "spiece.model", "vocab.json", "tokenizer_config.json")
 """Tokenizer files; a folder with a tokenizer has at least one of them."""
-SHOWN = 3
-"""Number of differing ids in an error message."""
 
 
 def vocabulary_problems(
@@ -36,7 +36,7 @@ def vocabulary_problems(
         return problems
     try:
         theirs, ours = _token_ids(folder, config), _token_ids(tokenizer_folder)
-    except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
+    except UserError as error:
         problems.append(f"its tokenizer ({files[0]}) cannot be compared with the stores': {error}")
         return problems
     if theirs != ours:
@@ -55,27 +55,14 @@ def _same_files(folder: Path, other: Path) -> bool:
 
 def _token_ids(folder: Path, config: PretrainedConfig | None = None) -> dict[str, int]:
     """Returns every token's id. `config` is that of the model in `folder`; code in the folder is not run."""
-    from transformers import AutoTokenizer
-
-    loaded = AutoTokenizer.from_pretrained(folder, config=config, local_files_only=True, trust_remote_code=False)
-    tokens: dict[str, int] = loaded.get_vocab()
+    tokens: dict[str, int] = load_tokenizer(folder, config=config).get_vocab()
     return tokens
 
 
 def _difference(theirs: Mapping[str, int], ours: Mapping[str, int]) -> str:
     """A sentence with the number of ids that differ and the lowest of them."""
-    our_tokens = {index: token for token, index in ours.items()}
-    their_tokens = {index: token for token, index in theirs.items()}
-    indices = sorted(our_tokens.keys() | their_tokens.keys())
-    different = [index for index in indices if our_tokens.get(index) != their_tokens.get(index)]
-
-    def quote(tokens: Mapping[int, str], index: int) -> str:
-        return json.dumps(tokens[index], ensure_ascii=False) if index in tokens else "nothing"
-
-    examples = "; ".join(
-        f"{index} is {quote(their_tokens, index)} there and {quote(our_tokens, index)} here"
-        for index in different[:SHOWN]
-    )
+    different = different_ids(theirs, ours)
+    examples = "; ".join(f"{id} is {quote(a)} there and {quote(b)} here" for id, a, b in different[:SHOWN])
     return (
         f"its tokenizer differs from the stores': {len(different):,} ids mean something else ({examples}); prepare the "
         "stores with the folder's tokenizer"

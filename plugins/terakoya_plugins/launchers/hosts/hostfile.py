@@ -10,7 +10,7 @@ from pathlib import Path
 from terakoya.errors import UserError
 
 LINE = re.compile(
-    r"(?P<name>[A-Za-z0-9_.@-]+|\[[0-9a-fA-F:]+\])"
+    r"(?P<name>(?:[A-Za-z0-9_.][A-Za-z0-9_.-]*@)?[A-Za-z0-9_.][A-Za-z0-9_.-]*|\[[0-9a-fA-F:]+\])"
     r"(?:\s*:\s*(?P<colon>\d+)"  # MPICH
     r"|\s+(?:slots|max_slots|max-slots)\s*=\s*(?P<slots>\d+)(?:\s+max[_-]slots\s*=\s*\d+)?"  # DeepSpeed, Open MPI
     r"|\s+(?P<granted>\d+)(?:\s+\S+){0,2})?"  # Grid Engine's $PE_HOSTFILE: host, slots, queue, cores

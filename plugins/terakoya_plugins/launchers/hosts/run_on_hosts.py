@@ -13,14 +13,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from terakoya.errors import Stopped
+from terakoya.errors import RankLostError, Stopped
+from terakoya.toolkit.launchers.children import start_child
 
 STOPPED = Stopped.exit_code
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 logger = logging.getLogger("terakoya")
 
 GRACE_SECONDS = 60.0
 """How long the other hosts may continue after one has failed, before they receive a stop request."""
+LOST_GRACE_SECONDS = 10.0
+"""The same after one has waited in vain for another."""
 STOP_SECONDS = 30.0
 """Timeout of the stop command of one host."""
 
@@ -37,14 +41,16 @@ class RemoteCommand:
 def run_on_hosts(
     remotes: Sequence[RemoteCommand], *, continue_after_failure: bool = False, grace_seconds: float = GRACE_SECONDS
 ) -> int:
-    """Runs all commands together and prints each line after `[HOST]`; returns the first failure's exit code, else 0.
+    """Runs all commands together and prints each line after `[HOST]`; returns the first failure's exit code, else 0. A
+    failure that came of the loss of another host counts only where there is no other.
 
-    Ctrl-C and SIGTERM send a stop request to every host; the function waits until all have ended. After one host fails,
-    the others have `grace_seconds` to notice it and then receive a stop request. With `continue_after_failure` a failed
-    host is only logged, and the exit code is that of the first host, where the others rendezvous.
+    Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 send a stop request to every host; the function waits until all have ended.
+    After one host fails, the others have `grace_seconds` to notice it and then receive a stop request. With
+    `continue_after_failure` a failed host is only logged, and the exit code is that of the first host, where the others
+    rendezvous.
     """
     running = [
-        subprocess.Popen(
+        start_child(  # a host whose connection ends with this process saves and ends
             ["bash", "-c", remote.command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -62,7 +68,9 @@ def run_on_hosts(
         readers[-1].start()
     interrupted = threading.Event()
     handlers = {
-        number: signal.signal(number, lambda *_: interrupted.set()) for number in (signal.SIGINT, signal.SIGTERM)
+        number: signal.signal(number, lambda *_: interrupted.set())
+        for number in STOP_SIGNALS
+        if signal.getsignal(number) != signal.SIG_IGN or number in (signal.SIGINT, signal.SIGTERM)  # nohup: SIGHUP
     }
     try:
         return _wait(remotes, running, interrupted, None if continue_after_failure else grace_seconds)
@@ -94,7 +102,9 @@ def _wait(
             if process.returncode and index not in failed:
                 failed.append(index)
                 if grace_seconds is not None:
-                    deadline = min(deadline, time.monotonic() + grace_seconds)
+                    lost = process.returncode == RankLostError.exit_code
+                    grace = min(grace_seconds, LOST_GRACE_SECONDS) if lost else grace_seconds
+                    deadline = min(deadline, time.monotonic() + grace)
                 elif not ended and not stop_sent and process.returncode != STOPPED:
                     logger.warning(
                         "%s ended with exit code %d; the others continue", remotes[index].host, process.returncode
@@ -113,7 +123,8 @@ def _wait(
         time.sleep(0.1)
     if grace_seconds is None:
         return int(running[0].returncode)
-    return int(running[failed[0]].returncode) if failed else 0
+    codes = [int(running[index].returncode) for index in failed]
+    return next((code for code in codes if code != RankLostError.exit_code), codes[0] if codes else 0)
 
 
 def _show(host: str, lines: IO[str]) -> None:

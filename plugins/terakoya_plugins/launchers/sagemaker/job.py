@@ -16,6 +16,8 @@ from terakoya.errors import UserError
 
 ARN = re.compile(r"arn:aws[a-z-]*:sagemaker:(?P<region>[a-z0-9-]+):\d{12}:training-job/(?P<name>[A-Za-z0-9-]+)")
 LOGS = "/aws/sagemaker/TrainingJobs"
+LARGEST_RATIO = 100
+"""Largest size of an unpacked model in sizes of its archive; weights hardly shrink, a bomb of gzip by up to 1,032."""
 """The CloudWatch log group of all training jobs; the name of an instance's stream starts with the job's name."""
 END_STATES = frozenset({"Completed", "Failed", "Stopped"})
 
@@ -131,9 +133,10 @@ class SageMakerJob:
             with tempfile.TemporaryFile(dir=staging.parent) as packed:
                 with _aws_errors("fetch"):
                     self._client("s3").download_fileobj(bucket, key, packed)
+                limit = max(LARGEST_RATIO * packed.tell(), 1 << 20)
                 packed.seek(0)
                 with tarfile.open(fileobj=packed, mode="r:*") as archive:
-                    _unpack(archive, staging)
+                    _unpack(archive, staging, limit)
             if out.is_dir():
                 out.rmdir()
             staging.rename(out)
@@ -155,13 +158,17 @@ class SageMakerJob:
             return facts
 
 
-def _unpack(archive: tarfile.TarFile, folder: Path) -> None:
+def _unpack(archive: tarfile.TarFile, folder: Path, limit: int) -> None:
     """Extracts the files of `archive` into `folder`. Python has extraction filters only since 3.11.4.
 
     Raises:
-        tarfile.TarError: a member is outside `folder`, or is neither a file nor a folder.
+        tarfile.TarError: a member is outside `folder`, or is neither a file nor a folder; or the files have more than
+            `limit` bytes together.
     """
     for member in archive:
+        limit -= member.size
+        if limit < 0:
+            raise tarfile.TarError(f"its files are more than {LARGEST_RATIO} times as large as the archive")
         inside = (folder / member.name).resolve().is_relative_to(folder.resolve())
         if not inside or not (member.isfile() or member.isdir()):
             raise tarfile.TarError(f"{member.name} is not a file inside the target folder")

@@ -32,6 +32,8 @@ export MASTER_ADDR MASTER_PORT HF_HUB_OFFLINE=1
 export OMP_NUM_THREADS="$${SLURM_CPUS_PER_TASK:-1}"
 [ -z "$${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK="$$SLURM_CPUS_PER_TASK"  # not inherited since 22.05
 $environment
+newest() { ls $run/checkpoints 2> /dev/null | grep '^step-' | tail -n 1 || true; }
+before=$$(newest)
 asked=no
 ask() {  # all processes save and exit; srun would kill them if it received SIGTERM itself
   asked=yes
@@ -54,6 +56,7 @@ again() {
   scontrol requeue "$$SLURM_JOB_ID" || true
   exit $$code
 }
+[ "$$code,$$asked" != 75,yes ] || [ "$$(newest)" != "$$before" ] || code=143  # nothing was trained since the start
 case $$code,$$asked in
   75,*) again ;;  # stopped on request, checkpoint saved
   143,preempted) again ;;  # stopped before there was anything to save
@@ -186,6 +189,7 @@ class Slurm(Launcher):
             settled=FINAL_EXIT_CODES,
             max_restarts=self.max_restarts,
             folder=quote(str(folder)),
+            run=quote(str(job.run)),
         )
         rows = ", ".join(map(str, job.batch_size.values()))
         notes = [

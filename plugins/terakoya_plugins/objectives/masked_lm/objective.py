@@ -16,8 +16,8 @@ from terakoya import hookimpl
 from terakoya.components import Architecture, Batch, LossTerm, Objective
 from terakoya.components.rows import Layout, Rows
 from terakoya.components.vocabulary import Vocabulary
-from terakoya.errors import UserError
 from terakoya.toolkit.masking import mask_rows
+from terakoya.toolkit.objectives.check_head import check_head
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +33,8 @@ class MaskedLM(Objective):
     mlm_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
     whole_word_mask: bool = True
     budgeted: bool = True
+    """Whether words are chosen so that nearly `mlm_probability` of each row is predicted, instead of independently.
+    Every word is predicted with that probability either way."""
     replace_probability: Probability = 0.8
     random_probability: Probability = 0.1
     next_sentence: bool = False
@@ -96,11 +98,7 @@ class MaskedLM(Objective):
         from terakoya_plugins.objectives.masked_lm.module import MaskedLMModule
 
         head: Literal["masked", "pretraining"] = "pretraining" if self.next_sentence else "masked"
-        if head not in architecture.heads:
-            raise UserError(
-                f"objective masked_lm: architecture {type(architecture).__name__} has no head {head!r}, "
-                f"only {sorted(architecture.heads)}"
-            )
+        check_head("masked_lm", architecture, head)
         return MaskedLMModule(architecture, architecture.build(vocabulary, head), next_sentence=self.next_sentence)
 
     def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:

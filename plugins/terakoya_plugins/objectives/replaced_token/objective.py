@@ -44,7 +44,8 @@ class ReplacedToken(Objective):
     whole_word_mask: bool = True
     """Whether all tokens of a word are predicted together."""
     budgeted: bool = True
-    """Whether exactly `mlm_probability` of each row is predicted, instead of each word with that probability."""
+    """Whether words are chosen so that nearly `mlm_probability` of each row is predicted, instead of independently.
+    Every word is predicted with that probability either way."""
     replace_probability: Probability = 0.85
     """Of the predicted tokens, the share that [MASK] replaces in the generator's input."""
     random_probability: Probability = 0.0

@@ -18,6 +18,7 @@ from terakoya.components import Architecture, Batch, LossTerm, Objective
 from terakoya.components.rows import Layout, Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
+from terakoya.toolkit.objectives.check_head import check_head
 
 if TYPE_CHECKING:
     import torch
@@ -106,11 +107,7 @@ class SpanCorruption(Objective):
         """The root module with a randomly initialised model."""
         from terakoya_plugins.objectives.span_corruption.module import SpanCorruptionModule
 
-        if "seq2seq" not in architecture.heads:
-            raise UserError(
-                f"objective span_corruption: architecture {type(architecture).__name__} has no head 'seq2seq', only "
-                f"{sorted(architecture.heads)}"
-            )
+        check_head("span_corruption", architecture, "seq2seq")
         return SpanCorruptionModule(architecture, architecture.build(vocabulary, "seq2seq"))
 
     def exports(self, module: torch.nn.Module) -> Mapping[str, PreTrainedModel]:

@@ -25,7 +25,8 @@ class Example(Importer):
         file = source / "pytorch_model.bin"
         if not file.is_file():
             raise UserError(f"{source}: expected a folder with pytorch_model.bin, found none")
-        model = AutoModelForMaskedLM.from_config(AutoConfig.from_pretrained(source, local_files_only=True))
+        config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+        model = AutoModelForMaskedLM.from_config(config, trust_remote_code=False)
         weights = torch.load(
             file, map_location="cpu", weights_only=True
         )  # unpickles tensors only, never unknown objects

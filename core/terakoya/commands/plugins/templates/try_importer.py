@@ -20,5 +20,7 @@ def test_the_weights_have_their_new_names(tmp_path: Path) -> None:
     old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): value for name, value in model.state_dict().items()}
     torch.save(old, tmp_path / "pytorch_model.bin")
     plugins.load([str(PLUGIN)]).component("importers", "example")().read(tmp_path, tmp_path / "out")
-    loaded = AutoModelForMaskedLM.from_pretrained(tmp_path / "out", local_files_only=True).state_dict()
+    loaded = AutoModelForMaskedLM.from_pretrained(
+        tmp_path / "out", local_files_only=True, trust_remote_code=False
+    ).state_dict()
     assert all(torch.equal(value, loaded[name]) for name, value in model.state_dict().items())

@@ -1,0 +1,24 @@
+"""The part `spikes` of the parameter JSON: what counts as a spike of the loss or the gradient norm."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat
+
+from terakoya.config.settings import Settings
+
+
+class Spikes(Settings):
+    """How spikes of the loss and of the gradient norm are found, and what happens then.
+
+    Attributes:
+        window: the steps before a step that it is compared with.
+        threshold: robust standard deviations above the last steps' median from which a value is a spike; it must also
+            be clearly above every value in the window.
+        action: `note` records a spike; `skip` also leaves out the update of a step whose gradient norm is a spike.
+    """
+
+    window: Annotated[int, Field(ge=16)] = 32
+    threshold: PositiveFloat = 10.0
+    action: Literal["note", "skip"] = "note"

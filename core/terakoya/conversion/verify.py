@@ -1,0 +1,168 @@
+"""Reads all of a run, a checkpoint, a token store or a model folder, and recomputes what can be recomputed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from terakoya.components.tokenizer import load_tokenizer
+from terakoya.conversion.export import load_model
+from terakoya.errors import UserError
+from terakoya.folder_kinds import found, kind_of
+from terakoya.json_settings import read_json
+from terakoya.runs import metrics
+from terakoya.runs.checkpoints import MANIFEST, find_problems, list_checkpoints, read_manifest, reading
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MODEL_PARTS = ("generator", "discriminator")
+
+
+@dataclass
+class Findings:
+    """What was read, a line for each thing, and what is wrong with it, a line for each problem."""
+
+    checked: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, folder: Path, description: str, problems: Iterable[str]) -> None:
+        """Adds the `problems` of `folder`, or its `description` if there are none."""
+        lines = [f"{folder}: {problem}" for problem in problems]
+        self.problems += lines
+        self.checked += [] if lines else [f"{folder}: {description}"]
+
+
+def verify(folder: Path) -> Findings:
+    """Reads all of `folder`: a run, one of its checkpoints, a token store or a model folder. Changes nothing.
+
+    Raises:
+        UserError: `folder` is none of these, or a file cannot be read now.
+    """
+    findings = Findings()
+    if not folder.is_dir():
+        raise _unknown(folder)
+    with reading(folder):
+        if (folder / "store.json").is_file():
+            _verify_store(folder, findings)
+        elif (folder / MANIFEST).is_file():
+            _verify_checkpoint(folder, findings)
+        elif kind_of(folder) == "run":
+            _verify_run(folder, findings)
+        elif models := [path for path in (folder, *(folder / part for part in MODEL_PARTS)) if _has_config(path)]:
+            for model in models:
+                _verify_model(model, findings)
+        else:
+            raise _unknown(folder)
+    return findings
+
+
+def _unknown(folder: Path) -> UserError:
+    there = found(folder, "run")
+    return UserError(f"{folder}: expected a run, a checkpoint, a token store or a model folder, got {there}")
+
+
+def _has_config(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
+
+
+def _verify_store(folder: Path, findings: Findings) -> None:
+    from terakoya.store.token_store import count_store
+    from terakoya.store.verify import verify as find_faults
+
+    faults = find_faults(folder)
+    findings.problems += faults
+    if not faults:
+        findings.checked.append(f"{folder}: a sound store; {count_store(folder).tokens:,} tokens")
+
+
+def _verify_run(folder: Path, findings: Findings) -> None:
+    checkpoints = [path for _, path in list_checkpoints(folder / "checkpoints")]
+    for path in checkpoints:
+        _verify_checkpoint(path, findings)
+    if not checkpoints:
+        findings.problems.append(f"{folder}: has no checkpoint")
+    if (folder / metrics.FILE).is_file():
+        written = metrics.read(folder)
+        problems = [f"line {number} of {metrics.FILE} is damaged" for number in written.damaged]
+        findings.add(folder, f"{len(written.records):,} records in {metrics.FILE}", problems)
+
+
+def _verify_checkpoint(folder: Path, findings: Findings) -> None:
+    """Checks manifest, files, and that the tensors of `state/` are complete and finite."""
+    from terakoya.training.checkpoint.state import check_tensors
+
+    problems = find_problems(folder)
+    if problems and not folder.is_dir():
+        return  # the run, which goes on, has pruned it
+    count, size, files = 0, 0, {}
+    if not problems:
+        files = read_manifest(folder)["files"]
+        size = sum(facts["size"] for facts in files.values())
+        count, problems = check_tensors(folder)
+    findings.add(folder, f"whole; {len(files):,} files, {size:,} bytes; {count:,} tensors, all finite", problems)
+
+
+def _verify_model(folder: Path, findings: Findings) -> None:
+    """Checks that a Transformers folder loads, that its tokenizer does and fits it, and that its weights are finite.
+
+    There are no hashes to compare with: a number that changed to another number is not found.
+    """
+    from terakoya.training.model.start_config import silence_transformers
+
+    try:
+        config = read_json(folder / "config.json")
+        count, problems = _check_weights(folder)
+        if not problems and "auto_map" not in config:
+            with silence_transformers():
+                load_model(folder)
+        if not problems:
+            problems, tokenizer = _check_tokenizer(folder, config.get("vocab_size"))
+            findings.add(folder, f"a model; {count:,} tensors, all finite; {tokenizer}", problems)
+            return
+    except UserError as error:
+        problems = [str(error).removeprefix(f"{folder}: ")]
+    findings.add(folder, "", problems)
+
+
+def _check_weights(folder: Path) -> tuple[int, list[str]]:
+    """Returns the number of tensors in the safetensors files of `folder`, and what is wrong with them."""
+    from safetensors import SafetensorError, safe_open
+
+    from terakoya.training.checkpoint.state import is_finite
+
+    names: set[str] = set()
+    problems = []
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, "pt") as file:
+                for name in file.keys():  # noqa: SIM118 - not a mapping
+                    names.add(name)
+                    value: Tensor = file.get_tensor(name)
+                    if not is_finite(value):
+                        problems.append(f"{path.name}: {name} is not finite")
+        except SafetensorError as error:
+            problems.append(f"{path.name}: cannot be loaded: {error}")
+    if not names and not problems:
+        problems.append("has no weights in *.safetensors")
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        missing = sorted(read_json(index).get("weight_map", {}).keys() - names)
+        problems += [f"{index.name}: {name} is in no file" for name in missing]
+    return len(names), problems
+
+
+def _check_tokenizer(folder: Path, vocabulary_size: int | None) -> tuple[list[str], str]:
+    """Returns what is wrong with the tokenizer in `folder`, if there is one, and a description of it."""
+    if not (folder / "tokenizer_config.json").is_file():
+        return [], "no tokenizer"
+    try:
+        tokenizer = load_tokenizer(folder)
+    except UserError as error:
+        return [f"its tokenizer cannot be loaded: {error}"], ""
+    size = len(tokenizer)
+    if vocabulary_size is not None and size > vocabulary_size:
+        return [f"its tokenizer has {size:,} pieces, its embeddings are for {vocabulary_size:,}"], ""
+    return [], f"a tokenizer of {size:,} pieces"

@@ -1,0 +1,146 @@
+"""Says what is at a path that was given in the place of something else, and what to do with it.
+
+Every folder that terakoya makes or reads has files by which it is known: a run, a checkpoint, a token store, a
+Transformers model, a tokenizer. Names that are addresses are refused: object stores hold corpora alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from terakoya.errors import UserError
+
+Kind = Literal["run", "checkpoint", "token store", "Transformers model", "tokenizer", "corpus"]
+
+ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
+"""The beginning of an address such as `s3://bucket`, of which `Path` keeps one slash alone."""
+
+CORPUS_ENDINGS = (".jsonl", ".txt", ".csv", ".tsv", ".parquet", ".gz", ".zst", ".xz", ".bz2")
+
+_SIGNS: Mapping[Kind, Callable[[Path], bool]] = {
+    "checkpoint": lambda path: (path / "manifest.json").is_file() and (path / "state").is_dir(),
+    "run": lambda path: (path / "checkpoints").is_dir() or (path / "metrics.jsonl").is_file(),
+    "token store": lambda path: (path / "store.json").is_file(),
+    "Transformers model": lambda path: any(
+        (path / name / "config.json").is_file() for name in ("", "generator", "discriminator")
+    ),
+    "tokenizer": lambda path: any(
+        (path / name).is_file() for name in ("tokenizer_config.json", "tokenizer.json", "vocab.txt", "tokenizer.model")
+    ),
+    "corpus": lambda path: any(
+        each.name.lower().endswith(CORPUS_ENDINGS) for each in (path.iterdir() if path.is_dir() else (path,))
+    ),
+}
+
+_PREPARE = "make a token store with it: terakoya prepare CORPUS --tokenizer {path} --out STORE"
+_EXPORT = "export a model from it: terakoya export {path} --out MODEL"
+_ADVICE: Mapping[tuple[str, Kind], str] = {
+    ("token store", "run"): "{path}/parameters.json names its stores",
+    ("token store", "checkpoint"): "its manifest.json names its stores",
+    ("token store", "tokenizer"): _PREPARE,
+    ("token store", "Transformers model"): _PREPARE,
+    ("token store", "corpus"): "make a token store of it: terakoya prepare {path} --tokenizer TOKENIZER --out STORE",
+    ("tokenizer", "token store"): "its tokenizer is in {path}/tokenizer",
+    ("tokenizer", "checkpoint"): "its tokenizer is in {path}/tokenizer",
+    ("tokenizer", "run"): "the tokenizer is in each of {path}/checkpoints",
+    ("tokenizer", "corpus"): "train one on it: terakoya tokenizer train {path} --type mecab_wordpiece --out TOKENIZER",
+    ("run", "checkpoint"): "its run is two folders above it",
+    ("run", "token store"): "`terakoya store info {path}` describes it",
+    ("run", "tokenizer"): "`terakoya tokenizer report {path}` describes it",
+    ("run", "Transformers model"): '`terakoya try {path} "text"` tries it',
+    ("Transformers model", "run"): _EXPORT,
+    ("Transformers model", "checkpoint"): _EXPORT,
+    ("Transformers model", "token store"): "train a model on it first: terakoya train PARAMETERS.json --out RUN",
+    ("Transformers model", "tokenizer"): "a model is trained first: terakoya train PARAMETERS.json --out RUN",
+    ("corpus", "token store"): "its text is tokenized already: name it in data.train of a parameter file",
+}
+"""(what was expected, what is there) -> what to do with it."""
+
+
+def kind_of(path: Path) -> Kind | None:
+    """Returns the kind of the file or folder `path`; None if it is none of the known ones."""
+    if not path.exists():
+        return None
+    return next((kind for kind, has_signs in _SIGNS.items() if has_signs(path)), None)
+
+
+def found(path: Path, expected: str) -> str:
+    """Returns what is at `path`, where `expected` (a kind) was to be, and what to do: the end of a message, such as
+    `a run; export a model from it: terakoya export work/run --out MODEL`."""
+    if is_address(path):
+        return f"an address; {_on_this_machine(path)}"
+    if not path.exists():
+        return f"no such folder{_near(path)}"
+    kind = kind_of(path)
+    advice = _ADVICE.get((expected, kind)) if kind is not None else None
+    if kind is None or (kind == "corpus" and advice is None):
+        return (
+            "a file" if not path.is_dir() else "a folder of other files" if any(path.iterdir()) else "an empty folder"
+        )
+    return f"a {kind}" + (f"; {_fill_in(advice, path)}" if advice else "")
+
+
+def _fill_in(advice: str, path: Path) -> str:
+    """Returns `advice` about `path`, which is quoted where it is part of a command."""
+    return advice.format(path=shlex.quote(str(path)) if "terakoya " in advice else path)
+
+
+def missing_file(path: Path) -> str:
+    """Returns what is at `path`, where a JSON file was to be: the end of a message."""
+    if path.is_dir():
+        kind = kind_of(path)
+        inside = path / "parameters.json"
+        return (f"expected a file, got {f'a {kind}' if kind else 'a folder'}") + (
+            f"; did you mean {inside}?" if inside.is_file() else ""
+        )
+    if is_address(path):
+        return f"expected a file, got an address; {_on_this_machine(path)}"
+    return f"no such file{_near(path)}"
+
+
+def is_address(path: Path | str) -> bool:
+    """Returns whether `path` is an address, such as `s3://bucket/run`."""
+    return bool(ADDRESS.match(str(path)))
+
+
+def refuse_address(path: Path | str, what: str) -> None:
+    """Raises UserError if `path`, which is for `what` (such as "the run's folder"), is an address."""
+    if is_address(path):
+        raise UserError(f"{_written_out(path)}: expected {what}, got an address; {_on_this_machine(path)}")
+
+
+def _written_out(path: Path | str) -> str:
+    """Returns the address `path` with both slashes."""
+    return ADDRESS.sub(r"\1://", str(path), count=1)
+
+
+def _on_this_machine(path: Path | str) -> str:
+    scheme = str(path).partition(":")[0]
+    return (
+        f"only a corpus is read from {scheme}://. Give a folder of this machine, and copy it there or back with the "
+        "store's own tool, or mount it"
+    )
+
+
+def _near(path: Path) -> str:
+    """Returns the names next to the missing `path` that are nearly its own, or says that its folder is missing."""
+    if not path.parent.is_dir():
+        return f"; there is no folder {path.parent}"
+    names = [each.name for each in path.parent.iterdir()]
+    near = difflib.get_close_matches(path.name, names, n=2, cutoff=0.7)
+    return " (did you mean " + " or ".join(str(path.parent / name) for name in near) + "?)" if near else ""
+
+
+def distinct_names(folders: Sequence[Path]) -> list[str]:
+    """Returns the shortest tails of the paths that all differ."""
+    paths = [folder.resolve().parts for folder in folders]
+    for length in range(1, max(map(len, paths)) + 1):
+        names = ["/".join(parts[-length:]) for parts in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{'/'.join(parts[-2:])} ({number})" for number, parts in enumerate(paths, start=1)]

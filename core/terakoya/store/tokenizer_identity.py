@@ -1,0 +1,118 @@
+"""Whether the ids of two stores, or of a store and a model, mean the same.
+
+Two vocabularies of one size with the same special ids look alike to training, and a model that is trained on both
+learns nothing. So the hashes are compared that `prepare` records of everything on which ids depend, and where they
+differ the pieces themselves. Versions of libraries may differ.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from terakoya.atomic_files import FileFacts
+from terakoya.components.tokenizer import load_tokenizer
+from terakoya.errors import UserError
+from terakoya.store.recorded_options import TEMPLATE_INPUT
+from terakoya.store.token_store import TokenStore
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SHOWN = 5
+"""Ids with another meaning that an error shows."""
+_VERSION = re.compile(r"\d+(\.\d+)+\S*")
+
+
+def check_same_tokenizer(first: TokenStore, other: TokenStore) -> None:
+    """Raises UserError unless the ids of both stores mean the same: with up to five that do not, or with what else of
+    the tokenizers differs."""
+    ours, theirs = _inputs(first), _inputs(other)
+    same_facts = first.facts.vocabulary == other.facts.vocabulary
+    changed = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    if same_facts and not (ours and theirs and changed):
+        return
+    reason = find_different_ids(first.tokenizer_folder, other.tokenizer_folder)
+    if not reason and same_facts and _same_rules(first.tokenizer_folder, other.tokenizer_folder):
+        return
+    reason = reason or (f"other: {', '.join(changed)}" if changed else "other sizes or special ids")
+    raise UserError(
+        f"{other.folder}: was prepared with another tokenizer than {first.folder} ({reason}); prepare it with the same"
+    )
+
+
+def check_tokenizer_of(store: TokenStore, folder: Path, whose: str) -> None:
+    """Raises UserError if the ids of `store` mean something else in the tokenizer in `folder`, that of `whose`."""
+    if _vocabulary_files(store.tokenizer_folder) == _vocabulary_files(folder):
+        return
+    if reason := find_different_ids(folder, store.tokenizer_folder):
+        raise UserError(
+            f"{store.folder}: was prepared with another tokenizer than {whose} ({reason}); prepare it with {folder}"
+        )
+
+
+def find_different_ids(first: Path, other: Path) -> str:
+    """Describes the ids that mean different things in the tokenizers of two folders; "" if none does, or if
+    Transformers cannot load both."""
+    ours, theirs = _read_pieces(first), _read_pieces(other)
+    return describe_different_ids(ours, theirs, first, other) if ours and theirs else ""
+
+
+def describe_different_ids(ours: Mapping[str, int], theirs: Mapping[str, int], first: Path, other: Path) -> str:
+    """Returns how many ids mean different things in the tokenizers of two folders, and the first of them; "" if none
+    does."""
+    different = different_ids(ours, theirs)
+    examples = "; ".join(f"id {id} is {quote(a)} in {first}, {quote(b)} in {other}" for id, a, b in different[:SHOWN])
+    return f"{len(different):,} ids mean something else: {examples}" if different else ""
+
+
+def different_ids(first: Mapping[str, int], other: Mapping[str, int]) -> list[tuple[int, str | None, str | None]]:
+    """Returns the ids whose pieces differ, ascending, with both pieces; None where there is none."""
+    ours, theirs = ({id: piece for piece, id in pieces.items()} for pieces in (first, other))
+    both = [(id, ours.get(id), theirs.get(id)) for id in sorted(ours.keys() | theirs.keys())]
+    return [(id, a, b) for id, a, b in both if a != b]
+
+
+def quote(piece: str | None) -> str:
+    """Returns a piece as a message shows it."""
+    return "nothing" if piece is None else json.dumps(piece, ensure_ascii=False)
+
+
+def _inputs(store: TokenStore) -> dict[str, str]:
+    """What the store's ids depend on, by name, without versions of libraries."""
+    recorded = {k: v for k, v in store.facts.inputs.items() if k.startswith("tokenizer ") and k != TEMPLATE_INPUT}
+    return {name: value for name, value in recorded.items() if not _VERSION.fullmatch(value)}
+
+
+def _vocabulary_files(folder: Path) -> dict[str, FileFacts]:
+    """The files of a tokenizer's folder, without chat template and configuration."""
+    ignored = ("chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json", "terakoya.json")
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file.name not in ignored]
+    return {str(file.relative_to(folder)): FileFacts.of(file) for file in files}
+
+
+def _read_pieces(folder: Path) -> dict[str, int]:
+    """The id of every piece of the tokenizer in `folder`; none if Transformers cannot load it."""
+    tokenizer = _load(folder)
+    return {} if tokenizer is None else dict(tokenizer.get_vocab())
+
+
+def _same_rules(first: Path, other: Path) -> bool:
+    """Whether two tokenizers of the `tokenizers` library split text by the same rules, however they were saved."""
+    rules = []
+    for folder in (first, other):
+        backend = getattr(_load(folder), "backend_tokenizer", None)
+        if backend is None:
+            return False
+        rules.append({**json.loads(backend.to_str()), "truncation": None, "padding": None})
+    return rules[0] == rules[1]
+
+
+def _load(folder: Path) -> PreTrainedTokenizerBase | None:
+    try:
+        return load_tokenizer(folder)
+    except UserError:
+        return None

@@ -1,0 +1,81 @@
+"""Encoders of DeBERTa's kind: attention that keeps content and relative position apart.
+
+torch is imported inside functions, so that listing architectures stays quick.
+Letters in shapes: B rows, T positions, H hidden size.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from terakoya.components import DocumentMasking, Head, Vocabulary
+from terakoya.toolkit.architectures.encoder import EncoderArchitecture
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+
+class DisentangledEncoder(EncoderArchitecture):
+    """The base of DeBERTa's families, with the fields that they share; defaults are those of the base size."""
+
+    vocabulary_head = ("cls",)
+    document_masking: ClassVar[DocumentMasking] = "mask_4d"
+
+    hidden_size: PositiveInt = 768
+    num_hidden_layers: PositiveInt = 12
+    num_attention_heads: PositiveInt = 12
+    intermediate_size: PositiveInt = 3072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: NonNegativeFloat = 0.1
+    attention_probs_dropout_prob: NonNegativeFloat = 0.1
+    max_position_embeddings: PositiveInt = 512
+    type_vocab_size: NonNegativeInt = 0
+    initializer_range: NonNegativeFloat = 0.02
+    layer_norm_eps: NonNegativeFloat = 1e-7
+    relative_attention: bool = True
+    pos_att_type: tuple[Literal["c2p", "p2c"], ...] = ("c2p", "p2c")
+    """Attention from content to position, from position to content, or both."""
+    position_biased_input: bool = False
+    """Whether absolute positions are added to the embeddings as well, as BERT does."""
+
+    def build(self, vocabulary: Vocabulary, head: Head) -> PreTrainedModel:
+        """Returns a randomly initialised model; the config of a discriminator names its two labels."""
+        from transformers.models.deberta.modeling_deberta import DisentangledSelfAttention
+
+        model = super().build(vocabulary, head)
+        for part in model.modules():
+            if isinstance(part, DisentangledSelfAttention):
+                part.__class__ = _autocast_attention()
+        if head == "discriminator":
+            model.config.id2label = {0: "original", 1: "replaced"}
+            model.config.label2id = {"original": 0, "replaced": 1}
+        return model
+
+    def replaced_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns the logits (B, T) that a token was replaced, of `hidden` (B, T, H), by a classifier of two labels."""
+        scores = model.classifier(model.dropout(hidden))
+        return scores[..., 1] - scores[..., 0]
+
+    def max_sequence_length(self) -> int | None:
+        """Returns `max_position_embeddings` with absolute positions, else None: relative positions have no bound."""
+        return self.max_position_embeddings if self.position_biased_input else None
+
+
+@cache
+def _autocast_attention() -> type[torch.nn.Module]:
+    """Returns DeBERTa's attention for autocast, which converts the operands of products but not the biases of queries
+    and values, which are added: the result would be float32. Attention of v2 has none."""
+    import torch
+    from transformers.models.deberta.modeling_deberta import DisentangledSelfAttention
+
+    class AutocastAttention(DisentangledSelfAttention):
+        def transpose_for_scores(self, states: torch.Tensor) -> torch.Tensor:
+            device = states.device.type
+            low = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states.dtype
+            return super().transpose_for_scores(states.to(low))
+
+    return AutocastAttention

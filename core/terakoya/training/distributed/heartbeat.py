@@ -1,0 +1,348 @@
+"""Every rank tells the others each second what it does, so that a rank that hangs or is gone is called by its name.
+
+The values travel through the store at which the processes met (torch's TCPStore), from a thread of each process: there
+is no collective, and nothing in the step waits. Rank 0 reads all values; the others read those of rank 0 alone.
+
+See docs/design/hangs.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import statistics
+import threading
+import time
+from collections.abc import Callable, Container, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from terakoya.errors import RankLostError, UserError
+from terakoya.training.distributed.activity import Activity, ActivityWatch
+from terakoya.training.distributed.topology import Topology
+
+logger = logging.getLogger("terakoya")
+
+BEAT_SECONDS = 1.0
+SILENT_BEATS = 6
+"""A rank without news for so many beats is silent: its process is stopped or gone, or its host is."""
+STUCK_SECONDS = 30.0
+"""A rank that has not moved for so long while others wait for it is stuck, although its threads still run."""
+LEAVE_SECONDS = 10.0
+"""How long after the timeout the main thread may take to leave before its process ends."""
+SHOWN = 4
+"""How many late ranks a message names."""
+COMMUNICATION_ERRORS = re.compile(r"gloo|nccl|ProcessGroup|Connection (closed|reset)|Broken pipe|[Tt]imed out", re.I)
+"""What torch's errors say where the cause may be another rank. Only some have a class of their own."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The news of one rank.
+
+    Attributes:
+        number: how many it has sent.
+        activity: what its main thread does.
+        work_seconds: what its steps have taken so far without waiting for others.
+        error: the error that it ends with; None before.
+        gives_up: whether it leaves, as it has waited for another in vain.
+        ended: whether it has left the run, and sends no more.
+    """
+
+    number: int
+    activity: Activity
+    work_seconds: float = 0.0
+    error: str | None = None
+    gives_up: bool = False
+    ended: bool = False
+
+    def to_json(self) -> str:
+        """Returns the text that `from_json` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Beat:
+        """Returns the beat of a text by `to_json`."""
+        values = json.loads(text)
+        return cls(**{**values, "activity": Activity(**values["activity"])})
+
+
+class Ranks:
+    """What is known of some ranks from their beats. Times are counted in looks, as this process may have been stopped.
+
+    Attributes:
+        beats: the last beat of each rank.
+    """
+
+    def __init__(self, topology: Topology, own: int) -> None:
+        self._topology = topology
+        self._own = own
+        self.beats: dict[int, Beat] = {}
+        self._unchanged: dict[int, int] = {}
+        self._last_news: dict[int, float] = {}
+        self._work_before: dict[int, tuple[int, float]] = {}
+
+    def look(self, beats: Mapping[int, Beat]) -> None:
+        """Takes note of the beats that were read now."""
+        for rank, beat in beats.items():
+            known = self.beats.get(rank)
+            if known is None or beat.number != known.number:
+                self._unchanged[rank], self._last_news[rank] = 0, time.time()
+            else:
+                self._unchanged[rank] += 1
+        self.beats.update(beats)
+
+    def look_without_answer(self) -> None:
+        """Takes note that the store does not answer: none of the other ranks can be heard."""
+        self.look({rank: beat for rank, beat in self.beats.items() if rank != self._own})
+
+    def late(self) -> dict[int, str]:
+        """Returns the ranks for which the others wait, with a sentence about each: those that have failed; else those
+        that are silent; else those that are stuck while others wait."""
+        others = {rank: beat for rank, beat in self.beats.items() if rank != self._own}
+        failed = {rank: beat for rank, beat in others.items() if beat.error is not None}
+        if failed:
+            return {rank: f"{self.name(rank)} ended with {beat.error}" for rank, beat in failed.items()}
+        others = {rank: beat for rank, beat in others.items() if not beat.ended}
+        silent = {rank: beat for rank, beat in others.items() if self._unchanged[rank] >= SILENT_BEATS}
+        if silent:
+            return {
+                rank: f"{self._describe(rank, beat.activity)}, and has not answered since "
+                f"{_clock(self._last_news[rank])}: its process is stopped or gone, or its host is"
+                for rank, beat in silent.items()
+            }
+        now = time.time()
+        still = {rank: beat for rank, beat in self.beats.items() if now - beat.activity.since >= STUCK_SECONDS}
+        stuck = {rank: beat for rank, beat in still.items() if not beat.activity.waits and not beat.ended}
+        if len(stuck) == len(still):
+            return {}  # nobody waits for them
+        return {rank: self._describe(rank, beat.activity) for rank, beat in stuck.items()}
+
+    def seconds_silent(self) -> float:
+        """Returns for how long the rank that has been silent longest was so; 0.0 if none is."""
+        silent = [
+            count
+            for rank, count in self._unchanged.items()
+            if rank != self._own and count >= SILENT_BEATS and not self.beats[rank].ended
+        ]
+        return max(silent, default=0) * BEAT_SECONDS
+
+    def report(self) -> str:
+        """Returns which ranks are late and where the others wait for them; empty if none is late."""
+        late = self.late()
+        if not late:
+            return ""
+        named = [*list(late.values())[:SHOWN], *([f"{len(late) - SHOWN} more ranks" if len(late) > SHOWN else ""])]
+        return "; ".join(filter(None, [*named, self.waiting(late)]))
+
+    def waiting(self, late: Container[int] = ()) -> str:
+        """Returns where the ranks that are not `late` wait: `rank 0 on a01 waits in all_reduce since 21:04:11`."""
+        waits = {
+            rank: beat.activity
+            for rank, beat in self.beats.items()
+            if rank not in late and beat.activity.waits and not beat.ended
+        }
+        if not waits:
+            return ""
+        first = min(waits, key=lambda rank: waits[rank].since)
+        who = f"{self.name(first)} waits" if len(waits) == 1 else f"{len(waits)} ranks wait"
+        return f"{who} in {waits[first].place} since {_clock(waits[first].since)}"
+
+    def slowest(self) -> tuple[int, float] | None:
+        """Returns the rank whose steps took longest since the last call, not counting where it waited for others, and
+        by which share they took longer than the median of the others. None where not every rank has taken a step."""
+        now = {rank: (beat.activity.step, beat.work_seconds) for rank, beat in self.beats.items()}
+        before = self._work_before
+        if len(now) < len(self._topology.processes):
+            return None  # only rank 0 reads the beats of all
+        if before.keys() != now.keys():
+            self._work_before = now
+            return None
+        steps = {rank: now[rank][0] - before[rank][0] for rank in now}
+        if min(steps.values()) < 1:
+            return None
+        self._work_before = now
+        seconds = {rank: (now[rank][1] - before[rank][1]) / steps[rank] for rank in now}
+        rank = max(seconds, key=lambda rank: seconds[rank])
+        usual = statistics.median(value for each, value in seconds.items() if each != rank)
+        return (rank, seconds[rank] / usual - 1) if usual > 0 else None
+
+    def gives_up(self, rank: int) -> bool:
+        """Whether `rank` leaves, as it has waited for another in vain."""
+        return rank in self.beats and self.beats[rank].gives_up
+
+    def name(self, rank: int) -> str:
+        """Returns `rank 3 on a02`."""
+        return f"rank {rank} on {self._topology.processes[rank].host}"
+
+    def _describe(self, rank: int, activity: Activity) -> str:
+        since = _clock(activity.since)
+        return f"{self.name(rank)} has been in {activity.place} since {since} (step {activity.step:,})"
+
+
+class Heartbeat:
+    """The threads of this process that send its beats and watch for the others.
+
+    Attributes:
+        say: prints a warning and logs it.
+    """
+
+    def __init__(self, topology: Topology, rank: int, timeout_seconds: float) -> None:
+        self.say: Callable[[str], None] = logger.warning
+        self._step: Callable[[], int] = lambda: 0
+        self._work_seconds: Callable[[], float] = lambda: 0.0
+        self._topology = topology
+        self._rank = rank
+        self._timeout_seconds = timeout_seconds
+        self._ranks = Ranks(topology, rank)
+        self._prefix = f"terakoya/beat/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        self._store = dist.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=4 * timeout_seconds + 600),  # a store that hangs is noticed by `_watch`
+        )
+        self._activity = ActivityWatch(threading.main_thread().ident or 0, lambda: self._step())
+        self._beat = Beat(0, self._activity.look())
+        self._error: str | None = None
+        self._beats_done = 0
+        self._lost_store = self._leaving = self._gives_up = False
+        self._report, self._silent_on_rank_0 = "", 0.0
+        self._closed = threading.Event()
+        self._read = range(len(topology.processes)) if rank == 0 else (0, rank)
+        self._ranks.look({each: Beat(-1, Activity("start-up", False, time.time(), 0)) for each in self._read})
+        self._store.set(self._key(rank), self._beat.to_json())
+        if rank == 0:  # the others would wait for it in C++, even after this rank has left
+            self._store.set(self._report_key, "0 ")
+        self._threads = [
+            threading.Thread(target=target, name=f"heartbeat {target.__name__}", daemon=True)
+            for target in (self._send_beats, self._watch)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Ends the threads; the other ranks no longer expect news of this one."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        # a thread that returns from C++ while Python ends aborts the process: it is waited for unless others are lost
+        self._threads[0].join(2 * BEAT_SECONDS if self._leaving else LEAVE_SECONDS)
+        if not self._threads[0].is_alive() and not self._lost_store:
+            with contextlib.suppress(dist.DistError):
+                self._store.set(self._key(self._rank), replace(self._beat, ended=True).to_json())
+
+    def follow(self, *, step: Callable[[], int], work_seconds: Callable[[], float]) -> None:
+        """Tells the others from now on of a run: of its step, and what this rank's steps have taken so far without
+        waiting for others."""
+        self._step, self._work_seconds = step, work_seconds
+
+    def slowest(self) -> tuple[int, float] | None:
+        """See `Ranks.slowest`; only rank 0 knows it."""
+        return self._ranks.slowest()
+
+    def name(self, rank: int) -> str:
+        """Returns `rank 3 on a02`."""
+        return self._ranks.name(rank)
+
+    def explain(self, error: BaseException) -> RankLostError | None:
+        """Returns the error that names the rank because of which this one failed with `error`; None where the cause is
+        on this rank, of which the others are then told. Waits some seconds for news of the others."""
+        self._leaving = True
+        if not is_communication_error(error):
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            self._error = f"{kind}{error}"[:500]
+            if not isinstance(error, UserError | KeyboardInterrupt | SystemExit):
+                self._wait_until_heard()
+            return None
+        deadline = time.monotonic() + (SILENT_BEATS + 4) * BEAT_SECONDS
+        while not (report := self._ranks.report() or self._report) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if self._rank == 0:
+            self._gives_up = True
+            self._wait_until_heard()
+        report = report or f"lost the connection to another rank, and all still answer: {self._ranks.waiting()}"
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return RankLostError(
+            f"{report}. The same command goes on from the last checkpoint. ({self.name(self._rank)} got from torch: "
+            f"{first_line[:300]}; TERAKOYA_DEBUG=1 shows all of it)"
+        )
+
+    def _wait_until_heard(self) -> None:
+        """Waits until the other ranks have read this one's news: the store may end with this process."""
+        sent = self._beats_done
+        deadline = time.monotonic() + 4 * BEAT_SECONDS
+        while self._beats_done < sent + 2 and not self._lost_store and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(1.5 * BEAT_SECONDS)
+
+    # ------------------------------------------------------------------------------------------------ the threads
+
+    def _send_beats(self) -> None:
+        """Sends this rank's beats and reads those of others, each second, as long as the store is there."""
+        try:
+            while not self._closed.wait(BEAT_SECONDS):
+                number, activity = self._beat.number + 1, self._activity.look()
+                self._beat = Beat(number, activity, self._work_seconds(), self._error, self._gives_up)
+                self._store.set(self._key(self._rank), self._beat.to_json())
+                values = self._store.multi_get([self._key(rank) for rank in self._read])
+                self._ranks.look({rank: Beat.from_json(value) for rank, value in zip(self._read, values, strict=True)})
+                if self._rank == 0:
+                    self._report = self._ranks.report()
+                    self._store.set(self._report_key, f"{self._ranks.seconds_silent()} {self._report}")
+                else:
+                    seconds, _, self._report = self._store.get(self._report_key).decode().partition(" ")
+                    self._silent_on_rank_0 = float(seconds)
+                self._beats_done += 1
+        except RuntimeError:  # of torch: the store is gone
+            self._lost_store = True
+
+    def _watch(self) -> None:
+        """Says which rank is late, and ends this process where its main thread hangs beyond the timeout."""
+        spoken, done, given_up = False, -1, 0.0
+        while not self._closed.wait(BEAT_SECONDS):
+            if self._lost_store or done == self._beats_done:  # the store is in rank 0's process, or on its host
+                self._ranks.look_without_answer()
+            done = self._beats_done
+            report = self._ranks.report()
+            if report and not spoken and not self._leaving and self._speaks():
+                spoken = True
+                self.say(f"{report}. Without an answer the run ends after {self._timeout_seconds:g} s")
+            elif spoken and not report:
+                spoken = False
+                self.say("all ranks answer again")
+            if self._ranks.gives_up(0):
+                given_up = given_up or time.monotonic()
+            silent = max(self._ranks.seconds_silent(), self._silent_on_rank_0)
+            last = LEAVE_SECONDS + (3 * BEAT_SECONDS if self._rank == 0 else 0.0)  # the others hear it from rank 0
+            if silent >= self._timeout_seconds + last or (given_up and time.monotonic() - given_up > LEAVE_SECONDS):
+                self.say(f"{report or self._report}. This process leaves; the same command goes on")
+                os._exit(RankLostError.exit_code)
+
+    def _speaks(self) -> bool:
+        """Whether this rank says who is late: rank 0, and of rank 0 also rank 1 and the first rank of each node."""
+        return self._rank <= 1 or self._topology.processes[self._rank].local_rank == 0
+
+    @property
+    def _report_key(self) -> str:
+        return f"{self._prefix}/report"
+
+    def _key(self, rank: int) -> str:
+        return f"{self._prefix}/{rank}"
+
+
+def is_communication_error(error: BaseException) -> bool:
+    """Whether `error` may come of another rank that hangs or is gone."""
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and bool(COMMUNICATION_ERRORS.search(str(error)))
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))

@@ -1,0 +1,170 @@
+"""What the beats of all ranks say: which rank is late, where the others wait, which is the slowest."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+
+from terakoya.training.distributed import heartbeat
+from terakoya.training.distributed.activity import Activity, ActivityWatch, find_place
+from terakoya.training.distributed.heartbeat import SILENT_BEATS, Beat, Ranks, is_communication_error
+from terakoya.training.distributed.topology import ProcessInfo, Topology
+
+
+def ranks(count: int = 4) -> Ranks:
+    hosts = ("a01", "a01", "a02", "a02")
+    return Ranks(Topology(tuple(ProcessInfo(rank, rank // 2, rank % 2, hosts[rank]) for rank in range(count))), own=0)
+
+
+def at(hour: str) -> float:
+    return time.mktime(time.strptime(f"2020-11-23 {hour}", "%Y-%m-%d %H:%M:%S"))
+
+
+def beats(number: int, activities: dict[int, Activity] | None = None, **changes: object) -> dict[int, Beat]:
+    waits = Activity("all_reduce", True, at("21:04:12"), 7)
+    return {rank: Beat(number, (activities or {}).get(rank, waits), **changes) for rank in range(4)}  # type: ignore[arg-type]
+
+
+def test_a_rank_without_news_is_named_with_what_it_did_and_what_the_others_wait_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(heartbeat.time, "time", lambda: at("21:04:11"))
+    seen = ranks()
+    stopped = Activity("backward", True, at("21:04:10"), 7)
+    seen.look(beats(1, {3: stopped}))
+    for number in range(2, 2 + SILENT_BEATS):
+        assert seen.report() == ""
+        seen.look({**beats(number), 3: Beat(1, stopped)})
+    assert seen.report() == (
+        "rank 3 on a02 has been in backward since 21:04:10 (step 7), and has not answered since 21:04:11: its process "
+        "is stopped or gone, or its host is; 3 ranks wait in all_reduce since 21:04:12"
+    )
+    assert seen.seconds_silent() == SILENT_BEATS
+    seen.look(beats(99))
+    assert seen.report() == "" and seen.seconds_silent() == 0
+
+
+def test_a_rank_that_does_not_move_while_others_wait_is_named() -> None:
+    reading = Activity("load", False, at("21:04:11"), 7)
+    seen = ranks()
+    seen.look(beats(1, {2: reading}))
+    assert seen.report() == (
+        "rank 2 on a02 has been in load since 21:04:11 (step 7); 3 ranks wait in all_reduce since 21:04:12"
+    )
+
+
+def test_ranks_that_all_compute_for_long_are_not_late() -> None:
+    seen = ranks()
+    seen.look(beats(1, dict.fromkeys(range(4), Activity("write_models", False, at("21:04:11"), 7))))
+    assert seen.report() == ""
+
+
+def test_a_rank_that_failed_is_the_cause_and_one_that_left_is_not_late() -> None:
+    seen = ranks()
+    for _ in range(SILENT_BEATS + 2):
+        seen.look(
+            {**beats(1, ended=True), 1: Beat(1, Activity("step", False, at("21:04:11"), 7), error="ValueError: no")}
+        )
+    assert seen.report().startswith("rank 1 on a01 ended with ValueError: no")
+    seen.look(beats(2, ended=True))
+    assert seen.report() == ""
+
+
+def test_many_late_ranks_make_a_short_message() -> None:
+    seen = Ranks(Topology(tuple(ProcessInfo(rank, 0, rank, "a01") for rank in range(100))), own=0)
+    for _ in range(SILENT_BEATS + 1):
+        seen.look({rank: Beat(1, Activity("load", False, 0.0, 0)) for rank in range(100)})
+    assert len(seen.report()) < 1000 and "; 95 more ranks" in seen.report()
+
+
+def test_the_slowest_rank_is_that_which_works_longest_before_it_waits() -> None:
+    def after(steps: int, *seconds: float) -> dict[int, Beat]:
+        activity = Activity("step", False, at("21:04:11"), steps)
+        return {rank: Beat(steps, activity, work_seconds=each * steps) for rank, each in enumerate(seconds)}
+
+    seen = ranks()
+    assert seen.slowest() is None
+    seen.look(after(10, 1.0, 1.0, 1.0, 1.0))
+    assert seen.slowest() is None, "rates are between two calls"
+    assert seen.slowest() is None, "no step since"
+    seen.look(after(20, 1.0, 1.0, 1.1, 1.0))
+    rank, excess = seen.slowest() or (None, 0.0)
+    assert rank == 2 and excess == pytest.approx(0.2)
+
+
+def test_a_beat_survives_its_travel() -> None:
+    beat = Beat(3, Activity("backward", True, 1.5, 7), 0.25, "ValueError: だめ", gives_up=True)
+    assert Beat.from_json(beat.to_json().encode()) == beat
+
+
+@pytest.mark.slow
+def test_a_rank_does_not_wait_for_news_of_one_that_left_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that waits in C++ while its process ends would abort it."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    topology = Topology((ProcessInfo(0, 0, 0, "a01"), ProcessInfo(1, 0, 1, "a01")))
+    first, second = (heartbeat.Heartbeat(topology, rank, 60.0) for rank in range(2))
+    first.close()  # before its first beat
+    time.sleep(1.5 * heartbeat.BEAT_SECONDS)
+    second.close()
+    assert not second._threads[0].is_alive()
+
+
+@pytest.fixture
+def thread() -> Iterator[tuple[threading.Thread, list[threading.Event]]]:
+    """A thread that waits for one event after another."""
+    events = [threading.Event(), threading.Event()]
+    waiting = threading.Thread(target=lambda: [event.wait() for event in events])
+    waiting.start()
+    yield waiting, events
+    for event in events:
+        event.set()
+    waiting.join()
+
+
+def test_a_thread_that_does_not_move_has_been_there_since_it_was_first_seen(
+    thread: tuple[threading.Thread, list[threading.Event]],
+) -> None:
+    steps = [1]
+    watch = ActivityWatch(thread[0].ident or 0, lambda: steps[0])
+    time.sleep(0.05)
+    first = watch.look()
+    time.sleep(0.01)
+    assert watch.look() == first and not first.waits
+    steps[0] = 2
+    assert watch.look().since > first.since
+
+
+def test_a_collective_is_called_by_its_name() -> None:
+    places = []
+
+    def while_inside(frame: object, event: str, argument: object) -> None:
+        if event == "call" and sys._getframe(1).f_code is dist.get_world_size.__code__:
+            places.append(find_place([sys._getframe(1)]))
+
+    sys.setprofile(while_inside)
+    try:
+        with pytest.raises(ValueError, match="process group"):
+            dist.get_world_size()
+    finally:
+        sys.setprofile(None)
+    assert set(places) == {("get_world_size", True)}
+
+
+@pytest.mark.parametrize(
+    ("error", "is_one"),
+    [
+        (RuntimeError("[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:1"), True),
+        (RuntimeError("NCCL error: unhandled system error"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("Connection closed by peer"), False),
+    ],
+)
+def test_which_errors_may_come_of_another_rank(error: Exception, is_one: bool) -> None:
+    assert is_communication_error(error) is is_one
