@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -133,3 +134,21 @@ def test_signals_that_are_ignored_by_now_stay_so(said: list[str]) -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def test_the_thread_has_ended_when_listening_has(said: list[str]) -> None:
+    """A thread that is still inside torch while Python ends aborts the process, whose exit code then says: crashed."""
+
+    def say_slowly(text: str) -> None:
+        time.sleep(0.3)
+        said.append(text)
+
+    stop = StopRequest()
+    stop.outlook, stop.say = lambda: Outlook(None, None, 1, None), say_slowly
+    stop.listen()
+    os.kill(os.getpid(), signal.SIGTERM)
+    while stop.signal is None:
+        time.sleep(0.005)
+    stop.close()
+    assert said and stop.outlook is None
+    assert "signals" not in {thread.name for thread in threading.enumerate()}

@@ -232,8 +232,11 @@ class Heartbeat:
         if self._closed.is_set():
             return
         self._closed.set()
-        # a thread that returns from C++ while Python ends aborts the process: it is waited for unless others are lost
-        self._threads[0].join(2 * BEAT_SECONDS if self._leaving else LEAVE_SECONDS)
+        # A thread that is inside torch while Python ends aborts the process: it is waited for, unless others are lost
+        # and the store hangs; and it must not be the last to hold the model.
+        self._step, self._work_seconds = lambda: 0, lambda: 0.0
+        for thread in reversed(self._threads):
+            thread.join(2 * BEAT_SECONDS if self._leaving else LEAVE_SECONDS)
         if not self._threads[0].is_alive() and not self._lost_store:
             with contextlib.suppress(dist.DistError):
                 self._store.set(self._key(self._rank), replace(self._beat, ended=True).to_json())

@@ -117,6 +117,7 @@ class StopRequest:
         self._previous_handlers: dict[int, object] = {}
         self._previous_fd = -1
         self._pipe: tuple[int, int] | None = None
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -144,10 +145,12 @@ class StopRequest:
             if signal.getsignal(number) == self._handle:  # and not ignored by now
                 signal.signal(number, handler)  # type: ignore[arg-type]
         self._closed.set()
-        if self._pipe is not None:
+        if self._pipe is not None and self._thread is not None:
             signal.set_wakeup_fd(self._previous_fd)
             os.close(self._pipe[1])  # the thread ends
-            self._pipe = None
+            # A thread that is inside torch while Python ends aborts the process, as the last one to hold the model.
+            self._thread.join(LEAVE_SECONDS)
+            self._pipe = self._thread = self.outlook = None
 
     def _install(self) -> None:
         """Installs the handlers and starts the thread, once.
@@ -162,7 +165,8 @@ class StopRequest:
         self._closed.clear()
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)
-        threading.Thread(target=self._react, args=(self._pipe[0],), name="signals", daemon=True).start()
+        self._thread = threading.Thread(target=self._react, args=(self._pipe[0],), name="signals", daemon=True)
+        self._thread.start()
         self._previous_fd = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         for number in STOP_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN or number in (signal.SIGINT, signal.SIGTERM):
