@@ -13,9 +13,10 @@ import typer
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False) -> None:
     """Check the machine and the installation.
 
-    Checks versions, GPU, memory, disk, ports, build locks, text encoding and more. Exits with 1 if there is an error.
+    Checks versions, GPU, memory, disk, ports, build locks, text encoding and more. Exits with 2 if there is an error.
     """
     from terakoya.doctor.diagnose import diagnose
+    from terakoya.errors import UserError
     from terakoya.log import console
 
     findings = diagnose(Path.cwd())
@@ -30,4 +31,4 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON ins
             if finding.remedy:
                 console().print(" " * 23 + finding.remedy, markup=False, soft_wrap=True, style="dim")
     if any(finding.status == "error" for finding in findings):
-        raise typer.Exit(1)
+        raise typer.Exit(UserError.exit_code)

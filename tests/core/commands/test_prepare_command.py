@@ -89,7 +89,8 @@ def test_prepare_with_a_plugin_in_two_processes_then_inspect_the_store(folder: P
     content[1] = 0xFF
     (store / "tokens.bin").write_bytes(content)
     damaged = terakoya("store", "verify", store)
-    assert damaged.returncode == 1 and "content changed" in damaged.stdout
+    assert damaged.returncode == 2 and "content changed" in damaged.stdout
+    assert "listed above" in damaged.stderr and "sound" not in damaged.stdout
     (store / "tokens.bin").write_bytes(content[:-2])
     short = terakoya("store", "count", store)
     assert short.returncode == 2 and "tokens.bin: expected" in short.stderr and not short.stdout

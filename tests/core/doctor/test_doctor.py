@@ -175,8 +175,8 @@ def test_a_dictionary_that_is_not_downloaded_is_reported(tmp_path: Path, monkeyp
     assert missing.status == "error" and missing.remedy == "pip install no-such-dictionary"
 
 
-@pytest.mark.parametrize(("status", "code"), [("ok", 0), ("warning", 0), ("error", 1)])
-def test_the_command_exits_with_1_if_there_is_an_error(
+@pytest.mark.parametrize(("status", "code"), [("ok", 0), ("warning", 0), ("error", 2)])
+def test_the_command_exits_with_2_if_there_is_an_error(
     status: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     finding = Finding("disk", status, "full [really]", "free some")  # type: ignore[arg-type]

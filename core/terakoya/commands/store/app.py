@@ -96,8 +96,9 @@ def count_command(
 
 @app.command("verify")
 def verify_command(store: Store) -> None:
-    """Read a whole store and check its hashes, tokenizer, packing plans, index and ids. Exits with 1 if it finds a
+    """Read a whole store and check its hashes, tokenizer, packing plans, index and ids. Exits with 2 if it finds a
     fault."""
+    from terakoya.errors import UserError
     from terakoya.log import console
     from terakoya.store.token_store import count_store
     from terakoya.store.verify import verify
@@ -106,7 +107,7 @@ def verify_command(store: Store) -> None:
     for fault in faults:
         console().print(fault, markup=False, soft_wrap=True)
     if faults:
-        raise typer.Exit(1)
+        raise UserError(f"{store}: {len(faults)} problem{'s' if len(faults) > 1 else ''}, listed above")
     counted = count_store(store)
     console().print(f"{store}: sound; {counted.tokens:,} tokens checked", markup=False, soft_wrap=True)
 
