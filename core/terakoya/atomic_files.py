@@ -243,13 +243,13 @@ def as_bytes(data: bytes | np.ndarray) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
-def seal(record: Mapping[str, Any]) -> bytes:
+def dump_hashed_json(record: Mapping[str, Any]) -> bytes:
     """Returns `record` as JSON, with the SHA-256 of its content under the key "sha256"."""
     return orjson.dumps({**record, "sha256": _digest(record)}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
-def unseal(content: bytes) -> dict[str, Any]:
-    """Returns the record that `seal` made into `content`. Raises ValueError if it is not the same any more."""
+def load_hashed_json(content: bytes) -> dict[str, Any]:
+    """Returns the record that is in `content`. Raises ValueError if it is not the one that `dump_hashed_json` wrote."""
     try:
         record = orjson.loads(content)
     except orjson.JSONDecodeError as error:

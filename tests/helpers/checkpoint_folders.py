@@ -24,7 +24,7 @@ def write_manifest(folder: Path, step: int, **facts: Any) -> Path:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != "manifest.json"
     }
-    content = checkpoints.seal({"format": checkpoints.FORMAT, "step": step, **facts, "files": files})
+    content = checkpoints.with_hash({"format": checkpoints.FORMAT, "step": step, **facts, "files": files})
     (folder / "manifest.json").write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
     return folder / "manifest.json"
 

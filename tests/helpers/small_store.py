@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from terakoya.atomic_files import FileFacts, seal
+from terakoya.atomic_files import FileFacts, dump_hashed_json
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.store.block_checksums import BlockChecksums
 from terakoya.store.token_store import CHECKSUMS, DATA_FILES
@@ -101,7 +101,7 @@ def small_store(
     return SmallStore(folder, facts, array, offsets, np.array(first, np.int64), fingerprint)
 
 
-def reseal(folder: Path, **changes: Any) -> None:
+def rewrite_store_json(folder: Path, **changes: Any) -> None:
     """Makes the record of a real store true again, with `changes`, after a test has changed its files."""
     record = json.loads((folder / "store.json").read_text())
     del record["sha256"]
@@ -115,7 +115,7 @@ def reseal(folder: Path, **changes: Any) -> None:
     tokenizer = [file for file in (folder / "tokenizer").rglob("*") if file.is_file()]
     for file in (*data, folder / CHECKSUMS, *sorted(tokenizer)):
         files[file.relative_to(folder).as_posix()] = FileFacts.of(file).model_dump()
-    (folder / "store.json").write_bytes(seal({**record, "files": files, **changes}))
+    (folder / "store.json").write_bytes(dump_hashed_json({**record, "files": files, **changes}))
 
 
 def damage(file: Path) -> None:

@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 from prepare_turns import plain
 
-from terakoya.atomic_files import seal
+from terakoya.atomic_files import dump_hashed_json
 from terakoya.corpus.corpus import Corpus, Document
 from terakoya.preparation.prepare import prepare
 from terakoya.store.token_store import CHECKSUMS, IDX_HEADER, IDX_MAGIC, StoreCounts, TokenStore, count_store
@@ -92,7 +92,7 @@ def enlarge(store: Path, folder: Path, small: StoreCounts) -> Path:
     facts = TokenStore.open(store).facts
     sequences, documents, tokens = small.sequences * TIMES, small.documents * TIMES, small.tokens * TIMES
     large = facts.model_copy(update={"sequences": sequences, "documents": documents, "tokens": tokens})
-    (folder / "store.json").write_bytes(seal(large.model_dump(mode="json")))
+    (folder / "store.json").write_bytes(dump_hashed_json(large.model_dump(mode="json")))
     shutil.copy(store / CHECKSUMS, folder)
     itemsize = np.dtype(facts.dtype).itemsize
     with (store / "tokens.idx").open("rb") as stream:

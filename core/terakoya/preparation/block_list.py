@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
-from terakoya.atomic_files import seal, unseal, write_atomically
+from terakoya.atomic_files import dump_hashed_json, load_hashed_json, write_atomically
 from terakoya.corpus.corpus import Block, Corpus
 from terakoya.errors import UserError
 from terakoya.preparation.encoding import source_name
@@ -94,7 +94,7 @@ def list_blocks(job: PrepareJob) -> BlockList:
         for b in blocks
     ]
     with write_atomically(file) as stream:
-        stream.write(seal({"extent": blocks.extent, "blocks": rows}))
+        stream.write(dump_hashed_json({"extent": blocks.extent, "blocks": rows}))
     return read_block_list(job)
 
 
@@ -102,7 +102,7 @@ def read_block_list(job: PrepareJob) -> BlockList:
     """Reads the list that is stored with the parts. Raises UserError if it is damaged."""
     sources = job.task.corpus.sources
     try:
-        raw = unseal((job.task.parts / BLOCKS).read_bytes())
+        raw = load_hashed_json((job.task.parts / BLOCKS).read_bytes())
     except ValueError as error:
         raise UserError(f"{job.task.parts / BLOCKS}: {error}; run the same command again") from None
     blocks = tuple(

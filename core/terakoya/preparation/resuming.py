@@ -10,7 +10,7 @@ from pathlib import Path
 
 import orjson
 
-from terakoya.atomic_files import LOCK, seal, unseal, write_atomically
+from terakoya.atomic_files import LOCK, dump_hashed_json, load_hashed_json, write_atomically
 from terakoya.errors import UserError
 from terakoya.store.recorded_options import SHARD_BLOCKS
 from terakoya.store.token_store import CHECKSUMS, DATA_FILES, PARTS, StoreFacts, TokenStore, read_facts
@@ -50,12 +50,12 @@ def record_inputs(out: Path, inputs: Mapping[str, str], options: Mapping[str, ob
         return
     (out / PARTS).mkdir(exist_ok=True)
     with write_atomically(record) as stream:
-        stream.write(seal({"inputs": inputs, "options": options}))
+        stream.write(dump_hashed_json({"inputs": inputs, "options": options}))
 
 
 def _read_inputs(record: Path) -> Mapping[str, Mapping[str, str]]:
     try:
-        return unseal(record.read_bytes())
+        return load_hashed_json(record.read_bytes())
     except ValueError as error:
         raise UserError(
             f"{record}: {error}: what the parts were made from is not known; start again with --force"
@@ -65,7 +65,7 @@ def _read_inputs(record: Path) -> Mapping[str, Mapping[str, str]]:
 def is_from(parts: Path, inputs: Mapping[str, str]) -> bool:
     """Returns whether the folder of parts records that they are made from `inputs`."""
     try:
-        return bool(unseal((parts / "inputs.json").read_bytes())["inputs"] == inputs)
+        return bool(load_hashed_json((parts / "inputs.json").read_bytes())["inputs"] == inputs)
     except (FileNotFoundError, ValueError):
         return False
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from terakoya.atomic_files import FileFacts, HashedFile, commit_folder, seal, unseal
+from terakoya.atomic_files import FileFacts, HashedFile, commit_folder, dump_hashed_json, load_hashed_json
 from terakoya.errors import UserError
 from terakoya.store.file_hashes import find_changes
 
@@ -210,7 +210,7 @@ def _build(folder: Path, facts: dict[str, str | int], spans: Spans) -> None:
                 pieces += len(part.starts)
         hashes = {name: file.facts().model_dump() for name, file in files.items()}
         record = {**facts, "rows": rows, "pieces": pieces, "files": hashes}
-        (staging / "plan.json").write_bytes(seal(record))
+        (staging / "plan.json").write_bytes(dump_hashed_json(record))
         shutil.rmtree(folder, ignore_errors=True)  # a damaged plan
         try:
             commit_folder(staging, folder)
@@ -224,7 +224,7 @@ def _build(folder: Path, facts: dict[str, str | int], spans: Spans) -> None:
 def _open_plan(folder: Path, facts: dict[str, str | int]) -> Plan | None:
     """The plan of `facts` in `folder`, memory-mapped; None where it is missing or damaged. Reads all of it."""
     try:
-        record = unseal((folder / "plan.json").read_bytes())
+        record = load_hashed_json((folder / "plan.json").read_bytes())
         files = {name: FileFacts.model_validate(record["files"][name]) for name in _DTYPES}
     except (OSError, ValueError, KeyError):
         return None

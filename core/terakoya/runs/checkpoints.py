@@ -30,9 +30,9 @@ from terakoya.atomic_files import FileFacts
 from terakoya.errors import TemporaryFailure, UserError
 
 FORMAT = 3
-UNSEALED_FORMATS = (1, 2)
+FORMATS_WITHOUT_HASH = (1, 2)
 """Formats whose manifests have no SHA-256 of their own. In format 1, rank 0 wrote all of `state/` as whole tensors."""
-SEAL = "sha256"
+HASH_KEY = "sha256"
 """The manifest's key for the SHA-256 of its other values. Every format from 3 on has it."""
 MANIFEST = "manifest.json"
 NAME = re.compile(r"step-(\d{8,})")
@@ -90,14 +90,14 @@ class _CheckedFacts(BaseModel):
     files: dict[str, FileFacts]
 
 
-def seal(facts: Mapping[str, Any]) -> dict[str, Any]:
+def with_hash(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the manifest with the values `facts`, JSON, and their SHA-256."""
-    return {**facts, SEAL: _content_hash(facts)}
+    return {**facts, HASH_KEY: _content_hash(facts)}
 
 
 def _content_hash(manifest: Mapping[str, Any]) -> str:
     """Returns the SHA-256 of the values of `manifest`, however a file lays them out."""
-    content = json.loads(json.JSONEncoder().encode({key: manifest[key] for key in manifest if key != SEAL}))
+    content = json.loads(json.JSONEncoder().encode({key: manifest[key] for key in manifest if key != HASH_KEY}))
     return hashlib.sha256(json.JSONEncoder(sort_keys=True).encode(content).encode()).hexdigest()
 
 
@@ -117,8 +117,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             raise DamagedError(f"{path}: not a checkpoint's manifest: {error}") from error
     if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
         raise DamagedError(f"{path}: not a checkpoint's manifest: it has no format")
-    unsealed = SEAL not in manifest and manifest["format"] in UNSEALED_FORMATS
-    if not unsealed and manifest.get(SEAL) != _content_hash(manifest):
+    has_no_hash = HASH_KEY not in manifest and manifest["format"] in FORMATS_WITHOUT_HASH
+    if not has_no_hash and manifest.get(HASH_KEY) != _content_hash(manifest):
         raise DamagedError(f"{path}: content changed: it has another SHA-256 than when it was written")
     if manifest["format"] > FORMAT:
         raise UserError(

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from terakoya.atomic_files import FileFacts, commit_folder, new_folder, seal, write_atomically
+from terakoya.atomic_files import FileFacts, commit_folder, dump_hashed_json, new_folder, write_atomically
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.store.block_checksums import BlockChecksums
 from terakoya.store.file_hashes import TOKENIZER
@@ -164,7 +164,7 @@ def assemble_store(
         files=files,
     )
     with write_atomically(folder / "store.json", draft_folder=parts) as out:
-        out.write(seal(facts.model_dump(mode="json")))
+        out.write(dump_hashed_json(facts.model_dump(mode="json")))
     shutil.rmtree(parts)
     return facts
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from terakoya.atomic_files import as_bytes, seal, unseal, write_atomically
+from terakoya.atomic_files import as_bytes, dump_hashed_json, load_hashed_json, write_atomically
 from terakoya.components import EncodedDocuments
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.corpus.corpus import Reject
@@ -63,7 +63,7 @@ def read_part(folder: Path, number: int, *, check: bool = True) -> PartFacts | N
     read."""
     data_file, facts_file = part_files(folder, number)
     try:
-        raw = unseal(facts_file.read_bytes())
+        raw = load_hashed_json(facts_file.read_bytes())
         facts = PartFacts(**{**raw, "sections": tuple(raw["sections"]), "hashes": tuple(raw["hashes"])})
         if data_file.stat().st_size != sum(facts.sections):
             return None
@@ -207,7 +207,7 @@ class PartBuilder:
             for section in sections:
                 out.write(section)
         with write_atomically(facts_file) as out:
-            out.write(seal(asdict(facts)))
+            out.write(dump_hashed_json(asdict(facts)))
         return facts
 
 

@@ -22,7 +22,7 @@ import orjson
 import pydantic
 from pydantic import BaseModel, ConfigDict
 
-from terakoya.atomic_files import FileFacts, unseal
+from terakoya.atomic_files import FileFacts, load_hashed_json
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
 from terakoya.folder_kinds import found
@@ -358,7 +358,7 @@ def read_facts(folder: Path) -> StoreFacts:
     file = Path(folder) / "store.json"
     remedy = "prepare the store again"
     try:
-        record = unseal(file.read_bytes())
+        record = load_hashed_json(file.read_bytes())
         if record.get("version") != VERSION:
             raise ValueError(f"version: expected {VERSION}, got {record.get('version')}: of another terakoya")
         return StoreFacts.model_validate(record)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from terakoya.atomic_files import FileFacts, unseal
+from terakoya.atomic_files import FileFacts, load_hashed_json
 from terakoya.errors import UserError
 from terakoya.store.block_checksums import BLOCK_BYTES, open_checked_files
 from terakoya.store.file_hashes import find_changes, find_tokenizer_changes
@@ -64,7 +64,7 @@ def _plan_faults(plans: Path) -> list[str]:
     faults = []
     for file in sorted(plans.glob("*/plan.json")):
         try:
-            recorded: Mapping[str, Mapping[str, object]] = unseal(file.read_bytes())["files"]
+            recorded: Mapping[str, Mapping[str, object]] = load_hashed_json(file.read_bytes())["files"]
             changes = list(find_changes(file.parent, {k: FileFacts.model_validate(v) for k, v in recorded.items()}))
         except (ValueError, KeyError) as error:
             changes = [f"{file}: {error}"]

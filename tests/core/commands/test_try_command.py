@@ -157,7 +157,7 @@ def test_a_checkpoints_models_use_the_tokenizer_of_the_checkpoint(folder: Path, 
         if path.is_file()
     }
     facts = {"format": checkpoints.FORMAT, "step": 1, "files": files}
-    (checkpoint / "manifest.json").write_text(json.dumps(checkpoints.seal(facts)))
+    (checkpoint / "manifest.json").write_text(json.dumps(checkpoints.with_hash(facts)))
     assert find_replaced(checkpoint, TEXT)[2].replaced
     weights = checkpoint / "model/discriminator/model.safetensors"
     content = bytearray(weights.read_bytes())

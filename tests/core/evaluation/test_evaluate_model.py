@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_preparation import prepare_corpus
-from small_store import reseal
+from small_store import rewrite_store_json
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -340,7 +340,7 @@ def test_a_store_of_another_tokenizer_is_an_error(gpt2: Path, tmp_path: Path, st
     content = file.read_text()
     assert "kaka" in content
     file.write_text(content.replace("kaka", "zaza", 1))
-    reseal(other)
+    rewrite_store_json(other)
     with pytest.raises(UserError, match="was prepared with another tokenizer than the model's"):
         evaluate(gpt2, stores=[other])
 

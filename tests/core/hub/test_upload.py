@@ -12,7 +12,7 @@ import pytest
 import torch
 import toy
 from huggingface_hub import ModelCard, constants
-from small_store import reseal
+from small_store import rewrite_store_json
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from terakoya.commands.main import main
@@ -41,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     stores = [toy.make_store(root / name, documents=60, seed=seed) for seed, name in enumerate(("corpus", "held_out"))]
     size = json.loads((stores[0] / "store.json").read_text())["vocabulary"]["size"]
     save_tokenizer(stores[0] / "tokenizer", size)
-    reseal(stores[0])
+    rewrite_store_json(stores[0])
     settings = toy.parameters(
         *stores, max_steps=4, logging_steps=1, checkpoint={"save_steps": 2}, evaluation={"steps": 2, "batches": 2}
     )

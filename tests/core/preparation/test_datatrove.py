@@ -18,7 +18,7 @@ from fake_slurm import FakeSlurm
 from small_preparation import new_job, prepare_corpus
 from word_tokenizer import WordTokenizer, make_folder
 
-from terakoya.atomic_files import seal
+from terakoya.atomic_files import dump_hashed_json
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.preparation.block_list import list_blocks
@@ -287,7 +287,7 @@ def test_a_slurm_task_that_died_is_repeated(folder: Path, slurm: FakeSlurm) -> N
 def test_a_task_of_other_input_keeps_the_parts(folder: Path, slurm: FakeSlurm) -> None:
     submit()
     job = new_job("out")
-    Path("out/.parts/inputs.json").write_bytes(seal({"inputs": {"corpus": "another"}, "options": {}}))
+    Path("out/.parts/inputs.json").write_bytes(dump_hashed_json({"inputs": {"corpus": "another"}, "options": {}}))
     for step in (EncodeBlocks(job, (0, 1, 2)), JoinParts(job)):
         with pytest.raises(UserError, match="started again with other input; this task belongs to the earlier start"):
             step.run()

@@ -66,7 +66,7 @@ def test_the_values_of_a_manifest_must_agree(
     manifest = json.loads((folder / "manifest.json").read_text())
     del manifest["sha256"]
     changed = change(manifest | {"format": number})
-    (folder / "manifest.json").write_text(json.dumps(checkpoints.seal(changed) if number == 3 else changed))
+    (folder / "manifest.json").write_text(json.dumps(checkpoints.with_hash(changed) if number == 3 else changed))
     problems = checkpoints.find_problems(folder)
     assert len(problems) == (problem is not None) and all((problem or "") in line for line in problems)
 

@@ -57,7 +57,7 @@ def save(folder: Path, number: int, *, at: float, **facts: Any) -> None:
     checkpoint = folder / "checkpoints" / f"step-{number:08d}"
     checkpoint.mkdir()
     facts |= {"format": checkpoints.FORMAT, "step": number, "files": {}}
-    (checkpoint / "manifest.json").write_text(json.dumps(checkpoints.seal(facts)))
+    (checkpoint / "manifest.json").write_text(json.dumps(checkpoints.with_hash(facts)))
     os.utime(checkpoint / "manifest.json", (NOW + at, NOW + at))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from small_preparation import prepare_corpus
-from small_store import damage, reseal
+from small_store import damage, rewrite_store_json
 from word_tokenizer import WordTokenizer, make_folder
 
 from terakoya.components.rows import Layout
@@ -119,7 +119,7 @@ def test_no_changed_bit_of_store_json_is_believed(store: Path, flips: int) -> No
 
 
 def test_verify_compares_the_fingerprint_with_the_facts(store: Path) -> None:
-    reseal(store, unit="line")
+    rewrite_store_json(store, unit="line")
     assert any("fingerprint" in fault for fault in verify(store))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import toy
 from small_preparation import prepare_corpus
-from small_store import reseal
+from small_store import rewrite_store_json
 
 from terakoya.components.rows import Layout
 from terakoya.corpus.corpus import Corpus
@@ -36,7 +36,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
 def give_words(store: TokenStore, starts: np.ndarray) -> TokenStore:
     """Sets the word starts of `store` to `starts` (T,) bool."""
     np.packbits(starts, bitorder="little").tofile(store.folder / "tokens.words")
-    reseal(store.folder)
+    rewrite_store_json(store.folder)
     return TokenStore.open(store.folder)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_store import reseal
+from small_store import rewrite_store_json
 
 import terakoya.store.writer as store_writer
 from terakoya.atomic_files import lock_folder
@@ -165,7 +165,7 @@ def test_an_invalid_store_json_is_reported(store: TokenStore) -> None:
         ({"version": 3}, "version: expected 2, got 3: of another terakoya; prepare the store again"),
     ):
         shutil.copytree(store.folder, store.folder.with_name(message[:5]))
-        reseal(store.folder.with_name(message[:5]), **changes)
+        rewrite_store_json(store.folder.with_name(message[:5]), **changes)
         with pytest.raises(UserError, match=rf"store\.json: {message}"):
             TokenStore.open(store.folder.with_name(message[:5]))
     file = store.folder / "store.json"
@@ -211,7 +211,7 @@ def test_ids_beyond_the_vocabulary_are_refused_at_once(tmp_path: Path, place: st
 
 
 def test_a_record_of_another_vocabulary_is_refused(store: TokenStore) -> None:
-    reseal(store.folder, vocabulary={"size": 50})
+    rewrite_store_json(store.folder, vocabulary={"size": 50})
     with pytest.raises(UserError, match=r"token \d+: expected an id below 50, .* the store\.json of another store"):
         TokenStore.open(store.folder)
 

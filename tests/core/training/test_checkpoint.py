@@ -185,7 +185,7 @@ def test_a_manifest_cannot_point_outside(tmp_path: Path, save: Callable[..., Pat
     folder = save(1)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"]["../../tokenizer/vocab.txt"] = {"size": 6, "sha256": "0"}
-    (folder / "manifest.json").write_text(json.dumps(checkpoints.seal(manifest)))
+    (folder / "manifest.json").write_text(json.dumps(checkpoints.with_hash(manifest)))
     assert checkpoints.find_problems(folder) == ["../../tokenizer/vocab.txt: missing"]
 
 

@@ -31,6 +31,6 @@ def test_a_setting_that_did_not_exist_counts_as_unchanged(store: Path, tmp_path:
     (manifest,) = tmp_path.glob("checkpoints/*/manifest.json")
     written = json.loads(manifest.read_text())
     del written["parameters"]["schedule"]["simultaneous"]
-    manifest.write_text(json.dumps(checkpoints.seal(written)))
+    manifest.write_text(json.dumps(checkpoints.with_hash(written)))
     train_in_this_process(Parameters.from_dict({**settings, "max_steps": 2}, source="test"), tmp_path)
     assert max(toy.records(tmp_path)) == 2

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 import toy
 from safetensors.torch import load_file, save_file
-from small_store import reseal
+from small_store import rewrite_store_json
 from start_folders import NEXT_SENTENCE, begin, electra, refusal, save_bert, save_electra, settings, trainer
 from torch import Tensor
 from transformers import (
@@ -300,7 +300,7 @@ def test_another_tokenizer_of_the_same_size_is_named(store: Path, tmp_path: Path
     save_bert(tmp_path / "m")
     tokens = ["[PAD]", "[UNK]", *(f"字{index}" for index in range(2, 200))]
     save_tokenizer(copy / "tokenizer", tokens)
-    reseal(copy)
+    rewrite_store_json(copy)
     save_tokenizer(tmp_path / "m", tokens)
     begin(settings(copy, str(tmp_path / "m")))
     tokens[7], tokens[9] = tokens[9], "江戸"
@@ -321,7 +321,7 @@ def test_a_folder_with_its_own_code_is_compared_without_running_it(store: Path, 
     save_bert(tmp_path / "m")
     tokens = ["[PAD]", "[UNK]", *(f"字{index}" for index in range(2, 200))]
     save_tokenizer(copy / "tokenizer", tokens)
-    reseal(copy)
+    rewrite_store_json(copy)
     tokens[7] = "江戸"
     save_tokenizer(tmp_path / "m", tokens)
     file = tmp_path / "m/config.json"

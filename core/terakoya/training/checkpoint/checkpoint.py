@@ -33,7 +33,7 @@ from terakoya.runs.checkpoints import (
     find_problems,
     folder_name,
     list_checkpoints,
-    seal,
+    with_hash,
 )
 from terakoya.training.checkpoint import state as checkpoint_state
 from terakoya.training.checkpoint.state import ShardSource
@@ -145,7 +145,7 @@ def _commit(staging: Path, final: Path, facts: Mapping[str, Any], written: Mappi
         if path.is_file() and name not in files:
             files[name] = file_facts(path)
     manifest = staging / MANIFEST
-    content = seal({**facts, "files": dict(sorted(files.items()))})
+    content = with_hash({**facts, "files": dict(sorted(files.items()))})
     contradiction = find_contradiction(final.name, content)
     assert contradiction is None, contradiction
     text = json.dumps(content, indent=1, ensure_ascii=False)
