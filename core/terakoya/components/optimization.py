@@ -17,7 +17,7 @@ class Optimizer(Component):
     """An optimizer for the parameters of a module."""
 
     learning_rate: PositiveFloat = 1e-4
-    """The peak, which is multiplied by the schedule's factor."""
+    """The peak learning rate, which is multiplied by the schedule's factor."""
 
     elementwise: ClassVar[bool] = True
     """Whether the update of each weight depends on that weight's own numbers only, so that ZeRO may split

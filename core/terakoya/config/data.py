@@ -17,7 +17,9 @@ class TrainStore(Settings):
     """A token store and its share of the rows. In JSON a plain string is a store of weight 1."""
 
     store: StorePath
+    """The folder of a token store, as `terakoya prepare` writes it."""
     weight: PositiveFloat = 1.0
+    """The store's share of the rows, relative to the weights of the other stores."""
 
     @model_validator(mode="before")
     @classmethod
@@ -29,31 +31,32 @@ class DataStage(Settings):
     """Another mixture of stores: optimizer step `from_step`, counted from 1, is the first that uses it."""
 
     from_step: Annotated[int, Field(ge=2)]
+    """The first optimizer step that uses this mixture, counted from 1. Unit: optimizer steps."""
     train: Annotated[tuple[TrainStore, ...], Field(strict=False, min_length=1)]
+    """The stores from this step on, with their shares of the rows. A store that was used before continues where it was.
+    """
 
 
 class Data(Settings):
-    """The data of a run.
-
-    Attributes:
-        train: stores to train on, with their shares of the rows.
-        validation: stores to validate on; alternatively
-        split: shares of each training store's documents for training, for validation and, as an optional third, for
-            neither, such as a test set: `[998, 1, 1]`. Contiguous, in the order of the store, as Megatron's --split.
-        sequence_length: tokens of a row.
-        stages: other mixtures of stores from later steps on; a store continues where it was.
-        order: `sequential` reads rows in the order of the store, if the layout has one.
-        skip_steps: ranges [first, last] of optimizer steps, counted from 1, that are skipped: their rows count as
-            consumed, and no weight changes.
-    """
+    """The data of a run."""
 
     train: Annotated[tuple[TrainStore, ...], Field(strict=False, min_length=1)]
+    """The token stores to train on, with their shares of the rows: folders, or objects with `store` and `weight`."""
     validation: Annotated[tuple[StorePath, ...], Field(strict=False)] = ()
+    """The token stores to validate on; or give `split`."""
     split: Annotated[tuple[NonNegativeFloat, ...], Field(strict=False, min_length=2, max_length=3)] | None = None
+    """Shares of the documents of each training store for training, for validation and, as an optional third, for
+    neither, such as a test set: [998, 1, 1]. The parts are contiguous, in the order of the store, as with Megatron-LM's
+    --split."""
     sequence_length: Annotated[int, Field(ge=8)]
+    """The length of a row. Unit: tokens."""
     stages: Annotated[tuple[DataStage, ...], Field(strict=False)] = ()
+    """Other mixtures of stores from later steps on."""
     order: Literal["shuffled", "sequential"] = "shuffled"
+    """The order of the rows. `sequential` reads them in the order of the store, if the layout has one."""
     skip_steps: Annotated[tuple[StepRange, ...], Field(strict=False)] = ()
+    """Ranges [first, last] of optimizer steps, counted from 1, that are skipped: their rows count as consumed, and no
+    weight changes. Unit: optimizer steps."""
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:

@@ -23,82 +23,94 @@ LENGTH_KEYS = ("max_steps", "max_tokens", "epochs")
 
 
 class Checkpoint(Settings):
-    """When to save and what to keep. The last step is always saved.
-
-    Attributes:
-        save_steps: optimizer steps between checkpoints.
-        keep: number of checkpoints to keep.
-        model: which checkpoints also hold the model as a Transformers folder: every one, the last of the run or none;
-            with null the engine decides.
-        async_save: whether training continues while a checkpoint is written, from a copy of the state in host memory.
-    """
+    """When to save and what to keep. The last step is always saved."""
 
     save_steps: PositiveInt = 1000
+    """Steps from one checkpoint to the next. Unit: optimizer steps."""
     keep: Annotated[int, Field(ge=2)] = 3
+    """Number of newest checkpoints to keep; older ones are removed."""
     model: Literal["every", "last", "never"] | None = None
+    """Which checkpoints also hold the model as a Transformers folder: every one, the last one of the run, or none. With
+    null the engine decides."""
     async_save: bool = False
+    """Whether training continues while a checkpoint is written, from a copy of the state in host memory."""
 
 
 class Evaluation(Settings):
     """Validation every `steps` optimizer steps over at most `batches` global batches of each validation store."""
 
     steps: PositiveInt
+    """Steps from one validation to the next. Unit: optimizer steps."""
     batches: PositiveInt = 50
+    """The most global batches that are read from each validation store. Unit: global batches."""
 
 
 class ParameterFields(Settings):
-    """The keys of the parameter JSON, with their types and defaults; `Parameters` adds the checks.
-
-    Attributes:
-        batch_size: rows of one optimizer step on each node, by node rank or host name; "-1" is the only node.
-        on_lost_node: what happens to a run that starts or restarts with fewer nodes than `batch_size` has: it stops, or
-            the remaining nodes share the same global batch.
-        micro_batch_size: rows that one process computes at once; null is its whole share of the batch.
-        max_steps, max_tokens, epochs: the run's length; exactly one is given. The run ends with the step that reaches
-            `max_tokens`, or whose rows complete the `epochs`; with one store, an epoch has each row once.
-        max_grad_norm: the bound on the gradient's norm; 0 is none.
-        precision: the precision of matrix products; weights, their gradients and the optimizer state stay fp32. With
-            fp8 the products of linear layers are fp8 and the rest bf16.
-        loss_scaling: how fp16 scales its losses; null is torch's default.
-        max_consecutive_skipped_steps: how many steps in a row may be skipped because their loss or gradients are not
-            finite; one more ends the run. 0 ends it at the first. In fp16 `loss_scaling` decides instead.
-        spikes: what counts as a spike of the loss or the gradient norm, and what happens then; null does not look.
-        activation_checkpointing: which activations of a block are not stored but computed again in the backward: all
-            ("full"), all but the results of expensive operations (matrix products, attention; "selective"), or none
-            (null). Changes only memory and time.
-        max_minutes: save and stop after this time; null is never.
-        start_from: the model folder with the weights of step 0; null initialises them randomly. A resumed run does not
-            read it.
-        lora: adapters that are trained instead of the weights, which stay those of `start_from`; null is none.
-        frozen_layers: the number of lowest layers whose weights stay as they are, together with the embeddings; -1 is
-            none, 0 the embeddings alone.
-    """
+    """The keys of the parameter JSON, with their types and defaults; `Parameters` adds the checks."""
 
     data: Data
+    """The token stores of the run, their shares of the rows, and the order of the rows."""
     architecture: SerializeAsAny[Architecture]
+    """The model family, by its `type`, and the sizes of the model."""
     objective: SerializeAsAny[Objective]
+    """What the model learns, by its `type`: how rows are made and masked, and which losses there are."""
     optimizer: SerializeAsAny[Optimizer]
+    """The optimizer, by its `type`, with its learning rate."""
     schedule: SerializeAsAny[Schedule]
+    """How the learning rate changes over the run, by its `type`."""
     batch_size: dict[str, int]
+    """Rows of one optimizer step on each node: an object from node rank or host name to rows, such as {"0": 100, "1":
+    56}. "-1" is the only node: {"-1": 256}. Unit: rows."""
     on_lost_node: Literal["stop", "redistribute"] = "stop"
+    """What happens to a run that starts or restarts with fewer nodes than `batch_size` has: it stops, or the remaining
+    nodes share the same global batch."""
     micro_batch_size: PositiveInt | None = None
+    """Rows that one process computes at once; null is its whole share of the batch. Unit: rows."""
     max_steps: PositiveInt | None = None
+    """The length of the run in steps; exactly one of `max_steps`, `max_tokens` and `epochs` is given. Unit: optimizer
+    steps."""
     max_tokens: PositiveInt | None = None
+    """The length of the run in tokens: it ends with the step that reaches this number. Unit: tokens."""
     epochs: PositiveFloat | None = None
+    """The length of the run in passes, or fractions of one, over the training data: it ends with the step whose rows
+    complete them. With one store, an epoch has each row once. Unit: epochs."""
     max_grad_norm: NonNegativeFloat = 1.0
+    """The bound on the norm of the gradient, which is scaled down to it; 0 is no bound."""
     precision: Literal["fp32", "bf16", "fp16", "fp8"] = "fp32"
+    """The precision of matrix products; weights, their gradients and the optimizer state stay fp32. With fp8 the
+    products of linear layers are fp8 and the rest bf16."""
     loss_scaling: LossScaling | None = None
+    """How fp16 scales its losses; null is torch's default."""
     max_consecutive_skipped_steps: NonNegativeInt = 5
+    """How many steps in a row may be skipped because their loss or gradients are not finite; one more ends the run. 0
+    ends it at the first. In fp16 `loss_scaling` decides instead. Unit: optimizer steps."""
     spikes: Spikes | None = Spikes()
+    """What counts as a spike of the loss or the gradient norm, and what happens then; null does not look."""
     activation_checkpointing: Literal["full", "selective"] | None = None
+    """Which activations of a block are not stored but computed again in the backward pass: all ("full"), all but the
+    results of expensive operations (matrix products, attention; "selective"), or none (null). It changes only memory
+    and time."""
     parallel: Parallel = Parallel()
+    """How the processes of the run work together."""
     attention: Literal["auto", "sdpa", "flash", "eager"] = "auto"
+    """The implementation of attention: torch's scaled dot product ("sdpa"), FlashAttention ("flash"), or plain matrix
+    products ("eager"). "auto" takes the fastest one that this device and this model support."""
     checkpoint: Checkpoint = Checkpoint()
+    """When to save, and which checkpoints to keep. The last step is always saved."""
     evaluation: Evaluation | None = None
+    """How often and on how much data the model is validated; null does not validate."""
     logging_steps: PositiveInt = 10
+    """Steps from one line of metrics to the next. Unit: optimizer steps."""
     trackers: Annotated[tuple[SerializeAsAny[Tracker], ...], Field(strict=False)] = ()
+    """Where metrics go besides `metrics.jsonl`: a list of components, each by its `type`."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 42
+    """The seed of initial weights, order of rows, masks and dropout."""
     max_minutes: PositiveFloat | None = None
+    """After this time the run saves and stops, and the same command continues it; null is no limit. Unit: minutes."""
     start_from: StartFrom | None = None
+    """The model folder with the weights of step 0; null initialises them randomly. A resumed run does not read it."""
     lora: LoraSettings | None = None
+    """Adapters that are trained instead of the weights, which stay those of `start_from`; null is none."""
     frozen_layers: Annotated[int, Field(ge=-1)] = -1
+    """The number of lowest layers whose weights stay as they are, together with the embeddings; -1 is none, 0 the
+    embeddings alone. Unit: layers."""

@@ -25,27 +25,24 @@ CHANGEABLE = frozenset({"lora.lora_alpha", "lora.lora_dropout", "lora.use_rslora
 
 
 class LoraSettings(Settings):
-    """Adapters that are trained instead of the weights (Hu et al., 2021, arXiv:2106.09685).
-
-    Attributes:
-        r: the rank: an adapter of a matrix (O, I) is a product of (O, r) and (r, I).
-        lora_alpha: the adapter is multiplied by lora_alpha / r; with `use_rslora` by lora_alpha / sqrt(r).
-        lora_dropout: dropout probability of an adapter's inputs.
-        target_modules: the ends of the names of the linear layers that get adapters; "all-linear" is all but the
-            vocabulary head; null is peft's default for models of this type.
-        modules_to_save: the ends of the names of modules that are trained whole, such as a new head.
-        use_rslora: see `lora_alpha`.
-        init_lora_weights: how the first matrix is initialised: as torch initialises a linear layer (true), or from a
-            normal distribution ("gaussian"); the second is zero, so that training begins with the unchanged model.
-    """
+    """Adapters that are trained instead of the weights (Hu et al., 2021, arXiv:2106.09685)."""
 
     r: PositiveInt = 16
+    """The rank: an adapter of a matrix (O, I) is a product of (O, r) and (r, I)."""
     lora_alpha: PositiveInt = 32
+    """An adapter is multiplied by lora_alpha / r; with `use_rslora` by lora_alpha / sqrt(r)."""
     lora_dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """The dropout probability of an adapter's inputs."""
     target_modules: Literal["all-linear"] | Names | None = None
+    """The ends of the names of the linear layers that get adapters; "all-linear" is all but the vocabulary head; null
+    is peft's default for models of this type."""
     modules_to_save: Names | None = None
+    """The ends of the names of modules that are trained whole, such as a new head."""
     use_rslora: bool = False
+    """Whether adapters are multiplied by lora_alpha / sqrt(r) instead of lora_alpha / r."""
     init_lora_weights: Literal[True, "gaussian"] = True
+    """How the first matrix is initialised: as torch initialises a linear layer (true), or from a normal distribution
+    ("gaussian"). The second is zero, so that training begins with the unchanged model."""
 
     @model_validator(mode="before")
     @classmethod

@@ -11,24 +11,23 @@ from terakoya.config.settings import Settings
 
 class LossScaling(Settings):
     """The scale of fp16 losses. Names and defaults are those of torch's GradScaler, which accelerate uses too;
-    `hysteresis` and `min_scale` are Megatron-LM's and DeepSpeed's (`min_loss_scale`).
-
-    Attributes:
-        init_scale: the first step's scale.
-        growth_factor: the scale is multiplied by it after `growth_interval` steps in a row without an overflow.
-        backoff_factor: the scale is multiplied by it when gradients overflow, once `hysteresis` steps have overflowed
-            since it last grew.
-        min_scale: the lower bound; a run that would need a smaller scale ends.
-        fixed: a constant scale; null for a dynamic one.
-    """
+    `hysteresis` and `min_scale` are Megatron-LM's and DeepSpeed's (`min_loss_scale`)."""
 
     init_scale: PositiveFloat = 65536.0
+    """The scale of the first step."""
     growth_factor: Annotated[float, Field(gt=1.0)] = 2.0
+    """The scale is multiplied by this after `growth_interval` steps in a row without an overflow."""
     backoff_factor: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
+    """The scale is multiplied by this when gradients overflow, once `hysteresis` steps have overflowed since it last
+    grew."""
     growth_interval: PositiveInt = 2000
+    """Steps in a row without an overflow after which the scale grows. Unit: optimizer steps."""
     hysteresis: PositiveInt = 1
+    """Steps that must overflow before the scale shrinks. Unit: optimizer steps."""
     min_scale: PositiveFloat = 1.0
+    """The lower bound; a run that would need a smaller scale ends."""
     fixed: PositiveFloat | None = None
+    """A constant scale; null is a dynamic one."""
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:

@@ -18,37 +18,35 @@ SIZES = ("tp_size", "pp_size", "sp_size", "cp_size")
 
 
 class Parallel(Settings):
-    """How processes work together. They form data-parallel replicas of the model; each replica has its own rows.
-
-    Attributes:
-        engine: how replicas are kept equal: torch's DistributedDataParallel, DeepSpeed's ZeRO, or torch's
-            `fully_shard` (FSDP2).
-        zero_stage: DeepSpeed's stage: what is split among processes.
-        offload_optimizer_device: where ZeRO keeps and updates the fp32 weights and the optimizer state; null is the
-            device that computes.
-        offload_param_device: where ZeRO 3 keeps weights that are not in use.
-        deepspeed_config: DeepSpeed's own JSON, or a file of it, for settings without a key here; see
-            `terakoya.config.deepspeed`.
-        tp_size: processes that share each matrix product of a replica (tensor parallelism).
-        pp_size: processes that share the blocks of a replica, one after another (pipeline parallelism).
-        pp_stages_per_process: number of stages (adjacent blocks) of a process; above 1 the pipeline is interleaved.
-        sp_size: processes that share the positions of a replica's rows; they exchange heads for positions in attention
-            (Ulysses).
-        cp_size: processes that pass keys and values around a ring (context parallelism).
-        timeout_seconds: how long a process waits for the others before the run fails.
-    """
+    """How processes work together. They form data-parallel replicas of the model; each replica has its own rows."""
 
     engine: Literal["ddp", "deepspeed", "fsdp"] = "ddp"
+    """How data-parallel replicas are kept equal: torch's DistributedDataParallel, DeepSpeed's ZeRO, or torch's
+    `fully_shard` (FSDP2)."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
+    """DeepSpeed's stage, which says what is divided among the processes: nothing (0), the optimizer state (1),
+    gradients too (2), weights too (3). Only with `engine` deepspeed."""
     offload_optimizer_device: Literal["cpu"] | None = None
+    """Where ZeRO keeps and updates the fp32 weights and the optimizer state; null is the device that computes."""
     offload_param_device: Literal["cpu"] | None = None
+    """Where ZeRO 3 keeps weights that are not in use; null is the device that computes."""
     deepspeed_config: dict[str, Any] | None = None
+    """DeepSpeed's own settings, or a file of them, for those without a key here. Settings that would change the results
+    of training are refused."""
     tp_size: PositiveInt = 1
+    """Processes that share each matrix product of a replica (tensor parallelism). Unit: processes."""
     pp_size: PositiveInt = 1
+    """Processes that share the blocks of a replica, one after another (pipeline parallelism). Unit: processes."""
     pp_stages_per_process: PositiveInt = 1
+    """Number of stages (adjacent blocks) of a process; above 1 the pipeline is interleaved."""
     sp_size: PositiveInt = 1
+    """Processes that share the positions of the rows of a replica; they exchange heads for positions in attention
+    (Ulysses). Unit: processes."""
     cp_size: PositiveInt = 1
+    """Processes that pass keys and values around a ring (context parallelism). Only 1 is supported, because torch's
+    ring attention cannot keep documents apart; use `sp_size`. Unit: processes."""
     timeout_seconds: PositiveInt = 600
+    """How long a process waits for the others before the run fails. Unit: seconds."""
 
     @property
     def replica_size(self) -> int:

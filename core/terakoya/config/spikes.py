@@ -10,15 +10,12 @@ from terakoya.config.settings import Settings
 
 
 class Spikes(Settings):
-    """How spikes of the loss and of the gradient norm are found, and what happens then.
-
-    Attributes:
-        window: the steps before a step that it is compared with.
-        threshold: robust standard deviations above the last steps' median from which a value is a spike; it must also
-            be clearly above every value in the window.
-        action: `note` records a spike; `skip` also leaves out the update of a step whose gradient norm is a spike.
-    """
+    """How spikes of the loss and of the gradient norm are found, and what happens then."""
 
     window: Annotated[int, Field(ge=16)] = 32
+    """The steps before a step that it is compared with. Unit: optimizer steps."""
     threshold: PositiveFloat = 10.0
+    """The distance above the median of the last steps from which a value is a spike; it must also be clearly above
+    every value in the window. Unit: robust standard deviations."""
     action: Literal["note", "skip"] = "note"
+    """`note` records a spike; `skip` also leaves out the update of a step whose gradient norm is a spike."""

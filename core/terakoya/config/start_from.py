@@ -21,20 +21,18 @@ Folder = Annotated[Path, Field(strict=False)]
 
 class StartFrom(BaseModel):
     """The initial weights, instead of randomly initialised ones. In JSON the folder alone is enough: a string or an
-    object of strings.
-
-    Attributes:
-        folder: a Transformers folder, or one for each model of the objective by the name of its export; for an export
-            with sub-folders their parent folder is enough.
-        new_heads: randomly initialise weights outside the body that the folder does not have; else they are an error.
-        drop_heads: ignore weights outside the body that the model does not have; else they are an error.
-    """
+    object of strings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     folder: Folder | Annotated[dict[str, Folder], Field(min_length=1)]
+    """A Transformers folder, or one for each model of the objective by the name of its export; for an export with
+    sub-folders their parent folder is enough."""
     new_heads: bool = False
+    """Whether weights outside the body that the folder does not have are initialised randomly; otherwise they are an
+    error."""
     drop_heads: bool = False
+    """Whether weights outside the body that the model does not have are ignored; otherwise they are an error."""
 
     @model_validator(mode="before")
     @classmethod

@@ -50,6 +50,7 @@ class Nfkc(_Step):
     """Applies Unicode normalisation form NFKC: full-width letters and half-width kana become the usual ones."""
 
     type: Literal["nfkc"]
+    """The name of the step."""
 
     def change(self, text: str) -> str:
         return unicodedata.normalize("NFKC", text)
@@ -59,6 +60,7 @@ class Sentences(_Step):
     """Puts each sentence on a line of its own."""
 
     type: Literal["sentences"]
+    """The name of the step."""
 
     def change(self, text: str) -> str:
         return split_sentences(text)
@@ -68,8 +70,11 @@ class Length(_Step):
     """Drops documents with fewer or more characters than the limits."""
 
     type: Literal["length"]
+    """The name of the step."""
     min_characters: int = Field(default=0, ge=0)
+    """The shortest document that stays. Unit: characters."""
     max_characters: int | None = Field(default=None, ge=1)
+    """The longest document that stays; null is no limit. Unit: characters."""
 
     def keeps(self, text: str) -> bool:
         return self.min_characters <= len(text) and (self.max_characters is None or len(text) <= self.max_characters)
@@ -79,9 +84,13 @@ class Characters(_Step):
     """Drops documents by the share of one kind of character among the characters that are not white space."""
 
     type: Literal["characters"]
+    """The name of the step."""
     of: Literal["japanese", "kana", "kanji", "latin", "digits"]
+    """The kind of character that is counted."""
     min_share: float = Field(default=0.0, ge=0, le=1)
+    """The smallest share with which a document stays, from 0 to 1."""
     max_share: float = Field(default=1.0, ge=0, le=1)
+    """The largest share with which a document stays, from 0 to 1."""
 
     def keeps(self, text: str) -> bool:
         matching = len(text) - len(_CHARACTERS[self.of].sub("", text))
@@ -93,15 +102,20 @@ class ExactDuplicates(_Step):
     """Keeps only the first document of each text."""
 
     type: Literal["exact_duplicates"]
+    """The name of the step."""
 
 
 class NearDuplicates(_Step):
     """Keeps only the first of documents with similar sets of character n-grams, as estimated by MinHash."""
 
     type: Literal["near_duplicates"]
+    """The name of the step."""
     threshold: float = Field(default=0.8, ge=0.2, le=0.95)
+    """The estimated Jaccard similarity from which two documents count as the same, from 0 to 1."""
     permutations: int = Field(default=128, ge=16, le=1024)
+    """Number of hash functions of a signature: more give a better estimate, and need more memory and time."""
     characters: int = Field(default=5, ge=1)
+    """The length of the n-grams. Unit: characters."""
 
 
 class HoldOut(_Step):
@@ -109,8 +123,11 @@ class HoldOut(_Step):
     all held out or all kept."""
 
     type: Literal["hold_out"]
+    """The name of the step."""
     share: float = Field(gt=0, lt=1)
+    """The share of the documents that is held out, between 0 and 1."""
     seed: int = 0
+    """The seed of the hash: another seed holds other documents out."""
 
     def holds_out(self, text: str) -> bool:
         """Whether the document with this text is held out."""
@@ -119,7 +136,7 @@ class HoldOut(_Step):
 
 
 Step = Nfkc | Sentences | Length | Characters | ExactDuplicates | NearDuplicates | HoldOut
-_TYPES: Mapping[str, type[Step]] = {
+TYPES: Mapping[str, type[Step]] = {
     "nfkc": Nfkc,
     "sentences": Sentences,
     "length": Length,
@@ -144,15 +161,15 @@ def parse_steps(value: Any, *, source: str) -> tuple[Step, ...]:
     problems: list[str] = []
     for number, settings in enumerate(value):
         kind = settings.get("type") if isinstance(settings, Mapping) else None
-        if not isinstance(kind, str) or kind not in _TYPES:
+        if not isinstance(kind, str) or kind not in TYPES:
             raise UserError(
-                f"{prefix}{number}.type: expected one of {', '.join(_TYPES)}, got {short_json(kind)}"
-                + (nearest(kind, _TYPES) if isinstance(kind, str) else "")
+                f"{prefix}{number}.type: expected one of {', '.join(TYPES)}, got {short_json(kind)}"
+                + (nearest(kind, TYPES) if isinstance(kind, str) else "")
             )
         try:
-            steps.append(_TYPES[kind].model_validate(settings))
+            steps.append(TYPES[kind].model_validate(settings))
         except ValidationError as error:
-            problems += explain(error, _TYPES[kind], str(number))
+            problems += explain(error, TYPES[kind], str(number))
     if problems:
         raise UserError("\n".join(prefix + problem for problem in problems))
     types = [step.type for step in steps]

@@ -33,27 +33,29 @@ _NAME = re.compile(r"\w[\w-]*")
 
 
 class CorpusEntry(BaseModel):
-    """One of the `corpora`. An omitted key has the pipeline's value.
-
-    Attributes:
-        corpus: like the pipeline's.
-        weight: its share of the *rows* of training, in any unit: 70, 20 and 10 are 70 %, 20 % and 10 % of all rows,
-            whatever the sizes of the corpora, exact after any number of rows (less than one row off). Each store has
-            its own epochs: a small store with a large weight is repeated sooner.
-        validation_corpus, hold_out, clean, field, documents, max_rejects: like the pipeline's. An entry that sets its
-            validation data in any of the three ways does not inherit `hold_out`.
-    """
+    """One of the `corpora`. An omitted key has the pipeline's value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     corpus: Files = Field(min_length=1)
+    """Files, folders, patterns or addresses, as in the pipeline's own `corpus`."""
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """The share of the *rows* of training, in any unit: 70, 20 and 10 are 70 %, 20 % and 10 % of all rows, whatever the
+    sizes of the corpora, exact after any number of rows (less than one row off). Each store has its own epochs: a small
+    store with a large weight is repeated sooner."""
     validation_corpus: Files = ()
+    """Files for validation. An entry that sets its validation data in any of the three ways does not inherit
+    `hold_out`."""
     hold_out: Count | None = None
+    """The number of documents to take from the end of this corpus for validation. Unit: documents."""
     clean: tuple[dict[str, Any], ...] | None = None
+    """The cleaning steps of this corpus, instead of the pipeline's."""
     field: str | None = None
+    """The key or column that holds the text of this corpus."""
     documents: Documents | None = None
+    """Where a document ends in txt files of this corpus: at a blank line, or at every line."""
     max_rejects: MaxRejects | None = None
+    """How many documents of this corpus may be rejected: a count, or a share of all below 1."""
 
 
 @dataclass(frozen=True)
@@ -99,46 +101,51 @@ def _splits(clean: Sequence[Mapping[str, Any]]) -> bool:
 
 
 class Pipeline(BaseModel):
-    """The keys of a pipeline JSON. Paths are relative to the working directory, as on the command line.
-
-    Attributes:
-        corpus: files, folders, patterns such as `text/*.jsonl.gz`, or addresses such as `s3://bucket/wiki`; or
-        corpora: several corpora by name, each with a weight and its own settings (`CorpusEntry`). The tokenizer learns
-            from all of them, in the order of the file, without held-out documents; each has its own store in the folder
-            `store` and, if it has validation data, one in `validation_store`, both under its name.
-        validation_corpus: like `corpus`, for validation; or
-        hold_out: how many documents to take from the end of the corpus for validation instead; or
-        clean: cleaning steps, of which `hold_out` chooses documents by a hash of their text.
-        field: the key or column that holds the text.
-        documents: the end of a document in txt files: a blank line, or every line.
-        tokenizer: its `type` and settings; if omitted, `tokenizer_folder` is used as it is.
-        unit: the unit of a stored sequence; the layouts `lines` and `pairs` need `line`.
-        max_rejects: how many rejected documents are allowed, a count or a share of all.
-        parameters: a parameter file, or its content. Its `data.train` and `data.validation` are the pipeline's stores.
-        processes: for the tokenizer and the stores; 0 means one a core.
-        training_processes: for training; null means one a GPU, one without a GPU.
-    """
+    """The keys of a pipeline JSON. Paths are relative to the working directory, as on the command line."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     corpus: Files = Field(default=(), min_length=1)
+    """Files, folders, patterns such as "text/*.jsonl.gz", or addresses such as "s3://bucket/wiki": one, or a list; or
+    give `corpora`."""
     corpora: dict[str, CorpusEntry] = Field(default_factory=dict)
+    """Several corpora by name, each with a weight and its own settings. The tokenizer learns from all of them, in the
+    order of the file, without held-out documents; each has its own store in the folder `store` and, if it has
+    validation data, one in `validation_store`, both under its name."""
     validation_corpus: Files = ()
+    """Like `corpus`, for validation; or give `hold_out`."""
     hold_out: Count = 0
+    """The number of documents to take from the end of the corpus for validation; or give the cleaning step `hold_out`,
+    which chooses documents by a hash of their text. Unit: documents."""
     clean: tuple[dict[str, Any], ...] = ()
+    """The cleaning steps, in order: each an object with a `type`."""
     field: str = "text"
+    """The key or column that holds the text."""
     documents: Documents = "blank"
+    """Where a document ends in txt files: at a blank line, or at every line."""
     tokenizer: dict[str, Any] | None = None
+    """The tokenizer to train: its `type` and its settings. Without it, the folder `tokenizer_folder` is used as it is.
+    """
     tokenizer_folder: Path
+    """The folder of the tokenizer."""
     store: Path
+    """The folder of the token store for training; with `corpora`, of one store for each."""
     validation_store: Path | None = None
+    """The folder of the token store for validation; needed with validation data."""
     unit: Literal["document", "line"] = "document"
+    """What a stored sequence is; the layouts `lines` and `pairs` need `line`."""
     parameters: Path | dict[str, Any]
+    """A parameter file, or its content. Its `data.train` and `data.validation` are the pipeline's stores."""
     run: Path
+    """The run folder."""
     export: Path
+    """The folder of the exported model."""
     max_rejects: MaxRejects = 0.01
+    """How many documents may be rejected: a count, or a share of all below 1."""
     processes: int = Field(default=0, ge=0)
+    """Processes for the tokenizer and the stores; 0 is one for each core. Unit: processes."""
     training_processes: int | None = Field(default=None, ge=1)
+    """Processes for training; null is one for each GPU, and one without a GPU. Unit: processes."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -46,8 +46,12 @@ class WarmupSchedule(Schedule):
     """
 
     warmup_steps: NonNegativeInt = 0
+    """The length of the linear warm-up; at most one of `warmup_steps`, `warmup_tokens` and `warmup_ratio` is given.
+    Unit: optimizer steps."""
     warmup_tokens: NonNegativeInt = 0
+    """The length of the warm-up in tokens. Unit: tokens."""
     warmup_ratio: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """The length of the warm-up as a share of the run's length, from 0 to 1."""
 
     @model_validator(mode="after")
     def _one_warmup(self) -> Self:
@@ -81,8 +85,11 @@ class DecaySchedule(WarmupSchedule):
     """
 
     lr_decay_steps: PositiveInt | None = None
+    """The step at which the decay ends; null is the end of the run. Unit: optimizer steps."""
     lr_decay_tokens: PositiveInt | None = None
+    """The number of tokens at which the decay ends; null is the end of the run. Unit: tokens."""
     min_lr: NonNegativeFloat = 0.0
+    """The learning rate at the end of the decay, below which it does not fall."""
 
     @model_validator(mode="after")
     def _one_end(self) -> Self:

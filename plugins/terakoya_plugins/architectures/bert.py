@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import NonNegativeFloat, PositiveInt
+from pydantic import PositiveInt
 
 from terakoya import hookimpl
 from terakoya.components import Architecture, TensorPartition
 from terakoya.toolkit.architectures.encoder import EncoderArchitecture, layer_partition
+from terakoya.toolkit.architectures.shared_settings import (
+    Activation,
+    AttentionDropout,
+    HiddenDropout,
+    HiddenSize,
+    InitializerRange,
+    IntermediateSize,
+    MaxPositionEmbeddings,
+    NormEps,
+    NumAttentionHeads,
+    NumHiddenLayers,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -22,17 +34,18 @@ class Bert(EncoderArchitecture):
     model_classes: ClassVar = {"masked": "BertForMaskedLM", "pretraining": "BertForPreTraining", "body": "BertModel"}
     vocabulary_head = ("cls.predictions",)
 
-    hidden_size: PositiveInt = 768
-    num_hidden_layers: PositiveInt = 12
-    num_attention_heads: PositiveInt = 12
-    intermediate_size: PositiveInt = 3072
-    hidden_act: str = "gelu"
-    hidden_dropout_prob: NonNegativeFloat = 0.1
-    attention_probs_dropout_prob: NonNegativeFloat = 0.1
-    max_position_embeddings: PositiveInt = 512
+    hidden_size: HiddenSize = 768
+    num_hidden_layers: NumHiddenLayers = 12
+    num_attention_heads: NumAttentionHeads = 12
+    intermediate_size: IntermediateSize = 3072
+    hidden_act: Activation = "gelu"
+    hidden_dropout_prob: HiddenDropout = 0.1
+    attention_probs_dropout_prob: AttentionDropout = 0.1
+    max_position_embeddings: MaxPositionEmbeddings = 512
     type_vocab_size: PositiveInt = 2
-    initializer_range: NonNegativeFloat = 0.02
-    layer_norm_eps: NonNegativeFloat = 1e-12
+    """Number of segment types, each with an embedding."""
+    initializer_range: InitializerRange = 0.02
+    layer_norm_eps: NormEps = 1e-12
 
     def next_sentence_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
         """Returns the logits (B, 2) over {is next, is random}, of the pooled first position of `hidden` (B, T, H)."""

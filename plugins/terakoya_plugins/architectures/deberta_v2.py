@@ -34,6 +34,7 @@ class DebertaV2(DisentangledEncoder):
     share_att_key: bool = True
     """Whether content and position use the same projections."""
     norm_rel_ebd: Literal["layer_norm", "none"] = "layer_norm"
+    """Whether the embeddings of distances have a layer norm."""
 
 
 @hookimpl

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import NonNegativeFloat, PositiveInt
+from pydantic import PositiveInt
 
 from terakoya import hookimpl
 from terakoya.components import Architecture
 from terakoya.toolkit.architectures.encoder import EncoderArchitecture
+from terakoya.toolkit.architectures.shared_settings import (
+    Activation,
+    AttentionDropout,
+    HiddenDropout,
+    HiddenSize,
+    InitializerRange,
+    IntermediateSize,
+    MaxPositionEmbeddings,
+    NormEps,
+    NumAttentionHeads,
+    NumHiddenLayers,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -25,17 +37,19 @@ class Electra(EncoderArchitecture):
     vocabulary_head = ("generator_predictions", "generator_lm_head")
 
     embedding_size: PositiveInt = 128
-    hidden_size: PositiveInt = 256
-    num_hidden_layers: PositiveInt = 12
-    num_attention_heads: PositiveInt = 4
-    intermediate_size: PositiveInt = 1024
-    hidden_act: str = "gelu"
-    hidden_dropout_prob: NonNegativeFloat = 0.1
-    attention_probs_dropout_prob: NonNegativeFloat = 0.1
-    max_position_embeddings: PositiveInt = 512
+    """The width of the embeddings, which are projected to `hidden_size` where it differs."""
+    hidden_size: HiddenSize = 256
+    num_hidden_layers: NumHiddenLayers = 12
+    num_attention_heads: NumAttentionHeads = 4
+    intermediate_size: IntermediateSize = 1024
+    hidden_act: Activation = "gelu"
+    hidden_dropout_prob: HiddenDropout = 0.1
+    attention_probs_dropout_prob: AttentionDropout = 0.1
+    max_position_embeddings: MaxPositionEmbeddings = 512
     type_vocab_size: PositiveInt = 2
-    initializer_range: NonNegativeFloat = 0.02
-    layer_norm_eps: NonNegativeFloat = 1e-12
+    """Number of segment types, each with an embedding."""
+    initializer_range: InitializerRange = 0.02
+    layer_norm_eps: NormEps = 1e-12
 
     def replaced_logits(self, model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
         """Returns the logits (B, T) that a token was replaced, of `hidden` (B, T, H)."""

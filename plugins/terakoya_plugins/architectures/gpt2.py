@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import NonNegativeFloat, PositiveInt
+from pydantic import PositiveInt
 
 from terakoya import hookimpl
 from terakoya.components import Architecture, TensorPartition
 from terakoya.toolkit.architectures.decoder import DecoderArchitecture
+from terakoya.toolkit.architectures.shared_settings import (
+    Activation,
+    AttentionDropout,
+    EmbeddingDropout,
+    HiddenSize,
+    InitializerRange,
+    MaxPositionEmbeddings,
+    NormEps,
+    NumAttentionHeads,
+    NumHiddenLayers,
+    ResidualDropout,
+    TieWordEmbeddings,
+)
 
 
 class GPT2(DecoderArchitecture):
@@ -20,19 +33,19 @@ class GPT2(DecoderArchitecture):
     output_layers, scales_output_layers = ("c_proj",), True
     fuses_gelu = True
 
-    hidden_size: PositiveInt = 768
-    num_hidden_layers: PositiveInt = 12
-    num_attention_heads: PositiveInt = 12
+    hidden_size: HiddenSize = 768
+    num_hidden_layers: NumHiddenLayers = 12
+    num_attention_heads: NumAttentionHeads = 12
     n_inner: PositiveInt | None = None
     """The width of the feed-forward layers; null is four times `hidden_size`."""
-    activation_function: str = "gelu_new"
-    max_position_embeddings: PositiveInt = 1024
-    resid_pdrop: NonNegativeFloat = 0.1
-    embd_pdrop: NonNegativeFloat = 0.1
-    attn_pdrop: NonNegativeFloat = 0.1
-    layer_norm_epsilon: NonNegativeFloat = 1e-5
-    initializer_range: NonNegativeFloat = 0.02
-    tie_word_embeddings: bool = True
+    activation_function: Activation = "gelu_new"
+    max_position_embeddings: MaxPositionEmbeddings = 1024
+    resid_pdrop: ResidualDropout = 0.1
+    embd_pdrop: EmbeddingDropout = 0.1
+    attn_pdrop: AttentionDropout = 0.1
+    layer_norm_epsilon: NormEps = 1e-5
+    initializer_range: InitializerRange = 0.02
+    tie_word_embeddings: TieWordEmbeddings = True
     scaled_init: bool = True
     """Whether output layers are initialised smaller by sqrt(2 x layers), as in GPT-2."""
 

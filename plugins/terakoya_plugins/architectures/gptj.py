@@ -7,11 +7,24 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import NonNegativeFloat, PositiveInt
+from pydantic import PositiveInt
 
 from terakoya import hookimpl
 from terakoya.components import Architecture, TensorPartition
 from terakoya.toolkit.architectures.decoder import DecoderArchitecture
+from terakoya.toolkit.architectures.shared_settings import (
+    Activation,
+    AttentionDropout,
+    EmbeddingDropout,
+    HiddenSize,
+    InitializerRange,
+    MaxPositionEmbeddings,
+    NormEps,
+    NumAttentionHeads,
+    NumHiddenLayers,
+    ResidualDropout,
+    TieWordEmbeddings,
+)
 
 
 class GPTJ(DecoderArchitecture):
@@ -24,21 +37,21 @@ class GPTJ(DecoderArchitecture):
     fuses_gelu = True
     test_settings: ClassVar = {"rotary_dim": 2}
 
-    hidden_size: PositiveInt = 4096
-    num_hidden_layers: PositiveInt = 28
-    num_attention_heads: PositiveInt = 16
+    hidden_size: HiddenSize = 4096
+    num_hidden_layers: NumHiddenLayers = 28
+    num_attention_heads: NumAttentionHeads = 16
     rotary_dim: PositiveInt = 64
     """Number of dimensions of each head with rotary positions."""
     n_inner: PositiveInt | None = None
     """The width of the feed-forward layers; null is four times `hidden_size`."""
-    activation_function: str = "gelu_new"
-    max_position_embeddings: PositiveInt = 2048
-    resid_pdrop: NonNegativeFloat = 0.0
-    embd_pdrop: NonNegativeFloat = 0.0
-    attn_pdrop: NonNegativeFloat = 0.0
-    layer_norm_epsilon: NonNegativeFloat = 1e-5
-    initializer_range: NonNegativeFloat = 0.02
-    tie_word_embeddings: bool = False
+    activation_function: Activation = "gelu_new"
+    max_position_embeddings: MaxPositionEmbeddings = 2048
+    resid_pdrop: ResidualDropout = 0.0
+    embd_pdrop: EmbeddingDropout = 0.0
+    attn_pdrop: AttentionDropout = 0.0
+    layer_norm_epsilon: NormEps = 1e-5
+    initializer_range: InitializerRange = 0.02
+    tie_word_embeddings: TieWordEmbeddings = False
     scaled_init: bool = False
     """Whether output layers are initialised smaller by sqrt(2 x layers), as in Megatron-LM."""
 

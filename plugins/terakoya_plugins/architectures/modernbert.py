@@ -12,6 +12,19 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from terakoya import hookimpl
 from terakoya.components import Architecture
 from terakoya.toolkit.architectures.encoder import EncoderArchitecture
+from terakoya.toolkit.architectures.shared_settings import (
+    Activation,
+    AttentionBias,
+    AttentionDropout,
+    EmbeddingDropout,
+    HiddenSize,
+    InitializerRange,
+    IntermediateSize,
+    MaxPositionEmbeddings,
+    NormEps,
+    NumAttentionHeads,
+    NumHiddenLayers,
+)
 
 
 class ModernBert(EncoderArchitecture):
@@ -26,27 +39,36 @@ class ModernBert(EncoderArchitecture):
     vocabulary_head, block_list, calls_whole_body = ("head", "decoder"), "layers", True
     test_settings: ClassVar = {"local_attention": 8}
 
-    hidden_size: PositiveInt = 768
-    num_hidden_layers: PositiveInt = 22
-    num_attention_heads: PositiveInt = 12
-    intermediate_size: PositiveInt = 1152
-    hidden_activation: str = "gelu"
-    max_position_embeddings: PositiveInt = 8192
-    initializer_range: NonNegativeFloat = 0.02
+    hidden_size: HiddenSize = 768
+    num_hidden_layers: NumHiddenLayers = 22
+    num_attention_heads: NumAttentionHeads = 12
+    intermediate_size: IntermediateSize = 1152
+    hidden_activation: Activation = "gelu"
+    max_position_embeddings: MaxPositionEmbeddings = 8192
+    initializer_range: InitializerRange = 0.02
     initializer_cutoff_factor: PositiveFloat = 2.0
-    norm_eps: NonNegativeFloat = 1e-5
+    """Initial weights are cut off at this many standard deviations."""
+    norm_eps: NormEps = 1e-5
     norm_bias: bool = False
-    attention_bias: bool = False
-    attention_dropout: NonNegativeFloat = 0.0
-    embedding_dropout: NonNegativeFloat = 0.0
+    """Whether layer norms have biases."""
+    attention_bias: AttentionBias = False
+    attention_dropout: AttentionDropout = 0.0
+    embedding_dropout: EmbeddingDropout = 0.0
+    """The dropout probability of the embeddings."""
     mlp_bias: bool = False
+    """Whether the linear layers of the feed-forward have biases."""
     mlp_dropout: NonNegativeFloat = 0.0
+    """The dropout probability inside the feed-forward."""
     decoder_bias: bool = True
+    """Whether the vocabulary head has a bias."""
     local_attention: PositiveInt = 128
     """Positions that a local layer sees, half of them on each side."""
     global_attn_every_n_layers: PositiveInt = 3
+    """One layer of this many sees all positions; the others are local."""
     global_rope_theta: PositiveFloat = 160_000.0
+    """The base of the rotary positions in layers that see all positions."""
     local_rope_theta: PositiveFloat = 10_000.0
+    """The base of the rotary positions in local layers."""
 
 
 @hookimpl

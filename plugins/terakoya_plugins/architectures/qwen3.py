@@ -5,11 +5,25 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from terakoya import hookimpl
 from terakoya.components import Architecture
 from terakoya.toolkit.architectures.decoder import GatedDecoderArchitecture
+from terakoya.toolkit.architectures.shared_settings import (
+    Activation,
+    AttentionBias,
+    AttentionDropout,
+    HiddenSize,
+    InitializerRange,
+    IntermediateSize,
+    MaxPositionEmbeddings,
+    NormEps,
+    NumAttentionHeads,
+    NumHiddenLayers,
+    RopeTheta,
+    TieWordEmbeddings,
+)
 
 
 class Qwen3(GatedDecoderArchitecture):
@@ -20,25 +34,28 @@ class Qwen3(GatedDecoderArchitecture):
     per_head_modules = ("self_attn.q_norm", "self_attn.k_norm")
     test_settings: ClassVar = {"num_key_value_heads": 2, "head_dim": 8}
 
-    hidden_size: PositiveInt = 1024
-    intermediate_size: PositiveInt = 3072
-    num_hidden_layers: PositiveInt = 28
-    num_attention_heads: PositiveInt = 16
+    hidden_size: HiddenSize = 1024
+    intermediate_size: IntermediateSize = 3072
+    num_hidden_layers: NumHiddenLayers = 28
+    num_attention_heads: NumAttentionHeads = 16
     num_key_value_heads: PositiveInt | None = 8
     """Heads of keys and values, each shared by equally many neighbouring query heads; null is one for each."""
     head_dim: PositiveInt = 128
-    hidden_act: str = "silu"
-    max_position_embeddings: PositiveInt = 32_768
-    initializer_range: NonNegativeFloat = 0.02
-    rms_norm_eps: NonNegativeFloat = 1e-6
-    rope_theta: PositiveFloat = 1_000_000.0
-    attention_bias: bool = False
-    attention_dropout: NonNegativeFloat = 0.0
-    tie_word_embeddings: bool = True
+    """The width of an attention head."""
+    hidden_act: Activation = "silu"
+    max_position_embeddings: MaxPositionEmbeddings = 32_768
+    initializer_range: InitializerRange = 0.02
+    rms_norm_eps: NormEps = 1e-6
+    rope_theta: RopeTheta = 1_000_000.0
+    attention_bias: AttentionBias = False
+    attention_dropout: AttentionDropout = 0.0
+    tie_word_embeddings: TieWordEmbeddings = True
     use_sliding_window: bool = False
     """Whether the layers from number `max_window_layers` on see only the last `sliding_window` positions."""
     sliding_window: PositiveInt = 4096
+    """Positions that a layer with a sliding window sees. Unit: tokens."""
     max_window_layers: NonNegativeInt = 28
+    """The number of the first layer with a sliding window, where `use_sliding_window` is true."""
     scaled_init: bool = False
     """Whether output layers are initialised smaller by sqrt(2 x layers), as in Megatron-LM."""
 

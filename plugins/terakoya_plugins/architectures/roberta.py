@@ -8,11 +8,22 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import NonNegativeFloat, PositiveInt
+from pydantic import PositiveInt
 
 from terakoya import hookimpl
 from terakoya.components import Architecture
 from terakoya.toolkit.architectures.encoder import EncoderArchitecture
+from terakoya.toolkit.architectures.shared_settings import (
+    Activation,
+    AttentionDropout,
+    HiddenDropout,
+    HiddenSize,
+    InitializerRange,
+    IntermediateSize,
+    NormEps,
+    NumAttentionHeads,
+    NumHiddenLayers,
+)
 
 
 class Roberta(EncoderArchitecture):
@@ -24,19 +35,20 @@ class Roberta(EncoderArchitecture):
     vocabulary_head = ("lm_head",)
     positions_follow_padding = True
 
-    hidden_size: PositiveInt = 768
-    num_hidden_layers: PositiveInt = 12
-    num_attention_heads: PositiveInt = 12
-    intermediate_size: PositiveInt = 3072
-    hidden_act: str = "gelu"
-    hidden_dropout_prob: NonNegativeFloat = 0.1
-    attention_probs_dropout_prob: NonNegativeFloat = 0.1
+    hidden_size: HiddenSize = 768
+    num_hidden_layers: NumHiddenLayers = 12
+    num_attention_heads: NumAttentionHeads = 12
+    intermediate_size: IntermediateSize = 3072
+    hidden_act: Activation = "gelu"
+    hidden_dropout_prob: HiddenDropout = 0.1
+    attention_probs_dropout_prob: AttentionDropout = 0.1
     max_position_embeddings: PositiveInt = 512
-    """The longest row. The config's own number is larger by padding id + 1, where RoBERTa's positions start: 514 in the
-    published models."""
+    """The longest row that the model can read. The config's own number is larger by padding id + 1, where
+    RoBERTa's positions start: 514 in the published models. Unit: tokens."""
     type_vocab_size: PositiveInt = 1
-    initializer_range: NonNegativeFloat = 0.02
-    layer_norm_eps: NonNegativeFloat = 1e-5
+    """Number of segment types, each with an embedding."""
+    initializer_range: InitializerRange = 0.02
+    layer_norm_eps: NormEps = 1e-5
 
 
 @hookimpl

@@ -25,17 +25,27 @@ class T5(EncoderDecoderArchitecture):
     model_classes: ClassVar = {"seq2seq": "T5ForConditionalGeneration"}
 
     d_model: PositiveInt = 768
+    """The width of the hidden states."""
     d_kv: PositiveInt = 64
+    """The width of an attention head."""
     d_ff: PositiveInt = 3072
+    """The width of the middle of the feed-forward."""
     num_layers: PositiveInt = 12
+    """Number of blocks of the encoder."""
     num_decoder_layers: PositiveInt | None = None
-    """Null is as many as `num_layers`."""
+    """Number of blocks of the decoder; null is as many as `num_layers`."""
     num_heads: PositiveInt = 12
+    """Number of attention heads of each block."""
     relative_attention_num_buckets: PositiveInt = 32
+    """Number of buckets of distances between positions; each has a learned attention bias."""
     relative_attention_max_distance: PositiveInt = 128
+    """The distance from which all positions share the last bucket. Unit: tokens."""
     dropout_rate: NonNegativeFloat = 0.1
+    """The dropout probability of all layers."""
     layer_norm_epsilon: PositiveFloat = 1e-6
+    """A small number that norms add to the variance, against division by zero."""
     initializer_factor: PositiveFloat = 1.0
+    """The standard deviations of the initial weights are multiplied by this."""
     feed_forward_proj: Literal["relu", "gated-gelu"] = "relu"
     """`gated-gelu` is that of T5 1.1. T5 1.1's untied vocabulary head is not supported: Transformers' T5 ties it."""
 

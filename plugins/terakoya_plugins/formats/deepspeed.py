@@ -31,13 +31,10 @@ STAGES = {"optimizer_states": 1, "gradients": 2, "weights": 3}
 
 
 class DeepSpeed(Importer):
-    """A Transformers model that was trained with ZeRO.
-
-    Attributes:
-        config: a folder with the model's config.json; null: the checkpoint's folder or its parent folder.
-    """
+    """A Transformers model that was trained with ZeRO."""
 
     config: Path | None = None
+    """A folder with the model's config.json; null is the checkpoint's folder or its parent folder."""
 
     def read(self, source: Path, out: Path) -> None:
         """Reads `source`, a `global_step` folder or its parent with a file `latest`, and writes a Transformers folder.

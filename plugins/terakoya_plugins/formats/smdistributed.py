@@ -49,17 +49,14 @@ SETTINGS = {
 
 
 class SmDistributed(Importer):
-    """A GPT-J that was saved whole. The settings are needed if the checkpoint contains no config.
-
-    Attributes:
-        num_attention_heads: number of attention heads.
-        max_position_embeddings: largest number of tokens in a row.
-        rotary_dim: number of dimensions of each head that rotary positions rotate.
-    """
+    """A GPT-J that was saved whole. The settings are needed if the checkpoint contains no config."""
 
     num_attention_heads: PositiveInt | None = None
+    """Number of attention heads."""
     max_position_embeddings: PositiveInt | None = None
+    """The longest row. Unit: tokens."""
     rotary_dim: PositiveInt | None = None
+    """Number of dimensions of each head that rotary positions rotate."""
 
     def read(self, source: Path, out: Path) -> None:
         """Reads `source`, the file or a folder with one file `full*`, and writes a Transformers folder to `out`.

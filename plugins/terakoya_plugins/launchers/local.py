@@ -40,7 +40,7 @@ class Local(Launcher):
     """Settings of a run on this machine."""
 
     processes: PositiveInt = 1
-    """Number of processes: one a GPU, or one for every few cores."""
+    """Number of processes: one for each GPU, or one for every few cores. Unit: processes."""
     max_restarts: NonNegativeInt = 0
     """How often a crashed run is restarted from its last checkpoint. A run is not restarted after a stop request or an
     error that the user has to fix."""

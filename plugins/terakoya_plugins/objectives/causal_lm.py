@@ -38,7 +38,7 @@ class CausalLM(Objective):
     """The weight of log^2 Z, where Z is the sum of a position's exponentiated logits (PaLM used 1e-4)."""
     samples: PositiveInt | None = None
     """Of `megatron`: the number of rows of the whole run (its steps times its global batch), from which Megatron-LM
-    computes how many epochs it shuffles together. Without it each epoch is shuffled separately."""
+    computes how many epochs it shuffles together. Without it each epoch is shuffled separately. Unit: rows."""
     head_positions: PositiveInt | None = None
     """Number of positions whose logits are in memory at once; logits are computed again for the gradient: less memory,
     more compute. All positions if not given."""

@@ -26,10 +26,15 @@ class Adafactor(Optimizer):
     elementwise: ClassVar[bool] = False
 
     learning_rate: PositiveFloat = 0.01
+    """The peak learning rate, as a share of the root mean square of each tensor's weights."""
     weight_decay: NonNegativeFloat = 0.0
+    """The weight decay of matrices; biases and norms have none."""
     beta2_decay: Annotated[float, Field(le=0.0)] = -0.8
+    """The power of the step with which second moments average over more steps; 0 or less."""
     eps: tuple[NonNegativeFloat | None, NonNegativeFloat] = (None, 1e-3)
+    """The smallest second moment (null is the machine epsilon), and the smallest root mean square of weights."""
     d: Annotated[float, Field(ge=1.0)] = 1.0
+    """The bound on the root mean square of an update."""
 
     test_settings: ClassVar = {"learning_rate": 0.3}
 

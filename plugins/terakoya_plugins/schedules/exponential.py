@@ -16,6 +16,7 @@ class Exponential(DecaySchedule):
     decay; never below `min_lr`."""
 
     decay_rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
+    """The share of the peak at the end of the decay."""
 
     def factor(self, progress: Progress) -> float:
         """decay_rate ** done, at least min_lr over the peak."""

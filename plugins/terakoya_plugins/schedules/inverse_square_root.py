@@ -24,8 +24,12 @@ class InverseSquareRoot(WarmupSchedule):
     """
 
     timescale: PositiveInt | None = None
+    """The time scale of the decay: after three of them the rate is half the peak. Null is the length of the warm-up,
+    and 10,000 without warm-up. Unit: optimizer steps."""
     timescale_tokens: PositiveInt | None = None
+    """The time scale of the decay in tokens, instead of `timescale`. Unit: tokens."""
     min_lr: NonNegativeFloat = 0.0
+    """The smallest learning rate."""
 
     @model_validator(mode="after")
     def _one_timescale(self) -> Self:

@@ -22,12 +22,19 @@ class Plateau(WarmupSchedule):
     needs_validation: ClassVar[bool] = True
 
     decay_factor: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
+    """The learning rate is multiplied by this at a plateau; torch's `factor`."""
     patience: NonNegativeInt = 10
+    """The number of validations in a row without an improvement that are tolerated. Unit: validations."""
     threshold: NonNegativeFloat = 1e-4
+    """By how much a validation loss has to be below the best one to count as an improvement."""
     threshold_mode: Literal["rel", "abs"] = "rel"
+    """Whether `threshold` is a share of the best loss (`rel`) or a difference (`abs`)."""
     cooldown: NonNegativeInt = 0
+    """The number of validations after a reduction that are not counted. Unit: validations."""
     min_lr: NonNegativeFloat = 0.0
+    """The smallest learning rate."""
     eps: NonNegativeFloat = 1e-8
+    """A reduction by less than this is left out."""
 
     def check(self, start: Progress) -> None:
         """See `Schedule`."""

@@ -13,6 +13,7 @@ class Polynomial(DecaySchedule):
     """Warms up, then decays to `min_lr` as the remaining share of the decay, to the power `power`."""
 
     power: PositiveFloat = 1.0
+    """The power of the remaining share of the decay; 1 is linear."""
 
     def factor(self, progress: Progress) -> float:
         """min_lr + (peak - min_lr) left ** power, over the peak."""

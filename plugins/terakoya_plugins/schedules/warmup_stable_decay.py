@@ -36,10 +36,16 @@ class WarmupStableDecay(DecaySchedule):
     the run (by default a tenth) before its end, or before `lr_decay_steps` or `lr_decay_tokens`."""
 
     decay_steps: NonNegativeInt = 0
+    """The length of the decay; at most one of `decay_steps`, `decay_tokens` and `decay_ratio` is given. Without them it
+    is a tenth of the run. Unit: optimizer steps."""
     decay_tokens: NonNegativeInt = 0
+    """The length of the decay in tokens. Unit: tokens."""
     decay_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """The length of the decay as a share of the run's length, from 0 to 1."""
     warmup_type: Shape = "linear"
+    """The shape of the warm-up."""
     decay_type: Shape = "cosine"
+    """The shape of the decay."""
 
     @model_validator(mode="after")
     def _one_decay(self) -> Self:

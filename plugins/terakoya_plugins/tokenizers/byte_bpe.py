@@ -42,19 +42,27 @@ class ByteBpe(Tokenizer):
     add_prefix_space: bool = False
     """Put a space before each line, so that its first word has the same pieces as elsewhere."""
     eos_token: str = "<|endoftext|>"
+    """The token at the end of a text, which is in every vocabulary of this kind."""
     bos_token: str | None = None
+    """The token at the beginning of a text; null is none."""
     pad_token: str | None = None
+    """The padding token; null is none."""
     unk_token: str | None = None
+    """The token of unknown characters; null is none, because every byte has a piece."""
     cls_token: str | None = None
+    """The token at the beginning of a row of an encoder; null is none."""
     sep_token: str | None = None
+    """The token at the end of a segment of an encoder; null is none."""
     mask_token: str | None = None
+    """The token that replaces predicted tokens; null is none."""
     additional_special_tokens: tuple[str, ...] = ()
+    """Further special tokens."""
     sample_bytes: int | None = Field(default=None, ge=1)
-    """Train on about this many bytes of text, evenly taken from the corpus. None: on all of it."""
+    """Train on about this much text, evenly taken from the corpus; null is all of it. Unit: bytes."""
     max_words: int = Field(default=2_000_000, ge=1000)
     """Distinct words counted at a time; beyond this the rarest are dropped and the error is reported."""
     counts: Path | None = None
-    """A table that `terakoya tokenizer count` has written for the same corpus. None: count now."""
+    """A table that `terakoya tokenizer count` has written for the same corpus; null counts now."""
 
     def splitting(self) -> Splitting:
         """Implements `WordCountTokenizer`: words are split by GPT-2's pattern."""

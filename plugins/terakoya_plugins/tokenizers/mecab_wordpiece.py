@@ -48,6 +48,7 @@ class MecabWordPiece(Tokenizer):
     sudachi_split_mode: Literal["A", "B", "C"] = "A"
     """For `sudachi`: A short units, B middle units, C whole named entities."""
     sudachi_dict_type: Literal["small", "core", "full"] = "core"
+    """For `sudachi`: the size of its dictionary."""
     vocab_size: int = Field(default=32768, ge=1)
     """Number of pieces, including special tokens and unused slots."""
     min_frequency: int = Field(default=2, ge=1)
@@ -55,14 +56,15 @@ class MecabWordPiece(Tokenizer):
     limit_alphabet: int = Field(default=6129, ge=1)
     """Number of characters with a piece of their own, the most frequent ones; others become [UNK]."""
     num_unused_tokens: int = Field(default=10, ge=0)
-    """Empty slots [unused0], [unused1], ... for tokens added later."""
+    """Empty slots [unused0], [unused1], ... for tokens added later. Unit: tokens."""
     do_lower_case: bool = False
+    """Whether text is lower-cased first."""
     sample_bytes: int | None = Field(default=None, ge=1)
-    """Train on about this many bytes of text, evenly taken from the corpus. None: on all of it."""
+    """Train on about this much text, evenly taken from the corpus; null is all of it. Unit: bytes."""
     max_words: int = Field(default=2_000_000, ge=1000)
     """Distinct words counted at a time; beyond this the rarest are dropped and the error is reported."""
     counts: Path | None = None
-    """A table that `terakoya tokenizer count` has written for the same corpus. None: count now."""
+    """A table that `terakoya tokenizer count` has written for the same corpus; null counts now."""
 
     def splitting(self) -> Splitting:
         """Implements `WordCountTokenizer`: the analyser splits words. Raises UserError if it is not installed."""

@@ -15,6 +15,7 @@ class TensorBoard(Tracker):
     """Writes metrics as scalars, and the parameters as text."""
 
     flush_seconds: int = 30
+    """The time from one write to disk to the next. Unit: seconds."""
 
     def open(self, run_folder: Path, parameters: Mapping[str, Any]) -> TrackerRun:
         """Opens a new event file; TensorBoard merges it with the files of earlier starts."""

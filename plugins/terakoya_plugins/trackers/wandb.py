@@ -24,15 +24,20 @@ class WandB(Tracker):
     """Fields have the names of the arguments of `wandb.init`."""
 
     project: str = "terakoya"
+    """The project in which the run appears."""
     entity: str | None = None
-    """The user or team; by default that of the account."""
+    """The user or team; null is that of the account."""
     name: str | None = None
-    """By default the name of the run folder."""
+    """The run's name; null is the name of the run folder."""
     group: str | None = None
+    """The group of runs to which the run belongs; null is none."""
     tags: tuple[str, ...] = ()
+    """The run's tags."""
     notes: str | None = None
+    """A note of the run, shown beside its name."""
     mode: Literal["online", "offline"] | None = None
-    """By default the mode in the environment, otherwise online."""
+    """Whether metrics are sent (`online`) or only written to files (`offline`); null is the mode in the environment,
+    otherwise online."""
 
     def check(self) -> None:
         """Raises UserError if wandb is not installed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -122,7 +123,9 @@ def test_plugins_show_lists_settings_defaults_and_meaning(capsys: pytest.Capture
     code, out, _ = call(capsys, "plugins", "show", "mecab_wordpiece")
     assert code == 0 and out.startswith("tokenizer mecab_wordpiece: WordPiece inside the words")
     (line,) = [line for line in out.splitlines() if line.startswith("min_frequency ")]
-    assert line.rstrip().split(maxsplit=2)[1:] == ["2", "How often a pair of pieces must occur to be merged."]
+    assert re.split(" {2,}", line.rstrip())[1:] == [
+        "integer at least 1", "2", "How often a pair of pieces must occur to be merged."
+    ]  # fmt: skip
     code, _, error = call(capsys, "plugins", "show", "mecab_wordpice")
     assert code == 2 and 'no component is called "mecab_wordpice"' in error
     assert 'did you mean "mecab_wordpiece"? `terakoya plugins list` lists all' in error

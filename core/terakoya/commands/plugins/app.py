@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import itertools
-import json
-import textwrap
 from typing import Annotated
 
 import typer
@@ -22,9 +17,11 @@ app.command("check")(plugins_check.command)
 
 @app.command("show")
 def show(name: Annotated[str, typer.Argument(help="A component's name, as in `terakoya plugins list`.")]) -> None:
-    """Show the settings of a component: name, default, meaning."""
+    """Show the settings of a component: name, type and unit, default, meaning."""
+    from rich.markup import escape
     from rich.table import Table
 
+    from terakoya.config.meanings import settings_of
     from terakoya.log import console
     from terakoya.plugins import registry
 
@@ -37,28 +34,11 @@ def show(name: Annotated[str, typer.Argument(help="A component's name, as in `te
         component = registration.component
         summary = (component.__doc__ or "").strip().split("\n\n")[0]
         console().print(f"{registration.kind.removesuffix('s')} {name}: {summary}", markup=False, soft_wrap=True)
-        settings = Table("setting", "default", "meaning", box=None, header_style="bold", pad_edge=False)
-        meanings = _meanings(component)
-        for setting, field in component.model_fields.items():
-            default = "(required)" if field.is_required() else json.dumps(field.get_default(), default=str)
-            settings.add_row(setting, default.replace("[", "\\["), meanings.get(setting, "").replace("[", "\\["))
-        console().print(settings)
-
-
-def _meanings(component: type) -> dict[str, str]:
-    """Returns setting -> its docstring, from the source code of `component` and its base classes."""
-    meanings: dict[str, str] = {}
-    for base in reversed(component.__mro__):
-        if base.__module__.split(".")[0] in ("builtins", "pydantic"):
-            continue
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(tree, ast.ClassDef)
-        for setting, text in itertools.pairwise(tree.body):
-            if isinstance(setting, ast.AnnAssign) and isinstance(setting.target, ast.Name):
-                match text:
-                    case ast.Expr(ast.Constant(str() as words)):
-                        meanings[setting.target.id] = " ".join(words.split())
-    return meanings
+        table = Table("setting", "type", "default", "meaning", box=None, header_style="bold", pad_edge=False)
+        for setting in settings_of(component):
+            unit = f" ({setting.unit})" if setting.unit else ""
+            table.add_row(*map(escape, (setting.name, setting.kind + unit, setting.default, setting.meaning)))
+        console().print(table)
 
 
 @app.command("list")

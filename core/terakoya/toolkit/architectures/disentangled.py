@@ -9,10 +9,22 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt
 
 from terakoya.components import DocumentMasking, Head, Vocabulary
 from terakoya.toolkit.architectures.encoder import EncoderArchitecture
+from terakoya.toolkit.architectures.shared_settings import (
+    Activation,
+    AttentionDropout,
+    HiddenDropout,
+    HiddenSize,
+    InitializerRange,
+    IntermediateSize,
+    MaxPositionEmbeddings,
+    NormEps,
+    NumAttentionHeads,
+    NumHiddenLayers,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -25,18 +37,20 @@ class DisentangledEncoder(EncoderArchitecture):
     vocabulary_head = ("cls",)
     document_masking: ClassVar[DocumentMasking] = "mask_4d"
 
-    hidden_size: PositiveInt = 768
-    num_hidden_layers: PositiveInt = 12
-    num_attention_heads: PositiveInt = 12
-    intermediate_size: PositiveInt = 3072
-    hidden_act: str = "gelu"
-    hidden_dropout_prob: NonNegativeFloat = 0.1
-    attention_probs_dropout_prob: NonNegativeFloat = 0.1
-    max_position_embeddings: PositiveInt = 512
+    hidden_size: HiddenSize = 768
+    num_hidden_layers: NumHiddenLayers = 12
+    num_attention_heads: NumAttentionHeads = 12
+    intermediate_size: IntermediateSize = 3072
+    hidden_act: Activation = "gelu"
+    hidden_dropout_prob: HiddenDropout = 0.1
+    attention_probs_dropout_prob: AttentionDropout = 0.1
+    max_position_embeddings: MaxPositionEmbeddings = 512
     type_vocab_size: NonNegativeInt = 0
-    initializer_range: NonNegativeFloat = 0.02
-    layer_norm_eps: NonNegativeFloat = 1e-7
+    """Number of segment types, each with an embedding; 0 is none."""
+    initializer_range: InitializerRange = 0.02
+    layer_norm_eps: NormEps = 1e-7
     relative_attention: bool = True
+    """Whether attention uses the distance between positions, besides content."""
     pos_att_type: tuple[Literal["c2p", "p2c"], ...] = ("c2p", "p2c")
     """Attention from content to position, from position to content, or both."""
     position_biased_input: bool = False

@@ -47,15 +47,13 @@ OTHER_NAMES = {
 
 
 class MegatronDeepSpeed(Importer):
-    """A GPT like GPT-2 or Llama, of any tensor- and pipeline-parallel size.
-
-    Attributes:
-        vocab_size: size of the vocabulary; further embedding rows are padding and are removed. Null keeps all rows.
-        checkpoint_version: decides the order of queries, keys and values; null: the version in the checkpoint.
-    """
+    """A GPT like GPT-2 or Llama, of any tensor- and pipeline-parallel size."""
 
     vocab_size: PositiveInt | None = None
+    """The size of the vocabulary; further embedding rows are padding and are removed. Null keeps all rows. Unit:
+    tokens."""
     checkpoint_version: NonNegativeFloat | None = None
+    """The version that decides the order of queries, keys and values; null is the version in the checkpoint."""
 
     def read(self, source: Path, out: Path) -> None:
         """Reads `source`, a `global_step` folder or its parent with a file `latest`, and writes a Transformers folder.

@@ -31,23 +31,20 @@ EXTRA_STATE_MODULES = ("self_attention.linear_qkv", "self_attention.linear_proj"
 
 
 class MegatronExporter(Exporter):
-    """A Llama or a GPT-2 for Megatron-LM.
-
-    Attributes:
-        tp: tensor-parallel size.
-        pp: pipeline-parallel size.
-        transformer_impl: whose names the layers have: Transformer Engine's, which fuse norms, or Megatron-Core's own.
-        make_vocab_size_divisible_by: the vocabulary is padded to a multiple of this times `tp`.
-        iteration: the checkpoint's number.
-    """
+    """A Llama or a GPT-2 for Megatron-LM."""
 
     for_transformers: ClassVar[bool] = False
 
     tp: PositiveInt = 1
+    """The tensor-parallel size of the checkpoint."""
     pp: PositiveInt = 1
+    """The pipeline-parallel size of the checkpoint."""
     transformer_impl: Literal["transformer_engine", "local"] = "transformer_engine"
+    """Whose names the layers have: Transformer Engine's, which fuse norms, or Megatron-Core's own."""
     make_vocab_size_divisible_by: PositiveInt = 128
+    """The vocabulary is padded to a multiple of this times `tp`."""
     iteration: PositiveInt = 1
+    """The checkpoint's number."""
 
     def export(self, models: Mapping[str, PreTrainedModel], tokenizer_folder: Path, out: Path) -> None:
         """Writes the only model of `models` into the new folder `out`, and the tokenizer into `out/tokenizer`.

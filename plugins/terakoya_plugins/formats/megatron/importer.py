@@ -32,15 +32,13 @@ NOT_WEIGHTS = ("_extra_state", "rotary_pos_emb.inv_freq")
 
 
 class MegatronImporter(Importer):
-    """A GPT like Llama or GPT-2, of any tensor- and pipeline-parallel size.
-
-    Attributes:
-        vocab_size: size of the vocabulary; further embedding rows are padding and are removed. Null keeps all rows.
-        define: NAME=VALUE: values of shell variables, which replace those that a launch script assigns.
-    """
+    """A GPT like Llama or GPT-2, of any tensor- and pipeline-parallel size."""
 
     vocab_size: PositiveInt | None = None
+    """The size of the vocabulary; further embedding rows are padding and are removed. Null keeps all rows. Unit:
+    tokens."""
     define: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*=")], ...] = ()
+    """NAME=VALUE: values of shell variables, which replace those that a launch script assigns."""
 
     def read(self, source: Path, out: Path) -> None:
         """Reads `source`, a folder with iterations or one of them, and writes a Transformers folder to `out`.

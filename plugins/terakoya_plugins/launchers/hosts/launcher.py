@@ -43,7 +43,7 @@ class Hosts(Launcher):
     """A hostfile of DeepSpeed, Megatron-LM, MPI or Grid Engine (`a01 slots=4`, `a01:4`), or names: `a01:4,a02:4`. The
     first host is node 0, to which the others connect."""
     processes: PositiveInt = 1
-    """Processes on a host without a number in `hosts`: one a GPU."""
+    """Processes on a host without a number in `hosts`: one for each GPU. Unit: processes."""
     interface: str | None = None
     """The network interface between the processes, such as eth0. Default: the one with the route to the other hosts."""
     port: Annotated[int, Field(ge=1, le=65535)] = 29500

@@ -30,13 +30,17 @@ class Channel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    """The channel's name: the folder under /opt/ml/input/data."""
     s3_uri: Annotated[str, Field(pattern=r"^s3://[^/]+")] | None = None
     """An S3 prefix: s3://bucket/stores/wiki."""
     file_system_id: Annotated[str, Field(pattern=r"^fs-")] | None = None
+    """The id of a file system, instead of `s3_uri`: fs-0123456789abcdef0."""
     directory_path: Annotated[str, Field(pattern=r"^/")] | None = None
-    """With FSx for Lustre the mount name comes first: /abcdefgh/stores."""
+    """The folder on the file system. With FSx for Lustre the mount name comes first: /abcdefgh/stores."""
     file_system_type: Literal["FSxLustre", "EFS"] = "FSxLustre"
+    """The kind of file system."""
     file_system_access_mode: Literal["ro", "rw"] = "rw"
+    """Whether the file system is mounted read-only or writable."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
@@ -160,32 +164,35 @@ class SageMakerSettings(Launcher):
     output_path: S3
     """The S3 prefix for the finished model, packed, under the job's name."""
     instance_type: str = "ml.p4d.24xlarge"
+    """The type of the instances."""
     instance_count: PositiveInt | None = None
-    """Number of instances, which must equal the number of entries of `batch_size`. Default: that number."""
+    """Number of instances, which must equal the number of entries of `batch_size`; null is that number."""
     processes: PositiveInt | None = None
-    """Processes on each instance. Default: one a GPU."""
+    """Processes on each instance; null is one for each GPU. Unit: processes."""
     volume_size: PositiveInt = 100
-    """Disk of each instance in GiB, to which S3 channels are copied."""
+    """Disk of each instance, to which S3 channels are copied. Unit: GiB."""
     max_run: PositiveInt = 24 * 60 * 60
-    """Time limit in seconds; at the limit the job saves and stops."""
+    """The time limit; at the limit the job saves and stops. Unit: seconds."""
     use_spot_instances: bool = False
     """Cheaper instances, which AWS may reclaim: the job then saves, waits for new ones and resumes."""
     max_wait: PositiveInt | None = None
-    """With spot instances: time limit in seconds including waiting. Default: twice `max_run`."""
+    """With spot instances: the time limit including waiting; null is twice `max_run`. Unit: seconds."""
     max_retry_attempts: NonNegativeInt = 0
     """How often SageMaker restarts the job after an internal error."""
     channels: Channels = ()
     """The folders under /opt/ml/input/data by name: {"train": "s3://bucket/stores"}, or the file_system_id and
     directory_path of a file system. Paths in the parameters start with a channel's name: train/wiki."""
     run_folder: str | None = None
-    """The run's folder on the instances, starting with a channel's name. Default: a folder in the first channel that is
+    """The run's folder on the instances, starting with a channel's name; null is a folder in the first channel that is
     a writable file system, else the folder that `checkpoint_s3_uri` saves."""
     checkpoint_s3_uri: S3 | None = None
     """The S3 prefix to which SageMaker copies the run of a job of one instance while it runs."""
     code_location: S3 | None = None
-    """The S3 prefix for the script and the parameters. Default: `output_path`."""
+    """The S3 prefix for the script and the parameters; null is `output_path`."""
     subnets: tuple[str, ...] = ()
+    """The ids of the subnets of the instances."""
     security_group_ids: tuple[str, ...] = ()
+    """The ids of the security groups of the instances."""
     environment: Pairs = ()
     """Environment variables of the processes; no secrets, to which the role should give access instead."""
     hyperparameters: Pairs = ()
@@ -193,6 +200,7 @@ class SageMakerSettings(Launcher):
     metric_definitions: Pairs = ()
     """Name -> regular expression, for further metrics."""
     tags: Pairs = ()
+    """Name -> value, for the tags of the job."""
     setup: tuple[str, ...] = ()
     """Lines of bash to run first on each instance."""
     export: bool = True

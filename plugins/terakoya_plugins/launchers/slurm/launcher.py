@@ -86,16 +86,19 @@ class Slurm(Launcher):
     time: str
     """The time limit of one start, as for sbatch: 24:00:00, 3-00. At the limit the job requeues itself."""
     processes: PositiveInt = 1
-    """Processes on each node: one a GPU."""
+    """Processes on each node: one for each GPU. Unit: processes."""
     cpus_per_process: PositiveInt | None = None
     """Cores of each process (`--cpus-per-task`)."""
     gpus: NonNegativeInt = 0
     """GPUs of each node (`--gpus-per-node`); 0 if the cluster uses `gres`."""
     account: str | None = None
+    """The account that pays for the job (`--account`); null leaves it to Slurm."""
     partition: str | None = None
+    """The partition (`--partition`); null leaves it to Slurm."""
     qos: str | None = None
+    """The quality of service (`--qos`); null leaves it to Slurm."""
     gres: str | None = None
-    """For example gpu:a100:4."""
+    """Generic resources of each node (`--gres`), for example gpu:a100:4."""
     memory: str | None = None
     """Memory of each node (`--mem`): 64G."""
     sbatch: tuple[str, ...] = ()
@@ -117,7 +120,7 @@ class Slurm(Launcher):
     after: str | None = None
     """Numbers of jobs that must succeed first, such as the job that joins a store: 120, or 120,121."""
     signal_seconds: PositiveInt = 300
-    """How many seconds before its time limit the job saves: longer than a step and a checkpoint take."""
+    """How long before its time limit the job saves: longer than a step and a checkpoint take. Unit: seconds."""
     max_restarts: NonNegativeInt = 3
     """How often a crashed job is requeued; Slurm itself requeues a job that lost its node."""
 

@@ -30,16 +30,25 @@ class MaskedLM(Objective):
     """Settings of masked language modelling."""
 
     layout: Literal["packed", "stream", "lines", "pairs"] = "packed"
+    """`packed`: several isolated documents in a row. `stream`: documents joined and split anywhere. `lines`: one line
+    of a document in a row. `pairs`: two segments in a row, for next-sentence prediction."""
     mlm_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
+    """The share of tokens that are predicted, between 0 and 1."""
     whole_word_mask: bool = True
+    """Whether all tokens of a word are predicted together."""
     budgeted: bool = True
     """Whether words are chosen so that nearly `mlm_probability` of each row is predicted, instead of independently.
     Every word is predicted with that probability either way."""
     replace_probability: Probability = 0.8
+    """Of the predicted tokens, the share that [MASK] replaces."""
     random_probability: Probability = 0.1
+    """Of the predicted tokens, the share that a random token replaces; the rest stays as it is."""
     next_sentence: bool = False
+    """Whether the model also learns whether the second segment of a row follows the first; needs the layout `pairs`."""
     short_sequence_probability: Probability = 0.1
+    """Of the documents of `pairs`, the share whose rows have a random shorter length."""
     random_next_probability: Probability = 0.5
+    """Of the rows of `pairs`, the share whose second segment is from another document."""
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:

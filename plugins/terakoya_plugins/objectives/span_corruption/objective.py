@@ -31,10 +31,12 @@ class SpanCorruption(Objective):
     test_settings: ClassVar[Mapping[str, Any]] = {"noise_density": 0.3}
 
     layout: Literal["packed", "stream", "lines"] = "packed"
+    """`packed`: several isolated documents in a row. `stream`: documents joined and split anywhere. `lines`: one line
+    of a document in a row."""
     noise_density: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
     """The share of a document's tokens that are replaced."""
     mean_noise_span_length: Annotated[float, Field(ge=1.0)] = 3.0
-    """Average number of tokens in a span."""
+    """Average length of a span. Unit: tokens."""
     sentinels: tuple[int, ...] | None = None
     """The ids that replace the first span of a document, the second, ...; by default the vocabulary's special tokens
     without another meaning (unused slots, `<extra_id_0>`), in order of their ids."""

@@ -24,9 +24,14 @@ class AdamW(Optimizer):
     """
 
     weight_decay: NonNegativeFloat = 0.01
+    """The weight decay of matrices; biases and norms have none."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """The decay rates of the first and of the second moment."""
     eps: PositiveFloat = 1e-8
+    """A small number added to the root of the second moment, against division by zero."""
     bias_correction: bool = True
+    """Whether the moments are corrected for their start at zero. False is the optimizer of the original BERT and
+    ELECTRA."""
 
     def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
         """torch's AdamW over two groups, with and without weight decay."""

@@ -22,7 +22,9 @@ class Lion(Optimizer):
     than AdamW's, and a weight decay higher by the same factor."""
 
     weight_decay: NonNegativeFloat = 0.1
+    """The weight decay of matrices; biases and norms have none."""
     betas: tuple[Beta, Beta] = (0.9, 0.99)
+    """The decay rates of the mixture whose sign is the update, and of the momentum."""
 
     test_settings: ClassVar = {"learning_rate": 0.003}
 

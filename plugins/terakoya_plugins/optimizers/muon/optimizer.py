@@ -30,16 +30,24 @@ class Muon(Optimizer):
     elementwise: ClassVar[bool] = False
 
     learning_rate: PositiveFloat = 1e-3
+    """The peak learning rate of the matrices in the blocks, which is multiplied by the schedule's factor."""
     adamw_learning_rate: PositiveFloat | None = None
+    """The peak learning rate of everything else; null is `learning_rate`."""
     weight_decay: NonNegativeFloat = 0.1
+    """The weight decay of matrices; biases and norms have none."""
     momentum: Beta = 0.95
+    """The decay rate of Muon's momentum."""
     nesterov: bool = True
+    """Whether the momentum is Nesterov's."""
     ns_steps: Annotated[int, Field(ge=1, lt=100)] = 5
+    """Newton-Schulz iterations that orthogonalise an update. Unit: iterations."""
     adjust_lr_fn: Literal["original", "match_rms_adamw"] = "match_rms_adamw"
+    """How the size of updates depends on a matrix's shape: as in the "original", or so that they have the size of
+    AdamW's ("match_rms_adamw")."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
-    """Of AdamW."""
+    """AdamW's decay rates of the first and of the second moment."""
     eps: PositiveFloat = 1e-8
-    """Of AdamW."""
+    """A small number that AdamW adds to the root of the second moment, against division by zero."""
 
     def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
         """One optimizer that steps both."""

@@ -48,6 +48,7 @@ class SentencePiece(Tokenizer):
     test_settings: ClassVar[Mapping[str, Any]] = {"vocab_size": 120}
 
     model_type: Literal["unigram", "bpe", "char"] = "unigram"
+    """The algorithm: a unigram language model, byte-pair merges, or single characters."""
     vocab_size: int = Field(default=8000, ge=1)
     """Total number of pieces."""
     character_coverage: float = Field(default=0.9995, ge=0.98, le=1)
@@ -55,11 +56,17 @@ class SentencePiece(Tokenizer):
     byte_fallback: bool = False
     """Whether characters without a piece become their UTF-8 bytes."""
     split_digits: bool = False
+    """Whether each digit is a piece of its own."""
     split_by_number: bool = True
+    """Whether pieces end between digits and other characters."""
     split_by_unicode_script: bool = True
+    """Whether pieces end between scripts, such as kanji and Latin."""
     split_by_whitespace: bool = True
+    """Whether pieces end at spaces."""
     treat_whitespace_as_suffix: bool = False
+    """Whether the mark of a space is at the end of a piece instead of its start."""
     allow_whitespace_only_pieces: bool = False
+    """Whether pieces may consist of spaces only."""
     pretokenization_delimiter: str = ""
     """Inserted between MeCab's words during training, for example "||||", so that no piece spans words. Word starts are
     then known, which allows whole-word masking. Empty: MeCab is not used."""
@@ -68,13 +75,17 @@ class SentencePiece(Tokenizer):
     mecab_option: str = ""
     """With `pretokenization_delimiter`: further options for MeCab, such as `-u USER.dic`."""
     normalization_rule_name: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"] = "nmt_nfkc"
+    """The normalisation of text: Unicode's NFKC, with NMT's treatment of spaces (`nmt_`), with case folding (`_cf`), or
+    none (`identity`)."""
     normalization_rule_tsv: str = ""
     """A file of rules that replace `normalization_rule_name`."""
     add_dummy_prefix: bool | None = None
-    """Whether to put a space before each text. None: yes for `gpt`, no for `bert`, because Transformers would also put
-    one after each [MASK], where training never has one."""
+    """Whether to put a space before each text. Null is yes for `gpt`, no for `bert`, because Transformers would also
+    put one after each [MASK], where training never has one."""
     remove_extra_whitespaces: bool = True
+    """Whether spaces at the ends, and repeated ones, are removed."""
     escape_whitespaces: bool = True
+    """Whether spaces become the mark `▁`."""
     user_defined_symbols: Symbols = ()
     """Strings that are always one piece; a list, or separated by commas."""
     control_symbols: Symbols = ()
@@ -85,36 +96,56 @@ class SentencePiece(Tokenizer):
     """`gpt`: <unk>, <s>, </s> at 0, 1, 2. `bert`: [PAD], [UNK], [CLS], [SEP] at 0 to 3, and [MASK]; `tokenizer(text)`
     gives [CLS] text [SEP]. The eight keys below change names and ids; an id of -1 leaves a piece out."""
     unk_id: int | None = Field(default=None, ge=0)
+    """The id of the unknown piece; null is the one of `special_tokens`."""
     bos_id: Id | None = None
+    """The id of the piece at the beginning of a text; null is the one of `special_tokens`."""
     eos_id: Id | None = None
+    """The id of the piece at the end of a text; null is the one of `special_tokens`."""
     pad_id: Id | None = None
+    """The id of the padding piece; null is the one of `special_tokens`."""
     unk_piece: str | None = Field(default=None, min_length=1)
+    """The unknown piece; null is the one of `special_tokens`."""
     bos_piece: str | None = Field(default=None, min_length=1)
+    """The piece at the beginning of a text; null is the one of `special_tokens`."""
     eos_piece: str | None = Field(default=None, min_length=1)
+    """The piece at the end of a text; null is the one of `special_tokens`."""
     pad_piece: str | None = Field(default=None, min_length=1)
+    """The padding piece; null is the one of `special_tokens`."""
     cls_piece: str | None = Field(default=None, min_length=1)
-    """The piece used as [CLS]; added if it is not among the symbols. So are `sep_piece` and `mask_piece`."""
+    """The piece used as [CLS]; added if it is not among the symbols; null is the one of `special_tokens`."""
     sep_piece: str | None = Field(default=None, min_length=1)
+    """The piece used as [SEP]; added if it is not among the symbols; null is the one of `special_tokens`."""
     mask_piece: str | None = Field(default=None, min_length=1)
+    """The piece used as [MASK]; added if it is not among the symbols; null is the one of `special_tokens`."""
     unk_surface: str = " ⁇ "
+    """The text of an unknown piece when ids become text again."""
     input_sentence_size: int = Field(default=0, ge=0)
-    """Train on this many lines: a sample with `shuffle_input_sentence`, otherwise the first ones. 0: on all lines."""
+    """Train on this many lines: a sample with `shuffle_input_sentence`, otherwise the first ones; 0 is all lines. Unit:
+    lines."""
     shuffle_input_sentence: bool = True
+    """Whether `input_sentence_size` lines are a random sample, instead of the first ones."""
     random_seed: int = Field(default=0, ge=0, lt=1 << 63)
     """Seed of the sample of lines."""
     max_sentence_length: int = Field(default=4192, ge=10, le=1 << 30)
-    """Longer lines, in bytes, are left out of training and counted."""
+    """Longer lines are left out of training and counted. Unit: bytes."""
     num_threads: int = Field(default=16, ge=1, le=1024)
     """Threads of the trainer; the same number gives the same bytes."""
     train_extremely_large_corpus: bool = False
+    """Whether the trainer of unigram models uses 64-bit indices, for corpora above 4 GB of text."""
     seed_sentencepiece_size: int = Field(default=1_000_000, ge=1)
+    """Number of pieces that a unigram model starts with, before it removes the least useful ones."""
     seed_sentencepieces_file: str = ""
+    """A file of pieces that a unigram model starts with; empty computes them."""
     shrinking_factor: float = Field(default=0.75, gt=0, lt=1)
+    """The share of pieces that a unigram model keeps in each round."""
     num_sub_iterations: int = Field(default=2, ge=1)
+    """Iterations of expectation-maximisation in each round of a unigram model."""
     max_sentencepiece_length: int = Field(default=16, ge=1)
-    """The longest piece, in characters."""
+    """The longest piece. Unit: characters."""
     hard_vocab_limit: bool = True
+    """Whether `vocab_size` is met exactly; otherwise it is an upper bound."""
     use_all_vocab: bool = False
+    """For `char`: whether every character of the text becomes a piece, whatever `vocab_size` says."""
 
     @field_validator("user_defined_symbols", "control_symbols", mode="before")
     @classmethod
