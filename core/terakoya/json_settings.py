@@ -28,8 +28,8 @@ SECRET_KEY = re.compile(
 )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in the JSON file `path`, without `NOTES`.
+def read_json(path: Path, *, notes: bool = False) -> dict[str, Any]:
+    """Returns the object in the JSON file `path`, without `NOTES` unless `notes`.
 
     Raises:
         UserError: there is no such file, it is not valid JSON, a key is given twice, a number is NaN or Infinity, or
@@ -60,6 +60,11 @@ def read_json(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}{explain_syntax(path, text, error)}") from None
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected a JSON object, got {short_json(raw)}")
+    return raw if notes else without_notes(raw)
+
+
+def without_notes(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the object `raw` without `NOTES`."""
     return {key: value for key, value in raw.items() if key not in NOTES}
 
 

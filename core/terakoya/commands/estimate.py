@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def command(
-    parameters: Annotated[Path, typer.Argument(help="The parameter JSON.", metavar="PARAMETERS.json")],
+    parameters: Annotated[
+        Path, typer.Argument(help="The parameter JSON, or the name of a preset.", metavar="PARAMETERS.json")
+    ],
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY.PATH=VALUE, overrides the file's value.")] = None,
     processes: Annotated[
         int | None,

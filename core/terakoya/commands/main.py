@@ -19,7 +19,6 @@ from terakoya.commands import (
     export,
     import_checkpoint,
     launch,
-    parameters,
     prepare,
     report,
     run,
@@ -31,6 +30,7 @@ from terakoya.commands import (
     verify,
 )
 from terakoya.commands.component_settings import ACCEPT_UNKNOWN_OPTIONS
+from terakoya.commands.parameters import app as parameters
 from terakoya.commands.plugins import app as plugins
 from terakoya.commands.store import app as store
 from terakoya.commands.tokenizer import app as tokenizer

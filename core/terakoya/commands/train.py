@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def command(
-    parameters: Annotated[Path, typer.Argument(help="The parameter JSON.", metavar="PARAMETERS.json")],
+    parameters: Annotated[
+        Path, typer.Argument(help="The parameter JSON, or the name of a preset.", metavar="PARAMETERS.json")
+    ],
     out: Annotated[Path, typer.Option(help="The run's folder; training continues if it holds a checkpoint.")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY.PATH=VALUE, over the file's.")] = None,
     model_type: Annotated[

@@ -28,8 +28,18 @@ from terakoya.config import batch_table, conflicts, file_kinds
 from terakoya.config import lora as lora_settings
 from terakoya.config.fields import LENGTH_KEYS, ParameterFields
 from terakoya.config.other_names import explain_unknown_key, key_paths
+from terakoya.config.presets import find_parameters
 from terakoya.errors import UserError, nearest
-from terakoya.json_settings import apply_overrides, explain, leaves, read_json, refuse_secrets, short_json, value_at
+from terakoya.json_settings import (
+    apply_overrides,
+    explain,
+    leaves,
+    read_json,
+    refuse_secrets,
+    short_json,
+    value_at,
+    without_notes,
+)
 from terakoya.plugins import Registry
 
 COMPONENTS: Mapping[str, str] = {
@@ -92,7 +102,7 @@ class Parameters(ParameterFields):
 
     @classmethod
     def load(cls, path: Path, overrides: Sequence[str] = (), registry: Registry | None = None) -> Self:
-        """The parameters in the JSON file `path`, with `overrides` (`a.b=value`) on top.
+        """The parameters in the JSON file `path`, or of the preset of that name, with `overrides` (`a.b=value`) on top.
 
         Raises:
             UserError: one line for each problem: file, key path, expected, got, nearest known name; or the file is of
@@ -100,6 +110,7 @@ class Parameters(ParameterFields):
         """
         registry = registry or plugins.registry()
         paths = all_key_paths(registry)
+        path = find_parameters(path)
         file_kinds.refuse_yaml(path, expected=file_kinds.PARAMETERS, paths=paths)
         raw = read_json(path)
         try:
@@ -113,7 +124,7 @@ class Parameters(ParameterFields):
         cls, raw: Mapping[str, Any], registry: Registry | None = None, *, source: str, overrides: Sequence[str] = ()
     ) -> Self:
         """The parameters of a JSON object. Raises UserError as `load`; errors name `source` as the file."""
-        raw = apply_overrides(raw, overrides)
+        raw = apply_overrides(without_notes(raw), overrides)
         registry = registry or plugins.registry()
         refuse_secrets(raw, source)
         values, problems = dict(raw), []

@@ -25,13 +25,15 @@ def read_parameters(
     fp16_type: int | None = None,
     processes: int = 1,
 ) -> Parameters:
-    """Reads the parameters in `file`; with `model_type`, that entry of a language-pretraining parameter.json.
+    """Reads the parameters in `file`, which may be the name of a preset; with `model_type`, that entry of a
+    language-pretraining parameter.json, by default of the one that comes with terakoya.
 
     Raises:
         UserError: see `Parameters.load` and `read_language_pretraining_json`; options of the other format.
     """
     from terakoya.config.language_pretraining_json import read_language_pretraining_json
     from terakoya.config.parameters import Parameters
+    from terakoya.config.presets import LANGUAGE_PRETRAINING, presets_folder
 
     if model_type is None:
         if data or validation or whole_word_mask or fp16_type is not None:
@@ -40,6 +42,8 @@ def read_parameters(
                 "without it the parameter file sets them"
             )
         return Parameters.load(file, overrides)
+    if str(file) == f"{LANGUAGE_PRETRAINING}.json" and not file.exists():
+        file = presets_folder() / file
     if not data:
         raise UserError("--model-type: a language-pretraining parameter.json names no data; add --data STORE")
     raw = read_language_pretraining_json(

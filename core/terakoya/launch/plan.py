@@ -10,6 +10,7 @@ from typing import Any
 
 from terakoya.components import Job, Launcher, LaunchPlan
 from terakoya.config.parameters import Parameters, check_allowed_changes
+from terakoya.config.presets import find_parameters
 from terakoya.errors import UserError
 from terakoya.folder_kinds import refuse_address
 from terakoya.plugins import registry
@@ -100,7 +101,15 @@ def make_job(
         raise UserError(f'--name: expected up to 63 letters, digits and hyphens between them, got "{name}"')
     sets = [word for override in overrides for word in ("--set", override)]
     allowed = [word for key in allow_change for word in ("--allow-change", key)]
-    arguments = (*global_options, "train", str(parameters.absolute()), "--out", str(run), *sets, *allowed)
+    arguments = (
+        *global_options,
+        "train",
+        str(find_parameters(parameters).absolute()),
+        "--out",
+        str(run),
+        *sets,
+        *allowed,
+    )
     data = loaded.data
     mixtures = (data.train, *(stage.train for stage in data.stages))
     stores = [entry.store for mixture in mixtures for entry in mixture]

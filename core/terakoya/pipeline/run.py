@@ -15,10 +15,11 @@ from typing import Any
 
 from terakoya.atomic_files import write_text
 from terakoya.config.parameters import Parameters
+from terakoya.config.presets import find_parameters
 from terakoya.conversion.export import export, find_checkpoint
 from terakoya.corpus.joined_corpora import join_corpora
 from terakoya.errors import Diverged, Stopped, TemporaryFailure, UserError
-from terakoya.json_settings import read_json
+from terakoya.json_settings import read_json, without_notes
 from terakoya.pipeline.corpora import Part, PipelineCorpus
 from terakoya.pipeline.settings import Pipeline, read_pipeline
 from terakoya.pipeline.stages import Stage, StageResult, content_digest, run_stages
@@ -142,7 +143,12 @@ class _Plan:
     def _parameters(self) -> Mapping[str, Any]:
         """Returns the complete parameters, with the pipeline's stores as their data."""
         given = self.pipeline.parameters
-        raw, source = (read_json(given), given.name) if isinstance(given, Path) else (given, "parameters")
+        raw: Mapping[str, Any]
+        if isinstance(given, Path):
+            file = find_parameters(given)
+            raw, source = read_json(file), file.name
+        else:
+            raw, source = without_notes(given), "parameters"
         stores: dict[str, Any] = {"train": [], "validation": []}
         for corpus in self.corpora:
             stores["train"].append({"store": str(corpus.settings.store), "weight": corpus.settings.weight})

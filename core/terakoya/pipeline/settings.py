@@ -135,7 +135,8 @@ class Pipeline(BaseModel):
     unit: Literal["document", "line"] = "document"
     """What a stored sequence is; the layouts `lines` and `pairs` need `line`."""
     parameters: Path | dict[str, Any]
-    """A parameter file, or its content. Its `data.train` and `data.validation` are the pipeline's stores."""
+    """A parameter file, the name of a preset such as `bert_base`, or the content of a file. Its `data.train`
+    and `data.validation` are the pipeline's stores."""
     run: Path
     """The run folder."""
     export: Path

@@ -1,4 +1,4 @@
-"""`terakoya parameters`: complete parameters with their origins, the JSON Schema, conversion of launch scripts."""
+"""`terakoya parameters`: presets, complete parameters with their origins, the JSON Schema, conversion of scripts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Annotated
 
 import typer
 
-from terakoya.commands import parameters_import
+from terakoya.commands.parameters import import_script, list_presets
 
 app = typer.Typer(help="Show and create parameter files.", no_args_is_help=True, rich_markup_mode=None)
-app.command("import")(parameters_import.command)
+app.command("list")(list_presets.command)
+app.command("import")(import_script.command)
 
 
 @app.command("show")
 def show(
-    file: Annotated[Path, typer.Argument(help="A parameter JSON.")],
+    file: Annotated[Path, typer.Argument(help="A parameter JSON, or the name of a preset.")],
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a value; may be repeated.")
     ] = None,
@@ -29,10 +30,11 @@ def show(
     from rich.table import Table
 
     from terakoya.config.parameters import Parameters
+    from terakoya.config.presets import find_parameters
     from terakoya.json_settings import leaves, origins, read_json
     from terakoya.log import console
 
-    overrides = overrides or []
+    file, overrides = find_parameters(file), overrides or []
     complete = Parameters.load(file, overrides).dump()
     if as_json:
         typer.echo(json.dumps(complete, indent=2, ensure_ascii=False))

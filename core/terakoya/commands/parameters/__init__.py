@@ -1,0 +1,1 @@
+"""`terakoya tokenizer` and its verbs."""
