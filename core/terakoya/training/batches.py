@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from terakoya.components import Batch, Objective
+from terakoya.components.rows import Rows
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.rows.loader import Loader
-from terakoya.toolkit.architectures.attention import boundaries
+from terakoya.toolkit.architectures.attention import boundary_arrays
 from terakoya.training.distributed.topology import RankBatch
 
 
@@ -39,13 +40,16 @@ class BatchMaker:
         rank_batch: RankBatch,
         *,
         end: int | None = None,
+        flash: bool = False,
     ) -> None:
-        """`end` is the run's number of rows, where it is limited by rows: the last step may then hold fewer rows."""
+        """`end` is the run's number of rows, where it is limited by rows: the last step may then hold fewer rows. With
+        `flash` batches have the arrays of that backend."""
         self.loader = loader
         self.objective = objective
         self.vocabulary = vocabulary
         self.rank_batch = rank_batch
         self.end = end
+        self.flash = flash
         self.first_step = self.first_row = 0
 
     def start_at(self, step: int, row: int) -> None:
@@ -75,7 +79,7 @@ class BatchMaker:
         """Returns the micro-batches of optimizer step `step`, counted from 0."""
         first, last = self.rows(step)
         real = [
-            self.objective.collate(self.loader.load(first + start, min(first + stop, last)), self.vocabulary)
+            self._collate(self.loader.load(first + start, min(first + stop, last)))
             for start, stop in self.rank_batch.micro_batches()
             if first + start < last
         ]
@@ -83,14 +87,20 @@ class BatchMaker:
 
     def dummy(self) -> Batch:
         """Returns a batch of one row with nothing to learn."""
-        return self.objective.collate(self.loader.blank_row(), self.vocabulary)
+        return self._collate(self.loader.blank_row())
+
+    def _collate(self, rows: Rows) -> Batch:
+        batch = self.objective.collate(rows, self.vocabulary)
+        if not self.flash:
+            return batch
+        return Batch({**batch.arrays, **boundary_arrays(batch.arrays["document_ids"])}, batch.counts)
 
 
 def to_device(batch: Batch, device: torch.device, *, flash: bool) -> dict[str, Tensor]:
-    """Returns the tensors of `batch` on `device`, copied without waiting; with `flash` also `cu_seqlens`."""
+    """Returns the tensors of `batch` on `device`, copied without waiting; with `flash` also that backend's."""
     arrays = dict(batch.arrays)
-    if flash:
-        arrays["cu_seqlens"], _ = boundaries(arrays["document_ids"])
+    if flash and "cu_seqlens" not in arrays:
+        arrays |= boundary_arrays(arrays["document_ids"])
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     if device.type == "cpu":
         return tensors

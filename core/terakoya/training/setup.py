@@ -245,7 +245,7 @@ def build_trainer(
     engine = engines.build(parameters, module, vocabulary, context, rank_batch.micro_steps, rank_batch.micro_batch_size)
     run = Run(out, parameters, architecture, objective, vocabulary, engine.module, length, context)
     parameters.schedule.check(run.progress())
-    batches = BatchMaker(loader, objective, vocabulary, rank_batch, end=length.rows)
+    batches = BatchMaker(loader, objective, vocabulary, rank_batch, end=length.rows, flash=backend == "flash")
     _warm_up(engine, batches, context, flash=backend == "flash")
 
     tokens = sum(store.facts.tokens for store in stores.train)

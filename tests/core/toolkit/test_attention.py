@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from slow_varlen import slow_varlen
 from transformers import (
     AttentionInterface,
     BertConfig,
@@ -35,13 +36,17 @@ def packed(padding: int = 0) -> dict[str, torch.Tensor]:
     ids = torch.randint(5, 90, (1, total + padding), generator=torch.Generator().manual_seed(1))
     documents = torch.cat([torch.full((n,), i) for i, n in enumerate(LENGTHS)] + [torch.full((padding,), -1)])[None]
     positions = torch.cat([torch.arange(n) for n in [*LENGTHS, padding]])[None]
-    return {"input_ids": ids, "document_ids": documents, "position_ids": positions}
+    further = {name: torch.from_numpy(array) for name, array in attention.boundary_arrays(documents.numpy()).items()}
+    return {"input_ids": ids, "document_ids": documents, "position_ids": positions, **further}
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@pytest.mark.parametrize("backend", attention.BACKENDS)
 @pytest.mark.parametrize("family", list(MODELS))
 @pytest.mark.parametrize("padding", [0, 4])
-def test_documents_in_one_row_are_computed_as_single_documents(family: str, backend: str, padding: int) -> None:
+def test_documents_in_one_row_are_computed_as_single_documents(
+    family: str, backend: str, padding: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", slow_varlen)
     torch.manual_seed(0)
     model = MODELS[family]().eval()
     batch = packed(padding)
@@ -113,11 +118,29 @@ def test_a_single_mask_bit_matters() -> None:
     assert (apart - leaking).abs().max() > 1e-3
 
 
-def test_boundaries_have_a_fixed_length_and_never_join_rows() -> None:
+def test_boundaries_never_join_rows() -> None:
     documents = np.array([[0, 0, 1, -1], [1, 1, 2, 2]])
     cu_seqlens, longest = attention.boundaries(documents)
     assert cu_seqlens.tolist() == [0, 2, 3, 4, 6, 8, 8, 8, 8]
-    assert cu_seqlens.dtype == np.int32 and longest == 4
+    assert cu_seqlens.dtype == np.int32 and longest == 2
+
+
+@pytest.mark.parametrize(("lengths", "room", "longest"), [
+    ([254] * 79, 128, 256), ([512] * 32, 64, 512), ([100, 300] + [7] * 190, 256, 512), ([1] * 64, 64, 1),
+    ([1] * 65, 65, 1), ([2] * 65, 128, 2), ([1] * 65_535, 65_535, 1), ([2] * 40_000, 65_535, 2),
+])  # fmt: skip
+def test_boundaries_leave_room_for_few_documents_that_are_not_there(
+    lengths: list[int], room: int, longest: int
+) -> None:
+    documents = np.repeat(np.arange(len(lengths)), lengths)[None]
+    cu_seqlens, most = attention.boundaries(documents)
+    assert cu_seqlens.shape == (room + 1,) and most == min(longest, documents.size)
+    assert np.diff(cu_seqlens)[: len(lengths)].tolist() == lengths and set(cu_seqlens[len(lengths) :]) == {sum(lengths)}
+
+
+def test_more_documents_than_the_kernel_takes_are_refused() -> None:
+    with pytest.raises(UserError, match="smaller micro_batch_size"):
+        attention.boundaries(np.arange(65_536)[None])
 
 
 def test_backends_that_do_not_support_the_run_are_refused() -> None:

@@ -14,6 +14,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.rows.loader import Loader
 from terakoya.rows.row_source import RowSource
 from terakoya.store.token_store import TokenStore
+from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import BatchMaker
 from terakoya.training.distributed.topology import RankBatch
 from terakoya.training.setup import train_in_this_process
@@ -130,6 +131,19 @@ def test_an_epoch_takes_each_row_once_whatever_the_split(store: Path) -> None:
     assert seen[0] == seen[1]
     every = Loader([source], [1.0]).load(0, rows)
     assert len(set(every.keys.tolist())) == rows
+
+
+def test_steps_for_flash_attention_have_few_shapes(store: Path) -> None:
+    """A kernel is compiled, or a graph captured, for each."""
+    parameters = Parameters.from_dict(toy.parameters(store), source="test")
+    opened = TokenStore.open(store)
+    source = RowSource(opened, parameters.objective.row_layout(), sequence_length=32, seed=3, store_id=0)
+    rank_batch = RankBatch(0, 64, 64, 1, 64)
+    make = BatchMaker(Loader([source], [1.0]), parameters.objective, opened.facts.vocabulary, rank_batch, flash=True)
+    names = ("cu_seqlens", attention.LONGEST_DOCUMENT)
+    shapes = {tuple(make(step).real[0].arrays[name].shape for name in names) for step in range(200)}
+    assert 1 <= len(shapes) <= 3
+    assert max(room for (room,), _ in shapes) <= 129, "of 2,048 places"
 
 
 @pytest.mark.slow

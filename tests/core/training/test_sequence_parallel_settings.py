@@ -122,7 +122,8 @@ def test_an_exchange_reaches_every_backend(backend: str, causal: bool, monkeypat
     """The exchange receives the backend's arguments, and attention returns its result."""
     model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=8))
     attention.use(model, backend)
-    batch: dict[str, Any] = {"document_ids": DOCUMENTS, "cu_seqlens": torch.tensor([0, 16], dtype=torch.int32)}
+    arrays = attention.boundary_arrays(DOCUMENTS.numpy())
+    batch: dict[str, Any] = {"document_ids": DOCUMENTS, **{name: torch.from_numpy(arrays[name]) for name in arrays}}
     query, key, value = (torch.randn(2, heads, 8, 4, generator=torch.manual_seed(1)) for heads in (4, 2, 2))
 
     def varlen(query: Tensor, *_: Any, **__: Any) -> Tensor:

@@ -30,6 +30,12 @@ PREFIX = "terakoya_"
 BACKENDS = ("sdpa", "eager", "flash")
 WHOLE_ROWS = "whole_rows"
 """The name of an empty tensor in a batch. It means that each row is one document, followed by padding."""
+LONGEST_DOCUMENT = "longest_document"
+"""The name of a tensor (L, 0) in a batch: no document is longer than L."""
+FEWEST_DOCUMENTS = 64
+"""For how many documents `boundaries` has room at least: batches with fewer share one shape."""
+MOST_DOCUMENTS = 65_535
+"""How many documents the flash kernel takes: the second size of a CUDA grid."""
 EXCHANGE = "exchange"
 """The name of the `Exchange` in a batch, with which processes that share the positions of rows attend in whole rows.
 The arrays (B, t) of such a batch hold a slice of the positions; `document_ids` (B, T) is whole."""
@@ -72,30 +78,56 @@ def causal_mask(document_ids: Tensor) -> Tensor:
 def boundaries(document_ids: np.ndarray) -> tuple[np.ndarray, int]:
     """Returns cumulative document lengths over the flattened rows, for variable-length kernels.
 
+    The kernel takes time and memory for each document that the shape leaves room for, so there is room for little more
+    than the documents that are there. Both numbers are rounded up to powers of two: a run meets a few shapes only.
+
     Args:
         document_ids: (B, T); equal neighbours are one document; -1 for padding, one document in each row.
 
     Returns:
-        `cu_seqlens` (B * T + 1,) int32: the starts of documents, then the total repeated, so that the shape never
-        depends on the data; and T, the upper bound of a document's length.
+        `cu_seqlens` (N + 1,) int32: the starts of documents, then the total repeated; and L, an upper bound of a
+        document's length. N is a power of two, `FEWEST_DOCUMENTS` at least, and L is one, but N is at most B * T and
+        `MOST_DOCUMENTS`, L at most T.
+
+    Raises:
+        UserError: more than `MOST_DOCUMENTS` documents.
     """
     rows, length = document_ids.shape
     starts = np.ones((rows, length), dtype=bool)
     starts[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
     found = np.flatnonzero(starts.ravel())
-    cu_seqlens = np.full(rows * length + 1, rows * length, dtype=np.int32)
+    if len(found) > MOST_DOCUMENTS:
+        raise UserError(
+            f"flash attention takes {MOST_DOCUMENTS:,} documents at once, and a micro-batch of {rows:,} rows has "
+            f"{len(found):,}; give a smaller micro_batch_size"
+        )
+    room = min(max(_round_up(len(found)), FEWEST_DOCUMENTS), MOST_DOCUMENTS, rows * length)
+    cu_seqlens = np.full(room + 1, rows * length, dtype=np.int32)
     cu_seqlens[: len(found)] = found
-    return cu_seqlens, length
+    longest = int(np.diff(found, append=rows * length).max())
+    return cu_seqlens, min(_round_up(longest), length)
+
+
+def _round_up(number: int) -> int:
+    """Returns the least power of two that is at least `number`."""
+    return 1 << (number - 1).bit_length()
+
+
+def boundary_arrays(document_ids: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the arrays that the flash backend needs in a batch with `document_ids` (B, T): those of `boundaries`,
+    the longest document as the first size of an array without elements, which every process reads without waiting."""
+    cu_seqlens, longest = boundaries(document_ids)
+    return {"cu_seqlens": cu_seqlens, LONGEST_DOCUMENT: np.empty((longest, 0), dtype=np.int32)}
 
 
 def arguments(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, Any]:
     """Returns the keyword arguments of a model's forward with which each of its layers keeps documents apart.
 
-    `batch` holds `document_ids` (B, T); for the flash backend also `cu_seqlens` from `boundaries`.
+    `batch` holds `document_ids` (B, T); for the flash backend also `boundary_arrays`.
     """
     if model.config._attn_implementation == PREFIX + "flash":
-        length = batch["document_ids"].shape[1]
-        return {"cu_seqlens": batch["cu_seqlens"], "max_document_length": length, **_exchange(batch)}
+        longest = batch[LONGEST_DOCUMENT].shape[0]
+        return {"cu_seqlens": batch["cu_seqlens"], "max_document_length": longest, **_exchange(batch)}
     return {"document_mask": document_mask(batch["document_ids"]), **_exchange(batch)}
 
 

@@ -161,7 +161,8 @@ def flash(
     else:
         flat_query = flat(query)
     groups = query.shape[1] // key.shape[1]
-    further: dict[str, Any] = {"enable_gqa": True} if groups > 1 else {}
+    named = varlen_attn.__kwdefaults__ or {}  # torch 2.11's function takes fewer key heads without being told
+    further: dict[str, Any] = {"enable_gqa": True} if groups > 1 and "enable_gqa" in named else {}
     longest = max_document_length
     side = -1 if sliding_window is None else sliding_window - 1  # -1: unlimited
     window = (side, 0 if causal else side)
