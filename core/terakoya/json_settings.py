@@ -1,13 +1,14 @@
-"""Reading parameter JSON: duplicate keys and secrets are refused, the command line overrides values, errors name the
-key path."""
+"""Reading settings, as JSON with comments or as YAML: duplicate keys and secrets are refused, the command line
+overrides values, errors name the line or the key path."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -28,39 +29,45 @@ SECRET_KEY = re.compile(
 )
 
 
-def read_json(path: Path, *, notes: bool = False) -> dict[str, Any]:
-    """Returns the object in the JSON file `path`, without `NOTES` unless `notes`.
+def read_settings(path: Path) -> dict[str, Any]:
+    """Returns the object in the settings file `path`, without `NOTES`: YAML if its name ends in .yaml or .yml, else
+    JSON, which may have comments (`//`, `/* */`) and a comma after the last entry.
 
     Raises:
-        UserError: there is no such file, it is not valid JSON, a key is given twice, a number is NaN or Infinity, or
-            the top level is not an object.
+        UserError: there is no such file, it is neither JSON nor YAML, a key is given twice, a number is NaN or
+            Infinity, or the top level is not an object.
     """
+    return _object(path, read_value(path))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the object in the JSON file `path`, which a program wrote, without `NOTES`: no comments, no YAML. Raises
+    UserError as `read_settings` does."""
+    return _object(path, _parse_json(path, _text_of(path)))
+
+
+def read_value(path: Path) -> Any:
+    """Returns the value in the settings file `path`, of any type. Raises UserError as `read_settings` does."""
+    text = _text_of(path)
+    if _is_yaml_name(path) or (path.suffix.lower() != ".json" and looks_like_yaml(text)):
+        return _parse_yaml(path, text)
+    return _parse_json(path, text, _strict_json(text))
+
+
+def _text_of(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise UserError(f"{path}: {missing_file(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
 
-    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        seen: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in seen:
-                both = f"{short_json(seen[key])} and as {short_json(value)}"
-                raise UserError(f'{path}: the key "{key}" is given twice, as {both}; keep one')
-            seen[key] = value
-        return seen
 
-    def refuse_constant(name: str) -> Any:
-        raise UserError(f"{path}: expected a number, got {name}")
-
-    try:
-        raw = json.loads(text, object_pairs_hook=without_duplicates, parse_constant=refuse_constant)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}{explain_syntax(path, text, error)}") from None
+def _object(path: Path, raw: Any) -> dict[str, Any]:
     if not isinstance(raw, dict):
-        raise UserError(f"{path}: expected a JSON object, got {short_json(raw)}")
-    return raw if notes else without_notes(raw)
+        kind = "keys with values" if _is_yaml_name(path) else "a JSON object"
+        raise UserError(f"{path}: expected {kind}, got {short_json(raw)}")
+    return without_notes(raw)
 
 
 def without_notes(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,23 +75,85 @@ def without_notes(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in raw.items() if key not in NOTES}
 
 
+_STRING = r'"(?:[^"\\\n]|\\.)*"'
+_COMMENTS = re.compile(rf"{_STRING}|//[^\n]*|/\*.*?\*/", re.S)
+_LAST_COMMAS = re.compile(rf"({_STRING}|[\w}}\]])(\s*),(?=\s*[}}\]])|{_STRING}")
+
+
+def _strict_json(text: str) -> str:
+    """Returns `text` with spaces for its comments and for commas after last entries, so that every place stays."""
+    text = _COMMENTS.sub(lambda found: found[0] if found[0][0] == '"' else re.sub(r"[^\n]", " ", found[0]), text)
+    return _LAST_COMMAS.sub(lambda found: f"{found[1]}{found[2]} " if found[1] else found[0], text)
+
+
+def _parse_json(path: Path, original: str, text: str | None = None) -> Any:
+    """Returns the value of the JSON `text`, which has every character at its place in the `original`."""
+    text = original if text is None else text
+
+    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        seen: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in seen:
+                raise UserError(_given_twice(f"{path}{_place(text, _second(text, key))}", key, seen[key], value))
+            seen[key] = value
+        return seen
+
+    def refuse_constant(name: str) -> Any:
+        at = next(found.start() for found in re.finditer(rf"{name}|{_STRING}", text) if found[0] == name)
+        raise UserError(f"{path}{_place(text, at)}: expected a number, got {name}")
+
+    try:
+        return json.loads(text, object_pairs_hook=without_duplicates, parse_constant=refuse_constant)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}{explain_syntax(path, original, error)}") from None
+    except RecursionError:
+        raise UserError(f"{path}: its lists and objects are nested too deep") from None
+
+
+def _second(text: str, key: str) -> int:
+    """Returns the position at which an object of the JSON `text` names `key` for the second time."""
+    open_objects: list[set[str]] = []
+    for found in re.finditer(rf"({_STRING})(\s*:)?|[\[{{}}\]]", text):
+        if found[0] in ("{", "["):
+            open_objects.append(set())
+        elif found[0] in ("}", "]"):
+            open_objects.pop()
+        elif found[2]:
+            name = json.loads(found[1])
+            if name == key and name in open_objects[-1]:
+                return found.start()
+            open_objects[-1].add(name)
+    return 0
+
+
+def _place(text: str, at: int) -> str:
+    return f":{text.count(chr(10), 0, at) + 1}:{at - text.rfind(chr(10), 0, at)}"
+
+
+def _given_twice(where: str, key: str, first: Any, second: Any) -> str:
+    return f'{where}: the key "{key}" is given twice, as {short_json(first)} and as {short_json(second)}; keep one'
+
+
 def explain_syntax(path: Path, text: str, error: json.JSONDecodeError) -> str:
     """Returns where `text`, the content of `path`, is not JSON, what is there, and what to write instead."""
     if not text.strip():
         return ": is empty; expected a JSON object, {...}"
-    if is_yaml(path, text):
-        return (
-            ": is YAML; expected JSON. Convert it: python -c 'import json, sys, yaml; "
-            f"print(json.dumps(yaml.safe_load(sys.stdin), indent=2))' < {path} > {path.with_suffix('.json').name}"
-        )
+    if looks_like_yaml(text):
+        return f": is YAML; give it a name that ends in .yaml, such as {path.with_suffix('.yaml').name}"
     at = error.pos
     before, after = text[:at].rstrip(), text[at:].lstrip()
     if not after:
         advice = "the file ends too early; a bracket or a quote is not closed"
     elif after[:1] in ("}", "]") and before.endswith(","):
         at, advice = len(before) - 1, f"a comma before the closing {after[0]}; remove the comma"
-    elif after.startswith(("//", "/*", "#")):
-        advice = 'a comment; JSON has no comments: remove it, or write it as a key "_comment" at the top of the file'
+    elif after.startswith(",") and before.endswith((",", "{", "[")):
+        advice = "a comma with nothing before it; remove it"
+    elif after.startswith("/*"):
+        advice = "a comment that is not closed; add */"
+    elif after.startswith("//"):
+        advice = "a comment, which this file cannot have; remove it"
+    elif after.startswith("#"):
+        advice = "a comment; write // before a comment in JSON, or give the file a name that ends in .yaml"
     elif "," in error.msg and "Expecting" in error.msg:
         at, advice = len(before), f"expected a comma before {_excerpt(after)}; add it here"
     elif after.startswith("'"):
@@ -95,15 +164,106 @@ def explain_syntax(path: Path, text: str, error: json.JSONDecodeError) -> str:
         advice = f"{_excerpt(after)}: the quote is not closed in its line; add the closing one"
     else:
         advice = f"{error.msg}, got {_excerpt(after)}"
-    line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
-    return f":{line}:{column}: not valid JSON: {advice}"
+    return f"{_place(text, at)}: not valid JSON: {advice}"
 
 
-def is_yaml(path: Path, text: str) -> bool:
-    """Returns whether `text`, the content of `path`, is YAML, by its name or by its first line."""
+def _is_yaml_name(path: Path) -> bool:
+    return path.suffix.lower() in (".yaml", ".yml")
+
+
+def looks_like_yaml(text: str) -> bool:
+    """Returns whether `text` is YAML and not JSON, by its first line that is not a comment."""
     lines = (line.strip() for line in text.splitlines())
     first = next((line for line in lines if line and not line.startswith("#")), "")
-    return path.suffix.lower() in (".yaml", ".yml") or bool(re.match(r"---|- |[\w.-]+:(\s|$)", first))
+    return bool(re.match(r"(---|-|[\w.$-]+:)(\s|$)", first))
+
+
+# ------------------------------------------------------------------------------------------- YAML
+
+_TAG = "tag:yaml.org,2002:"
+_SCALARS: Mapping[str, tuple[str, Sequence[str]]] = {
+    "null": ("~|null|Null|NULL|", ("~", "n", "N", "")),
+    "bool": ("true|True|TRUE|false|False|FALSE", tuple("tTfF")),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", tuple("-+0123456789")),
+    "float": (
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        tuple("-+.0123456789"),
+    ),
+}
+"""Tag -> what plain text has it, and the first characters of such text: the core schema of YAML 1.2. PyYAML has that of
+YAML 1.1, in which 1e-4 is text, `no` is false and 24:00:00 is 86400."""
+_MOST_YAML_VALUES = 100_000
+"""Aliases of aliases can make a short file larger than memory."""
+
+
+def _parse_yaml(path: Path, text: str) -> Any:
+    """Returns the value of the YAML `text` as JSON has it: keys are text as written, tags and dates do not exist."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+    for tag, (pattern, first) in _SCALARS.items():
+        Loader.add_implicit_resolver(_TAG + tag, re.compile(f"^(?:{pattern})$"), list(first))
+    try:
+        node = yaml.compose(text, Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        advice = "; indent with spaces, not with tabs" if "\\t" in problem else ""
+        raise UserError(f"{path}{where}: not valid YAML: {problem}{advice}") from None
+    except RecursionError:
+        raise UserError(f"{path}: its lists and objects are nested too deep") from None
+    if node is None:
+        raise UserError(f"{path}: is empty; expected keys with values")
+    count = 0
+
+    def value(node: Any, above: tuple[Any, ...]) -> Any:
+        nonlocal count
+        count += 1
+        where = f"{path}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+        if any(node is each for each in above):
+            raise UserError(f"{where}: an alias stands inside of what it names; write the value out")
+        if count > _MOST_YAML_VALUES:
+            raise UserError(f"{where}: aliases make the file larger than {_MOST_YAML_VALUES:,} values; write less")
+        if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+            return [value(each, (*above, node)) for each in node.value]
+        if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
+            result: dict[str, Any] = {}
+            for key_node, value_node in node.value:
+                place = f"{path}:{key_node.start_mark.line + 1}:{key_node.start_mark.column + 1}"
+                if not isinstance(key_node, yaml.ScalarNode):
+                    raise UserError(f"{place}: expected text as a key, got a list or an object")
+                key, entry = key_node.value, value(value_node, (*above, node))
+                if key in result:
+                    raise UserError(_given_twice(place, key, result[key], entry))
+                result[key] = entry
+            return result
+        return _yaml_scalar(node.tag, node.value, where)
+
+    return value(node, ())
+
+
+def _yaml_scalar(tag: str, text: str, where: str) -> Any:
+    kind = tag.removeprefix(_TAG)
+    try:
+        match kind:
+            case "str":
+                return text
+            case "null":
+                return None
+            case "bool":
+                return {"true": True, "false": False}[text.lower()]
+            case "int":
+                return int(text, 0 if text[:2] in ("0o", "0x") else 10)
+            case "float" if math.isfinite(float(text)):
+                return float(text)
+    except (KeyError, ValueError):
+        pass  # a tag of the user's own before another kind of value: !!int x
+    if kind in ("int", "float"):
+        raise UserError(f"{where}: expected a number, got {text}")
+    raise UserError(f"{where}: the tag {tag} is not supported; remove it")
 
 
 def _excerpt(text: str) -> str:

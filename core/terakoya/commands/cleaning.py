@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-CleanOption = Annotated[Path | None, typer.Option(help="A JSON list of cleaning steps.", show_default=False)]
+CleanOption = Annotated[
+    Path | None, typer.Option(help="A list of cleaning steps, as JSON or YAML.", show_default=False)
+]
 CleanFolderOption = Annotated[
     Path | None, typer.Option(help="Where --clean keeps its decisions. Default: OUT.clean.", show_default=False)
 ]

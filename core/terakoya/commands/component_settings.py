@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 from terakoya.commands import unknown_options
@@ -12,47 +11,6 @@ from terakoya.errors import UserError
 
 ACCEPT_UNKNOWN_OPTIONS = {"ignore_unknown_options": True}
 """Lets a command accept options that it does not know, as arguments: they are the component's own settings."""
-
-
-def read_settings(file: Path) -> dict[str, Any]:
-    """Returns the settings in `file`: YAML if its name ends in .yaml or .yml, else JSON.
-
-    Raises:
-        UserError: the file does not exist or cannot be read, a key is given twice, or the top level is not an object.
-    """
-    from terakoya.json_settings import read_json, short_json
-
-    if file.suffix.lower() not in (".yaml", ".yml"):
-        return read_json(file)
-    import yaml
-
-    class StrictLoader(yaml.SafeLoader):
-        """Refuses duplicate keys in a mapping; the library would silently take the last one."""
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            seen: dict[Any, str] = {}
-            for key_node, value_node in node.value:
-                key = self.construct_object(key_node, deep=True)
-                value = getattr(value_node, "value", "")
-                if key in seen:
-                    raise UserError(
-                        f'{file}:{key_node.start_mark.line + 1}: the key "{key}" is given twice, as '
-                        f"{short_json(seen[key])} and as {short_json(value)}; keep one"
-                    )
-                seen[key] = value
-            return dict(super().construct_mapping(node, deep))
-
-    try:
-        content = yaml.load(file.read_text(encoding="utf-8"), StrictLoader)
-    except FileNotFoundError:
-        raise UserError(f"{file}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{file}: not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{file}: expected keys with values, got {short_json(content)}")
-    return {str(key): value for key, value in content.items()}
 
 
 def gather(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from terakoya.commands import launch_jobs
-from terakoya.commands.component_settings import gather, read_settings, take_flags
+from terakoya.commands.component_settings import gather, take_flags
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def command(
 
     `terakoya plugins show LAUNCHER` lists its settings: launch slurm bert.json --out run --time 24:00:00
     """
+    from terakoya.json_settings import read_settings
     from terakoya.launch.plan import plan_launch
     from terakoya.plugins import registry
 

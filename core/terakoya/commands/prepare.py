@@ -104,7 +104,7 @@ def _run_datatrove(
     options: PrepareOptions, executor: Executor, settings_file: Path | None, overrides: Sequence[str]
 ) -> str:
     """Makes the store with `executor`; returns a description of it, or of the submitted jobs."""
-    from terakoya.json_settings import apply_overrides, read_json
+    from terakoya.json_settings import apply_overrides, read_settings
     from terakoya.preparation.datatrove_settings import executor_settings
     from terakoya.preparation.prepare import create_job
 
@@ -112,7 +112,7 @@ def _run_datatrove(
         from terakoya.preparation.datatrove import SubmittedJobs, prepare_with_datatrove
     except ModuleNotFoundError as error:
         raise UserError(f'--engine datatrove: {error}; needs datatrove: pip install "terakoya[datatrove]"') from error
-    settings = apply_overrides(read_json(settings_file) if settings_file is not None else {}, overrides)
+    settings = apply_overrides(read_settings(settings_file) if settings_file is not None else {}, overrides)
     executor_settings(executor, settings)  # before the corpus is read
     result = prepare_with_datatrove(create_job(options), executor=executor, settings=settings)
     if not isinstance(result, SubmittedJobs):

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from terakoya.config.other_names import find_equivalent
 from terakoya.errors import UserError
-from terakoya.json_settings import is_yaml
 
 PARAMETERS, PIPELINE = "a parameter file", "a pipeline file"
 LANGUAGE_PRETRAINING = "a parameter.json of retarfi/language-pretraining"
@@ -114,19 +113,6 @@ def refuse_other_kind(file: Path, raw: Mapping[str, Any], *, expected: str, path
             "begin with a preset of parameters/, and set there:" + _translate(raw, paths)
         )
     raise UserError(f"{file}: expected {expected}, got {kind}; {advice}")
-
-
-def refuse_yaml(file: Path, *, expected: str, paths: Sequence[str] = ()) -> None:
-    """Raises UserError if `file` is a YAML file of another kind than `expected`, as `refuse_other_kind` does."""
-    import yaml
-
-    try:
-        text = file.read_text(encoding="utf-8")
-        raw = yaml.safe_load(text) if is_yaml(file, text) else None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return  # `read_json` says what is wrong
-    if isinstance(raw, dict) and all(isinstance(key, str) for key in raw):
-        refuse_other_kind(file, raw, expected=expected, paths=paths)
 
 
 def _translate(raw: Mapping[str, Any], paths: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat
 
 from terakoya.config.language_pretraining_start import SIZES, StartFolders, read_start_folders
 from terakoya.errors import UserError, nearest
-from terakoya.json_settings import explain, read_json, short_json
+from terakoya.json_settings import explain, read_settings, short_json
 
 
 def _hyphenate(name: str) -> str:
@@ -80,7 +80,7 @@ def read_language_pretraining_json(
     Raises:
         UserError: there is no such entry; keys are missing, unknown, wrong or not supported (all are listed).
     """
-    entries = read_json(path)
+    entries = read_settings(path)
     if model_type not in entries:
         raise UserError(f"{path.name}: --model-type {model_type}: no such entry{nearest(model_type, entries)}")
     raw = entries[model_type]

@@ -11,7 +11,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from terakoya.config.deepspeed import OFFLOADS, find_offload_problems, offload_device
 from terakoya.config.settings import Settings
 from terakoya.errors import UserError
-from terakoya.json_settings import read_json
+from terakoya.json_settings import read_settings
 
 SIZES = ("tp_size", "pp_size", "sp_size", "cp_size")
 """The keys with which several processes work on the same rows."""
@@ -84,7 +84,7 @@ class Parallel(Settings):
         if not isinstance(value, str):
             return value
         try:
-            return read_json(Path(value))
+            return read_settings(Path(value))
         except UserError as error:
             raise ValueError(str(error)) from error
 

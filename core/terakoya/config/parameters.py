@@ -34,7 +34,7 @@ from terakoya.json_settings import (
     apply_overrides,
     explain,
     leaves,
-    read_json,
+    read_settings,
     refuse_secrets,
     short_json,
     value_at,
@@ -111,8 +111,7 @@ class Parameters(ParameterFields):
         registry = registry or plugins.registry()
         paths = all_key_paths(registry)
         path = find_parameters(path)
-        file_kinds.refuse_yaml(path, expected=file_kinds.PARAMETERS, paths=paths)
-        raw = read_json(path)
+        raw = read_settings(path)
         try:
             return cls.from_dict(raw, registry, source=path.name, overrides=overrides)
         except UserError:

@@ -15,7 +15,7 @@ from typing import Any
 
 from terakoya.errors import UserError
 from terakoya.folder_kinds import is_address
-from terakoya.json_settings import read_json
+from terakoya.json_settings import read_value
 
 LANGUAGE_PRETRAINING = "parameter"
 """The file beside the presets with the entries of language-pretraining's own parameter.json, for `--model-type`."""
@@ -54,7 +54,7 @@ def preset_names() -> list[str]:
 def read_preset(name: str) -> Preset:
     """Returns the preset `name`."""
     file = presets_folder() / f"{name}.json"
-    raw: Mapping[str, Any] = read_json(file, notes=True)
+    raw: Mapping[str, Any] = read_value(file)
     size, _, purpose = raw["_comment"].partition(" parameters: ")
     return Preset(name, file, raw["architecture"]["type"], size, raw["data"]["sequence_length"], purpose)
 
@@ -72,7 +72,7 @@ def find_parameters(given: Path | str) -> Path:
     names = preset_names()
     if path.name == str(path) and path.name in names:
         return presets_folder() / f"{path.name}.json"
-    stem = path.stem if path.suffix == ".json" else path.name
+    stem = path.stem if path.suffix in (".json", ".yaml", ".yml") else path.name
     if stem in names:
         raise UserError(f"{path}: no such file; the preset of that name is given without folder and ending: {stem}")
     if path.name != str(path) or path.suffix:

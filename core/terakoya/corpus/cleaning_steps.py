@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,13 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from terakoya.corpus.sentences import split_sentences
 from terakoya.errors import UserError, nearest
-from terakoya.json_settings import explain, short_json
+from terakoya.json_settings import NOTES, explain, read_value, short_json
 
 VERSION = 1
 """Raise this number when a step changes its meaning, so that earlier cleanings are done again."""
 
 StepsOrFile = Path | Sequence[Mapping[str, Any]]
-"""Cleaning steps as JSON values, or a JSON file with a list of them."""
+"""Cleaning steps as JSON values, or a JSON or YAML file with a list of them."""
 
 _CHARACTERS = {
     "japanese": re.compile(
@@ -181,7 +180,8 @@ def parse_steps(value: Any, *, source: str) -> tuple[Step, ...]:
 
 
 def load_steps(clean: StepsOrFile | None) -> tuple[Step, ...]:
-    """Returns the steps of `clean`, which is a list or a JSON file; none if it is None.
+    """Returns the steps of `clean`: a list, or a file with a list or with an object {"clean": list}, which
+    has a place for "$schema"; none if it is None.
 
     Raises UserError for a missing file and for invalid steps, each by its number.
     """
@@ -189,12 +189,9 @@ def load_steps(clean: StepsOrFile | None) -> tuple[Step, ...]:
         return ()
     if not isinstance(clean, Path):
         return parse_steps(list(clean), source="clean")
-    try:
-        value = json.loads(clean.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{clean}: no such file; expected a JSON list of cleaning steps") from None
-    except ValueError as error:
-        raise UserError(f"{clean}: expected a JSON list of cleaning steps, got something else ({error})") from error
+    value = read_value(clean)
+    if isinstance(value, Mapping) and "clean" in value and not value.keys() - {"clean", *NOTES}:
+        return parse_steps(value["clean"], source=f"{clean.name}: clean")
     return parse_steps(value, source=clean.name)
 
 

@@ -19,7 +19,7 @@ from terakoya.config.presets import find_parameters
 from terakoya.conversion.export import export, find_checkpoint
 from terakoya.corpus.joined_corpora import join_corpora
 from terakoya.errors import Diverged, Stopped, TemporaryFailure, UserError
-from terakoya.json_settings import read_json, without_notes
+from terakoya.json_settings import read_settings, without_notes
 from terakoya.pipeline.corpora import Part, PipelineCorpus
 from terakoya.pipeline.settings import Pipeline, read_pipeline
 from terakoya.pipeline.stages import Stage, StageResult, content_digest, run_stages
@@ -146,7 +146,7 @@ class _Plan:
         raw: Mapping[str, Any]
         if isinstance(given, Path):
             file = find_parameters(given)
-            raw, source = read_json(file), file.name
+            raw, source = read_settings(file), file.name
         else:
             raw, source = without_notes(given), "parameters"
         stores: dict[str, Any] = {"train": [], "validation": []}

@@ -15,7 +15,7 @@ from terakoya.config import file_kinds
 from terakoya.config.fields import ParameterFields
 from terakoya.errors import UserError
 from terakoya.folder_kinds import is_address
-from terakoya.json_settings import explain, read_json, refuse_secrets
+from terakoya.json_settings import explain, read_settings, refuse_secrets
 from terakoya.process_pool import available_cores
 from terakoya.rows.blending import PERIOD, integer_weights
 
@@ -243,8 +243,7 @@ def read_pipeline(file: Path) -> Pipeline:
         UserError: one line for each problem: file, key path, expected, got, nearest known key; the file is of
             another kind; or a value looks like a secret.
     """
-    file_kinds.refuse_yaml(file, expected=file_kinds.PIPELINE)
-    raw = read_json(file)
+    raw = read_settings(file)
     refuse_secrets(raw, file.name)
     try:
         return Pipeline.model_validate(raw)

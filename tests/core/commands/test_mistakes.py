@@ -28,8 +28,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write("p.json", base)
     write("lr.json", {**base, "learning_rate": 1e-3})
     write("hf.json", {**base, "num_train_epochs": 1, "warmup": 3, "output_dir": "x"})
-    write("comment.json", json.dumps(base, indent=1).replace('"max_steps"', '// length\n "max_steps"'))
-    write("trailing.json", json.dumps(base)[:-1] + ",\n}")
+    write("comment.json", json.dumps(base, indent=1).replace('"max_steps"', '# length\n "max_steps"'))
+    write("commas.json", json.dumps(base)[:-1] + ",,\n}")
     write("axolotl.yaml", "base_model: x\nsequence_len: 64\n")
     write("pipeline.json", {"corpus": "c.jsonl", "tokenizer_folder": "t", "store": "s", "parameters": "p.json",
                             "run": "r", "export": "e"})  # fmt: skip
@@ -55,8 +55,8 @@ MISTAKES = [
     ("run p.json", "got a parameter file; start it with `terakoya train p.json --out RUN`"),
     ("train config.json --out r", "got the configuration of a Transformers model; a run describes the model in"),
     ("train axolotl.yaml --out r", "got a configuration of axolotl; begin with a preset of parameters/"),
-    ("train comment.json --out r", "not valid JSON: a comment; JSON has no comments: remove it"),
-    ("train trailing.json --out r", ":1:", "a comma before the closing }; remove the comma"),
+    ("train comment.json --out r", "not valid JSON: a comment; write // before a comment in JSON, or give the file"),
+    ("train commas.json --out r", ":1:", "not valid JSON: a comma with nothing before it; remove it"),
     # keys
     ("train lr.json --out r", 'lr.json: learning_rate: unknown key; that is "optimizer.learning_rate" here'),
     ("train hf.json --out r", 'num_train_epochs: unknown key; that is "epochs" here', '"schedule.warmup_steps"'),

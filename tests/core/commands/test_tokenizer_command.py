@@ -58,7 +58,7 @@ def test_the_settings_file_may_contain_the_corpus_and_the_folder(corpus: Path, t
 @pytest.mark.parametrize(
     ("file", "options", "message"),
     [
-        ("vocab_size: 60\nvocab_size: 70\n", [], '.yaml:2: the key "vocab_size" is given twice, as "60" and as "70"'),
+        ("vocab_size: 60\nvocab_size: 70\n", [], '.yaml:2:1: the key "vocab_size" is given twice, as 60 and as 70'),
         ('{"vocab_size": 60, "vocab_size": 70}', [], 'the key "vocab_size" is given twice, as 60 and as 70'),
         ("vocab_size: 60\n", ["--vocab-size", "70"], '"vocab_size" is given twice, as --vocab-size and in'),
         ("type: mecab_wordpiece\n", [], '"type" is given twice, as --type and in'),

@@ -94,7 +94,12 @@ def test_two_stores_share_a_corpus_without_a_common_document(folder: Path) -> No
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "no such file"), ("[", "expected a JSON list"), ('[{"type": "nfk"}]', r'clean\.json: 0\.type.*"nfkc"')],
+    [
+        (None, "no such file"),
+        ("[", "the file ends too early"),
+        ("{}", "expected a list of one cleaning step"),
+        ('[{"type": "nfk"}]', r'clean\.json: 0\.type.*"nfkc"'),
+    ],
 )
 def test_a_wrong_file_of_steps_is_refused(folder: Path, content: str | None, message: str) -> None:
     (folder / "clean.json").unlink()

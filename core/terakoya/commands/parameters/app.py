@@ -31,7 +31,7 @@ def show(
 
     from terakoya.config.parameters import Parameters
     from terakoya.config.presets import find_parameters
-    from terakoya.json_settings import leaves, origins, read_json
+    from terakoya.json_settings import leaves, origins, read_settings
     from terakoya.log import console
 
     file, overrides = find_parameters(file), overrides or []
@@ -39,7 +39,7 @@ def show(
     if as_json:
         typer.echo(json.dumps(complete, indent=2, ensure_ascii=False))
         return
-    origin = origins(complete, read_json(file), overrides)
+    origin = origins(complete, read_settings(file), overrides)
     table = Table("key", "value", "origin", box=None, header_style="bold", pad_edge=False)
     for key, value in leaves(complete):
         style = {"default": "dim", "file": "", "command line": "bold"}[origin[key]]

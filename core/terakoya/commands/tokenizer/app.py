@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from terakoya.commands.cleaning import CleanFolderOption, CleanOption
-from terakoya.commands.component_settings import ACCEPT_UNKNOWN_OPTIONS, gather, read_settings, take_flags
+from terakoya.commands.component_settings import ACCEPT_UNKNOWN_OPTIONS, gather, take_flags
 from terakoya.commands.tokenizer import count as tokenizer_count
 from terakoya.commands.tokenizer import report as tokenizer_report
 from terakoya.errors import UserError
@@ -103,6 +103,7 @@ def _read_arguments(
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns the settings, among them the kind as `type`, and the arguments that are not flags."""
     from terakoya import plugins
+    from terakoya.json_settings import read_settings
 
     file = read_settings(settings) if settings is not None else {}
     kind = gather(file, overrides, {} if type is None else {"type": type}, where=str(settings)).pop("type", None)
