@@ -96,6 +96,12 @@ def register_trackers() -> Mapping[str, type[components.Tracker]]:
 
 
 @hookspec
+def register_events() -> Mapping[str, type[components.EventPlugin]]:
+    """Called when plugins load, in every process. Returns event plugins with settings by their key in `events`."""
+    return {}
+
+
+@hookspec
 def register_launchers() -> Mapping[str, type[components.Launcher]]:
     """Called when plugins load, in every process. Returns launchers by their name for `terakoya launch`."""
     return {}
@@ -119,6 +125,12 @@ def step_finished(run: Run, report: StepReport) -> None:
 def evaluate(run: Run) -> Mapping[str, float]:  # type: ignore[empty-body]
     """Called on every rank whenever the run evaluates, after the built-in validation. Returns name -> number, equal on
     all ranks (use `run.reduce`), added to the validation's record."""
+
+
+@hookspec
+def validation_finished(run: Run, values: components.Validations) -> None:
+    """Called on every rank after each validation, with all its numbers, equal on all ranks: metrics by name for each
+    validation store, and under "" what `evaluate` returned. Returns nothing."""
 
 
 @hookspec

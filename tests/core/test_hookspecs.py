@@ -30,6 +30,7 @@ REGISTER_HOOKS = {
     "register_importers": "Importer",
     "register_trackers": "Tracker",
     "register_launchers": "Launcher",
+    "register_events": "EventPlugin",
 }
 
 RUN, REPORT, FOLDER, ERROR = "the run", "the report", Path("folder"), KeyboardInterrupt()
@@ -38,6 +39,7 @@ EVENTS: dict[str, dict[str, Any]] = {
     "run_started": {"run": RUN},
     "step_finished": {"run": RUN, "report": REPORT},
     "evaluate": {"run": RUN},
+    "validation_finished": {"run": RUN, "values": {"store": {"loss": 1.0}}},
     "checkpoint_saved": {"run": RUN, "folder": FOLDER},
     "run_finished": {"run": RUN, "error": ERROR},
 }

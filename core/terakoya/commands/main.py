@@ -22,6 +22,7 @@ from terakoya.commands import (
     prepare,
     report,
     run,
+    save,
     status,
     train,
     try_model,
@@ -40,7 +41,7 @@ from terakoya.version import __version__
 DEBUG_VARIABLE = "TERAKOYA_DEBUG"
 
 VERBS = (
-    "demo", "run", "tokenizer", "prepare", "store", "estimate", "train", "launch", "status", "report", "verify",
+    "demo", "run", "tokenizer", "prepare", "store", "estimate", "train", "launch", "status", "save", "report", "verify",
     "evaluate", "export", "import", "try", "upload", "plugins", "parameters", "doctor",
 )  # fmt: skip
 """The commands in the order of use."""
@@ -86,6 +87,7 @@ app.command("estimate")(estimate.command)
 app.command("train")(train.command)
 app.command("launch", context_settings=ACCEPT_UNKNOWN_OPTIONS)(launch.command)
 app.command("status")(status.command)
+app.command("save")(save.command)
 app.command("report")(report.command)
 app.command("verify")(verify.command)
 app.command("evaluate")(evaluate.command)

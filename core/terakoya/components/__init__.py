@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from terakoya.components.architecture import WIDTHS, Architecture, DocumentMasking, Head, TensorPartition
 from terakoya.components.base import Component
+from terakoya.components.event import EventListener, EventPlugin, Validations
 from terakoya.components.formats import ConvertedConfig, Exporter, Importer
 from terakoya.components.launcher import Job, JobState, Launcher, LaunchPlan, SubmittedJob
 from terakoya.components.objective import Batch, LossTerm, Objective
@@ -32,6 +33,8 @@ __all__ = [
     "DocumentMasking",
     "EncodedDocuments",
     "Encoder",
+    "EventListener",
+    "EventPlugin",
     "Exporter",
     "Head",
     "Importer",
@@ -49,6 +52,7 @@ __all__ = [
     "Tokenizer",
     "Tracker",
     "TrackerRun",
+    "Validations",
     "Vocabulary",
 ]
 
@@ -61,6 +65,7 @@ KINDS: Mapping[str, type[Component]] = {
     "exporters": Exporter,
     "importers": Importer,
     "trackers": Tracker,
+    "events": EventPlugin,
     "launchers": Launcher,
 }
 """Plural -> base class, for every kind of component. A plugin registers components in the hook `register_<plural>`."""

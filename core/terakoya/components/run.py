@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+SAVE_REQUEST = "save.request"
+"""The file in the run's folder by which another program requests a checkpoint."""
+
+
 @dataclass(frozen=True)
 class StepAnomaly:
     """What went wrong numerically in a step.
@@ -65,9 +69,15 @@ class Run(Protocol):
         consumed_rows: rows of the global order that these steps took.
         consumed_tokens: real tokens in these rows.
         validation_losses: (step, loss) of each validation so far; the loss is the mean over the stores.
+        tokenizer_folder: a Transformers folder with the tokenizer of the stores.
+        holds_whole_model: whether this process holds every weight of `module`, so that it can run it alone.
+        ended_by: why the run ends before its length; None where it does not.
     """
 
     folder: Path
+    tokenizer_folder: Path
+    holds_whole_model: bool
+    ended_by: str | None
     parameters: Any
     architecture: Architecture
     objective: Objective
@@ -87,3 +97,23 @@ class Run(Protocol):
     def device(self) -> torch.device: ...
     def progress(self) -> Progress: ...
     def reduce(self, values: Mapping[str, float]) -> dict[str, float]: ...
+
+    def request_save(self) -> None:
+        """Requests a checkpoint; any rank may. All ranks save after the same step: after this one where the request
+        comes from `validation_finished`, else after one of the next two."""
+
+    def request_end(self, reason: str) -> None:
+        """Requests that the run ends as if it had reached its length; any rank may. It ends at the same step on all
+        ranks: at this one where the request comes from `run_started` or `validation_finished`, else within two."""
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Appends a record of `kind` to metrics.jsonl, with the step; does nothing on other ranks than 0."""
+
+    def write_text(self, name: str, text: str) -> None:
+        """Gives `text` to the trackers that show texts; does nothing on other ranks than 0."""
+
+    def print(self, text: str) -> None:
+        """Prints a line above the progress; does nothing on other ranks than 0."""
+
+    def warn(self, text: str) -> None:
+        """Prints a warning, and records it in metrics.jsonl; does nothing on other ranks than 0."""

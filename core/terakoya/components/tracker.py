@@ -10,7 +10,10 @@ from terakoya.components.base import Component
 
 
 class TrackerRun(Protocol):
-    """An open tracker, called from one background thread. It may be slow and may raise: the loop never waits for it."""
+    """An open tracker, called from one background thread. It may be slow and may raise: the loop never waits for it.
+
+    It may have a method `log_text(step, name, text)`, which receives texts, such as samples.
+    """
 
     def log(self, step: int, values: Mapping[str, float]) -> None: ...
 

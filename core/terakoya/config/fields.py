@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, SerializeAsAny
 
-from terakoya.components import Architecture, Objective, Optimizer, Schedule, Tracker
+from terakoya.components import Architecture, EventPlugin, Objective, Optimizer, Schedule, Tracker
 from terakoya.config.data import Data
 from terakoya.config.lora import LoraSettings
 from terakoya.config.loss_scaling import LossScaling
@@ -103,6 +103,9 @@ class ParameterFields(Settings):
     """Steps from one line of metrics to the next. Unit: optimizer steps."""
     trackers: Annotated[tuple[SerializeAsAny[Tracker], ...], Field(strict=False)] = ()
     """Where metrics go besides `metrics.jsonl`: a list of components, each by its `type`."""
+    events: Annotated[dict[str, SerializeAsAny[EventPlugin] | None], Field(default_factory=dict)]
+    """Event plugins with settings, each by its name: what happens beside training, such as
+    `{"early_stopping": {"patience": 3}}`. null switches off one that every run has."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 42
     """The seed of initial weights, order of rows, masks and dropout."""
     max_minutes: PositiveFloat | None = None

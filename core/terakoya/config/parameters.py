@@ -48,7 +48,7 @@ COMPONENTS: Mapping[str, str] = {
     "optimizer": "optimizers",
     "schedule": "schedules",
 }
-"""The keys that hold one component, with its kind; `trackers` holds a list of components."""
+"""The keys that hold one component, with its kind; `trackers` holds a list of them, `events` components by name."""
 
 RESUME_MAY_CHANGE = frozenset(
     {
@@ -56,6 +56,7 @@ RESUME_MAY_CHANGE = frozenset(
         "max_minutes",
         "logging_steps",
         "trackers",
+        "events",
         "checkpoint",
         "evaluation",
         "data.validation",
@@ -131,19 +132,29 @@ class Parameters(ParameterFields):
         if isinstance(raw.get("trackers"), list):
             parts += [(f"trackers.{index}", "trackers", each) for index, each in enumerate(raw["trackers"])]
             values["trackers"] = []
+        if isinstance(raw.get("events"), Mapping):
+            off = [name for name, each in raw["events"].items() if each is None]
+            parts += [(f"events.{name}", "events", each) for name, each in raw["events"].items() if name not in off]
+            problems += [f"events.{name}: {_unknown(name, registry)}" for name in off if _unknown(name, registry)]
+            values["events"] = dict.fromkeys(off)
         failed = []
         explain_unknown = _explain_unknown(raw, registry)
         for path, kind, value in parts:
+            if kind == "events":
+                value = _with_type(path.removeprefix("events."), value)
             component = _component(value, kind, path, registry, explain_unknown)
             if isinstance(component, list):
                 failed.append(path)
                 problems += component
             elif kind == "trackers":
                 values["trackers"].append(component)
+            elif kind == "events":
+                values["events"][path.removeprefix("events.")] = component
             else:
                 values[path] = component
         try:
             parameters = cls.model_validate({**values, **{key: None for key in failed if key in COMPONENTS}})
+            problems += _event_problems(parameters)
         except ValidationError as error:
             lines = explain(error, cls, explain_unknown=explain_unknown)
             problems += [line for line in lines if line.partition(":")[0] not in failed]
@@ -183,12 +194,37 @@ def _explain_unknown(raw: Mapping[str, Any], registry: Registry) -> Callable[[st
 
 def all_key_paths(registry: Registry) -> list[str]:
     """Returns the key path of every key of the parameter JSON, with those of all components."""
-    return key_paths(ParameterFields, _all_components(registry))
+    events = [(f"events.{name}", registry.component("events", name)) for name in registry.names("events")]
+    in_events = [path for key, plugin in events for path in (key, *(f"{key}.{each}" for each in plugin.model_fields))]
+    return [*key_paths(ParameterFields, _all_components(registry)), *in_events]
 
 
 def _all_components(registry: Registry) -> dict[str, list[type[Component]]]:
     """Returns the components that each key of `COMPONENTS` may hold."""
     return {key: [registry.component(kind, name) for name in registry.names(kind)] for key, kind in COMPONENTS.items()}
+
+
+def _event_problems(parameters: ParameterFields) -> list[str]:
+    """Returns what the event plugins of `parameters` have against their other keys."""
+    problems = []
+    for name, plugin in parameters.events.items():
+        try:
+            if plugin is not None:
+                plugin.check(parameters)
+        except UserError as error:
+            problems.append(f"events.{name}.{error}")
+    return problems
+
+
+def _unknown(name: str, registry: Registry) -> str | None:
+    """Returns what is wrong with the name of an event plugin that is switched off; None where it is installed."""
+    names = registry.names("events")
+    return None if name in names else f"event {name}: not installed{nearest(name, names)}"
+
+
+def _with_type(name: str, value: Any) -> Any:
+    """Returns the JSON `value` of the key `name` of `events` as that of a component."""
+    return {"type": name, **value} if isinstance(value, Mapping) and "type" not in value else value
 
 
 def _component(
@@ -207,7 +243,7 @@ def _component(
     try:
         component: type[Component] = registry.component(kind, name)
     except UserError as error:
-        return [f"{path}.type: {error}"]
+        return [f"{path}: {error}" if kind == "events" else f"{path}.type: {error}"]
     settings = {key: inner for key, inner in value.items() if key != "type"}
     try:
         return component.model_validate_json(json.dumps(settings), strict=True)

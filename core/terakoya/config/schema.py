@@ -21,6 +21,12 @@ def json_schema(registry: Registry) -> dict[str, Any]:
     if registry.names("trackers"):
         trackers: Any = tuple[_choice(registry, "trackers"), ...]  # type: ignore[misc]
         fields["trackers"] = (trackers, ())
+    plugins: dict[str, Any] = {
+        name: (registry.component("events", name) | None, None) for name in registry.names("events")
+    }
+    if plugins:
+        events = create_model("Events", __config__={"extra": "forbid"}, **plugins)
+        fields["events"] = (events, Field(default_factory=dict))
     model: type[BaseModel] = create_model("Parameters", __base__=Parameters, **fields)
     schema = model.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"

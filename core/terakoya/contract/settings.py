@@ -107,6 +107,7 @@ REQUIRED_METHODS = {
     "exporters": ("export",),
     "importers": ("read",),
     "trackers": ("open",),
+    "events": ("start",),
     "launchers": ("plan",),
 }
 """The methods of each kind that have no default."""

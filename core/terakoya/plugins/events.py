@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from terakoya import components
+from terakoya.components import EventListener
 from terakoya.errors import UserError
 from terakoya.plugins.discovery import PluginError, describe
 
 if TYPE_CHECKING:
     from terakoya.components.run import Run, StepReport
 
-EVENTS = ("run_started", "step_finished", "evaluate", "checkpoint_saved", "run_finished")
+EVENTS = ("run_started", "step_finished", "evaluate", "validation_finished", "checkpoint_saved", "run_finished")
 
 Listeners = tuple[tuple[str, Callable[..., Any]], ...]
 """For each plugin that implements a hook: its name, and a function that calls its implementation only."""
@@ -24,6 +26,15 @@ class Events:
     def __init__(self, listeners: Mapping[str, Listeners]) -> None:
         self.listeners = listeners
         self._step_finished = listeners["step_finished"]  # in the loop: no look-up
+
+    def joined_by(self, listeners: Mapping[str, EventListener]) -> Events:
+        """Returns events that also call `listeners`, by name: those of a run's event plugins with settings."""
+        joined = {event: [*each] for event, each in self.listeners.items()}
+        for name, listener in listeners.items():
+            for event in EVENTS:
+                if getattr(type(listener), event) is not getattr(EventListener, event):
+                    joined[event].append((name, _as_hook(getattr(listener, event))))
+        return Events({event: tuple(each) for event, each in joined.items()})
 
     def run_started(self, run: Run) -> None:
         """See `hookspecs.run_started`."""
@@ -49,6 +60,10 @@ class Events:
                 numbers[name], owner[name] = number, plugin
         return numbers
 
+    def validation_finished(self, run: Run, values: components.Validations) -> None:
+        """See `hookspecs.validation_finished`."""
+        call(self.listeners["validation_finished"], run=run, values=values)
+
     def checkpoint_saved(self, run: Run, folder: Path) -> None:
         """See `hookspecs.checkpoint_saved`."""
         call(self.listeners["checkpoint_saved"], run=run, folder=folder)
@@ -56,6 +71,16 @@ class Events:
     def run_finished(self, run: Run, error: BaseException | None) -> None:
         """See `hookspecs.run_finished`."""
         call(self.listeners["run_finished"], run=run, error=error)
+
+
+def _as_hook(method: Callable[..., Any]) -> Callable[..., list[Any]]:
+    """Returns a function that calls `method` and returns a list, as the caller of a hook does."""
+
+    def listener(**arguments: Any) -> list[Any]:
+        result = method(**arguments)
+        return [] if result is None else [result]
+
+    return listener
 
 
 def call(listeners: Listeners, **arguments: Any) -> list[tuple[str, Any]]:

@@ -83,6 +83,8 @@ def _types(settings: Any) -> set[str]:
     """Returns the names of all components in the JSON `settings`: every "type", at any depth."""
     if isinstance(settings, Mapping):
         own = {settings["type"]} if isinstance(settings.get("type"), str) else set()
+        if isinstance(settings.get("events"), Mapping):  # an event plugin's name is its key
+            own |= {name for name, value in settings["events"].items() if value is not None}
         return own.union(*(_types(value) for value in settings.values()))
     if isinstance(settings, Sequence) and not isinstance(settings, str):
         return set().union(*(_types(value) for value in settings))

@@ -83,6 +83,9 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
         trainer.health.load(manifest["step_health"])
     if trainer.engine.scaler is not None and manifest.get("loss_scaling") is not None:
         trainer.engine.scaler.load(manifest["loss_scaling"])
+    for name, state in manifest.get("events", {}).items():
+        if name in trainer.listeners:
+            trainer.listeners[name].load(state)
     trainer.last_checkpoint = folder
     trainer.saver.step = trainer.saver.saved_step = run.step
     run_log.write("resume", step=run.step, folder=folder.name, world_size=run.world_size)

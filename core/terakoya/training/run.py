@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from terakoya.components.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from terakoya.config.parameters import Parameters
     from terakoya.training.distributed.context import DistributedContext
+    from terakoya.training.run_log import RunLog
 
 
 @dataclass
@@ -32,6 +33,12 @@ class Run:
         consumed_rows: rows of the global order that those steps took.
         consumed_tokens: real tokens in those rows.
         validation_losses: (step, loss) of each validation so far; the loss is the mean over the stores.
+        tokenizer_folder: a Transformers folder with the tokenizer of the stores.
+        holds_whole_model: whether this process holds every weight of `module`.
+        run_log: where `write`, `print` and the like go.
+        save_requested: whether an event on this rank has requested a checkpoint that is not begun yet.
+        end_requested: why an event on this rank has requested the end of the run.
+        ended_by: why the run ends before its length; None where it does not. The same on every rank.
         start_time: when this process began, on the clock `time.perf_counter`.
     """
 
@@ -47,6 +54,12 @@ class Run:
     consumed_rows: int = 0
     consumed_tokens: int = 0
     validation_losses: tuple[tuple[int, float], ...] = ()
+    tokenizer_folder: Path = Path()
+    holds_whole_model: bool = True
+    run_log: RunLog | None = field(default=None, repr=False)
+    save_requested: bool = False
+    end_requested: str | None = None
+    ended_by: str | None = None
     start_time: float = field(default_factory=time.perf_counter)
 
     @property
@@ -56,8 +69,8 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has reached its length."""
-        return self.length.is_reached(step=self.step, tokens=self.consumed_tokens)
+        """Whether the run has reached its length, or was ended by an event plugin."""
+        return self.ended_by is not None or self.length.is_reached(step=self.step, tokens=self.consumed_tokens)
 
     def progress(self) -> Progress:
         """Returns the values that the schedule may use before the next step."""
@@ -91,3 +104,33 @@ class Run:
         names = sorted(values)
         ranks = self.context.gather([values[name] for name in names])
         return {name: sum(rank[index] for rank in ranks) for index, name in enumerate(names)}
+
+    # ------------------------------------------------------------------------- what events may do; see components.run
+
+    def request_save(self) -> None:
+        """Requests a checkpoint."""
+        self.save_requested = True
+
+    def request_end(self, reason: str) -> None:
+        """Requests that the run ends here; the first reason counts."""
+        self.end_requested = self.end_requested or reason
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Appends a record of `kind` to metrics.jsonl."""
+        if self.run_log is not None:
+            self.run_log.write(kind, step=self.step, **values)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Gives `text` to the trackers that show texts."""
+        if self.run_log is not None:
+            self.run_log.track_text(self.step, name, text)
+
+    def print(self, text: str) -> None:
+        """Prints a line above the progress."""
+        if self.run_log is not None:
+            self.run_log.print(text)
+
+    def warn(self, text: str) -> None:
+        """Prints a warning, and records it in metrics.jsonl."""
+        if self.run_log is not None:
+            self.run_log.warn(text)

@@ -17,13 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.components import Tracker
-from terakoya.log import new_console, visible
+from terakoya.log import new_console, status_line, visible
 from terakoya.runs.metrics import FILE
+from terakoya.training.screen import StepTable, StepView, progress_bar, validation_lines
 
 log = logging.getLogger("terakoya")
 QUEUE_LENGTH = 10_000
 PENDING_BYTES = 1 << 20
 """How much of `metrics.jsonl` is kept for later while the disk is full."""
+ROW_SECONDS, BAR_SECONDS, LINE_SECONDS = 1.0, 0.1, 10.0
+"""The shortest time between two rows of the table, two updates of the bar, and two lines of a log file."""
 SECONDS_TO_FINISH = 10.0
 """How long the end of a run waits for all its trackers together."""
 
@@ -46,8 +49,9 @@ class RunLog:
         self.trackers = [_TrackerThread(tracker, folder, parameters) for tracker in trackers] if active else []
         if active:
             self.file = _open_for_appending(folder / FILE)
-        self.progress_shown = 0.0
+        self.line_shown = self.row_shown = self.bar_shown = -math.inf
         self.on_terminal = sys.stderr.isatty()
+        self.table = StepTable()
 
     def write(self, kind: str, **values: Any) -> None:
         """Appends one object to `metrics.jsonl`; numbers that JSON cannot represent (NaN) become null."""
@@ -91,34 +95,63 @@ class RunLog:
         for tracker in self.trackers:
             tracker.put(step, values)
 
+    def track_text(self, step: int, name: str, text: str) -> None:
+        """Queues `text` for every tracker that shows texts, without waiting."""
+        for tracker in self.trackers:
+            tracker.put(step, {name: text})
+
     def print(self, text: str) -> None:
         """Prints a line, above the progress line."""
-        with contextlib.suppress(OSError):  # the terminal was closed; the run saves then, and must not fail before
-            if self.active and self.on_terminal and self.progress_shown:
-                self.console.file.write("\r\x1b[K")
-            self.console.print(text, markup=False, soft_wrap=True)
+        # an OSError: the terminal was closed; the run saves then, and must not fail before
+        with contextlib.suppress(OSError), status_line.hidden():
+            self.console.print(text, markup=False, soft_wrap=not self.on_terminal)  # a terminal gets whole words
 
     def warn(self, text: str, **values: Any) -> None:
         """Prints a warning and writes it to `metrics.jsonl`."""
         self.write("warning", text=text, **values)
         self.print(f"warning: {text}")
 
-    def show_progress(self, text: str, *, last: bool = False) -> None:
-        """Replaces the progress line on a terminal; elsewhere prints an ordinary line, at most every ten seconds."""
-        now = time.monotonic()
-        if not self.active or (now - self.progress_shown < (0.1 if self.on_terminal else 10.0) and not last):
+    def show_step(self, view: StepView, *, last: bool = False) -> None:
+        """Shows a logged step: on a terminal as a row of a table, at most one a second, above a progress bar; elsewhere
+        as a line, at most every ten seconds. The `last` step of a run is always shown."""
+        if not self.active:
             return
-        self.progress_shown = now
-        with contextlib.suppress(OSError):  # as in `print`
-            if self.on_terminal:
-                width = self.console.width - 1
-                self.console.file.write("\r\x1b[K" + visible(text)[:width] + ("\n" if last else ""))
-                self.console.file.flush()
-            else:
-                self.console.print(text, markup=False, soft_wrap=True)
+        now = time.monotonic()
+        if not self.on_terminal:
+            if last or now - self.line_shown >= LINE_SECONDS:
+                self.line_shown = now
+                self.print(view.line)
+            return
+        width = self.console.width - 1
+        if last or now - self.row_shown >= ROW_SECONDS:
+            self.row_shown = now
+            header, row = self.table.lines(view.cells, width)
+            with contextlib.suppress(OSError), status_line.hidden():
+                if header is not None:
+                    self.console.print(header, markup=False, soft_wrap=True, style="bold")
+                self.console.print(row, markup=False, soft_wrap=True)
+        if last or now - self.bar_shown >= BAR_SECONDS:
+            self.bar_shown = now
+            with contextlib.suppress(OSError):
+                status_line.show("" if last else visible(progress_bar(view.share, view.parts, width)))
+
+    def show_validation(self, step: int, stores: Mapping[str, Mapping[str, float]]) -> None:
+        """Shows the numbers of each validation store, one line a store."""
+        if self.on_terminal:
+            lines = validation_lines(step, stores, self.console.width - 1)
+        else:
+            numbers = {
+                store: "  ".join(f"{name} {value:.4f}" for name, value in values.items())
+                for store, values in stores.items()
+            }
+            lines = [f"step {step:,}  validation on {store}: {shown}" for store, shown in numbers.items()]
+        for line in lines:
+            self.print(line)
 
     def close(self) -> None:
         """Waits a few seconds for all trackers to finish, then abandons those that have not."""
+        with contextlib.suppress(OSError):
+            status_line.show("")
         for tracker in self.trackers:
             tracker.request_finish()
         deadline = time.monotonic() + SECONDS_TO_FINISH
@@ -149,7 +182,7 @@ class _TrackerThread:
 
     def __init__(self, tracker: Tracker, folder: Path, parameters: Mapping[str, Any]) -> None:
         self.name = type(tracker).__name__
-        self.queue: queue.Queue[tuple[int, Mapping[str, float]]] = queue.Queue(QUEUE_LENGTH)
+        self.queue: queue.Queue[tuple[int, Mapping[str, float] | Mapping[str, str]]] = queue.Queue(QUEUE_LENGTH)
         self.dropped = 0
         self.off = False
         self.finish_requested = threading.Event()
@@ -158,7 +191,7 @@ class _TrackerThread:
         )
         self.thread.start()
 
-    def put(self, step: int, values: Mapping[str, float]) -> None:
+    def put(self, step: int, values: Mapping[str, float] | Mapping[str, str]) -> None:
         """Queues `values` if there is room; never waits."""
         if self.off:
             self.dropped += 1
@@ -184,8 +217,14 @@ class _TrackerThread:
     def _run(self, tracker: Tracker, folder: Path, parameters: Mapping[str, Any]) -> None:
         try:
             opened = tracker.open(folder, parameters)
+            log_text = getattr(opened, "log_text", None)
             while (item := self._next()) is not None:
-                opened.log(*item)
+                step, values = item
+                for name, value in values.items():
+                    if isinstance(value, str) and log_text is not None:
+                        log_text(step, name, value)
+                if numbers := {name: value for name, value in values.items() if not isinstance(value, str)}:
+                    opened.log(step, numbers)
             opened.close()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - training continues whatever a tracker raises
             self.off = True
@@ -193,7 +232,7 @@ class _TrackerThread:
                 "tracker %s: %s: %s; it is off for the rest of this run", self.name, type(error).__name__, error
             )
 
-    def _next(self) -> tuple[int, Mapping[str, float]] | None:
+    def _next(self) -> tuple[int, Mapping[str, float] | Mapping[str, str]] | None:
         """Returns the next queued values; None once the queue is empty and the tracker must finish."""
         while True:
             try:

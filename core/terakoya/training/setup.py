@@ -152,7 +152,7 @@ def _train(
         raise
     finally:
         if trainer is not None:
-            plugins.hook.run_finished(trainer.run, error)
+            trainer.events.run_finished(trainer.run, error)
         run_log.close()
 
 
@@ -243,7 +243,10 @@ def build_trainer(
     # Engine: it takes the module over, and may replace or shard its weights.
     throughput = create_throughput(objective, architecture, module, loader.sources, loader.weights, context)
     engine = engines.build(parameters, module, vocabulary, context, rank_batch.micro_steps, rank_batch.micro_batch_size)
-    run = Run(out, parameters, architecture, objective, vocabulary, engine.module, length, context)
+    run = Run(
+        out, parameters, architecture, objective, vocabulary, engine.module, length, context,
+        tokenizer_folder=tokenizer_folder, holds_whole_model=engine.full_module, run_log=run_log,
+    )  # fmt: skip
     parameters.schedule.check(run.progress())
     batches = BatchMaker(loader, objective, vocabulary, rank_batch, end=length.rows, flash=backend == "flash")
     _warm_up(engine, batches, context, flash=backend == "flash")

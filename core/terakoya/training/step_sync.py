@@ -1,5 +1,5 @@
-"""What ranks exchange before each step: its counts, stop requests, errors of plugins, whether a save has finished, and
-the loss of the step before the last.
+"""What ranks exchange before each step: its counts, stop requests, errors and requests of plugins, whether a save has
+finished, and the loss of the step before the last.
 
 One all-reduce of a few integers carries all of it. It can begin ahead of the step; ranks wait for its result only when
 they are about to take the step.
@@ -44,6 +44,8 @@ class StepDecision:
         counts: the global counts of the step.
         stop: whether any rank wants to stop instead of taking the step.
         save_finished: whether the background save has finished on all ranks.
+        save: whether an event on any rank has requested a checkpoint.
+        end: whether an event on any rank has requested the end of the run.
         losses: the sums over ranks of the votes' losses.
     """
 
@@ -51,6 +53,8 @@ class StepDecision:
     stop: bool
     save_finished: bool
     losses: Sequence[int]
+    save: bool = False
+    end: bool = False
 
 
 class StepSync:
@@ -67,16 +71,26 @@ class StepSync:
         self.saver = saver
         self.plugin_error: PluginError | None = None
 
-    def begin(self, batches: StepBatches, stop_reason: str | None, losses: Sequence[int] = ()) -> StepVote:
+    def begin(
+        self,
+        batches: StepBatches,
+        stop_reason: str | None,
+        losses: Sequence[int] = (),
+        *,
+        save: bool = False,
+        end: bool = False,
+    ) -> StepVote:
         """Sends this rank's vote on a step to the others and returns at once, without waiting for theirs.
 
         Args:
             losses: this rank's part of the loss of each earlier step that is not known yet: as many on every rank.
+            save, end: whether an event on this rank has requested a checkpoint, or the end of the run.
         """
         counted = batches.real if self.context.is_replica_leader else []  # a replica's other ranks have the same rows
         local = total_counts(counted, self.names)
         flags = [int(stop_reason is not None), int(self.plugin_error is not None), int(self.saver.has_finished())]
-        return StepVote(batches, stop_reason, self.saver.step, self.context.begin_sum([*local, *flags, *losses]))
+        sums = self.context.begin_sum([*local, *flags, int(save), int(end), *losses])
+        return StepVote(batches, stop_reason, self.saver.step, sums)
 
     def wait(self, vote: StepVote) -> StepDecision:
         """Waits for the votes of all ranks and returns the decision.
@@ -85,12 +99,18 @@ class StepSync:
             UserError: on all ranks, if a plugin's event failed on any of them.
         """
         sums = vote.wait_for_sums()
-        (stops, plugin_errors, finished), losses = sums[len(self.names) :][:3], sums[len(self.names) + 3 :]
+        (stops, plugin_errors, finished, save, end), losses = sums[len(self.names) :][:5], sums[len(self.names) + 5 :]
         if plugin_errors:
             self.raise_plugin_error()
         # if another save has begun since the vote was cast, `finished` is about the save before it
         save_finished = finished == self.context.world_size and vote.saving_step == self.saver.step
-        return StepDecision(dict(zip(self.names, sums, strict=False)), bool(stops), save_finished, losses)
+        counts = dict(zip(self.names, sums, strict=False))
+        return StepDecision(counts, bool(stops), save_finished, losses, bool(save), bool(end))
+
+    def meet(self, *, save: bool, end: bool) -> tuple[bool, bool]:
+        """Returns at once whether an event on any rank has requested a checkpoint, or the end; collective."""
+        saves, ends = self.context.sum_counts([int(save), int(end)])
+        return bool(saves), bool(ends)
 
     def raise_plugin_error(self) -> None:
         """Raises on all ranks what a plugin's event raised on any of them, if one did; collective."""

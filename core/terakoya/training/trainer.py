@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from terakoya.components import LossTerm
+from terakoya.components import EventListener, LossTerm
 from terakoya.components.run import StepReport
 from terakoya.config.parameters import Parameters
 from terakoya.plugins import PluginError, Registry
+from terakoya.plugins.events import Events
 from terakoya.rows.loader import Prefetcher
 from terakoya.rows.row_source import RowSource
 from terakoya.toolkit.random_keys import hash_u64
@@ -25,7 +26,7 @@ from terakoya.training.distributed.signals import Outlook, StopRequest
 from terakoya.training.distributed.topology import RankBatch
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import Meter, weighted_loss
-from terakoya.training.progress_line import progress_line
+from terakoya.training.progress_line import view_step
 from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
 from terakoya.training.saving import RETRY_SECONDS, SavedCheckpoint, Saver
@@ -63,6 +64,8 @@ class Trainer:
         facts: values for the manifests of checkpoints and for the run log.
         flash: whether attention runs in a kernel that takes `cu_seqlens`.
         meter: losses since the last logged step.
+        listeners: the event plugins with settings, by name; `events` calls them, too.
+        save_due: whether an event has requested a checkpoint of the step under way.
         next_vote: the vote on the next step, where it was begun ahead.
         work: how long this rank's steps take before they wait for others.
         interval_start, interval_first_row, interval_tokens: time, row and tokens since which rates are measured: the
@@ -89,6 +92,9 @@ class Trainer:
         self.validation = validation
         self.run_log = run_log
         self.registry = registry
+        self.listeners = start_listeners(run, registry)
+        self.events: Events = registry.hook.joined_by(self.listeners)
+        self.save_due = False
         self.facts = facts
         self.throughput = throughput
         self.flash = flash
@@ -129,6 +135,7 @@ class Trainer:
         stop_reason: str | None = None
         self._log_start()
         self._call_event("run_started", run)
+        self._meet_requests()
         if run.step == 0:
             self._validate()
         with self.saver:
@@ -140,7 +147,10 @@ class Trainer:
                 def begin_vote(finished_steps: int) -> StepVote:
                     batches = self.work.measure(partial(next, prefetcher))
                     losses = self.health.losses(finished_steps)
-                    return self.step_sync.begin(batches, stop.signal or self._time_limit_reached(), losses)
+                    stop_reason = stop.signal or self._time_limit_reached()
+                    return self.step_sync.begin(
+                        batches, stop_reason, losses, save=run.save_requested, end=run.end_requested is not None
+                    )
 
                 self.interval_start, self.interval_first_row = time.perf_counter(), run.consumed_rows
                 while not run.finished:
@@ -156,12 +166,17 @@ class Trainer:
                     if decision.stop:
                         stop_reason = vote.stop_reason or "another process"
                         break
+                    self._take_requests(save=decision.save, end=decision.end)
+                    if run.finished:
+                        break
                     report = self._step(vote.batches, decision.counts, begin_vote)
                     self._call_event("step_finished", run, report)
                     if parameters.evaluation and self._is_due(parameters.evaluation.steps):
                         self._validate()
-                    if self._is_due(parameters.checkpoint.save_steps):
+                    if self._is_due(parameters.checkpoint.save_steps) or self.save_due:
                         self._save()
+                if self.next_vote is not None:  # an event has ended the run after the vote on the next step began
+                    self.health.judge(self.step_sync.wait(self.next_vote).losses)
             self._save_last()
         if not stop_reason:
             stop.close()
@@ -169,7 +184,10 @@ class Trainer:
             if not (parameters.evaluation and self._is_due(parameters.evaluation.steps)):
                 self._validate()
         self.step_sync.raise_plugin_error()
-        self.run_log.write("finished" if not stop_reason else "stopped", step=run.step, reason=stop_reason)
+        reason = stop_reason or run.ended_by
+        self.run_log.write("stopped" if stop_reason else "finished", step=run.step, reason=reason)
+        if run.ended_by and not stop_reason:
+            self.run_log.print(f"ended at step {run.step:,}: {run.ended_by}")
         if stop_reason:
             self.run_log.print(
                 f"stopped by {stop_reason} at step {run.step:,}, which is saved; the same command continues the run"
@@ -271,10 +289,24 @@ class Trainer:
     def _call_event(self, name: str, *arguments: Any) -> Any:
         """Calls an event of the plugins; ranks exchange the error that a plugin raises before the next step."""
         try:
-            return getattr(self.registry.hook, name)(*arguments)
+            return getattr(self.events, name)(*arguments)
         except PluginError as error:
             self.step_sync.plugin_error = error
             return None
+
+    def _meet_requests(self) -> None:
+        """Grants what events have requested on any rank; collective."""
+        run = self.run
+        save, end = self.step_sync.meet(save=run.save_requested, end=run.end_requested is not None)
+        self._take_requests(save=save, end=end)
+
+    def _take_requests(self, *, save: bool, end: bool) -> None:
+        """Notes what events have requested, on all ranks alike."""
+        run = self.run
+        if save:
+            self.save_due, run.save_requested = True, False
+        if end:
+            run.ended_by = run.end_requested or "an event plugin of another process"
 
     # ------------------------------------------------------------------------------------------------- logging
 
@@ -317,8 +349,8 @@ class Trainer:
             tracked["consumed_tokens"] = run.consumed_tokens
             self.run_log.track(run.step, {f"train/{name}": value for name, value in tracked.items()})
             self.health.check()
-            line = progress_line(run, values, global_rows=self.rank_batch.global_rows)
-            self.run_log.show_progress(line, last=run.finished)
+            view = view_step(run, values, global_rows=self.rank_batch.global_rows)
+            self.run_log.show_step(view, last=run.finished)
             self.interval_start, self.interval_first_row = time.perf_counter(), run.consumed_rows
             self.interval_tokens = 0
         return StepReport(run.step, tokens, learning_rate, seconds, values, self.health.take_anomalies())
@@ -337,32 +369,35 @@ class Trainer:
         parameters, run = self.parameters, self.run
         start = time.perf_counter()
         batches = parameters.evaluation.batches if parameters.evaluation else VALIDATION_BATCHES
-        losses = []
+        numbers: dict[str, Mapping[str, float]] = {}
         for name, source in self.validation.items():
             values = validate(
                 self.engine, self.context, source, run.objective, run.vocabulary, self.rank_batch,
                 batches=batches, flash=self.flash,
             )  # fmt: skip
-            losses.append(values["loss"])
+            numbers[name] = values
             self.run_log.write("validation", step=run.step, store=name, tokens=run.consumed_tokens, **values)
             self.run_log.track(
                 run.step, {f"validation/{Path(name).name}/{key}": value for key, value in values.items()}
             )
-            shown = "  ".join(f"{key} {value:.4f}" for key, value in values.items())
-            self.run_log.print(f"step {run.step:,}  validation on {name}: {shown}")
-        # the mean of rank 0 counts: sums over ranks may be rounded differently, but all ranks need one learning rate
-        mean = self.context.broadcast(sum(losses) / len(losses))
-        run.validation_losses = (*run.validation_losses, (run.step, mean))
+        self.run_log.show_validation(run.step, numbers)
+        # the numbers of rank 0 count: sums over ranks may be rounded differently, but all ranks need one learning rate
+        numbers = self.context.broadcast(numbers)
+        losses = [values["loss"] for values in numbers.values()]
+        run.validation_losses = (*run.validation_losses, (run.step, sum(losses) / len(losses)))
         plugin_values = self._call_event("evaluate", run)
         if plugin_values:
             self.run_log.write("validation", step=run.step, store=None, tokens=run.consumed_tokens, **plugin_values)
             self.run_log.track(run.step, {f"validation/{key}": value for key, value in plugin_values.items()})
+        self._call_event("validation_finished", run, {**numbers, **({"": plugin_values} if plugin_values else {})})
+        self._meet_requests()
         self.interval_start += time.perf_counter() - start
 
     def _save(self) -> None:
         """Saves this step, or begins to in the background. Weights that are not finite are never saved, nor is a step
         with which too many in a row were not finite."""
         start = time.perf_counter()
+        self.save_due = False
         self.health.check()
         self._report_saved(self.saver.finish())  # one save at a time
         saved = self.saver.save(
@@ -374,6 +409,7 @@ class Trainer:
                 "positions": self.batches.loader.store_positions(self.run.consumed_rows),
                 "meters": self.context.gather(self.meter.state()),
                 "step_health": self.health.state(self._pending_losses()),
+                "events": {name: state for name, each in self.listeners.items() if (state := each.state()) is not None},
                 "loss_scaling": self.engine.scaler and self.engine.scaler.state(),
             }
         )
@@ -410,6 +446,20 @@ class Trainer:
             self.meter.add_state_sums(state["sums"])
         self.meter.seen.update(*(state["seen"] for state in states))
         self.meter.counts = dict(states[0]["counts"])
+
+
+def start_listeners(run: Run, registry: Registry) -> dict[str, EventListener]:
+    """Returns the listeners of the event plugins of `run`, by name: those that its parameters name, and those that
+    every run has.
+
+    Raises:
+        UserError: a plugin does not start.
+    """
+    chosen = dict(run.parameters.events)
+    for name in registry.names("events"):
+        if registry.component("events", name).always:
+            chosen.setdefault(name, registry.component("events", name)())
+    return {name: plugin.start(run) for name, plugin in sorted(chosen.items()) if plugin is not None}
 
 
 def seed_dropout(device: torch.device, seed: int) -> None:

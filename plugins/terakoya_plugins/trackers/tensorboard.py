@@ -38,6 +38,10 @@ class _TensorBoardRun:
         scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self.writer.file_writer.add_summary(Summary(value=scalars), step)
 
+    def log_text(self, step: int, name: str, text: str) -> None:
+        # indented: TensorBoard reads Markdown, in which a sample must not become a heading or a link
+        self.writer.add_text(name, "    " + text.replace("\n", "\n    "), step)
+
     def close(self) -> None:
         self.writer.close()
 

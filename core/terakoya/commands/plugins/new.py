@@ -14,7 +14,8 @@ from terakoya.folder_kinds import refuse_address
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 SINGULAR = (
-    "tokenizer", "architecture", "objective", "optimizer", "schedule", "exporter", "importer", "tracker", "launcher"
+    "tokenizer", "architecture", "objective", "optimizer", "schedule", "exporter", "importer", "tracker", "event",
+    "launcher",
 )  # fmt: skip
 """The singulars of `components.KINDS`, which is not imported here: `terakoya --help` must stay quick."""
 

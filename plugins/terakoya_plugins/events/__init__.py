@@ -1,0 +1,1 @@
+"""Event plugins: what happens beside training, one module each."""
