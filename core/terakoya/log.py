@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -104,17 +107,100 @@ def error_console() -> Console:
     return new_console(stderr=True)
 
 
+class StatusLine:
+    """The last line of the terminal while a run trains. What is printed above it goes through `hidden`."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._lock = threading.RLock()
+
+    def show(self, text: str) -> None:
+        """Shows `text` in place of what was there; "" removes it. The text must be shorter than the terminal is wide.
+
+        Raises:
+            OSError: the terminal was closed.
+        """
+        with self._lock:
+            if text or self._text:
+                self._text = text
+                sys.stderr.write(f"\r\x1b[K{text}")
+                sys.stderr.flush()
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Takes the line away while the block prints."""
+        with self._lock:
+            text = self._text
+            self.show("")
+            yield
+            self.show(text)
+
+
+status_line = StatusLine()
+"""The status line of this process; empty where nothing shows one."""
+
+
+def announce(text: str) -> None:
+    """Says at once, before anything slow is imported, what a command begins with; once where there are several
+    processes."""
+    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+        with suppress(OSError):
+            sys.stderr.write(f"{visible(text)}\n")
+            sys.stderr.flush()
+
+
 @contextmanager
 def progress_bar(name: str) -> Iterator[Callable[[int, int], None]]:
-    """Shows a progress bar on the error console while the block runs; shows nothing if that is not a terminal. Yields
-    the function `update(bytes_done, bytes_total)`."""
+    """Shows a progress bar on the error console while the block runs; where that is not a terminal, a line of text
+    every `HEARTBEAT_SECONDS`. Yields the function `update(bytes_done, bytes_total)`."""
+    console = error_console()
+    if not console.is_terminal:
+        yield _Heartbeat(name)
+        return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = TextColumn(name), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    console = error_console()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         line = bar.add_task(name, total=None)
         yield lambda done, total: bar.update(line, completed=done, total=total)
+
+
+HEARTBEAT_SECONDS = 10.0
+"""The time between two lines about a progress in a log file."""
+
+
+class _Heartbeat:
+    """Prints the progress as lines, for log files."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.start = self.printed = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Prints a line if it is time for one: `done` of `total` bytes."""
+        now = time.monotonic()
+        if now - self.printed < HEARTBEAT_SECONDS:
+            return
+        self.printed = now
+        left = ""
+        if 0 < done < total:
+            left = f", about {_short_duration((now - self.start) * (total - done) / done)} left"
+        share = f" ({done / total:.0%})" if total else ""
+        amounts = f"{_megabytes(done)} of {_megabytes(total)}" if total else _megabytes(done)
+        with suppress(OSError):
+            text = f"{self.name}: {amounts}{share} after {_short_duration(now - self.start)}{left}"
+            error_console().print(text, markup=False, soft_wrap=True)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e9:,.2f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
+
+
+def _short_duration(seconds: float) -> str:
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
 STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": "bold red"}
@@ -129,8 +215,10 @@ class ConsoleHandler(logging.Handler):
 
         style = STYLES.get(record.levelname)
         level = Text(f"{record.levelname.lower()}: ", style=style) if style else Text()
-        with suppress(OSError):  # the terminal was closed
-            error_console().print(level + Text(hide_secrets(self.format(record))), soft_wrap=True)
+        console = error_console()
+        with suppress(OSError), status_line.hidden():  # an OSError: the terminal was closed
+            # a terminal gets whole words
+            console.print(level + Text(hide_secrets(self.format(record))), soft_wrap=not console.is_terminal)
 
 
 def configure(level: int = logging.INFO) -> None:

@@ -87,7 +87,9 @@ def command(
     arguments = {**locals(), "max_rejects": parse_max_rejects(max_rejects)}
     options = PrepareOptions(**{option.name: arguments[option.name] for option in dataclasses.fields(PrepareOptions)})
 
-    from terakoya.log import console, progress_bar
+    from terakoya.log import announce, console, progress_bar
+
+    announce(f"terakoya prepare: looks at the corpus for {out} ...")
     from terakoya.preparation.prepare import prepare_store
 
     if engine == "datatrove":

@@ -43,6 +43,9 @@ def command(
     ] = False,
 ) -> None:
     """Go from raw text to a model that Transformers loads; the same command continues an interrupted pipeline."""
+    from terakoya.log import announce
+
+    announce(f"terakoya run: reads {pipeline} ...")
     from terakoya.pipeline.run import read_pipeline
 
     run(read_pipeline(pipeline), redo=redo)

@@ -62,14 +62,17 @@ def command(
 
 
 def render(statuses: Sequence[RunStatus]) -> Table | Group:
-    """Returns one run as lines of facts, several as a table with their problems below it."""
+    """Returns one run as lines of facts, several as a table with their problems below it, as wide as the console."""
     from rich.console import Group
+
+    from terakoya.log import console
 
     if len(statuses) == 1:
         return details(statuses[0])
     notes = [f"{status.folder}: {status.told}" for status in statuses if status.state in ("failed", "killed")]
     notes += [f"{status.folder}: {problem}" for status in statuses for problem in status.problems]
-    return Group(table(statuses), *(_plain(note) for note in notes)) if notes else table(statuses)
+    shown = table(statuses, width=console().width)
+    return Group(shown, *(_plain(note) for note in notes)) if notes else shown
 
 
 def details(status: RunStatus) -> Table:
@@ -121,40 +124,54 @@ def details(status: RunStatus) -> Table:
     return grid
 
 
-def table(statuses: Sequence[RunStatus]) -> Table:
-    """Returns a table of several runs, one a row."""
+DROPPED = ("restarts", "change", "tokens/s", "checkpoint", "validation loss", "remaining", "loss")
+"""The columns of several runs that a narrow terminal does without, in this order."""
+
+
+def table(statuses: Sequence[RunStatus], *, width: int) -> Table:
+    """Returns a table of several runs, one a row, of at most `width` columns: what is too wide is left out, a column at
+    a time. Run, state and step always stay; the path of a run gets shorter before a column goes."""
+    from rich.cells import cell_len
     from rich.table import Table
 
+    from terakoya.folder_kinds import distinct_names
+    from terakoya.log import visible
     from terakoya.runs.status import format_duration
 
-    names = (
-        "run",
-        "state",
-        "step",
-        "loss",
-        "change",
-        "tokens/s",
-        "remaining",
-        "validation loss",
-        "checkpoint",
-        "restarts",
-    )
-    grid = Table(*names, box=None, header_style="bold", pad_edge=False)
-    for status in statuses:
-        losses = [check.values["loss"] for check in status.validations if "loss" in check.values]
-        saved = status.checkpoint
-        grid.add_row(
-            _plain(str(status.folder)),
-            _plain(status.state, COLOURS.get(status.state, "bold red")),
-            _progress(status) or "",
-            _number(status.loss, "{:.4f}") or "",
-            _number(status.loss_change, "{:+.4f}") or "",
-            _number(status.values.get("tokens_per_second"), "{:,.0f}") or "",
-            "" if status.seconds_left is None else format_duration(status.seconds_left),
-            "  ".join(f"{loss:.4f}" for loss in losses),
-            f"{saved.step:,}, {format_duration(saved.age)} ago" if saved else "",
-            str(status.restarts or ""),
-        )
+    cells: dict[str, list[str]] = {"run": [str(status.folder) for status in statuses]}
+    cells["state"] = [status.state for status in statuses]
+    cells["step"] = [_progress(status) or "" for status in statuses]
+    cells["loss"] = [_number(status.loss, "{:.4f}") or "" for status in statuses]
+    cells["change"] = [_number(status.loss_change, "{:+.4f}") or "" for status in statuses]
+    cells["tokens/s"] = [_number(status.values.get("tokens_per_second"), "{:,.0f}") or "" for status in statuses]
+    cells["remaining"] = [
+        "" if status.seconds_left is None else format_duration(status.seconds_left) for status in statuses
+    ]
+    cells["validation loss"] = [
+        "  ".join(f"{check.values['loss']:.4f}" for check in status.validations if "loss" in check.values)
+        for status in statuses
+    ]
+    cells["checkpoint"] = [
+        f"{saved.step:,}, {format_duration(saved.age)} ago" if (saved := status.checkpoint) else ""
+        for status in statuses
+    ]
+    cells["restarts"] = [str(status.restarts or "") for status in statuses]
+
+    def total() -> int:
+        columns = ([name, *map(visible, texts)] for name, texts in cells.items())
+        return sum(max(map(cell_len, texts)) for texts in columns) + 2 * (len(cells) - 1)
+
+    if total() > width:
+        cells["run"] = list(distinct_names([status.folder for status in statuses]))
+    for name in DROPPED:
+        if total() > width:
+            del cells[name]
+    grid = Table(box=None, header_style="bold", pad_edge=False)
+    for name in cells:
+        grid.add_column(name, no_wrap=True, overflow="ignore")
+    for row, status in enumerate(statuses):
+        colours = {"state": COLOURS.get(status.state, "bold red")}
+        grid.add_row(*(_plain(texts[row], colours.get(name, "")) for name, texts in cells.items()))
     return grid
 
 

@@ -55,6 +55,9 @@ def command(
     ] = False,
 ) -> None:
     """Pre-train a model. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 save a checkpoint and exit; the same command resumes."""
+    from terakoya.log import announce
+
+    announce(f"terakoya train: reads {parameters}, loads PyTorch and Transformers ...")
     from terakoya.atomic_files import check_writable
     from terakoya.process_pool import end_with_launcher
     from terakoya.training.distributed import signals

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
@@ -12,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from terakoya.commands.main import main
+from terakoya.commands.status import table
+from terakoya.runs.status import Checkpoint, RunStatus, Validation
 
 
 def run_folder(folder: Path, *records: dict[str, Any]) -> Path:
@@ -99,3 +103,31 @@ def test_watch_prints_again_until_it_is_stopped(runs: tuple[Path, Path]) -> None
     watching.send_signal(signal.SIGINT)
     _, error = watching.communicate(timeout=30)
     assert seen == 3 and watching.returncode == 0 and not error
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (60, "run state step loss"),
+        (80, "run state step loss remaining"),
+        (120, "run state step loss tokens/s remaining validation checkpoint"),
+    ],
+)
+def test_a_narrow_terminal_gets_fewer_columns_and_whole_words(width: int, columns: str) -> None:
+    """Four runs in the middle of a long training, and one whose state is a long word."""
+    runs = [
+        RunStatus(
+            Path(f"work/experiments/{name}"), "training", "training", step=123_456, max_steps=1_000_000,
+            share_done=0.123456, loss=26.6231, loss_change=-0.2012, values={"tokens_per_second": 123_456.0},
+            seconds_left=100_000.0, validations=(Validation("wiki", 5, {"loss": 2.5}),),
+            checkpoint=Checkpoint("step-00123000", 123_000, 500.0, 3), restarts=2,
+        )
+        for name in ("electra", "bert", "modernbert")
+    ] + [RunStatus(Path("work/experiments/gpt2"), "not started", "not started")]  # fmt: skip
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    console.print(table(runs, width=width))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(len(line.rstrip()) for line in lines) <= width and "…" not in "".join(lines) and len(lines) == 5
+    assert lines[0].replace("validation loss", "validation").split() == columns.split()
+    assert [line.split()[0].rpartition("/")[2] for line in lines[1:]] == ["electra", "bert", "modernbert", "gpt2"]
+    assert "123,456/1,000,000 (12.3%)" in lines[1] and "not started" in lines[4]

@@ -15,6 +15,7 @@ import pytest
 
 from terakoya.components import Tracker
 from terakoya.training.run_log import RunLog
+from terakoya.training.screen import StepView
 
 RELEASE = threading.Event()
 
@@ -213,7 +214,9 @@ def test_a_terminal_that_was_closed_does_not_end_a_run(tmp_path: Path, monkeypat
     log = RunLog(tmp_path, [], {}, active=True)
     log.print("one")
     log.warn("two")
-    log.show_progress("three", last=True)
+    log.show_step(StepView({"step": "3"}, 0.5, ("3/6",), "three"), last=True)
+    log.on_terminal = True
+    log.show_step(StepView({"step": "3"}, 0.5, ("3/6",), "three"))
     logging.getLogger("terakoya").warning("four")
     log.close()
     assert "two" in (tmp_path / "metrics.jsonl").read_text()

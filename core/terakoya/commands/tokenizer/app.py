@@ -61,7 +61,9 @@ def command(
     --no-add-dummy-prefix; `terakoya plugins show KIND` lists them. The settings `input`, `output_dir` and
     `model_prefix` may replace CORPUS and --out.
     """
-    from terakoya.log import progress_bar
+    from terakoya.log import announce, progress_bar
+
+    announce("terakoya tokenizer train: reads the settings, looks at the corpus ...")
     from terakoya.tokenization.train import train_tokenizer
 
     kind_settings, sources = _read_arguments(corpus or (), type=type, settings=settings, overrides=set_ or ())
