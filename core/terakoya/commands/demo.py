@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from terakoya.commands import next_command
 from terakoya.folder_kinds import refuse_address
 
 
@@ -46,4 +47,5 @@ def command(
     """Go from tokenizer to finished model on the bundled corpus, in a few minutes on two CPU cores."""
     # A model this small gains little from a second thread, and slows down badly when other programs need the cores.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    demo(out, max_steps=max_steps, fresh=fresh)
+    model = demo(out, max_steps=max_steps, fresh=fresh)
+    next_command.after_model(model)

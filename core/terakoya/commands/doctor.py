@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from terakoya.commands import next_command
+
 
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False) -> None:
     """Check the machine and the installation.
@@ -32,3 +34,5 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON ins
                 console().print(" " * 23 + finding.remedy, markup=False, soft_wrap=True, style="dim")
     if any(finding.status == "error" for finding in findings):
         raise typer.Exit(UserError.exit_code)
+    if not as_json:
+        next_command.show("init")

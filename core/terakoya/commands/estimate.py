@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from terakoya.commands import next_command
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ def command(
         console().print(line, markup=False, soft_wrap=True)
     if layouts is not None:
         print_layouts(layouts, estimated.steps)
+    sets = [word for each in overrides for word in ("--set", each)]
+    next_command.show("train", parameters, "--out", "work/run", "--dry-run", *sets)
 
 
 def gigabytes(size: float) -> str:

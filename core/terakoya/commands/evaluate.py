@@ -27,7 +27,10 @@ def command(
     corpus: Annotated[
         list[str] | None, typer.Option(metavar="FILE", help="Raw text (jsonl, txt, parquet ...); may be repeated.")
     ] = None,
-    field: Annotated[str, typer.Option(help="For --corpus: field of the text in jsonl, csv and parquet.")] = "text",
+    field: Annotated[
+        str,
+        typer.Option("--field", "--text-key", help="For --corpus: key or column of the text; text,body: the first."),
+    ] = "text",
     documents: Annotated[
         Literal["blank", "line"], typer.Option(help="For --corpus: how documents are separated in txt.")
     ] = "blank",

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from terakoya.commands import next_command
 from terakoya.commands.component_settings import gather, take_flags
 from terakoya.errors import UserError
 
@@ -51,3 +52,5 @@ def command(
             f'tokenizer = AutoTokenizer.from_pretrained("{folder}"{trust})',
         ):
             console().print(f"  {line}", markup=False, soft_wrap=True)
+    if done.models:
+        next_command.after_model(done.out)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from terakoya.commands import next_command
 from terakoya.commands.component_settings import gather, take_flags
 from terakoya.errors import UserError
 
@@ -54,5 +55,6 @@ def command(
     print_line(f'  model = {done.model_class}.from_pretrained("{done.out}")', markup=False, soft_wrap=True)
     if done.tokenizer_size is not None:
         print_line(f'  tokenizer = AutoTokenizer.from_pretrained("{done.out}")', markup=False, soft_wrap=True)
+        next_command.after_model(done.out)
     else:
         print_line("  without a tokenizer: --tokenizer DIR adds one", markup=False, soft_wrap=True)

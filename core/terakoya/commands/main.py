@@ -31,6 +31,7 @@ from terakoya.commands import (
     verify,
 )
 from terakoya.commands.component_settings import ACCEPT_UNKNOWN_OPTIONS
+from terakoya.commands.examples import add_examples
 from terakoya.commands.parameters import app as parameters
 from terakoya.commands.plugins import app as plugins
 from terakoya.commands.store import app as store
@@ -70,10 +71,10 @@ class InOrder(TyperGroup):
 app = typer.Typer(
     name="terakoya",
     cls=InOrder,
-    context_settings={"max_content_width": 110},
+    context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
     help="Trains language models from raw text: tokenizer, token store, pre-training, export.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -98,6 +99,7 @@ app.command("upload")(upload.command)
 app.add_typer(plugins.app, name="plugins")
 app.add_typer(parameters.app, name="parameters")
 app.command("doctor")(doctor.command)
+add_examples(app)
 
 
 def _version(value: bool) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from terakoya.commands import next_command
 from terakoya.commands.cleaning import CleanFolderOption, CleanOption
 from terakoya.errors import UserError
 from terakoya.preparation.options import Documents, PrepareOptions, Specials, Unit, parse_max_rejects
@@ -32,7 +33,12 @@ def command(
     out: Annotated[Path, typer.Option(help="The new store's folder.")],
     processes: Annotated[int | None, typer.Option(min=1, help="Default: one for each CPU.", show_default=False)] = None,
     documents: Annotated[Documents, typer.Option(help="What separates documents in txt files.")] = "blank",
-    field: Annotated[str, typer.Option(help="The key or column that holds the text.")] = "text",
+    field: Annotated[
+        str,
+        typer.Option(
+            "--field", "--text-key", help="The key or column that holds the text; text,body: the first that is there."
+        ),
+    ] = "text",
     unit: Annotated[
         Unit, typer.Option(help="What one sequence is; the layouts lines and pairs need line.")
     ] = "document",
@@ -93,20 +99,25 @@ def command(
     from terakoya.preparation.prepare import prepare_store
 
     if engine == "datatrove":
-        result = _run_datatrove(options, executor or "local", executor_settings, set or ())
+        facts = _run_datatrove(options, executor or "local", executor_settings, set or ())
     elif executor or executor_settings or set:
         raise UserError("--executor, --executor-settings, --set: expected --engine datatrove with them")
     else:
         with progress_bar("prepare") as progress:
-            result = _describe(out, prepare_store(options, progress=progress))
-    console().print(result, soft_wrap=True, markup=False)
+            facts = prepare_store(options, progress=progress)
+    if facts is None:
+        return
+    console().print(_describe(out, facts), soft_wrap=True, markup=False)
+    if shard is None:
+        next_command.after_store(out, facts)
 
 
 def _run_datatrove(
     options: PrepareOptions, executor: Executor, settings_file: Path | None, overrides: Sequence[str]
-) -> str:
-    """Makes the store with `executor`; returns a description of it, or of the submitted jobs."""
+) -> StoreFacts | None:
+    """Makes the store with `executor` and returns its facts; or prints the submitted jobs and returns None."""
     from terakoya.json_settings import apply_overrides, read_settings
+    from terakoya.log import console
     from terakoya.preparation.datatrove_settings import executor_settings
     from terakoya.preparation.prepare import create_job
 
@@ -118,10 +129,12 @@ def _run_datatrove(
     executor_settings(executor, settings)  # before the corpus is read
     result = prepare_with_datatrove(create_job(options), executor=executor, settings=settings)
     if not isinstance(result, SubmittedJobs):
-        return _describe(options.out, result)
+        return result
     encoding = f"job {result.encode} encodes, job" if result.encode is not None else "every part exists, job"
     store = options.out / "store.json"
-    return f"submitted: {encoding} {result.join} then joins; {options.out} is finished when there is {store}"
+    text = f"submitted: {encoding} {result.join} then joins; {options.out} is finished when there is {store}"
+    console().print(text, soft_wrap=True, markup=False)
+    return None
 
 
 def _describe(out: Path, facts: StoreFacts) -> str:

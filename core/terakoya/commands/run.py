@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from terakoya.commands import next_command
+
 if TYPE_CHECKING:
     from terakoya.pipeline.run import Pipeline
     from terakoya.pipeline.stages import StageResult
@@ -48,4 +50,6 @@ def command(
     announce(f"terakoya run: reads {pipeline} ...")
     from terakoya.pipeline.run import read_pipeline
 
-    run(read_pipeline(pipeline), redo=redo)
+    settings = read_pipeline(pipeline)
+    run(settings, redo=redo)
+    next_command.after_model(settings.export)

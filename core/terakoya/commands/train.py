@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from terakoya.commands import next_command
 from terakoya.errors import Stopped
 from terakoya.launch.here import read_parameters, train
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 
 def command(
+    context: typer.Context,
     parameters: Annotated[
         Path, typer.Argument(help="The parameter JSON, or the name of a preset.", metavar="PARAMETERS.json")
     ],
@@ -92,11 +95,15 @@ def command(
                 expected_processes=processes,
                 advice=out_of_memory.explain_allocation_errors,
             )
+            if launched.rank == 0:
+                next_command.show(*(word for word in context.meta["arguments"] if word != "--dry-run"))
             return
         result = train(
             loaded, out, processes=processes, node_rank=node_rank, allow_change=allow_change or (),
             start_over=start_over, stop=stop,
         )  # fmt: skip
+        if launched.rank == 0 and not result.stopped_by:
+            next_command.show("export", out, "--out", out.with_name("model"))
         if result.stopped_by or signals.EXIT_CODE_FILE_VARIABLE in os.environ:
             signals.ignore_stop_signals()
         raise typer.Exit(signals.exit_code(stopped=result.stopped_by is not None))
@@ -110,8 +117,6 @@ def _visible_gpus() -> int:
 
 def _start_processes(processes: int, stop: StopRequest) -> int:
     """Runs this same command in `processes` processes, which get the signals from now on; returns the exit code."""
-    import sys
-
     from terakoya.launch.local import run_processes
     from terakoya.log import new_console
 

@@ -4,11 +4,13 @@ text."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from terakoya.commands import next_command
 from terakoya.errors import UserError
 from terakoya.inference.loading import find_model, find_models
 from terakoya.inference.predictions import TokenPrediction, fill_mask, find_replaced, generate
@@ -45,6 +47,31 @@ def command(
     A masked model fills in each [MASK]. A discriminator marks the tokens that it considers replaced. A causal model
     continues one or several texts, or chats. An encoder-decoder generates its output for the text.
     """
+    try_texts(
+        folder, texts or (), top=top, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k,
+        seed=seed, chat=chat, trust_remote_code=trust_remote_code,
+    )  # fmt: skip
+    if (folder / "checkpoints").is_dir():
+        next_command.show("export", folder, "--out", folder.with_name("model"))
+    elif not chat:
+        name = f"ORGANISATION/{folder.resolve().name}"
+        next_command.show("upload", folder, "--name", name, "--dry-run", folder.with_name("upload"))
+
+
+def try_texts(
+    folder: Path,
+    texts: Sequence[str],
+    *,
+    top: int = 5,
+    max_new_tokens: int = 64,
+    temperature: float = 0.8,
+    top_p: float = 0.95,
+    top_k: int = 0,
+    seed: int = 0,
+    chat: bool = False,
+    trust_remote_code: bool = False,
+) -> None:
+    """Prints what the model in `folder` makes of `texts`. Raises UserError as `terakoya try` reports it."""
     from terakoya.inference.generation import Sampling, TextGenerator, is_causal
     from terakoya.log import new_console
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from terakoya.commands import next_command
+
 
 def command(
     source: Annotated[Path, typer.Argument(help="RUN, a checkpoint, or an exported folder.", metavar="DIR")],
@@ -54,6 +56,8 @@ def command(
     )
     if done.folder is not None:
         console.print(f"wrote the files that would be pushed to {done.folder}", soft_wrap=True)
+        licensed = ["--license", license] if license else []
+        next_command.show("upload", source, "--name", name, *licensed)
     else:
         console.print(done.address, soft_wrap=True)
 
@@ -67,5 +71,5 @@ def _try(folder: Path, prompt: str, *, trust_remote_code: bool) -> str:
 
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
-        try_model.command(folder, [prompt], trust_remote_code=trust_remote_code)
+        try_model.try_texts(folder, [prompt], trust_remote_code=trust_remote_code)
     return output.getvalue()

@@ -33,13 +33,14 @@ class Corpus:
     or an address such as `s3://bucket/wiki`.
 
     `jsonl`: one object for each line, the text under `field`. `csv`, `tsv`, `parquet`: a row is a document, its text is
-    in the column `field`. `txt`: with `documents="blank"` blank lines separate documents, with `"line"` every line is
-    one. Lines of white space only contain no document. A byte order mark at a file's start and carriage returns before
-    line ends are dropped; NUL and other control characters are kept. All but parquet may be compressed (.gz, .zst, .xz,
-    .bz2). A document of more than `max_document_bytes` is rejected, in text formats without being read into memory.
-    `cleaning` (see `with_cleaning`) changes and drops documents. With `conversations` each line of jsonl is a
-    conversation, and `terakoya.corpus.conversations.read_messages` reads its document. If `digests` is given, `blocks`
-    hashes the files as it reads them and stores the hashes there for `fingerprint`.
+    in the column `field`. A `field` of several names, `text,body`, means the first of them that a line or a table has.
+    `txt`: with `documents="blank"` blank lines separate documents, with `"line"` every line is one. Lines of white
+    space only contain no document. A byte order mark at a file's start and carriage returns before line ends are
+    dropped; NUL and other control characters are kept. All but parquet may be compressed (.gz, .zst, .xz, .bz2). A
+    document of more than `max_document_bytes` is rejected, in text formats without being read into memory. `cleaning`
+    (see `with_cleaning`) changes and drops documents. With `conversations` each line of jsonl is a conversation, and
+    `terakoya.corpus.conversations.read_messages` reads its document. If `digests` is given, `blocks` hashes the files
+    as it reads them and stores the hashes there for `fingerprint`.
 
     Raises UserError for a missing file or an unknown file name ending, and for conversations that are not jsonl or have
     cleaning steps.

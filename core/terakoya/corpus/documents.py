@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,6 +55,14 @@ REMEDIES: Mapping[str, str] = {
 """What a user can do when there are many rejects for one reason."""
 
 EXCERPT_CHARACTERS = 80
+
+
+def choose_field(field: str, names: Container[str]) -> str:
+    """Returns the key or column of `names` that holds the text: `field` itself, or the first of `text,body` that there
+    is. Returns `field` if there is none."""
+    if field in names:
+        return field
+    return next((name for name in map(str.strip, field.split(",")) if name in names), field)
 
 
 @dataclass(frozen=True)

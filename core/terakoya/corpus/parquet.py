@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from terakoya.corpus.documents import Block, Document, Reject, reject_bytes, text_document
+from terakoya.corpus.documents import Block, Document, Reject, choose_field, reject_bytes, text_document
 from terakoya.corpus.files import Source, import_pyarrow
 from terakoya.errors import UserError, nearest
 
@@ -49,7 +49,7 @@ def split_into_blocks(file: Source, block_bytes: int, *, field: str) -> Iterator
 def read_block(block: Block, *, field: str, max_document_bytes: int) -> Iterator[Document | Reject]:
     """Yields the documents and rejects of a block; the line of each is the number of its row, from 1."""
     with _open_parquet(block.file, field) as (parquet, column):
-        row = 0
+        names, row = [choose_field(field, parquet.schema_arrow.names)], 0
         for number in range(parquet.metadata.num_row_groups):
             group = parquet.metadata.row_group(number)
             first, row = row, row + group.num_rows
@@ -58,7 +58,7 @@ def read_block(block: Block, *, field: str, max_document_bytes: int) -> Iterator
             average = max(1, group.column(column).total_uncompressed_size // group.num_rows)
             rows = max(1, min(4096, _BATCH_BYTES // average))
             batch_start = first
-            for batch in parquet.iter_batches(rows, row_groups=[number], columns=[field], use_threads=False):
+            for batch in parquet.iter_batches(rows, row_groups=[number], columns=names, use_threads=False):
                 values = batch.column(0)
                 skip = max(0, block.start - batch_start)
                 for offset, value in enumerate(_bytes(values.slice(skip, max(0, block.stop - batch_start - skip)))):
@@ -97,6 +97,7 @@ def _open_parquet(file: Source, field: str) -> Iterator[tuple[Any, int]]:
         try:
             parquet = pq.ParquetFile(stream, pre_buffer=False)
             names = parquet.schema_arrow.names
+            field = choose_field(field, names)
             if field not in names:
                 raise UserError(
                     f'{file}: expected a column "{field}", got none{nearest(field, names)}; choose with --field'

@@ -13,7 +13,7 @@ from contextlib import suppress
 import orjson
 
 from terakoya.corpus.conversations import conversation_document
-from terakoya.corpus.documents import Block, Document, Reason, Reject, reject_bytes, text_document
+from terakoya.corpus.documents import Block, Document, Reason, Reject, choose_field, reject_bytes, text_document
 from terakoya.corpus.files import HashingReader, RemoteFile, Source, compression_of, format_of, open_decompressed
 from terakoya.errors import UserError, nearest
 
@@ -196,7 +196,7 @@ def _from_json(file: Source, line: int, record: bytes, field: str | None) -> Doc
         return reject_bytes(file, line, "not a JSON object", record)
     if field is None:
         return conversation_document(file, line, value, record)
-    if field not in value:
+    if field not in value and (field := choose_field(field, value)) not in value:
         return reject_bytes(file, line, "missing field", record)
     text = value[field]
     if not isinstance(text, str):
@@ -237,6 +237,7 @@ def _find_column(file: Source, field: str) -> tuple[int, int]:
         names = _split_row(file, header.removeprefix(_BOM).removesuffix(b"\n").removesuffix(b"\r"))
     except (UnicodeDecodeError, csv.Error, StopIteration) as error:
         raise UserError(f"{file}: expected column names in the first line, got {header[:80]!r}") from error
+    field = choose_field(field, names)
     if names.count(field) != 1:
         count = f"{names.count(field)} of them" if field in names else f"none{nearest(field, names)}"
         raise UserError(f'{file}: expected one column named "{field}", got {count}; choose with --field')

@@ -70,7 +70,8 @@ def test_a_file_system_that_does_not_answer_has_an_exit_code_of_its_own(
 
 def test_help_lists_every_verb_in_the_order_of_use(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "--help")
-    listed = [line.split()[0] for line in out.partition("Commands:\n")[2].splitlines() if line.strip()]
+    table = out.partition("Commands:\n")[2].partition("\n\n")[0]
+    listed = [line.split()[0] for line in table.splitlines() if line.strip()]
     assert code == 0 and tuple(listed) == VERBS
 
 

@@ -67,7 +67,7 @@ def error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (("export", "--input_dir", "run", "--out", "m"), "the first argument: terakoya export RUN"),
         (("prepare", "c.jsonl", "--tokenizer", "t", "--out", "s", "--workers", "8"), "give --processes 8"),
         (("train", PRESET), "terakoya train: expected --out: The run's folder"),
-        (("train", "--out", "r"), "terakoya train: expected PARAMETERS.json: The parameter JSON."),
+        (("train", "--out", "r"), "terakoya train: expected PARAMETERS.json: The parameter JSON, or"),
     ],
 )
 def test_a_foreign_option_is_answered_with_what_to_give(

@@ -268,3 +268,22 @@ def test_the_last_documents_of_a_zst_file_are_held_out_but_not_of_parquet(tmp_pa
     pq.write_table(pa.table({"text": ["three"]}), tmp_path / "c.parquet")
     with pytest.raises(UserError, match="hold_out: expected the corpus to end with a jsonl or txt file"):
         hold_out(Corpus([tmp_path / "c.parquet"]), 1, tmp_path / "split")
+
+
+def test_several_keys_serve_several_formats(tmp_path: Path) -> None:
+    lines = [{"text": "一"}, {"body": "二", "text": "三"}, {"body": "四"}, {"content": "五"}]
+    mixed = write(tmp_path / "a.jsonl.gz", "".join(json.dumps(each) + "\n" for each in lines).encode())
+    table = tmp_path / "b.parquet"
+    pq.write_table(pa.table({"id": [1, 2], "body": ["六", "七"]}), table)
+    rows = write(tmp_path / "c.csv", write_csv([["text", "body"], ["八", "not this"]]))
+    plain = write(tmp_path / "d.txt", "九\n".encode())
+    items = read_all(Corpus([mixed, table, rows, plain], field="text, body"))
+    assert texts(items) == ["一", "三", "四", "六", "七", "八", "九"]
+    assert rejects(items) == [(4, "missing field")]
+
+
+def test_a_column_whose_name_has_a_comma_is_that_column(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.csv", write_csv([["text,body", "body"], ["一", "二"]]))
+    assert texts(read_all(Corpus([file], field="text,body"))) == ["一"]
+    with pytest.raises(UserError, match='expected one column named "main,title", got none'):
+        read_all(Corpus([file], field="main,title"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from terakoya.commands import next_command
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
@@ -84,3 +85,5 @@ def _print_report(converted: ConvertedConfig, file: Path, out: Path | None) -> N
     counts = f"{len(converted.mapped)} options are mapped, {len(converted.ignored)} ignored, "
     counts += f"{len(converted.unsupported)} not supported"
     console.print(f"{file}: {counts}{f'; written to {out}' if out else ''}", soft_wrap=True)
+    if out is not None:
+        next_command.show("estimate", out)

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from terakoya.commands import next_command
+
 
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
     """List the presets, which every command takes by name in the place of a parameter file.
@@ -29,3 +31,4 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON ins
     for each in presets:
         table.add_row(each.name, each.architecture, each.size, f"{each.sequence_length:,}", each.purpose)
     console().print(table)
+    next_command.show("estimate", "bert_base", "--vocab-size", "32768")

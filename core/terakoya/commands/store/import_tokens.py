@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from terakoya.commands import next_command
 from terakoya.errors import UserError
 
 Unit = Literal["document", "line"]
@@ -59,3 +60,4 @@ def command(
         soft_wrap=True,
         markup=False,
     )
+    next_command.after_store(out, facts)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from terakoya.commands import next_command
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,7 +30,9 @@ def merge_command(
     """Merge stores of one tokenizer; the shards of `prepare --shard` become the store of the whole corpus."""
     from terakoya.store.merge import merge
 
-    _print_facts(out, merge(stores, out, word_starts=word_starts))
+    facts = merge(stores, out, word_starts=word_starts)
+    _print_facts(out, facts)
+    next_command.after_store(out, facts)
 
 
 def split_command(

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from terakoya.commands import next_command
 from terakoya.commands.cleaning import CleanFolderOption, CleanOption
 from terakoya.commands.component_settings import ACCEPT_UNKNOWN_OPTIONS, gather, take_flags
 from terakoya.commands.tokenizer import count as tokenizer_count
@@ -49,7 +50,12 @@ def command(
     type: Kind = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Default: one for each CPU.", show_default=False)] = None,
     documents: Annotated[Documents, typer.Option(help="What separates documents in txt files.")] = "blank",
-    field: Annotated[str, typer.Option(help="The key or column that holds the text.")] = "text",
+    field: Annotated[
+        str,
+        typer.Option(
+            "--field", "--text-key", help="The key or column that holds the text; text,body: the first that is there."
+        ),
+    ] = "text",
     clean: CleanOption = None,
     clean_folder: CleanFolderOption = None,
     settings: Settings = None,
@@ -81,6 +87,7 @@ def command(
             progress=progress,
         )
     _print_facts(out, facts)
+    next_command.after_tokenizer(out, sources, field=field, documents=documents)
 
 
 @app.command("import", context_settings=ACCEPT_UNKNOWN_OPTIONS)
@@ -98,6 +105,7 @@ def import_command(
     if len(sources) != 1 or out is None:
         raise UserError("expected the file of one model, and --out, the new folder")
     _print_facts(out, import_tokenizer(Path(sources[0]), out, settings=kind_settings))
+    next_command.after_tokenizer(out, ())
 
 
 def _read_arguments(

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from terakoya.commands import next_command
 from terakoya.commands.cleaning import CleanFolderOption, CleanOption
 
 Documents = Literal["blank", "line"]
@@ -18,7 +19,12 @@ def command(
     type: Annotated[str, typer.Option(help="A kind of tokenizer that learns from words.")],
     processes: Annotated[int | None, typer.Option(min=1, help="Default: one for each CPU.", show_default=False)] = None,
     documents: Annotated[Documents, typer.Option(help="What separates documents in txt files.")] = "blank",
-    field: Annotated[str, typer.Option(help="The key or column that holds the text.")] = "text",
+    field: Annotated[
+        str,
+        typer.Option(
+            "--field", "--text-key", help="The key or column that holds the text; text,body: the first that is there."
+        ),
+    ] = "text",
     clean: CleanOption = None,
     clean_folder: CleanFolderOption = None,
     set_: Annotated[
@@ -48,3 +54,5 @@ def command(
         soft_wrap=True,
         markup=False,
     )
+    words = ("--type", type, "--set", f"counts={out}", "--out", out.with_name("tokenizer"))
+    next_command.show("tokenizer", "train", *corpus, *words)

@@ -17,7 +17,7 @@ def command(
     corpus: Annotated[list[Path], typer.Option(help="The text, as for `terakoya prepare`; may be repeated.")],
     html: Annotated[Path | None, typer.Option(help="Also write one page with charts.", show_default=False)] = None,
     documents: Annotated[Documents, typer.Option(help="What separates documents in txt files.")] = "blank",
-    field: Annotated[str, typer.Option(help="The key of the text in jsonl files.")] = "text",
+    field: Annotated[str, typer.Option("--field", "--text-key", help="The key of the text in jsonl files.")] = "text",
     sample_bytes: Annotated[
         int, typer.Option(min=0, help="Read about this many bytes of the text; 0 means all.")
     ] = 20_000_000,

@@ -1,0 +1,122 @@
+"""Every command names the next one, and its help has an example that exists."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from documented_commands import check_command, find_command, root_command
+from typer.testing import CliRunner
+
+from terakoya.commands import next_command
+from terakoya.commands.examples import EXAMPLES
+from terakoya.commands.main import app
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.store.token_store import StoreFacts
+
+SMALL = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=2", "intermediate_size=32"]
+
+
+def all_commands(command: Any = None, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found = [path]
+    for name, child in getattr(command or root_command(), "commands", {}).items():
+        found += all_commands(child, (*path, name))
+    return found
+
+
+@pytest.mark.parametrize("path", all_commands(), ids=" ".join)
+def test_every_help_has_an_example_that_exists(path: tuple[str, ...]) -> None:
+    helped = CliRunner().invoke(app, [*path, "-h"], prog_name="terakoya")
+    assert helped.exit_code == 0, helped.output
+    example = helped.output.partition("Example:\n")[2].strip()
+    assert example == EXAMPLES[" ".join(path)] and example.startswith(" ".join(["terakoya", *path]))
+    if path[:1] not in (("launch",), ("import",)):
+        check_command(example.partition(" > ")[0])
+    assert set(EXAMPLES) <= {" ".join(each) for each in all_commands()}
+
+
+def test_completion_can_be_installed() -> None:
+    assert "--install-completion" in CliRunner().invoke(app, ["--help"]).output
+    asked = {"_TERAKOYA_COMPLETE": "complete_bash", "COMP_WORDS": "terakoya expo", "COMP_CWORD": "1"}
+    assert CliRunner().invoke(app, [], env=asked, prog_name="terakoya").output.split() == ["export"]
+
+
+def run(words: list[str]) -> tuple[list[str], str]:
+    """Runs `terakoya WORDS`; returns the words of the command that it names next, and its standard output."""
+    done = CliRunner().invoke(app, words, prog_name="terakoya")
+    assert done.exit_code == 0, done.output + repr(done.exception)
+    named = [line for line in done.stderr.splitlines() if line.startswith("next: ")]
+    assert len(named) == 1 and "next: " not in done.stdout, done.output
+    following = shlex.split(named[0].removeprefix("next: "))
+    check_command(shlex.join(following))
+    return following[1:], done.stdout
+
+
+@pytest.mark.slow
+def test_the_chain_from_text_to_an_upload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "東京 は 日本 の 首都 です 。 今日 は よい 天気 だ"
+    Path("a.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for _ in range(40)), encoding="utf-8")
+    Path("b.csv").write_text("text,n\n" + "".join(f"{text},{n}\n" for n in range(20)), encoding="utf-8")
+    words = ["tokenizer", "train", "a.jsonl", "b.csv", "--field", "text,body", "--type", "mecab_wordpiece"]
+    following, _ = run([*words, "--vocab-size", "60", "--out", "work/tokenizer"])
+    assert following[:3] == ["prepare", "a.jsonl", "b.csv"] and following[-2:] == ["--field", "text,body"]
+    following, out = run([*following, "--processes", "1"])
+    assert "60 documents" in out and following[:4] == ["train", "tiny_bert", "--out", "work/run"]
+    sizes = [word for each in SMALL for word in ("--set", f"architecture.{each}")]
+    short = ["--set", "max_steps=2", "--set", "schedule.warmup_steps=0", "--set", "batch_size.-1=2", *sizes]
+    dry, _ = run([*following, *short, "--dry-run"])
+    assert dry == [*following, *short]
+    following, _ = run(dry)
+    assert following == ["export", "work/run", "--out", "work/model"]
+    following, _ = run(following)
+    assert following == ["try", "work/model", "東京は日本の[MASK]です。"]
+    following, _ = run(following)
+    assert following[0] == "upload" and following[-2:] == ["--dry-run", "work/upload"]
+    following, _ = run(following)
+    assert following == ["upload", "work/model", "--name", "ORGANISATION/model"]
+
+
+def facts(tokens: int, mask: int | None, answers: bool = False) -> StoreFacts:
+    return StoreFacts(
+        unit="document", eos=None, documents=1, sequences=1, tokens=tokens, dtype="uint16", word_starts=True,
+        vocabulary=Vocabulary(size=100, mask=mask), fingerprint="", inputs={}, options={}, files={}, answers=answers,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tokens", "mask", "preset"),
+    [
+        (1_000_000, 4, "tiny_bert"), (100_000_000, 4, "bert_small"), (2_000_000_000, 4, "bert_base"),
+        (1_000_000, None, "tiny_gpt2"), (2_000_000_000, None, "gpt2_300m"),
+    ],
+)  # fmt: skip
+def test_the_preset_fits_the_store(tokens: int, mask: int | None, preset: str) -> None:
+    assert next_command.preset_for(facts(tokens, mask)) == preset
+
+
+def test_the_stores_are_named_where_the_preset_has_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def named(out: str) -> str:
+        next_command.after_store(Path(out), facts(10, 4))
+        return capsys.readouterr().err.strip()
+
+    monkeypatch.chdir(tmp_path)
+    alone = named("work/store")
+    assert alone.endswith("""--set 'data.split=[98,2]' --set 'data.validation=[]'""")
+    Path("work/store.val").mkdir(parents=True)
+    assert named("work/store") == named("work/store.val") == "next: terakoya train tiny_bert --out work/run"
+    assert """'data.train=["w/a"]'""" in named("w/a.val") and """'data.validation=["w/a.val"]'""" in named("w/a.val")
+
+
+@pytest.mark.slow
+def test_machine_output_names_nothing(tmp_path: Path) -> None:
+    listed = CliRunner().invoke(app, ["parameters", "list", "--json"])
+    assert "next:" not in listed.stderr and "next:" in CliRunner().invoke(app, ["parameters", "list"]).stderr
+    estimated = ["estimate", "tiny_bert", "--vocab-size", "100", "--device", "cpu", "--json"]
+    assert "next:" not in CliRunner().invoke(app, estimated).stderr
+    assert find_command(["estimate"])[0].name == "estimate"
