@@ -97,7 +97,7 @@ class Estimate:
 
 
 def estimate(
-    parameters: Path | Parameters,
+    parameters: Path | str | Parameters,
     *,
     processes: int | None = None,
     device: str | None = None,
@@ -121,7 +121,7 @@ def estimate(
     Raises:
         UserError: anything the user can fix: parameters, a missing store, an unknown device.
     """
-    loaded = Parameters.load(parameters, overrides) if isinstance(parameters, Path) else parameters
+    loaded = Parameters.load(Path(parameters), overrides) if isinstance(parameters, Path | str) else parameters
     target = devices.find_device(device) if device else devices.local_device()
     statistics = row_statistics(loaded.data, loaded.objective.row_layout(), vocab_size)
     if processes is None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from terakoya.errors import UserError
 
@@ -54,9 +54,10 @@ def read_parameters(
 
 
 def train(
-    parameters: Path | Parameters,
-    out: Path,
+    parameters: Path | str | Mapping[str, Any] | Parameters,
+    out: Path | str,
     *,
+    events: Mapping[str, Callable[..., Any]] | None = None,
     overrides: Sequence[str] = (),
     processes: int | None = None,
     node_rank: int | None = None,
@@ -65,6 +66,10 @@ def train(
     stop: StopRequest | None = None,
 ) -> TrainResult:
     """Trains into the folder `out`, resuming from its last checkpoint; for notebooks and other programs.
+
+    `parameters` is a file, the name of a preset such as "bert_base", or the content of a parameter file. `events` are
+    functions by event, such as `{"step_finished": f}` for `f(run, report)`; `terakoya.hookspecs` describes the events.
+    A function that raises an exception ends the run.
 
     With `start_over` the run may begin at step 0 although it has had checkpoints, of which none is whole.
 
@@ -75,16 +80,29 @@ def train(
         UserError: an error that the user can fix.
     """
     from terakoya.estimation import out_of_memory
+    from terakoya.plugins import listening
     from terakoya.training.setup import train_in_this_process
 
-    loaded = read_parameters(parameters, overrides=overrides) if isinstance(parameters, Path) else parameters
-    return train_in_this_process(
-        loaded,
-        out,
-        node_rank=node_rank,
-        expected_processes=processes,
-        allow_change=frozenset(allow_change),
-        start_over=start_over,
-        advice=out_of_memory.explain_allocation_errors,
-        stop=stop,
-    )
+    with listening(events or {}):
+        return train_in_this_process(
+            _load(parameters, overrides),
+            Path(out),
+            node_rank=node_rank,
+            expected_processes=processes,
+            allow_change=frozenset(allow_change),
+            start_over=start_over,
+            advice=out_of_memory.explain_allocation_errors,
+            stop=stop,
+        )
+
+
+def _load(parameters: Path | str | Mapping[str, Any] | Parameters, overrides: Sequence[str]) -> Parameters:
+    from terakoya.config.parameters import Parameters
+
+    if isinstance(parameters, Path | str):
+        return read_parameters(Path(parameters), overrides=overrides)
+    if isinstance(parameters, Parameters):
+        if overrides:
+            return Parameters.from_dict(parameters.dump(), source="parameters", overrides=overrides)
+        return parameters
+    return Parameters.from_dict(parameters, source="parameters", overrides=overrides)

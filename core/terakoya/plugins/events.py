@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from terakoya import components
 from terakoya.components import EventListener
-from terakoya.errors import UserError
+from terakoya.errors import UserError, nearest
 from terakoya.plugins.discovery import PluginError, describe
 
 if TYPE_CHECKING:
@@ -35,6 +36,25 @@ class Events:
                 if getattr(type(listener), event) is not getattr(EventListener, event):
                     joined[event].append((name, _as_hook(getattr(listener, event))))
         return Events({event: tuple(each) for event, each in joined.items()})
+
+    def with_functions(self, functions: Mapping[str, Callable[..., Any]]) -> Events:
+        """Returns events that also call plain `functions`, by event: `{"step_finished": f}` calls `f(run, report)`.
+
+        Raises:
+            UserError: there is no such event, or a function does not take the arguments of its event.
+        """
+        joined = dict(self.listeners)
+        for event, function in functions.items():
+            if event not in EVENTS:
+                raise UserError(f"events: there is no event {event}{nearest(event, EVENTS)}")
+            names = list(inspect.signature(getattr(Events, event)).parameters)[1:]
+            name = getattr(function, "__qualname__", repr(function))
+            try:
+                inspect.signature(function).bind(*names)
+            except (TypeError, ValueError):
+                raise UserError(f"events.{event}: expected a function of ({', '.join(names)}), got {name}") from None
+            joined[event] = (*joined[event], (name, _as_hook(function, positional=True)))
+        return Events(joined)
 
     def run_started(self, run: Run) -> None:
         """See `hookspecs.run_started`."""
@@ -73,11 +93,12 @@ class Events:
         call(self.listeners["run_finished"], run=run, error=error)
 
 
-def _as_hook(method: Callable[..., Any]) -> Callable[..., list[Any]]:
-    """Returns a function that calls `method` and returns a list, as the caller of a hook does."""
+def _as_hook(method: Callable[..., Any], *, positional: bool = False) -> Callable[..., list[Any]]:
+    """Returns a function that calls `method` and returns a list, as the caller of a hook does. With `positional` the
+    names of its arguments are free."""
 
     def listener(**arguments: Any) -> list[Any]:
-        result = method(**arguments)
+        result = method(*arguments.values()) if positional else method(**arguments)
         return [] if result is None else [result]
 
     return listener

@@ -9,8 +9,9 @@ import inspect
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -142,6 +143,19 @@ def load(plugins: Sequence[str] = (), without: Sequence[str] = ()) -> Registry:
             os.environ[variable] = os.pathsep.join(values)
     _current = _registries[key]
     return _current
+
+
+@contextmanager
+def listening(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """While the block runs, the events of runs in this process also call `functions`, by event. Raises UserError as
+    `Events.with_functions`."""
+    global _current
+    before = registry()
+    _current = replace(before, hook=before.hook.with_functions(functions))
+    try:
+        yield
+    finally:
+        _current = before
 
 
 def _add_inherited(variable: str, values: Iterable[str]) -> tuple[str, ...]:

@@ -1,0 +1,63 @@
+"""The Python API: its page runs, events are plain functions, and importing it is cheap."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import terakoya
+from terakoya import plugins
+from terakoya.errors import UserError
+from terakoya.plugins.events import EVENTS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "howto" / "python-api.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_example_of_the_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (
+        "東京は日本の首都です。\n\n今日はよい天気だったので、川の近くを歩きました。\n\n本を読むのは楽しいことです。\n\n"
+    )
+    Path("corpus.txt").write_text(text * 30, encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)
+    names: dict[str, Any] = {}
+    exec(compile(code, "python-api.md", "exec"), names)
+    assert names["result"].step == 4 and sorted(names["losses"]) == [1, 2, 4]
+    assert len(capsys.readouterr().out.strip().splitlines()[-3:]) == 3
+
+
+def test_the_page_names_every_event_and_every_function() -> None:
+    described = re.findall(r"^\| `(\w+)` \| `f\((.*?)\)`", PAGE, re.M)
+    assert sorted(name for name, _ in described) == sorted(EVENTS)
+    for name, arguments in described:
+        plugins.registry().hook.with_functions({name: eval(f"lambda {arguments}: None")})
+    functions = set(terakoya._FUNCTIONS) - {"hookimpl"}
+    assert set(re.findall(r"terakoya\.(\w+)\(", PAGE)) == functions
+
+
+def test_wrong_events_are_named() -> None:
+    with pytest.raises(UserError, match=r'no event step_finishd; did you mean "step_finished"'):
+        terakoya.train("tiny_bert", "run", events={"step_finishd": print})
+    with pytest.raises(UserError, match=r"events.step_finished: expected a function of \(run, report\), got .*lambda"):
+        terakoya.train("tiny_bert", "run", events={"step_finished": lambda run: None})
+
+
+def test_events_end_with_the_run() -> None:
+    before = plugins.registry()
+    with pytest.raises(UserError, match="no such file"):
+        terakoya.train("nowhere", "run", events={"run_started": lambda run: None})
+    assert plugins.registry() is before
+
+
+def test_importing_is_cheap() -> None:
+    code = "import sys, terakoya; print(sorted({'torch', 'transformers', 'pydantic', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
