@@ -34,7 +34,8 @@ class BestCheckpoint(EventPlugin):
     min_delta: NonNegativeFloat = 0.0
     """A value counts as better only if it is better by more than this."""
     from_step: NonNegativeInt = 1
-    """Validations before this step do not count: early ones improve each time, and each costs a checkpoint."""
+    """Validations before this step do not count: early ones improve each time, and each costs a checkpoint. Unit:
+    optimizer steps."""
 
     def check(self, parameters: Any) -> None:
         """Raises UserError where the run does not validate."""

@@ -19,7 +19,7 @@ class EarlyStopping(EventPlugin):
     """
 
     patience: PositiveInt = 5
-    """Validations in a row without an improvement."""
+    """Validations in a row without an improvement. Unit: validations."""
     metric: str = "loss"
     """A number of the validation, such as `loss` or `masked_accuracy`."""
     store: str | None = None
@@ -29,7 +29,7 @@ class EarlyStopping(EventPlugin):
     min_delta: NonNegativeFloat = 0.0
     """A value counts as better only if it is better by more than this."""
     from_step: NonNegativeInt = 0
-    """Validations before this step do not count."""
+    """Validations before this step do not count. Unit: optimizer steps."""
 
     def check(self, parameters: Any) -> None:
         """Raises UserError where the run does not validate."""

@@ -22,7 +22,7 @@ class PermanentCheckpoints(EventPlugin):
     """Keeps the checkpoint of every `every`th step in RUN/permanent, where `checkpoint.keep` does not reach it."""
 
     every: PositiveInt
-    """Steps between two of them: a multiple of `checkpoint.save_steps`."""
+    """Steps between two of them: a multiple of `checkpoint.save_steps`. Unit: optimizer steps."""
 
     test_settings: ClassVar[Mapping[str, Any]] = {"every": 1000}
 

@@ -27,11 +27,11 @@ class Samples(EventPlugin):
     """Fills in or continues `texts` at each validation, on rank 0 alone."""
 
     texts: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
-    """For example `"東京は日本の[MASK]です。"` for a masked model, `"昔々、"` for a causal one."""
+    """The texts, such as `"東京は日本の[MASK]です。"` for a masked model and `"昔々、"` for a causal one."""
     top: PositiveInt = 3
-    """How many tokens are shown for each mask."""
+    """How many tokens are shown for each mask. Unit: tokens."""
     max_new_tokens: PositiveInt = 32
-    """How many tokens continue a text."""
+    """How many tokens continue a text. Unit: tokens."""
 
     test_settings: ClassVar[Mapping[str, Any]] = {"texts": ["a"]}
 

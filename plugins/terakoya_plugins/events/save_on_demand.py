@@ -18,7 +18,7 @@ class SaveOnDemand(EventPlugin):
     always = True
 
     every_seconds: NonNegativeFloat = 1.0
-    """How often rank 0 looks for the file, at most."""
+    """How often rank 0 looks for the file, at most. Unit: seconds."""
 
     def start(self, run: Run) -> EventListener:
         """Returns the listener."""

@@ -1,0 +1,71 @@
+"""Trackio: a local dashboard (`trackio show`), or a Space on the Hugging Face Hub.
+
+A resumed run continues the Trackio run of its name. Credentials for a Space come from `hf auth login`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from terakoya import hookimpl
+from terakoya.components import Tracker, TrackerRun
+from terakoya.errors import UserError
+
+
+class Trackio(Tracker):
+    """Fields have the names of the arguments of `trackio.init`."""
+
+    project: str = "terakoya"
+    """The Trackio project."""
+    name: str | None = None
+    """The name of the Trackio run; null is that of the run folder."""
+    space_id: str | None = None
+    """The Space that shows the dashboard, such as `me/my-dashboard`; null stays on this machine."""
+
+    def check(self) -> None:
+        """Raises UserError if Trackio is not installed."""
+        _import_trackio()
+
+    def open(self, run_folder: Path, parameters: Mapping[str, Any]) -> TrackerRun:
+        """Opens the Trackio run.
+
+        Raises:
+            UserError: Trackio is not installed.
+        """
+        trackio = _import_trackio()
+        run = trackio.init(
+            project=self.project,
+            name=self.name or run_folder.resolve().name,
+            space_id=self.space_id,
+            config=dict(parameters),
+            resume="allow",
+            embed=False,
+        )
+        return _TrackioRun(run)
+
+
+def _import_trackio() -> Any:
+    try:
+        import trackio
+    except ImportError:
+        raise UserError('tracker trackio: is not installed; pip install "terakoya[trackio]"') from None
+    return trackio
+
+
+class _TrackioRun:
+    def __init__(self, run: Any) -> None:
+        self.run = run
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+@hookimpl
+def register_trackers() -> dict[str, type[Tracker]]:
+    """Registers `trackio`."""
+    return {"trackio": Trackio}
