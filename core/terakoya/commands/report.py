@@ -1,4 +1,4 @@
-"""`terakoya report`: one HTML file about one or more runs."""
+"""`terakoya report`: one HTML page about one or more runs, as a file or served while they train."""
 
 from __future__ import annotations
 
@@ -13,32 +13,84 @@ def command(
     runs: Annotated[
         list[Path], typer.Argument(help="One run folder, or several to compare side by side.", metavar="RUN...")
     ],
-    out: Annotated[Path, typer.Option(help="The HTML file to write, for example report.html.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The HTML file to write, for example report.html; may be left out with --live.")
+    ] = None,
     label: Annotated[
         list[str] | None, typer.Option(help="A name for each run, in order. Default: the folders' names.")
     ] = None,
     against: Annotated[
         Literal["step", "hours", "tokens"], typer.Option(help="The horizontal axis of the curves.")
     ] = "step",
+    live: Annotated[
+        bool, typer.Option("--live", help="Serve the page to this machine's browser and follow the runs.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --live: the port; 0 is any free one.")] = 8000,
+    every: Annotated[float, typer.Option(min=0.2, help="With --live: seconds between two updates.")] = 5.0,
 ) -> None:
-    """Write a page about runs: curves, restarts, parameters and their differences, counts, stores, versions.
+    """Write a page about runs: curves, samples, phases, parameters and their differences, counts, stores, versions.
 
-    The file is self-contained and needs no network. Runs may be in progress.
+    The file is self-contained and needs no network. Runs may be in progress; with --live a browser on this machine
+    follows them, until Ctrl-C, and --out is written again with each update.
     """
-    from terakoya.atomic_files import check_writable, write_text
+    from terakoya.atomic_files import check_writable
     from terakoya.errors import UserError
     from terakoya.folder_kinds import refuse_address
     from terakoya.log import console
-    from terakoya.runs.report import read_reports
-    from terakoya.runs.report_page import render_page
+    from terakoya.runs.report import RunReport, read_reports
+    from terakoya.runs.report_page import live_scripts, render_main, render_page
 
-    refuse_address(out, "an HTML file")
-    if out.is_dir():
-        raise UserError(f"--out {out}: expected an HTML file, got a folder; give --out {out / 'report.html'}")
-    check_writable(out.parent)
-    reports = read_reports(runs, label)
-    text = render_page(reports, created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"), against=against)
+    if out is None and not live:
+        raise UserError("expected --out, the HTML file to write, or --live")
+    if out is not None:
+        refuse_address(out, "an HTML file")
+        if out.is_dir():
+            raise UserError(f"--out {out}: expected an HTML file, got a folder; give --out {out / 'report.html'}")
+        check_writable(out.parent)
+
+    def read() -> tuple[list[RunReport], str]:
+        return read_reports(runs, label), datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+
+    reports, created = read()
+    if out is not None:
+        _write(out, render_page(reports, created=created, against=against))
+        subject = f"{len(reports)} runs" if len(reports) > 1 else reports[0].label
+        size = out.stat().st_size / 1e3 if out.is_file() else 0
+        console().print(f"wrote {out}: {subject}, {size:,.0f} kB", markup=False, soft_wrap=True)
+    if not live:
+        return
+
+    from terakoya.runs.live import HOST, LivePage, create_server
+
+    def main() -> str:
+        found, now = read()
+        if out is not None:
+            _write(out, render_page(found, created=now, against=against))
+        return render_main(found, created=now, against=against)
+
+    def whole() -> str:
+        found, now = read()
+        return render_page(found, created=now, against=against, live_every=every)
+
+    try:
+        server = create_server(LivePage(whole, main, every=every), port=port, scripts=live_scripts())
+    except OSError as error:
+        raise UserError(f"--port {port}: {error.strerror}; choose another, or 0 for any that is free") from None
+    with server:
+        address = f"http://{HOST}:{server.server_port}/"
+        console().print(
+            f"follow the run{'s' if len(runs) > 1 else ''} at {address} until Ctrl-C; from another machine: "
+            f"ssh -L {server.server_port}:{HOST}:{server.server_port} THIS_HOST",
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return
+
+
+def _write(out: Path, text: str) -> None:
+    from terakoya.atomic_files import write_text
+
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, text)
-    subject = f"{len(reports)} runs" if len(reports) > 1 else reports[0].label
-    console().print(f"wrote {out}: {subject}, {len(text.encode()) / 1e3:,.0f} kB", markup=False, soft_wrap=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ class RunReport:
         facts: the run's progress, devices and rates by name, formatted.
         stores: the token stores: path, purpose, documents, tokens, fingerprint, formatted.
         versions: the versions of the programs that it ran with, by name.
+        phases: the starts of the run and the stages of its data, formatted.
+        samples: step -> text -> what the model said about it.
     """
 
     label: str
@@ -40,6 +43,8 @@ class RunReport:
     facts: Mapping[str, str]
     stores: Sequence[Mapping[str, str]]
     versions: Mapping[str, str]
+    phases: Sequence[Mapping[str, str]] = ()
+    samples: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
 
 def read_reports(
@@ -90,7 +95,73 @@ def _read(folder: Path, label: str, now: float) -> RunReport:
         facts=_facts(status, written, start),
         stores=_stores(settings, start.get("stores", {})),
         versions={str(name): str(version) for name, version in start.get("versions", {}).items()},
+        phases=[*_starts(written, status), *_stages(settings, status)],
+        samples=_samples(written),
     )
+
+
+def _starts(written: metrics.Metrics, status: RunStatus) -> list[dict[str, str]]:
+    """Returns the times that a process began to train, and how each ended."""
+    starts: list[dict[str, str]] = []
+    ends: dict[int, str] = {}
+    for record in written.records:
+        kind, step = record.get("kind"), int(record.get("step") or 0)
+        if kind == "start":
+            world, devices = record.get("world", {}), record.get("devices") or {}
+            where = ", ".join(f"{count} x {name}" for name, count in devices.items())
+            where = where or f"{world.get('processes', 1)} x {world.get('device', 'unknown device')}"
+            began = datetime.fromtimestamp(record["time"]).astimezone() if "time" in record else None
+            starts.append(
+                {
+                    "phase": f"start {len(starts) + 1}", "from step": f"{step + 1:,}", "to step": f"{step:,}",
+                    "began": began.strftime("%Y-%m-%d %H:%M") if began else "", "what": where,
+                }
+            )  # fmt: skip
+        elif starts and kind in ("step", "checkpoint", "finished", "stopped"):
+            starts[-1]["to step"] = f"{step:,}"
+        if starts and kind in ("finished", "stopped", "error"):
+            reason = record.get("reason") or record.get("text")
+            ends[len(starts)] = ("failed" if kind == "error" else kind) + (f": {reason}" if reason else "")
+    alive = len(starts) if status.process is not None else None
+    for number, each in enumerate(starts, 1):
+        each["what"] += f"; {ends.get(number) or ('trains now' if number == alive else 'killed')}"
+    return starts
+
+
+def _stages(settings: Mapping[str, Any], status: RunStatus) -> list[dict[str, str]]:
+    """Returns the stages of the data, where there are several."""
+    data = settings.get("data", {})
+    stages = data.get("stages") or ()
+    if not stages:
+        return []
+    firsts = [1, *(int(stage.get("from_step", 1)) for stage in stages)]
+    lasts = [*(first - 1 for first in firsts[1:]), status.max_steps]
+    phases = []
+    for number, (first, last, stage) in enumerate(zip(firsts, lasts, [data, *stages], strict=True), 1):
+        stores = [each.get("store", "") if isinstance(each, dict) else str(each) for each in stage.get("train", ())]
+        now = "; now" if first <= status.step + 1 and (last is None or status.step < last) else ""
+        phases.append(
+            {
+                "phase": f"data stage {number}", "from step": f"{first:,}", "began": "",
+                "to step": "" if last is None else f"{last:,}", "what": ", ".join(stores) + now,
+            }
+        )  # fmt: skip
+    return phases
+
+
+def _samples(written: metrics.Metrics) -> dict[int, dict[str, str]]:
+    """Returns what the model said at each step, without the steps that a resumed run discarded."""
+    samples: dict[int, dict[str, str]] = {}
+    for record in written.records:
+        step = int(record.get("step") or 0)
+        if record.get("kind") == "resume":
+            samples = {at: answers for at, answers in samples.items() if at <= step}
+        elif record.get("kind") == "sample":
+            masks = record.get("masks") or ()
+            words = [" ".join(f"{token} {share:.0%}" for token, share in mask) for mask in masks]
+            answer = record.get("continuation") or " | ".join(words)
+            samples.setdefault(step, {})[str(record.get("text"))] = str(answer)
+    return samples
 
 
 def _facts(status: RunStatus, written: metrics.Metrics, start: Mapping[str, Any]) -> dict[str, str]:

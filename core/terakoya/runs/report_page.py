@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from terakoya.runs import live
 from terakoya.runs.charts import Against, Line, axis_position, chart
 from terakoya.runs.metrics import Curves
 from terakoya.runs.report import RunReport, compare_parameters
@@ -20,6 +21,7 @@ TITLES = {
     "loss": "loss (nats)",
 }  # fmt: skip
 SHOWN_WARNINGS = 50
+SHOWN_SAMPLES = 12
 MARKED, MARKS = ("loss", "grad_norm"), 200
 """Charts with a mark for each anomaly, and how many marks of a run they have."""
 
@@ -61,7 +63,7 @@ svg .axis { stroke: var(--quiet) } .curve polyline { fill: none; stroke: var(--c
 """
 
 SCRIPT = """
-for (const svg of document.querySelectorAll("svg.chart")) {
+function followPointers() { for (const svg of document.querySelectorAll("svg.chart")) {
   const lines = JSON.parse(svg.dataset.lines), group = svg.querySelector(".pointer"), space = svg.namespaceURI;
   const make = (name, attributes, text) => {
     const made = group.appendChild(document.createElementNS(space, name));
@@ -96,24 +98,51 @@ for (const svg of document.querySelectorAll("svg.chart")) {
       make("text", {x: left + 19, y: 28 + row * 16}, word);
     });
   });
-}
+} }
+followPointers();
 """
 
 
-def render_page(runs: Sequence[RunReport], *, created: str, against: Against = "step") -> str:
-    """Returns the page for `runs`; `created` is the time of its creation, as text."""
+def live_scripts() -> str:
+    """Returns the script of a page that follows runs."""
+    return SCRIPT + live.SCRIPT
+
+
+def render_page(
+    runs: Sequence[RunReport], *, created: str, against: Against = "step", live_every: float | None = None
+) -> str:
+    """Returns the page for `runs`; `created` is the time of its creation, as text. With `live_every` it asks its server
+    for a new `render_main` so often, in seconds."""
     title = f"Run report: {', '.join(run.label for run in runs)}"
     colours = "".join(f".run{number} {{ --colour: var(--c{number}) }}" for number in range(8))
     hidden = "".join(
         f'body:has(#run{number}:not(:checked)) [data-run="{number}"] {{ display: none }}' for number in range(len(runs))
     )
-    body = "\n".join(
+    main, scripts, data = render_main(runs, created=created, against=against), SCRIPT, ""
+    head = f"<h1>{escape(title)}</h1>"
+    if live_every is not None:
+        head += '<p><span id="live" class="good">live</span></p>'
+        scripts, data = live_scripts(), f' data-every="{live_every:g}"'
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
+        f"<style>{STYLE}{colours}{hidden}</style></head>\n<body{data}>\n{head}\n<main>{main}</main>\n"
+        f"<script>{scripts}</script></body></html>\n"
+    )
+
+
+def render_main(runs: Sequence[RunReport], *, created: str, against: Against = "step") -> str:
+    """Returns what stands below the page's heading, as HTML."""
+    return "\n".join(
         [
-            f'<h1>{escape(title)}</h1><p class="quiet">Created {escape(created)}.</p>',
+            f'<p class="quiet">Created {escape(created)}.</p>',
             _legend(runs),
             _charts(runs, against),
+            _samples(runs),
             "<h2>Summary</h2>",
             _facts(runs),
+            "<h2>Phases</h2>",
+            _phases(runs),
             "<h2>Parameters</h2>",
             _parameters(runs),
             "<h2>Last validation</h2>",
@@ -124,11 +153,6 @@ def render_page(runs: Sequence[RunReport], *, created: str, against: Against = "
             _versions(runs),
             _warnings(runs),
         ]
-    )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
-        f"<style>{STYLE}{colours}{hidden}</style></head>\n<body>\n{body}\n<script>{SCRIPT}</script></body></html>\n"
     )
 
 
@@ -204,6 +228,39 @@ def _facts(runs: Sequence[RunReport]) -> str:
 def _fact(run: RunReport, name: str) -> str:
     kind = {"failed": "bad", "killed": "bad", "finished": "good", "training": "good"}.get(run.status.state, "")
     return f'<td class="{kind if name == "state" else ""}">{escape(run.facts.get(name, ""))}</td>'
+
+
+def _samples(runs: Sequence[RunReport]) -> str:
+    """Returns a table for each run that was sampled: one row a step, one column a text."""
+    tables = []
+    for run in runs:
+        if not run.samples:
+            continue
+        texts = list(dict.fromkeys(text for answers in run.samples.values() for text in answers))
+        rows = [
+            f"<tr><th>{step:,}</th>" + "".join(f"<td>{escape(answers.get(text, ''))}</td>" for text in texts) + "</tr>"
+            for step, answers in _thin(run.samples).items()
+        ]
+        name = f"<h3>{escape(run.label)}</h3>" if len(runs) > 1 else ""
+        tables.append(name + _table(["step", *texts], rows))
+    return "<h2>Samples</h2>" + "".join(tables) if tables else ""
+
+
+def _thin(samples: Mapping[int, Mapping[str, str]]) -> dict[int, Mapping[str, str]]:
+    """Returns at most about `SHOWN_SAMPLES` of `samples`, evenly, with the first and the last."""
+    steps = sorted(samples)
+    every = max(1, -(-(len(steps) - 1) // (SHOWN_SAMPLES - 1)))
+    return {step: samples[step] for at, step in enumerate(steps) if at % every == 0 or at == len(steps) - 1}
+
+
+def _phases(runs: Sequence[RunReport]) -> str:
+    names = ("phase", "from step", "to step", "began", "what")
+    rows = [
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in [run.label, *(phase[name] for name in names)]) + "</tr>"
+        for run in runs
+        for phase in run.phases
+    ]
+    return _table(["run", *names], rows) if rows else "<p>None recorded.</p>"
 
 
 def _parameters(runs: Sequence[RunReport]) -> str:

@@ -203,3 +203,40 @@ def test_spikes_and_skipped_steps_are_marked(tmp_path: Path) -> None:
     assert "<title>step 12: spike: &lt;spike&gt;</title>" in page
     assert report.facts["spikes"] == "1" and report.facts["skipped steps"] == "2"
     assert 'class="anomaly' not in render_page([report], created="today", against="tokens")
+
+
+# -------------------------------------------------------------------------------------------------- samples, phases
+
+
+def test_samples_and_phases_are_tables(tmp_path: Path) -> None:
+    stages = {"train": ["work/a"], "stages": [{"from_step": 21, "train": [{"store": "work/b", "weight": 1.0}]}]}
+    run = make_run(tmp_path / "run", learning_rate=0.1)
+    settings = json.loads((run / "parameters.json").read_text())
+    (run / "parameters.json").write_text(json.dumps({**settings, "data": stages}))
+    samples = [
+        {
+            "kind": "sample",
+            "step": step,
+            "text": "東京は[MASK]です<b>",
+            "masks": [[["首都", 0.5], ["<i>", step / 1000]]],
+        }
+        for step in range(0, 400, 10)
+    ]
+    discarded = [{"kind": "sample", "step": 500, "text": "x", "continuation": "y"}, {"kind": "resume", "step": 390}]
+    again = {"kind": "start", "step": 390, "devices": {"cpu": 2}, "time": NOW + 90}
+    end = {"kind": "stopped", "step": 395, "reason": "SIGTERM"}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(each) + "\n" for each in [*samples, *discarded, again, end])
+    (report,) = read_reports([run], now=NOW + 100)
+    assert sorted(report.samples) == list(range(0, 400, 10))
+    assert report.samples[390] == {"東京は[MASK]です<b>": "首都 50% <i> 39%"}
+    assert [(each["phase"], each["from step"], each["to step"], each["what"]) for each in report.phases] == [
+        ("start 1", "1", "40", "2 x NVIDIA H200; finished"),
+        ("start 2", "391", "395", "2 x cpu; stopped: SIGTERM"),
+        ("data stage 1", "1", "20", "work/a"),
+        ("data stage 2", "21", "40", "work/b"),
+    ]
+    page = render_page([report], created="today")
+    assert "<b>" not in page and "<i>" not in page and "首都 50% &lt;i&gt; 39%" in page
+    shown = re.findall(r"<tr><th>([\d,]+)</th><td>首都", page)
+    assert len(shown) <= 13 and (shown[0], shown[-1]) == ("0", "390")
