@@ -14,7 +14,7 @@ PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest
 WORKERS ?= $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick one check format cluster bench nightly
+.PHONY: demo test quick one check format cluster bench nightly docs docs-serve
 
 demo: $(VENV)/.base
 	$(VENV)/bin/terakoya demo
@@ -36,6 +36,16 @@ check: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(VENV)/bin/ruff check --fix-only --quiet .
 	$(VENV)/bin/ruff format .
+
+# The documentation as a site, in build/site; a broken link fails. docs-serve shows it at http://127.0.0.1:8000 and
+# follows changes.
+docs: $(VENV)/.docs
+	mkdir -p build/docs
+	$(VENV)/bin/python -m mkdocs build --strict
+
+docs-serve: $(VENV)/.docs
+	mkdir -p build/docs
+	$(VENV)/bin/python -m mkdocs serve
 
 # Several hosts on one machine (network namespaces; root), two processes under every engine, a two-node Slurm where its
 # packages are: apt install slurm-wlm munge openssh-server.
@@ -71,4 +81,8 @@ $(VENV)/.base: pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.base
 	$(PIP) install -e ".[dev,deepspeed]"
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.base
+	$(PIP) install -e ".[docs]"
 	touch $@

@@ -1,21 +1,27 @@
-"""The README in both languages: its commands exist, its JSON is accepted, every flag of the original is answered."""
+"""READMEs and documentation: commands exist, JSON is accepted, links lead somewhere, every page is on the site."""
 
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from documented_commands import ROOT, check_command
+from site_source import ELSEWHERE, rewrite_links, site_paths
 
-from terakoya.config.parameters import Parameters
+from terakoya import plugins
+from terakoya.config.parameters import Parameters, all_key_paths
 from terakoya.doctor.checks import check_shared_memory
 from terakoya.pipeline.run import Pipeline
 
-PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.ja.md")}
-DOCUMENTS = [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md", "core/README.md"]
+READMES = ["README.md", "README.ja.md"]
+DOCS = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
+PAGES = [*READMES, *DOCS, *(page for page in ELSEWHERE if page not in READMES)]
+COMING_FROM = [page for page in DOCS if page.startswith("docs/coming-from/") and "language-pretraining" not in page]
 
 ORIGINAL_FLAGS = {
     "train_tokenizer.py": [
@@ -36,14 +42,24 @@ ORIGINAL_FLAGS = {
 """Every flag, variable and key that the original's README names, by program."""
 
 
-def _code_blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page, re.S | re.M)
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
 
 
-def _commands(page: str) -> list[str]:
+def both(page: str) -> list[str]:
+    """The page and its translation."""
+    return [page, page.replace(".md", ".ja.md")]
+
+
+def code_blocks(page: str, language: str) -> list[str]:
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.S | re.M)
+    return [content for kind, content in blocks if kind == language]
+
+
+def commands_of(page: str) -> list[str]:
     """Every `terakoya ...` in code: lines of blocks, `-m terakoya` of other launchers, and inline."""
     found = []
-    for block in _code_blocks(page, ""):
+    for block in code_blocks(page, ""):
         lines = block.replace("\\\n", " ").splitlines()
         found += [line for line in lines if line.startswith("terakoya ")]
         found += ["terakoya " + line.split("-m terakoya ")[1].rstrip("'") for line in lines if "-m terakoya " in line]
@@ -51,14 +67,27 @@ def _commands(page: str) -> list[str]:
     return found + [inline for inline in re.findall(r"`([^`\n]+)`", prose) if inline.startswith("terakoya ")]
 
 
-@pytest.mark.parametrize("name", [*PAGES, "core/README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("name", [*READMES, *DOCS, "core/README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
 def test_every_command_exists(name: str) -> None:
-    commands = _commands((ROOT / name).read_text(encoding="utf-8"))
-    assert len(commands) > 15 or name not in PAGES
+    commands = commands_of(text_of(name))
+    assert len(commands) > 10 or name not in READMES
     for text in commands:
         for verb in re.split(r"\|", text) if "|" in text and "--" not in text else [text]:
             words = text.split()
             check_command(verb if verb.startswith("terakoya") else " ".join([*words[:2], verb]))
+
+
+def test_a_tired_person_reads_the_readme_to_its_end() -> None:
+    for name in READMES:
+        assert len(text_of(name).splitlines()) <= 160
+
+
+@pytest.mark.parametrize("page", [page for page in ["README.md", *DOCS] if (ROOT / both(page)[1]).exists()])
+def test_both_languages_have_the_same_commands(page: str) -> None:
+    english, japanese = ([line.split(" #")[0].rstrip() for block in code_blocks(text_of(name), "")
+                          for line in block.splitlines() if line.startswith("terakoya")]
+                         for name in both(page))  # fmt: skip
+    assert english == japanese
 
 
 def _flag_rows(page: str) -> dict[str, dict[str, str]]:
@@ -78,18 +107,21 @@ def _flag_rows(page: str) -> dict[str, dict[str, str]]:
     return rows
 
 
-@pytest.mark.parametrize("name", PAGES)
+FLAG_PAGES = both("docs/coming-from/language-pretraining.md")
+
+
+@pytest.mark.parametrize("name", FLAG_PAGES)
 def test_every_flag_of_the_original_is_answered(name: str) -> None:
-    rows = _flag_rows(PAGES[name])
+    rows = _flag_rows(text_of(name))
     assert {program: sorted(flags) for program, flags in rows.items()} == {
         program: sorted(flags) for program, flags in ORIGINAL_FLAGS.items()
     }
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", FLAG_PAGES)
 def test_what_replaces_the_flags_exists(name: str) -> None:
     keys = 0
-    for flags in _flag_rows(PAGES[name]).values():
+    for flags in _flag_rows(text_of(name)).values():
         for answer in flags.values():
             for code in re.findall(r"`([^`]+)`", answer):
                 if code.startswith("terakoya "):
@@ -101,7 +133,7 @@ def test_what_replaces_the_flags_exists(name: str) -> None:
 
 
 def _preset() -> dict[str, Any]:
-    value: dict[str, Any] = json.loads((ROOT / "parameters" / "tiny_bert.json").read_text(encoding="utf-8"))
+    value: dict[str, Any] = json.loads(text_of("parameters/tiny_bert.json"))
     return value
 
 
@@ -114,54 +146,125 @@ def _assert_key(path: str) -> None:
 
 
 def test_the_tables_agree_in_both_languages() -> None:
-    english, japanese = (_flag_rows(page) for page in PAGES.values())
+    english, japanese = (_flag_rows(text_of(page)) for page in FLAG_PAGES)
     for program, flags in english.items():
         for flag, answer in flags.items():
             here, there = (re.findall(r"`(terakoya [^`]+)`", each) for each in (answer, japanese[program][flag]))
             assert here == there, f"{program} {flag}"
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_its_json_is_accepted(name: str) -> None:
-    pipelines = re.findall(r"<!-- pipeline -->\n```json\n(.*?)```", PAGES[name], re.S)
+@pytest.mark.parametrize("name", both("docs/how-to/pipelines.md"))
+def test_its_pipelines_are_accepted(name: str) -> None:
+    pipelines = re.findall(r"<!-- pipeline -->\n```json\n(.*?)```", text_of(name), re.S)
+    assert len(pipelines) == 2
     for text in pipelines:
         pipeline = Pipeline.model_validate_json(text)
         assert (ROOT / str(pipeline.parameters)).is_file()
-    others = [json.loads(text) for text in _code_blocks(PAGES[name], "json") if text not in pipelines]
-    assert pipelines
-    assert others
-    for value in others:
+    table = text_of(name).split("```\n\n| ")[1].split("\n\n")[0]
+    named = set(re.findall(r"`([a-z_]+)`", " ".join(row.split("|")[1] for row in table.splitlines()[2:])))
+    assert named == set(Pipeline.model_fields)
+
+
+PARAMETER_PAGES = [*both("docs/how-to/parameters.md"), "docs/tutorials/slurm.md"]
+
+
+@pytest.mark.parametrize("name", PARAMETER_PAGES)
+def test_its_parameters_are_accepted(name: str) -> None:
+    values = [json.loads(text) for text in code_blocks(text_of(name), "json")]
+    assert values
+    for value in values:
         Parameters.from_dict({**_preset(), **value}, source=name)
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", PARAMETER_PAGES[:2])
 def test_the_keys_it_explains_exist(name: str) -> None:
-    page = PAGES[name]
-    pipeline_table = page.split("```\n\n| ")[1].split("\n\n")[0]
-    named = set(re.findall(r"`([a-z_]+)`", " ".join(row.split("|")[1] for row in pipeline_table.splitlines()[2:])))
-    assert named == set(Pipeline.model_fields)
-    parameter_table = page.split("| `max_steps`")[1].split("\n\n")[0]
-    for path in re.findall(r"^\| `([a-z_.]+)`", "| `max_steps`" + parameter_table, re.M):
+    rows = re.findall(r"^\| (`[^|]+) \|", text_of(name), re.M)
+    paths = {path for row in rows for path in re.findall(r"`([a-z_.]+)`", row)}
+    assert {"max_steps", "max_tokens", "epochs", "spikes", "lora", "objective.layout", "data.split"} <= paths
+    for path in paths:
         _assert_key(path)
     for layout in ("packed", "stream", "lines", "pairs"):
-        assert f"`{layout}`" in parameter_table
+        assert f"`{layout}`" in text_of(name)
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", both("docs/how-to/troubleshooting.md"))
 def test_it_explains_every_check_of_the_doctor_that_may_fail(name: str) -> None:
-    source = "".join(
-        (ROOT / "core" / "terakoya" / file).read_text() for file in ("doctor/checks.py", "doctor/diagnose.py")
-    )
+    source = "".join(text_of(f"core/terakoya/doctor/{file}") for file in ("checks.py", "diagnose.py"))
     checks = set(re.findall(r'Finding\(\s*"([^"]+)",\s*"(?:error|warning)"', source))
     assert check_shared_memory(Path("/nowhere"))[0].check in checks
     assert len(checks) >= 10
-    errors = PAGES[name].split("did you mean")[1].split("\n\n")[0] + "doctor, versions: terakoya doctor"
-    unexplained = {check for check in checks if f'"{check}"' not in errors}
+    unexplained = {check for check in checks if f'"{check}"' not in text_of(name)}
     assert unexplained <= {"versions", "torch", "dictionaries", "plugins"}, unexplained
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.parametrize("name", COMING_FROM)
+def test_what_a_page_for_users_of_another_trainer_names_exists(name: str) -> None:
+    paths = set(all_key_paths(plugins.registry()))
+    answered = 0
+    for line in text_of(name).splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) != 3 or cells[0] in ("There", "---") or cells[0].startswith("**"):
+            continue
+        _, here, why = cells
+        for code in re.findall(r"`([^`]+)`", here):
+            assert code in paths or code.startswith("terakoya "), f"{line}: {code} is no key"
+        words = {word.strip() for word in re.sub(r"`[^`]+`", "", here).split(",")} - {""}
+        assert words <= {"nothing", "the same", "**not supported**"} and (why or not words - {"nothing"}), line
+        answered += 1
+    assert answered > 20
+
+
+def anchors_of(page: str) -> set[str]:
+    """The anchors of the page's headings, as GitHub and the site make them."""
+    prose = re.sub(r"^```.*?^```", "", text_of(page), flags=re.S | re.M)
+    titles = re.findall(r"^#{1,6} (.+)$", prose, re.M)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles]
+    return {re.sub(r"[^\w\- ]", "", title.strip()).replace(" ", "-") for title in plain}
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_links_lead_somewhere(name: str) -> None:
-    page = ROOT / name
-    for link in re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8")):
-        assert link.startswith("https://") or (page.parent / link).exists(), link
+    prose = re.sub(r"^```.*?^```|`[^`\n]*`", "", text_of(name), flags=re.S | re.M)
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if re.match(r"https?:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(name), file)) if file else name
+        assert (ROOT / target).exists(), link
+        target += "/README.md" if (ROOT / target).is_dir() else ""
+        assert not anchor or anchor in anchors_of(target), link
+
+
+def _navigation() -> list[str]:
+    """The pages in the site's navigation."""
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
+
+    def walk(value: Any) -> list[str]:
+        if isinstance(value, str):
+            return [value]
+        return [page for each in (value.values() if isinstance(value, dict) else value) for page in walk(each)]
+
+    return walk(yaml.load(text_of("mkdocs.yml"), Loader)["nav"])
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    places = {place for place in site_paths().values() if place.endswith(".md") and not place.endswith(".ja.md")}
+    navigation = _navigation()
+    assert sorted(navigation) == sorted(places), "add the page to `nav` in mkdocs.yml"
+
+
+def test_links_of_the_site() -> None:
+    places = site_paths()
+    text = "[a](../exit-codes.md#x) [b](../../core/README.md) [c](../../core/terakoya/log.py) ![d](../figures/road.svg)"
+    assert rewrite_links(text, "docs/how-to/lora.md", places) == (
+        "[a](../exit-codes.md#x) [b](../explanation/how-it-is-built.md) c ![d](../figures/road.svg)"
+    )
+    assert rewrite_links("[e](lora.ja.md) `[f](x)`\n\n```\n[g](y)\n```\n", "docs/how-to/corpora.ja.md", places) == (
+        "[e](lora.md) `[f](x)`\n\n```\n[g](y)\n```\n"
+    )
+    with pytest.raises(AssertionError, match=r"nowhere\.png is not on the site"):
+        rewrite_links("![h](nowhere.png)", "docs/index.md", places)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from terakoya import plugins
 from terakoya.commands.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
+KINDS = {"export": "exporters", "import": "importers", "launch": "launchers"}
+"""Verb -> the kind of component whose settings are options of it."""
 
 
 @functools.cache
@@ -32,7 +35,7 @@ def find_command(words: list[str]) -> tuple[Any, list[str]]:
 
 def check_command(text: str) -> None:
     """Fails unless the verbs and the flags of the command `text` exist."""
-    words = shlex.split(text.split("   #")[0], comments=False)
+    words = shlex.split(re.split(r"\s#\s|\s>\s", text)[0], comments=False)
     assert words[0] == "terakoya", text
     first = 1
     top = {flag for parameter in find_command([])[0].params for flag in parameter.opts}
@@ -41,7 +44,7 @@ def check_command(text: str) -> None:
     command, rest = find_command(words[first:])
     known = {flag for parameter in command.params for flag in [*parameter.opts, *parameter.secondary_opts]} | {"--help"}
     if command.context_settings.get("ignore_unknown_options"):  # every setting of a kind of component is an option too
-        known |= settings_flags({"export": "exporters", "import": "importers"}.get(words[first], "tokenizers"))
+        known |= settings_flags(KINDS.get(words[first], "tokenizers"))
     values = 0
     for before, word in itertools.pairwise(["", *rest]):
         if word.startswith("--"):

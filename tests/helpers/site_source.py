@@ -1,0 +1,16 @@
+"""tools/site/assemble.py, imported."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from documented_commands import ROOT
+
+_spec = importlib.util.spec_from_file_location("assemble", ROOT / "tools" / "site" / "assemble.py")
+assert _spec is not None and _spec.loader is not None
+assemble = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(assemble)
+
+ELSEWHERE = assemble.ELSEWHERE
+rewrite_links = assemble.rewrite_links
+site_paths = assemble.site_paths

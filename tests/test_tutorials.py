@@ -1,0 +1,88 @@
+"""The tutorials and the page on Python, followed by a reader: files are written and commands are run, in order."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from documented_commands import ROOT
+from typer.testing import CliRunner
+
+from terakoya.commands.main import app
+from terakoya.plugins import loading as plugins
+
+PART = re.compile(r"<!-- (file: (\S+)|run|python) -->\n```\w*\n(.*?)^```", re.S | re.M)
+FIRST_TRY = "terakoya plugins check mobile_bert.py"
+"""The command that the tutorial expects to fail when it is run for the first time."""
+
+READERS = [
+    ["tutorials/japanese-bert.md", "tutorials/continued-pretraining.md", "tutorials/slurm.md"],
+    ["tutorials/electra.md"],
+    ["tutorials/gpt.md", "tutorials/instruction-tuning.md"],
+    ["tutorials/new-architecture.md"],
+    ["how-to/python.md"],
+]
+"""Pages that a reader follows one after the other, in one folder."""
+
+
+def follow(page: str, folder: Path) -> None:
+    """Writes the files and runs the commands and programs of `page`; fails with the output of what fails."""
+    commands: list[str] = []
+    for kind, name, content in PART.findall((ROOT / "docs" / page).read_text(encoding="utf-8")):
+        if kind.startswith("file"):
+            (folder / name).write_text(content, encoding="utf-8")
+        elif kind == "python":
+            environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+            (folder / "program.py").write_text(content, encoding="utf-8")
+            done = subprocess.run([sys.executable, "program.py"], cwd=folder, env=environment, capture_output=True,
+                                  text=True, timeout=600, check=False)  # fmt: skip
+            assert done.returncode == 0, f"{page}\n{content}\n{done.stdout}\n{done.stderr}"
+        else:
+            for line in content.splitlines():
+                expected = 1 if line == FIRST_TRY and line not in commands else 0
+                commands.append(line)
+                run(shlex.split(line), expected)
+    assert commands or page == "how-to/python.md"
+
+
+def run(words: list[str], expected: int) -> None:
+    """Runs `cp` or a terakoya command, which loads its plugins as a new process does."""
+    if words[0] == "cp":
+        shutil.copyfile(words[1], words[2])
+        return
+    assert words[0] == "terakoya", words
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plugins, "_current", None)
+        patch.setenv(plugins.PLUGINS_VARIABLE, "")
+        result = CliRunner().invoke(app, words[1:])
+    assert result.exit_code == expected, f"{shlex.join(words)}\n{result.output}\n{result.exception!r}"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("pages", READERS, ids=lambda pages: pages[0])
+def test_every_command_of_the_page_works(pages: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("core", "parameters"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copyfile(ROOT / "core" / "terakoya" / "pipeline" / "demo_corpus.txt", tmp_path / "corpus.txt")
+    monkeypatch.chdir(tmp_path)
+    for page in pages:
+        follow(page, tmp_path)
+
+
+def test_no_tutorial_is_left_out() -> None:
+    written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs" / "tutorials").glob("*.md")}
+    followed = {page for pages in READERS for page in pages} - {"how-to/python.md"}
+    assert {page for page in written if not page.endswith(".ja.md")} == followed
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "tutorials").glob("*.ja.md")), ids=lambda page: page.name)
+def test_a_translation_has_the_same_files_and_commands(page: Path) -> None:
+    english, japanese = (PART.findall(path.read_text(encoding="utf-8"))
+                         for path in (page.with_name(page.name.replace(".ja.", ".")), page))  # fmt: skip
+    assert english and english == japanese
