@@ -45,7 +45,7 @@ def follow(page: str, folder: Path) -> None:
             assert done.returncode == 0, f"{page}\n{content}\n{done.stdout}\n{done.stderr}"
         else:
             for line in content.splitlines():
-                expected = 1 if line == FIRST_TRY and line not in commands else 0
+                expected = 2 if line == FIRST_TRY and line not in commands else 0
                 commands.append(line)
                 run(shlex.split(line), expected)
     assert commands or page == "how-to/python.md"
