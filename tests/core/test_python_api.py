@@ -16,7 +16,7 @@ from terakoya.errors import UserError
 from terakoya.plugins.events import EVENTS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "howto" / "python-api.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "python.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -30,7 +30,7 @@ def test_the_example_of_the_page_runs(
     Path("corpus.txt").write_text(text * 30, encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)
     names: dict[str, Any] = {}
-    exec(compile(code, "python-api.md", "exec"), names)
+    exec(compile(code, "python.md", "exec"), names)
     assert names["result"].step == 4 and sorted(names["losses"]) == [1, 2, 4]
     assert len(capsys.readouterr().out.strip().splitlines()[-3:]) == 3
 
