@@ -15,6 +15,9 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.store.token_store import TokenStore
 from terakoya.store.writer import write_store
 
+UNUSED = 100
+"""Special tokens that never occur in random ids, such as the sentinels of span corruption."""
+
 
 @dataclass(frozen=True)
 class Lines:
@@ -87,7 +90,8 @@ def drawn(folder: Path, *, count: int, mean_length: int, sequence_length: int, v
     For measurements in which only shapes matter; every word is one token.
     """
     folder.mkdir(parents=True)
-    named = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    named = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"[unused{number}]" for number in range(UNUSED))]
+    special = tuple(range(len(named)))
     named += [f"t{number}" for number in range(len(named), vocabulary_size)]
     (folder / "vocab.txt").write_text("\n".join(named) + "\n")
     BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
@@ -95,6 +99,6 @@ def drawn(folder: Path, *, count: int, mean_length: int, sequence_length: int, v
     generator = np.random.default_rng(0)
     lengths = np.exp(generator.normal(np.log(mean_length) - 0.32, 0.8, count))  # log-normal, of this mean
     lengths = np.clip(np.rint(lengths), 1, sequence_length - 2).astype(np.int64)
-    ids = [generator.integers(5, vocabulary_size, length) for length in lengths]
-    vocabulary = Vocabulary(size=vocabulary_size, pad=0, unk=1, cls=2, sep=3, mask=4, special=(0, 1, 2, 3, 4))
+    ids = [generator.integers(len(special), vocabulary_size, length) for length in lengths]
+    vocabulary = Vocabulary(size=vocabulary_size, pad=0, unk=1, cls=2, sep=3, mask=4, special=special)
     return Lines(ids, [np.ones(len(line), bool) for line in ids], vocabulary, tokenizer, folder)
