@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from documented_commands import ROOT, check_command
-from site_source import ELSEWHERE, rewrite_links, site_paths
+from site_source import ELSEWHERE, assemble, rewrite_links, site_paths
 
 from terakoya import plugins
 from terakoya.config.parameters import Parameters, all_key_paths
@@ -166,7 +166,7 @@ def test_its_pipelines_are_accepted(name: str) -> None:
     assert named == set(Pipeline.model_fields)
 
 
-PARAMETER_PAGES = [*both("docs/how-to/parameters.md"), "docs/tutorials/slurm.md"]
+PARAMETER_PAGES = [*both("docs/how-to/parameters.md"), "docs/tutorials/slurm.md", *both("docs/how-to/events.md")]
 
 
 @pytest.mark.parametrize("name", PARAMETER_PAGES)
@@ -269,3 +269,16 @@ def test_links_of_the_site() -> None:
     )
     with pytest.raises(AssertionError, match=r"nowhere\.png is not on the site"):
         rewrite_links("![h](nowhere.png)", "docs/index.md", places)
+
+
+def test_the_site_has_every_page_and_no_broken_link(tmp_path: Path) -> None:
+    (tmp_path / "old.md").write_text("of an earlier build", encoding="utf-8")
+    written = assemble(tmp_path)
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(written)
+    assert tmp_path / "index.md" in written and tmp_path / "how-to" / "plugins.md" in written
+    for path in written:
+        if path.suffix != ".md":
+            continue
+        prose = re.sub(r"^```.*?^```|`[^`\n]*`", "", path.read_text(encoding="utf-8"), flags=re.S | re.M)
+        for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose):
+            assert re.match(r"https?:", link) or (path.parent / link).is_file(), f"{path.name}: {link}"

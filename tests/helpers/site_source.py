@@ -8,9 +8,10 @@ from documented_commands import ROOT
 
 _spec = importlib.util.spec_from_file_location("assemble", ROOT / "tools" / "site" / "assemble.py")
 assert _spec is not None and _spec.loader is not None
-assemble = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(assemble)
+_module = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_module)
 
-ELSEWHERE = assemble.ELSEWHERE
-rewrite_links = assemble.rewrite_links
-site_paths = assemble.site_paths
+assemble = _module.assemble
+ELSEWHERE = _module.ELSEWHERE
+rewrite_links = _module.rewrite_links
+site_paths = _module.site_paths
