@@ -37,9 +37,9 @@ import peer
 import torch
 import transformers
 import turns
+from step_clock import Clock
 
-from terakoya.training.batches import StepBatches
-from terakoya.training.trainer import Trainer
+from terakoya.training.throughput import peak_tflops
 
 MODELS: Mapping[str, dict[str, int]] = {
     "bert_base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
@@ -55,8 +55,6 @@ MODELS: Mapping[str, dict[str, int]] = {
 }  # fmt: skip
 GENERATORS = {"electra_small": "1/4", "electra_base": "1/3"}
 TINY = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 12, "intermediate_size": 192}
-PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12}
-"""Dense bf16 FLOP/s by a part of the device's name, from the makers' data sheets; the first that fits counts."""
 MASKED = 0.15
 LOGGING_STEPS = 1_000_000
 
@@ -96,7 +94,7 @@ def main() -> int:
             "terakoya, packed": partial(train_ours, raw=raw, steps=steps, warm_up=warm_up),
         }
         flops = flops_per_token(model, generator, data.vocabulary.size, span)
-        peak = next((value for name, value in PEAKS.items() if name in device), None)
+        peak = peak_tflops(device)
         print(
             f"{device}, torch {torch.__version__}, transformers {transformers.__version__}; "
             f"{'tiny ' * arguments.tiny}{arguments.model}, sequence length {length}, {batch_size} rows a step; "
@@ -107,7 +105,9 @@ def main() -> int:
             results[name].append(turn)
         for name, each in results.items():
             rate = turns.median(each, "wall")
-            mfu = f"MFU {100 * rate * flops / peak:5.1f} %" if peak else "MFU unknown (no peak for this device)"
+            mfu = (
+                f"MFU {100 * rate * flops / (1e12 * peak):5.1f} %" if peak else "MFU unknown (no peak for this device)"
+            )
             memory = max(turn.facts["gibibytes"] for turn in each)
             print(f"{name:26} {rate:12,.0f} tokens/s, {mfu}, peak memory {memory:.1f} GiB")
     if torch.cuda.is_available():
@@ -170,25 +170,22 @@ def parameters(
     }
 
 
-def train_ours(number: int, raw: Mapping[str, Any], *, steps: int, warm_up: int) -> turns.Turn:
+class WatchfulClock(Clock):
+    """Makes a step that waits for the device an error, beside the first and the last, which are logged."""
+
+    def step_ended(self) -> None:
+        """Notes the step; the next one may wait only if it is the last."""
+        super().step_ended()
+        if torch.cuda.is_available():
+            torch.cuda.set_sync_debug_mode("default" if len(self.ended) >= self.steps - 1 else "error")
+
+
+def train_ours(_: int, raw: Mapping[str, Any], *, steps: int, warm_up: int) -> turns.Turn:
     """Our run; every step that is not logged may not wait for the device."""
-    step = Trainer._step
-
-    def watched(self: Trainer, batches: StepBatches, counts: Mapping[str, int], *begin_vote: Any) -> Any:
-        logged = self.run.step == 0 or self.run.step + 1 == self.run.max_steps
-        if not logged and torch.cuda.is_available():
-            torch.cuda.set_sync_debug_mode("error")
-        try:
-            return step(self, batches, counts, *begin_vote)
-        finally:
-            if torch.cuda.is_available():
-                torch.cuda.set_sync_debug_mode("default")
-
-    Trainer._step = watched  # type: ignore[method-assign]
-    try:
-        return _with_memory(ours.train(number, raw, steps=steps, warm_up=warm_up))
-    finally:
-        Trainer._step = step  # type: ignore[method-assign]
+    clock = WatchfulClock(warm_up=warm_up, steps=steps)
+    tokens, _losses = ours.run(raw, clock.steps, clock)
+    timed = zip(tokens[warm_up:], clock.differences(), strict=True)
+    return _with_memory(turns.Turn([turns.Step(count, *seconds) for count, seconds in timed], {}))
 
 
 def train_peer(number: int, *, train: Any, sequences: Sequence[Sequence[int]]) -> turns.Turn:
