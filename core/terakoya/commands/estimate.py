@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from terakoya.commands import next_command
+from terakoya.commands.shared_options import ParametersSet
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def command(
     parameters: Annotated[
         Path, typer.Argument(help="The parameter JSON, or the name of a preset.", metavar="PARAMETERS.json")
     ],
-    set_: Annotated[list[str] | None, typer.Option("--set", help="KEY.PATH=VALUE, overrides the file's value.")] = None,
+    set_: ParametersSet = None,
     processes: Annotated[
         int | None,
         typer.Option(min=1, help="Number of processes, one per device. Default: the fewest that the run can use."),

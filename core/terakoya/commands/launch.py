@@ -10,6 +10,7 @@ import typer
 
 from terakoya.commands import launch_jobs
 from terakoya.commands.component_settings import gather, take_flags
+from terakoya.commands.shared_options import ParametersSet
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def command(
     folder: Annotated[Path | None, typer.Option(help="The folder for the files. Default: OUT.launch.")] = None,
     name: Annotated[str | None, typer.Option(help="The job's name. Default: the name of the run's folder.")] = None,
     settings: Annotated[Path | None, typer.Option(help="A JSON or YAML file with the launcher's settings.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="KEY.PATH=VALUE, over the parameters.")] = None,
+    set_: ParametersSet = None,
     allow_change: Annotated[
         list[str] | None, typer.Option(help="A parameter that may differ from the checkpoint's, as with train.")
     ] = None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from terakoya.commands import next_command
+from terakoya.commands.shared_options import ParametersSet
 from terakoya.errors import Stopped
 from terakoya.launch.here import read_parameters, train
 
@@ -23,7 +24,7 @@ def command(
         Path, typer.Argument(help="The parameter JSON, or the name of a preset.", metavar="PARAMETERS.json")
     ],
     out: Annotated[Path, typer.Option(help="The run's folder; training continues if it holds a checkpoint.")],
-    set_: Annotated[list[str] | None, typer.Option("--set", help="KEY.PATH=VALUE, over the file's.")] = None,
+    set_: ParametersSet = None,
     model_type: Annotated[
         str | None, typer.Option(help="An entry of retarfi/language-pretraining's parameter.json.")
     ] = None,

@@ -40,21 +40,24 @@ class DataStage(Settings):
 class Data(Settings):
     """The data of a run."""
 
-    train: Annotated[tuple[TrainStore, ...], Field(strict=False, min_length=1)]
+    train: Annotated[tuple[TrainStore, ...], Field(strict=False, min_length=1, examples=[["work/store"]])]
     """The token stores to train on, with their shares of the rows: folders, or objects with `store` and `weight`."""
-    validation: Annotated[tuple[StorePath, ...], Field(strict=False)] = ()
+    validation: Annotated[tuple[StorePath, ...], Field(strict=False, examples=[["work/validation"]])] = ()
     """The token stores to validate on; or give `split`."""
-    split: Annotated[tuple[NonNegativeFloat, ...], Field(strict=False, min_length=2, max_length=3)] | None = None
+    split: Annotated[
+        Annotated[tuple[NonNegativeFloat, ...], Field(strict=False, min_length=2, max_length=3)] | None,
+        Field(examples=[[998, 1, 1]]),
+    ] = None
     """Shares of the documents of each training store for training, for validation and, as an optional third, for
     neither, such as a test set: [998, 1, 1]. The parts are contiguous, in the order of the store, as with Megatron-LM's
     --split."""
-    sequence_length: Annotated[int, Field(ge=8)]
+    sequence_length: Annotated[int, Field(ge=8, examples=[128, 512])]
     """The length of a row. Unit: tokens."""
     stages: Annotated[tuple[DataStage, ...], Field(strict=False)] = ()
     """Other mixtures of stores from later steps on."""
     order: Literal["shuffled", "sequential"] = "shuffled"
     """The order of the rows. `sequential` reads them in the order of the store, if the layout has one."""
-    skip_steps: Annotated[tuple[StepRange, ...], Field(strict=False)] = ()
+    skip_steps: Annotated[tuple[StepRange, ...], Field(strict=False, examples=[[[1200, 1210]]])] = ()
     """Ranges [first, last] of optimizer steps, counted from 1, that are skipped: their rows count as consumed, and no
     weight changes. Unit: optimizer steps."""
 

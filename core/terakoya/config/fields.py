@@ -39,7 +39,7 @@ class Checkpoint(Settings):
 class Evaluation(Settings):
     """Validation every `steps` optimizer steps over at most `batches` global batches of each validation store."""
 
-    steps: PositiveInt
+    steps: Annotated[PositiveInt, Field(examples=[1000])]
     """Steps from one validation to the next. Unit: optimizer steps."""
     batches: PositiveInt = 50
     """The most global batches that are read from each validation store. Unit: global batches."""
@@ -58,20 +58,20 @@ class ParameterFields(Settings):
     """The optimizer, by its `type`, with its learning rate."""
     schedule: SerializeAsAny[Schedule]
     """How the learning rate changes over the run, by its `type`."""
-    batch_size: dict[str, int]
+    batch_size: Annotated[dict[str, int], Field(examples=[{"-1": 256}, {"0": 100, "1": 56}])]
     """Rows of one optimizer step on each node: an object from node rank or host name to rows, such as {"0": 100, "1":
     56}. "-1" is the only node: {"-1": 256}. Unit: rows."""
     on_lost_node: Literal["stop", "redistribute"] = "stop"
     """What happens to a run that starts or restarts with fewer nodes than `batch_size` has: it stops, or the remaining
     nodes share the same global batch."""
-    micro_batch_size: PositiveInt | None = None
+    micro_batch_size: Annotated[PositiveInt | None, Field(examples=[32])] = None
     """Rows that one process computes at once; null is its whole share of the batch. Unit: rows."""
-    max_steps: PositiveInt | None = None
+    max_steps: Annotated[PositiveInt | None, Field(examples=[100_000])] = None
     """The length of the run in steps; exactly one of `max_steps`, `max_tokens` and `epochs` is given. Unit: optimizer
     steps."""
-    max_tokens: PositiveInt | None = None
+    max_tokens: Annotated[PositiveInt | None, Field(examples=[10_000_000_000])] = None
     """The length of the run in tokens: it ends with the step that reaches this number. Unit: tokens."""
-    epochs: PositiveFloat | None = None
+    epochs: Annotated[PositiveFloat | None, Field(examples=[1, 0.5])] = None
     """The length of the run in passes, or fractions of one, over the training data: it ends with the step whose rows
     complete them. With one store, an epoch has each row once. Unit: epochs."""
     max_grad_norm: NonNegativeFloat = 1.0
@@ -108,9 +108,9 @@ class ParameterFields(Settings):
     `{"early_stopping": {"patience": 3}}`. null switches off one that every run has."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 42
     """The seed of initial weights, order of rows, masks and dropout."""
-    max_minutes: PositiveFloat | None = None
+    max_minutes: Annotated[PositiveFloat | None, Field(examples=[60])] = None
     """After this time the run saves and stops, and the same command continues it; null is no limit. Unit: minutes."""
-    start_from: StartFrom | None = None
+    start_from: Annotated[StartFrom | None, Field(examples=["work/model"])] = None
     """The model folder with the weights of step 0; null initialises them randomly. A resumed run does not read it."""
     lora: LoraSettings | None = None
     """Adapters that are trained instead of the weights, which stay those of `start_from`; null is none."""

@@ -48,6 +48,11 @@ class Setting(NamedTuple):
 
 def settings_of(model: type[BaseModel]) -> list[Setting]:
     """Returns the settings of `model`, in the order in which its fields are declared."""
+    return list(_settings_of(model))
+
+
+@cache
+def _settings_of(model: type[BaseModel]) -> tuple[Setting, ...]:
     schema = model.model_json_schema(by_alias=True, schema_generator=DescribedSchema)
     texts = descriptions(model)
     result = []
@@ -65,7 +70,7 @@ def settings_of(model: type[BaseModel]) -> list[Setting]:
                 since=notes.get("Since", FIRST_RELEASE),
             )
         )
-    return result
+    return tuple(result)
 
 
 def default_text(value: Any) -> str:
@@ -85,6 +90,11 @@ def descriptions(model: type[BaseModel]) -> dict[str, str]:
         if field.description:
             found.setdefault(name, field.description)
     return {name: " ".join(found[name].split()) for name in model.model_fields if name in found}
+
+
+def summary(model: type[BaseModel]) -> str:
+    """Returns the first paragraph of the docstring of `model`, in one line."""
+    return " ".join((model.__doc__ or "").split("\n\n")[0].split())
 
 
 def _docstrings(module: str, name: str) -> Mapping[str, str]:
@@ -159,8 +169,7 @@ def kind_of_value(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> 
         return _kind_of_list(schema, definitions)
     if kind == "object":
         values = schema.get("additionalProperties")
-        named = isinstance(values, Mapping) and values
-        return f"object of {kind_of_value(values, definitions)}" if isinstance(values, Mapping) and named else "object"
+        return f"object of {_inner(values, definitions)}" if isinstance(values, Mapping) and values else "object"
     words = {"boolean": "true or false", "string": "path" if schema.get("format") == "path" else "text"}
     bounds = {
         "minimum": "at least {}",
@@ -177,4 +186,9 @@ def _kind_of_list(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> 
     if items:
         kinds = list(dict.fromkeys(kind_of_value(item, definitions) for item in items))
         return f"list of {len(items)}: " + ", ".join(kinds)
-    return f"list of {kind_of_value(schema.get('items', {}), definitions)}"
+    return f"list of {_inner(schema.get('items', {}), definitions)}"
+
+
+def _inner(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
+    kind = kind_of_value(schema, definitions)
+    return f"({kind})" if " or " in kind else kind

@@ -7,29 +7,34 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import BaseModel, Field, create_model
 
 from terakoya.config import batch_table
+from terakoya.config.meanings import DescribedSchema, descriptions, summary
 from terakoya.config.parameters import COMPONENTS, Parameters
+from terakoya.json_settings import NOTES
 from terakoya.plugins import Registry
 
 
 def json_schema(registry: Registry) -> dict[str, Any]:
     """The schema of the files that `Parameters.load` reads: every installed component is one choice of its key, by its
     `type`."""
+    texts = descriptions(Parameters)
     fields: dict[str, Any] = {}
     for key, kind in COMPONENTS.items():
         if registry.names(kind):
-            fields[key] = (_choice(registry, kind), ...)
+            fields[key] = (choice(registry, kind), Field(description=texts[key]))
     if registry.names("trackers"):
-        trackers: Any = tuple[_choice(registry, "trackers"), ...]  # type: ignore[misc]
-        fields["trackers"] = (trackers, ())
-    plugins: dict[str, Any] = {
-        name: (registry.component("events", name) | None, None) for name in registry.names("events")
-    }
+        trackers: Any = tuple[choice(registry, "trackers"), ...]  # type: ignore[misc]
+        fields["trackers"] = (trackers, Field(default=(), description=texts["trackers"]))
+    plugins: dict[str, Any] = {}
+    for name in registry.names("events"):
+        plugin = registry.component("events", name)
+        plugins[name] = (plugin | None, Field(default=None, description=summary(plugin)))
     if plugins:
         events = create_model("Events", __config__={"extra": "forbid"}, **plugins)
-        fields["events"] = (events, Field(default_factory=dict))
+        fields["events"] = (events, Field(default_factory=dict, description=texts["events"]))
     model: type[BaseModel] = create_model("Parameters", __base__=Parameters, **fields)
-    schema = model.model_json_schema()
-    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema = model.model_json_schema(schema_generator=DescribedSchema)
+    schema["title"] = "Parameters of a run of terakoya"
+    accept_notes(schema)
     schema["properties"]["batch_size"] |= {
         "patternProperties": {
             f"^({batch_table.ONLY_NODE}|0|[1-9][0-9]*|{batch_table.NAME.pattern})$": {"type": "integer", "minimum": 1}
@@ -42,13 +47,22 @@ def json_schema(registry: Registry) -> dict[str, Any]:
     return schema
 
 
-def _choice(registry: Registry, kind: str) -> Any:
-    """A type that is any component of `kind` with its `type`."""
+def accept_notes(schema: dict[str, Any]) -> None:
+    """Adds to the `schema` of a file its dialect, and the keys at the top that are not settings: `NOTES`."""
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    note = {"type": "string", "description": "For the editor and for readers; terakoya does not read it."}
+    schema["properties"] = {**schema["properties"], **dict.fromkeys(NOTES, note)}
+
+
+def choice(registry: Registry, kind: str) -> Any:
+    """Returns a type that is any component of `kind` with its `type`."""
     models: list[Any] = []
     for offer in registry.components():
         if offer.kind == kind:
-            fields: dict[str, Any] = {"type": (Literal[offer.name], ...)}
-            models.append(create_model(f"{kind}_{offer.name}", __base__=offer.component, **fields))
+            which = Field(description=f"{offer.name}: {summary(offer.component)}")
+            fields: dict[str, Any] = {"type": (Literal[offer.name], which)}
+            name, text = f"{kind}_{offer.name}", offer.component.__doc__
+            models.append(create_model(name, __base__=offer.component, __doc__=text, **fields))
     if len(models) == 1:
         return models[0]
     union: Any = Union[tuple(models)]  # noqa: UP007 - made at run time

@@ -40,7 +40,7 @@ class CorpusEntry(BaseModel):
     corpus: Files = Field(min_length=1)
     """Files, folders, patterns or addresses, as in the pipeline's own `corpus`."""
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """The share of the *rows* of training, in any unit: 70, 20 and 10 are 70 %, 20 % and 10 % of all rows, whatever the
+    """The share of the rows of training, in any unit: 70, 20 and 10 are 70 %, 20 % and 10 % of all rows, whatever the
     sizes of the corpora, exact after any number of rows (less than one row off). Each store has its own epochs: a small
     store with a large weight is repeated sooner."""
     validation_corpus: Files = ()
@@ -105,7 +105,7 @@ class Pipeline(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    corpus: Files = Field(default=(), min_length=1)
+    corpus: Files = Field(default=(), min_length=1, examples=["text/*.jsonl.gz", ["wiki.txt", "web.jsonl"]])
     """Files, folders, patterns such as "text/*.jsonl.gz", or addresses such as "s3://bucket/wiki": one, or a list; or
     give `corpora`."""
     corpora: dict[str, CorpusEntry] = Field(default_factory=dict)
@@ -114,32 +114,34 @@ class Pipeline(BaseModel):
     validation data, one in `validation_store`, both under its name."""
     validation_corpus: Files = ()
     """Like `corpus`, for validation; or give `hold_out`."""
-    hold_out: Count = 0
+    hold_out: Count = Field(default=0, examples=[1000])
     """The number of documents to take from the end of the corpus for validation; or give the cleaning step `hold_out`,
     which chooses documents by a hash of their text. Unit: documents."""
-    clean: tuple[dict[str, Any], ...] = ()
+    clean: tuple[dict[str, Any], ...] = Field(
+        default=(), examples=[[{"type": "nfkc"}, {"type": "hold_out", "share": 0.01}]]
+    )
     """The cleaning steps, in order: each an object with a `type`."""
     field: str = "text"
     """The key or column that holds the text."""
     documents: Documents = "blank"
     """Where a document ends in txt files: at a blank line, or at every line."""
-    tokenizer: dict[str, Any] | None = None
+    tokenizer: dict[str, Any] | None = Field(default=None, examples=[{"type": "mecab_wordpiece", "vocab_size": 32768}])
     """The tokenizer to train: its `type` and its settings. Without it, the folder `tokenizer_folder` is used as it is.
     """
-    tokenizer_folder: Path
+    tokenizer_folder: Path = Field(examples=["work/tokenizer"])
     """The folder of the tokenizer."""
-    store: Path
+    store: Path = Field(examples=["work/store"])
     """The folder of the token store for training; with `corpora`, of one store for each."""
-    validation_store: Path | None = None
+    validation_store: Path | None = Field(default=None, examples=["work/validation"])
     """The folder of the token store for validation; needed with validation data."""
     unit: Literal["document", "line"] = "document"
     """What a stored sequence is; the layouts `lines` and `pairs` need `line`."""
-    parameters: Path | dict[str, Any]
+    parameters: Path | dict[str, Any] = Field(examples=["bert_base"])
     """A parameter file, the name of a preset such as `bert_base`, or the content of a file. Its `data.train`
     and `data.validation` are the pipeline's stores."""
-    run: Path
+    run: Path = Field(examples=["work/run"])
     """The run folder."""
-    export: Path
+    export: Path = Field(examples=["work/model"])
     """The folder of the exported model."""
     max_rejects: MaxRejects = 0.01
     """How many documents may be rejected: a count, or a share of all below 1."""

@@ -1,4 +1,4 @@
-"""`terakoya parameters`: presets, complete parameters with their origins, the JSON Schema, conversion of scripts."""
+"""`terakoya parameters`: presets, complete parameters with their origins, single keys, JSON Schemas, scripts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from terakoya.commands.parameters import import_script, list_presets
+from terakoya.commands.parameters import import_script, list_presets, show_key
+from terakoya.commands.shared_options import ParametersSet
 
 app = typer.Typer(help="Show and create parameter files.", no_args_is_help=True, rich_markup_mode=None)
 app.command("list")(list_presets.command)
@@ -17,16 +18,20 @@ app.command("import")(import_script.command)
 
 @app.command("show")
 def show(
-    file: Annotated[Path, typer.Argument(help="A parameter JSON, or the name of a preset.")],
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a value; may be repeated.")
-    ] = None,
+    file: Annotated[
+        Path, typer.Argument(help="A parameter file, the name of a preset, or a key.", metavar="PARAMETERS.json | KEY")
+    ],
+    overrides: ParametersSet = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the complete JSON instead.")] = False,
 ) -> None:
-    """Show every value and its origin.
+    """Show every value of a parameter file and its origin; or one key: its type, default and meaning.
 
-    The origin is `default`, `file` or `command line`.
+    The origin is `default`, `file` or `command line`. A key is a key path or its last part, also of a pipeline, of
+    cleaning steps, of a tokenizer or of a launcher: parameters show learning_rate
     """
+    if show_key.is_key(file):
+        show_key.show(str(file))
+        return
     from rich.table import Table
 
     from terakoya.config.parameters import Parameters
@@ -48,12 +53,16 @@ def show(
 
 
 @app.command("schema")
-def schema() -> None:
-    """Print the JSON Schema of parameter files.
+def schema(
+    name: Annotated[
+        str, typer.Argument(help="parameters, pipeline, cleaning, tokenizer, or a launcher such as slurm.")
+    ] = "parameters",
+) -> None:
+    """Print the JSON Schema of a settings file, with which an editor completes and explains keys.
 
-    Every installed component is one choice of its key, by its `type`.
+    Every installed component is one choice of its key, by its `type`. A file names its schema in its key "$schema".
     """
-    from terakoya.config.schema import json_schema
+    from terakoya.pipeline.schema import schema_of
     from terakoya.plugins import registry
 
-    typer.echo(json.dumps(json_schema(registry()), indent=2, ensure_ascii=False))
+    typer.echo(json.dumps(schema_of(name, registry()), indent=2, ensure_ascii=False))

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from terakoya.commands import next_command
-from terakoya.commands.cleaning import CleanFolderOption, CleanOption
 from terakoya.commands.component_settings import ACCEPT_UNKNOWN_OPTIONS, gather, take_flags
+from terakoya.commands.shared_options import CleanFolderOption, CleanOption, complete_tokenizer
 from terakoya.commands.tokenizer import count as tokenizer_count
 from terakoya.commands.tokenizer import report as tokenizer_report
 from terakoya.errors import UserError
@@ -35,7 +35,12 @@ Kind = Annotated[
 Settings = Annotated[Path | None, typer.Option(help="A JSON or YAML file with the kind's settings.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the kind; overrides --settings; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any setting of the kind; overrides --settings; repeatable.",
+        autocompletion=complete_tokenizer,
+    ),
 ]
 Out = Annotated[Path | None, typer.Option(help="The new tokenizer's folder.", show_default=False)]
 

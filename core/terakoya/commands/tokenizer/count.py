@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from terakoya.commands import next_command
-from terakoya.commands.cleaning import CleanFolderOption, CleanOption
+from terakoya.commands.shared_options import CleanFolderOption, CleanOption
 
 Documents = Literal["blank", "line"]
 

@@ -39,6 +39,12 @@ NestedArchitecture = Annotated[
     Architecture,
     PlainValidator(_validate),
     PlainSerializer(_serialise),
-    WithJsonSchema({"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {"type": {"type": "string", "description": "Which of the architectures it is."}},
+            "required": ["type"],
+        }
+    ),
 ]
 """An architecture of any registered type, written and read with its type."""

@@ -1,0 +1,62 @@
+"""`terakoya parameters show KEY`: one key of a settings file, with its type, default and meaning."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from terakoya.pipeline.keys import Entry
+
+_FILE_ENDINGS = (".json", ".yaml", ".yml", ".py", ".sh", ".toml", ".cfg", ".ini")
+_PLACES = {
+    "parameters": "of a parameter file",
+    "pipeline": "of a pipeline",
+    "cleaning": "of a cleaning step",
+    "tokenizer": "of a tokenizer",
+    "launcher": "of a launcher",
+    "exporter": "of an export format",
+    "importer": "of an import format",
+    "datatrove": "of prepare --engine datatrove",
+}
+
+
+def is_key(given: Path) -> bool:
+    """Returns whether `given` is meant as a key: no file and no preset has this name, or nearly this name, and it
+    does not look like a path."""
+    from terakoya.config.presets import preset_names
+
+    text = str(given)
+    if "/" in text or "\\" in text or given.suffix.lower() in _FILE_ENDINGS or given.exists():
+        return False
+    return not difflib.get_close_matches(text, preset_names(), n=1, cutoff=0.75)
+
+
+def show(key: str) -> None:
+    """Prints every entry of `key`. Raises UserError for a key that does not exist, as `find_key` does."""
+    from terakoya.log import console
+    from terakoya.pipeline.keys import find_key
+    from terakoya.plugins import registry
+
+    for number, entry in enumerate(find_key(key, registry())):
+        if number:
+            console().print()
+        console().print(f"{entry.path}  ({_PLACES[entry.file]})", style="bold", markup=False, highlight=False)
+        for line in describe(entry):
+            console().print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def describe(entry: Entry) -> list[str]:
+    """Returns the lines below the key path of `entry`."""
+    from terakoya.config.meanings import FIRST_RELEASE
+
+    setting = entry.setting
+    lines = [setting.meaning, f"type: {setting.kind}"]
+    if setting.unit:
+        lines.append(f"unit: {setting.unit}")
+    for default, types in entry.defaults.items():
+        lines.append(f"default: {default}" + (f"  ({', '.join(types)})" if types else ""))
+    if setting.since != FIRST_RELEASE:
+        lines.append(f"since: {setting.since}")
+    return lines
