@@ -37,7 +37,7 @@ def accepts(schema: dict[str, Any], value: object) -> bool:
         ("max_steps", ["max_steps"]),
         ("data.train.3.weight", ["data.train.N.weight"]),
         ("corpora.wiki.weight", ["corpora.NAME.weight"]),
-        ("trackers.0.project", ["trackers.N.project"]),
+        ("trackers.0.entity", ["trackers.N.entity"]),
         ("events.early_stopping.patience", ["events.early_stopping.patience"]),
         ("seq_len", ["data.sequence_length"]),
         ("cpus_per_process", ["cpus_per_process"]),
