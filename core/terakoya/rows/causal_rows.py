@@ -118,6 +118,11 @@ class CausalRows:
             labels=np.full(shape, IGNORED, np.int32),
         )
 
+    def documents(self, epoch: int, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Numbers of the documents of each piece of text in the rows that `load` returns, (n,)."""
+        runs = self._packed_runs(self._plan, rows) if self._plan is not None else self._joined_runs(epoch, rows)[1]
+        return runs.document
+
     def document_starts(self, epoch: int, rows: np.ndarray) -> np.ndarray:
         """Whether a document begins at each position of the rows numbered `rows` (B,) of `epoch`: (B, T) bool. For a
         document that was split, only its first part counts."""

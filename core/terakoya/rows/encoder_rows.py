@@ -71,17 +71,21 @@ class EncoderRows:
 
     def load(self, epoch: int, rows: np.ndarray, keys: np.ndarray) -> Rows:
         """The rows numbered `rows` (B,) of the plan of `epoch`, with their keys (B,)."""
-        next_sentence = None
+        segments, next_sentence = self._segments(epoch, rows, keys)
+        return self._assemble(segments, keys, next_sentence)
+
+    def documents(self, epoch: int, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Numbers of the documents of each piece of text in the rows that `load` returns, (n,)."""
+        segments, _ = self._segments(epoch, rows, keys)
+        return Spans(self.store, added_positions=0).document_at(segments.start[segments.length > 0])
+
+    def _segments(self, epoch: int, rows: np.ndarray, keys: np.ndarray) -> tuple[RowSegments, np.ndarray | None]:
+        """The segments of `rows`; of pairs also which second segments come from another document (B,)."""
         if self.layout.kind == "pairs":
             plan = self._epoch_pairs(epoch)
             rows = rows % len(plan)
-            segments = self._pair_segments(plan, rows, keys)
-            next_sentence = plan.random[rows]
-        elif self.layout.kind == "stream":
-            segments = self._stream_segments(rows)
-        else:
-            segments = self._plan_segments(rows)
-        return self._assemble(segments, keys, next_sentence)
+            return self._pair_segments(plan, rows, keys), plan.random[rows]
+        return (self._stream_segments if self.layout.kind == "stream" else self._plan_segments)(rows), None
 
     def blank_row(self) -> Rows:
         """One row of [CLS] [SEP]."""

@@ -89,17 +89,23 @@ class Loader:
 
     def load(self, start: int, stop: int) -> Rows:
         """The rows [start, stop) of the endless sequence as one batch (stop - start, T)."""
-        stores, indices = self._positions(start, stop)
         parts: list[Rows] = []
         destinations: list[np.ndarray] = []
+        for source, epoch, positions, destination in self.parts(start, stop):
+            parts.append(source.load(epoch, positions))
+            destinations.append(destination)
+        return parts[0] if len(parts) == 1 else _merge(parts, np.concatenate(destinations), self.sources[0])
+
+    def parts(self, start: int, stop: int) -> Iterator[tuple[RowSource, int, np.ndarray, np.ndarray]]:
+        """Yields what `RowSource.load` takes for the rows [start, stop): source, epoch and positions (n,), and which of
+        these rows they are, counted from 0 (n,)."""
+        stores, indices = self._positions(start, stop)
         for store, source in enumerate(self.sources):
             of_store = np.flatnonzero(stores == store)
             epochs, positions = np.divmod(indices[of_store], len(source))
             for epoch in np.unique(epochs).tolist():
                 of_epoch = epochs == epoch
-                parts.append(source.load(epoch, positions[of_epoch]))
-                destinations.append(of_store[of_epoch])
-        return parts[0] if len(parts) == 1 else _merge(parts, np.concatenate(destinations), self.sources[0])
+                yield source, epoch, positions[of_epoch], of_store[of_epoch]
 
     def _positions(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Sources and indices within them, (stop - start,) each, of the rows [start, stop)."""

@@ -76,6 +76,11 @@ class RowSource:
         rows, keys = self._order.at(epoch, np.asarray(positions, np.int64))
         return self._builder.load(epoch, rows, keys)
 
+    def documents(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """Numbers in the store, from 0, of the documents with text in the rows `load(epoch, positions)`, sorted."""
+        rows, keys = self._order.at(epoch, np.asarray(positions, np.int64))
+        return np.unique(self._builder.documents(epoch, rows, keys))
+
     def document_starts(self, epoch: int, positions: np.ndarray) -> np.ndarray:
         """Where documents begin in the rows `load(epoch, positions)` of a causal layout, (B, T) bool. In layouts that
         join documents `Rows.document_ids` does not show this."""
