@@ -1,13 +1,14 @@
 """The commands that write, each with one of its file calls gone wrong and then given again.
 
-`python tests/helpers/faulty_commands.py SHARE [NAME...]` tries SHARE of the calls of the commands (all of them) and
-prints a table row for each command and fault.
+`python tests/helpers/faulty_commands.py TIMES [NAME...]` tries a random one in TIMES of the calls of the commands (all
+of them) that a night tries, and prints a table row for each command and fault.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import random
 import shutil
@@ -45,10 +46,14 @@ RUNS = {
 }  # fmt: skip
 READS = {
     "prepare": "tokenizer train", "store merge": "prepare", "export": "train bert", "report": "train bert",
-    "export megatron": "train gpt", "import": "export megatron",
+    "resume bert": "train bert", "export megatron": "train gpt", "import": "export megatron",
 }  # fmt: skip
 """The command whose result, without a fault, another command reads."""
 TWO = {"batch_size": {"0": 2, "1": 2}, "micro_batch_size": 2}
+SECONDS = 1200.0
+"""What trying one command may take in a night on a machine that does nothing else: calls are left out beyond."""
+SECONDS_EACH = {"run": 6.0}
+"""What it takes to let a call of a command go wrong and to give the command again; of others 2 for each rank."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +76,21 @@ class World:
         verb = self.verbs[name]
         if name in READS:
             self.straight(READS[name])
+        if name.startswith("resume") and not case.exists():
+            self.stop_early(case)
         case.mkdir(exist_ok=True)
         arguments = [text.replace("CASE", str(case)) for text in verb.arguments]
         if name == "run":
             arguments = ["run", str(pipeline(self.folder, case))]
         variables = toy.launched((1,) * verb.ranks)
         return self.faults.run(Command(arguments, str(case), variables=variables, **fault))
+
+    def stop_early(self, case: Path) -> None:
+        """Makes `case` a run that has not taken its last steps yet."""
+        shutil.copytree(self.straight("train bert"), case)
+        shutil.rmtree(case / f"run/checkpoints/step-{LAST:08d}")
+        metrics = case / "run/metrics.jsonl"
+        metrics.write_bytes(metrics.read_bytes().partition(b'{"kind": "step", "step": 5')[0])
 
     def straight(self, name: str, rank: int = 0) -> Path:
         """The case of the command without a fault; the file calls of `rank` are in CASE.log."""
@@ -187,6 +201,7 @@ def make_world(folder: Path) -> Iterator[World]:
             file = folder / f"{variant.replace(' ', '_')}.json"
             file.write_text(json.dumps(toy.parameters(store, **{**settings, **changes})))
             verbs[f"train {variant}"] = Verb(("train", str(file), "--out", "CASE/run"), 1 + ("two" in variant))
+    verbs["resume bert"] = verbs["train bert"]
     corpus, tokenizer = str(folder / "corpus.txt"), str(folder / "tokenizer_train.straight.0/tokenizer")
     store, run = str(folder / "prepare.straight.0/store"), str(folder / "train_bert.straight.0/run")
     gpt = str(folder / "train_gpt.straight.0/run")
@@ -210,7 +225,17 @@ def make_world(folder: Path) -> Iterator[World]:
         yield World(faults, folder, verbs)
 
 
-ONE_RANK = ("train bert", "tokenizer train", "prepare", "store merge", "export", "import", "report", "run")
+ONE_RANK = (
+    "train bert",
+    "resume bert",
+    "tokenizer train",
+    "prepare",
+    "store merge",
+    "export",
+    "import",
+    "report",
+    "run",
+)
 EVERY = [
     *((name, 0) for name in (*ONE_RANK, "export megatron")),
     *((f"train {kind}{mode}", 0) for kind in RUNS for mode in ("", " async") if kind + mode != "bert"),
@@ -225,34 +250,42 @@ def instants(world: World, name: str, action: str, rank: int = 0) -> list[int]:
     return [number for number, kind in enumerate(kinds, 1) if action != "torn write" or kind == "write"]
 
 
-def try_calls(
-    world: World, name: str, rank: int, action: str, *, share: float = 1.0
-) -> tuple[Counter[str], Sequence[str]]:
-    """Lets calls go wrong, each in a start of its own: all, or a random `share` of them. Returns how often each outcome
-    of `World.check` was seen, and what was wrong."""
+def one_in(world: World, name: str, rank: int) -> int:
+    """Of how many calls of a command one goes wrong in a night, so that all of it takes at most `SECONDS`; 1 is all."""
+    tries = sum(len(instants(world, name, action, rank)) for action in ACTIONS)
+    seconds = SECONDS_EACH.get(name, 2.0 * world.verbs[name].ranks)
+    return math.ceil(tries * seconds / SECONDS)
+
+
+def try_calls(world: World, name: str, rank: int, action: str, *, times: int = 1) -> tuple[Counter[str], Sequence[str]]:
+    """Lets the calls of a night go wrong, each in a start of its own, or a random one in `times` of them. Nights follow
+    each other, so that `one_in` of them try all. Returns how often each outcome of `World.check` was seen, and what was
+    wrong."""
     seen: Counter[str] = Counter()
     problems = []
-    for call in instants(world, name, action, rank):
-        if random.random() < share:
-            try:
-                seen[world.check(name, action, call, rank)] += 1
-            except AssertionError as error:
-                seen["wrong"] += 1
-                problems.append(str(error))
+    every = one_in(world, name, rank)
+    calls = instants(world, name, action, rank)[int(time.time() // 86_400) % every :: every]
+    for call in sorted(random.sample(calls, math.ceil(len(calls) / times))):
+        try:
+            seen[world.check(name, action, call, rank)] += 1
+        except AssertionError as error:
+            seen["wrong"] += 1
+            problems.append(str(error))
     return seen, problems
 
 
-def main(share: float, names: Sequence[str]) -> None:
-    """Prints a table."""
+def main(times: int, names: Sequence[str]) -> None:
+    """Prints a table of one in `times` of the calls of a night."""
     with tempfile.TemporaryDirectory() as folder, make_world(Path(folder)) as world:
         for name, rank in EVERY:
             for action in ACTIONS:
                 if names and name not in names:
                     continue
                 began = time.monotonic()
-                seen, problems = try_calls(world, name, rank, action, share=share)
+                every = one_in(world, name, rank)
+                seen, problems = try_calls(world, name, rank, action, times=times)
                 calls = len(instants(world, name, action, rank))
-                row = [name, str(rank), action, str(calls), str(seen.total())]
+                row = [name, str(rank), action, str(calls), str(every), str(seen.total())]
                 row += [str(seen[each]) for each in ("killed", "ended with an error", "coped", "wrong")]
                 sys.stdout.write(f"| {' | '.join(row)} | {time.monotonic() - began:.0f} s\n")
                 sys.stdout.writelines(f"{problem}\n" for problem in problems)
@@ -260,4 +293,4 @@ def main(share: float, names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), sys.argv[2:])
+    main(int(sys.argv[1]), sys.argv[2:])
