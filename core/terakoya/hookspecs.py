@@ -141,5 +141,6 @@ def checkpoint_saved(run: Run, folder: Path) -> None:
 
 @hookspec
 def run_finished(run: Run, error: BaseException | None) -> None:
-    """Called once on every rank when the run ends. `error` is the exception that ended it early, else None. Returns
-    nothing."""
+    """Called once on every rank when the run ends. `error` is the exception that ended it early, else None. A run that
+    goes back to a checkpoint (`spikes`) ends so, too, with a `RollingBack`, and `run_started` follows with another
+    `run`. Returns nothing."""

@@ -14,6 +14,7 @@ from terakoya.training.checkpoint import state as checkpoint_state
 
 FAULT, _, WHERE = os.environ.get("FAULT", ":").partition(":")
 RANK = int(os.environ.get("FAULT_RANK", "0"))
+SEEN: list[int] = []
 
 
 def is_chosen_rank() -> bool:
@@ -93,9 +94,13 @@ def step_finished(run: Any, report: Any) -> None:
 
 @hookimpl(specname="step_finished")
 def die_after_step(run: Any) -> None:
-    """Dies after step `FAULT_KILL`, besides the fault of `FAULT`."""
-    if os.environ.get("FAULT_KILL") == str(run.step):
-        die()
+    """Dies after step `FAULT_KILL`, or with `STEP@2` when it has ended for the second time, besides the fault of
+    `FAULT`."""
+    step, _, times = os.environ.get("FAULT_KILL", "").partition("@")
+    if step == str(run.step):
+        SEEN.append(run.step)
+        if len(SEEN) == int(times or 1):
+            die()
 
 
 @hookimpl(specname="run_started")

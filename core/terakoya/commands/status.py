@@ -113,6 +113,7 @@ def details(status: RunStatus) -> Table:
     for name, number, last in (
         ("skipped steps", status.skipped_steps, status.last_skipped),
         ("spikes", status.spikes, status.last_spike),
+        ("rollbacks", status.rollbacks, status.last_rollback),
     ):
         add(name, f"{number:,}, the last in {last}" if last else None, "yellow")
     for text in status.warnings[-SHOWN_WARNINGS:]:

@@ -164,8 +164,8 @@ def store_names(stores: Iterable[str]) -> dict[str, str]:
 
 
 def anomalies(metrics: Metrics, kind: str) -> list[Mapping[str, Any]]:
-    """Returns the records of one kind of anomaly, "skipped" or "spike", in the order of their steps: each once, and
-    without those that a resumed run discarded."""
+    """Returns the records of one kind of anomaly, "skipped", "spike" or "rollback", in the order of their steps: each
+    once, and without those that a resumed run discarded."""
     kept: dict[tuple[int, Any], Mapping[str, Any]] = {}
     for record in metrics.records:
         step = int(record.get("step") or 0)

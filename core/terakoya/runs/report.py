@@ -26,7 +26,8 @@ class RunReport:
 
     Attributes:
         label: the run's unique name in the report.
-        anomalies: step and description of each spike and each step that was not finite.
+        anomalies: step and description of each spike, each step that was not finite, and each time that the run went
+            back to a checkpoint.
         parameters: the settings by key path, as JSON values.
         facts: the run's progress, devices and rates by name, formatted.
         stores: the token stores: path, purpose, documents, tokens, fingerprint, formatted.
@@ -87,7 +88,7 @@ def _read(folder: Path, label: str, now: float) -> RunReport:
         curves=metrics.curves(written),
         anomalies=[
             (int(record.get("step") or 0), f"{kind}: {record.get('text')}")
-            for kind in ("skipped", "spike")
+            for kind in ("skipped", "spike", "rollback")
             for record in metrics.anomalies(written, kind)
             if record.get("reason") != "overflow"  # usual in fp16
         ],
@@ -187,6 +188,7 @@ def _facts(status: RunStatus, written: metrics.Metrics, start: Mapping[str, Any]
         "restarts": str(status.restarts),
         "skipped steps": str(status.skipped_steps or ""),
         "spikes": str(status.spikes or ""),
+        "rollbacks": str(status.rollbacks or ""),
         "last checkpoint": "none"
         if checkpoint is None
         else f"{checkpoint.name}, {format_duration(checkpoint.age)} ago",

@@ -164,7 +164,7 @@ def _legend(runs: Sequence[RunReport]) -> str:
     )
     return (
         f'<p class="legend">{boxes}<span class="quiet">dashed: validation; dotted vertical line: restart; '
-        "triangle on the axis: spike or skipped step</span></p>"
+        "triangle on the axis: spike, skipped step or rollback</span></p>"
     )
 
 

@@ -57,7 +57,8 @@ class RunStatus:
         seconds_since_word: time since the last record.
         skipped_steps: the number of steps that changed no weight, because they were not finite.
         spikes: the number of spikes of the loss and of the gradient norm.
-        last_skipped, last_spike: what the record of the last one says.
+        rollbacks: how often the run went back to a checkpoint because of a spike that lasted.
+        last_skipped, last_spike, last_rollback: what the record of the last one says.
         warnings: the texts of all warnings, oldest first.
         problems: sentences about damage to the files themselves: to the metrics, and to the last checkpoint.
     """
@@ -86,6 +87,8 @@ class RunStatus:
     last_skipped: str | None = None
     spikes: int = 0
     last_spike: str | None = None
+    rollbacks: int = 0
+    last_rollback: str | None = None
     warnings: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -111,7 +114,7 @@ def read(folder: Path, *, now: float | None = None) -> RunStatus:
     max_tokens = _last_value([settings], "max_tokens") or (
         _last_value(starts, "max_tokens") if unit == "tokens" else None
     )
-    skipped, spikes = (metrics.anomalies(written, kind) for kind in ("skipped", "spike"))
+    skipped, spikes, rollbacks = (metrics.anomalies(written, kind) for kind in ("skipped", "spike", "rollback"))
     state, sentence = _state(written, lock, steps, now)
     step, tokens = _position(written, steps)
     last = steps[-1] if steps else {}
@@ -148,6 +151,8 @@ def read(folder: Path, *, now: float | None = None) -> RunStatus:
         last_skipped=_last_text(skipped),
         spikes=len(spikes),
         last_spike=_last_text(spikes),
+        rollbacks=len(rollbacks),
+        last_rollback=_last_text(rollbacks),
         warnings=tuple(str(record.get("text")) for record in written.of_kind("warning")),
         problems=(
             *(problem for problem in written.problems() if not (alive and "truncated" in problem)),

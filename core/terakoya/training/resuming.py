@@ -18,6 +18,7 @@ from terakoya.training.checkpoint.recovery import recover_newest
 from terakoya.training.checkpoint.restoring import check_base_unchanged
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.model import lora
+from terakoya.training.rollback import Rollback
 from terakoya.training.run_log import RunLog
 from terakoya.training.trainer import Trainer
 
@@ -81,6 +82,7 @@ def resume(trainer: Trainer, folder: Path, allow_change: frozenset[str]) -> None
     trainer.restore_meters(manifest["meters"])
     if "step_health" in manifest:
         trainer.health.load(manifest["step_health"])
+    trainer.rollbacks = Rollback.of_manifest(manifest)
     if trainer.engine.scaler is not None and manifest.get("loss_scaling") is not None:
         trainer.engine.scaler.load(manifest["loss_scaling"])
     for name, state in manifest.get("events", {}).items():

@@ -95,11 +95,12 @@ class Saver:
             ]
         return []
 
-    def save(self, facts: Mapping[str, Any]) -> SavedCheckpoint | None:
+    def save(self, facts: Mapping[str, Any], *, keep_before: int | None = None) -> SavedCheckpoint | None:
         """Saves the checkpoint of this step, or begins to save it in the background.
 
         Args:
             facts: values of the manifest, apart from its files.
+            keep_before: a step to which the run may go back; see `checkpoint.prune`.
 
         Returns:
             the checkpoint; None where the save runs in the background: `finish` returns it then; and where the disk
@@ -120,6 +121,7 @@ class Saver:
             facts=facts,
             tokenizer_folder=self.tokenizer_folder,
             keep=self.settings.keep,
+            keep_before=keep_before,
             shutdown=self.shutdown,
             before_commit=self.run_log.sync,
         )

@@ -42,6 +42,7 @@ from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.frozen_layers import parameter_summary
 from terakoya.training.model.start_from import load_on_rank0_and_broadcast
 from terakoya.training.resuming import newest_checkpoint, resume
+from terakoya.training.rollback import Rollback, RollingBack, free_memory
 from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
 from terakoya.training.stores import Stores
@@ -127,11 +128,42 @@ def _train(
     stop: StopRequest,
     advice: Advice,
 ) -> TrainResult:
-    plugins = registry()
     open_log = partial(RunLog, out, parameters.trackers, parameters.dump())
     run_log = context.run_on_main(f"opening {out}", partial(open_log, active=True)) or open_log(active=False)
     if context.heartbeat is not None and context.is_main:
         context.heartbeat.say = run_log.warn
+    train_once = partial(_train_until_rollback, parameters, out, stores, context, run_log, start_time, allow_change)
+    try:
+        ended = train_once(start_over, stop, advice, rollbacks=None)
+        while not isinstance(ended, TrainResult):
+            stop.outlook = None
+            free_memory(context)
+            ended = train_once(False, stop, advice, rollbacks=ended)
+        return ended
+    finally:
+        run_log.close()
+
+
+def _train_until_rollback(
+    parameters: Parameters,
+    out: Path,
+    stores: Stores,
+    context: DistributedContext,
+    run_log: RunLog,
+    start_time: float,
+    allow_change: frozenset[str],
+    start_over: bool,
+    stop: StopRequest,
+    advice: Advice,
+    *,
+    rollbacks: tuple[Rollback, ...] | None,
+) -> TrainResult | tuple[Rollback, ...]:
+    """Trains from the newest checkpoint to the end of the run, or until it goes back: returns all rollbacks then.
+
+    Args:
+        rollbacks: those of the run, after the last of which it starts again; None takes the checkpoint's.
+    """
+    plugins = registry()
     error: BaseException | None = None
     trainer: Trainer | None = None
     try:
@@ -141,9 +173,15 @@ def _train(
             trainer.run.start_time = start_time
             if folder is not None:
                 resume(trainer, folder, allow_change)
+            if rollbacks is not None:
+                trainer.rollbacks = rollbacks
+                trainer.log_rollback()
             text = json.dumps(parameters.dump(), indent=2, ensure_ascii=False)
             context.run_on_main(f"opening {out}", partial(write_text, out / "parameters.json", text + "\n"))
             return trainer.train(stop)
+    except RollingBack as going:
+        error = going.with_traceback(None)  # which holds the trainer
+        return going.rollbacks
     except BaseException as raised:
         error = _cause(raised, context, stop, trainer)
         run_log.write("error", step=trainer.run.step if trainer else None, text=f"{type(error).__name__}: {error}")
@@ -153,7 +191,6 @@ def _train(
     finally:
         if trainer is not None:
             trainer.events.run_finished(trainer.run, error)
-        run_log.close()
 
 
 def _cause(

@@ -3,7 +3,8 @@
 A value is a spike if it is `threshold` robust standard deviations above the median of the last steps, and also clearly
 above every value in the window. The deviation is estimated from the differences of neighbouring steps (their median
 absolute value), so that a loss that falls does not widen it; norms, which vary by factors, are compared as logarithms.
-Spikes enter the window, too: a level that stays is no spike.
+Spikes enter the window, too: a level that stays is no spike. Whether the loss stays above the limit of a spike is
+followed apart from that.
 
 See docs/design/spikes.md.
 """
@@ -14,7 +15,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -42,6 +43,23 @@ class Spike:
     value: float
     level: float
     limit: float
+
+
+@dataclass(frozen=True)
+class LastingSpike:
+    """A spike of the loss after which no loss was below its limit.
+
+    Attributes:
+        step: the step of the spike, counted from 1.
+        value, level, limit: see `Spike`.
+        steps: how many steps there were since, that of the spike included.
+    """
+
+    step: int
+    value: float
+    level: float
+    limit: float
+    steps: int = 1
 
 
 class Window:
@@ -85,6 +103,7 @@ class SpikeDetector:
     Attributes:
         stage_starts: steps, counted from 1, with which a data stage begins.
         last_step: the last step that was judged.
+        lasting: the spike of the loss that has lasted up to that step; None where there is none.
     """
 
     def __init__(self, settings: Spikes, stage_starts: Sequence[int] = ()) -> None:
@@ -92,15 +111,28 @@ class SpikeDetector:
         self.stage_starts = stage_starts
         self.loss, self.grad_norm = Window("loss", settings), Window("grad_norm", settings)
         self.last_step = 0
+        self.lasting: LastingSpike | None = None
 
     def add(self, step: int, *, loss: float, grad_norm: float) -> list[Spike]:
         """Adds the finite numbers of `step` and returns its spikes."""
         if any(self.last_step < start <= step for start in self.stage_starts):
             self.loss.values.clear()
             self.grad_norm.values.clear()
+            self.lasting = None
         self.last_step = step
-        found = (self.loss.add(loss), self.grad_norm.add(grad_norm))
-        return [spike for spike in found if spike is not None]
+        of_loss, of_norm = self.loss.add(loss), self.grad_norm.add(grad_norm)
+        if self.lasting is not None and loss > self.lasting.limit:
+            self.lasting = replace(self.lasting, steps=self.lasting.steps + 1)
+        else:
+            self.lasting = None
+        if self.lasting is None and of_loss is not None:
+            self.lasting = LastingSpike(step, of_loss.value, of_loss.level, of_loss.limit)
+        return [spike for spike in (of_loss, of_norm) if spike is not None]
+
+    def add_not_finite(self) -> None:
+        """Adds a step whose loss or gradients are not finite: a spike before it lasts."""
+        if self.lasting is not None:
+            self.lasting = replace(self.lasting, steps=self.lasting.steps + 1)
 
     def norm_limit(self, step: int) -> float:
         """The gradient norm above which the coming `step` is a spike, by the steps judged so far."""
@@ -114,6 +146,7 @@ class SpikeDetector:
             "last_step": self.last_step,
             "loss": list(self.loss.values),
             "grad_norm": list(self.grad_norm.values),
+            "lasting": self.lasting and asdict(self.lasting),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -121,3 +154,5 @@ class SpikeDetector:
         self.last_step = state["last_step"]
         self.loss.values.extend(state["loss"])
         self.grad_norm.values.extend(state["grad_norm"])
+        lasting = state.get("lasting")
+        self.lasting = lasting and LastingSpike(**lasting)

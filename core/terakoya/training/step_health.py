@@ -10,9 +10,10 @@ See docs/design/spikes.md.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +22,13 @@ from torch import Tensor
 
 from terakoya.components import LossTerm
 from terakoya.components.run import StepAnomaly
-from terakoya.errors import Diverged
+from terakoya.errors import Diverged, UserError
+from terakoya.rows.named_documents import describe_documents, documents_by_store
+from terakoya.training.batches import BatchMaker
 from terakoya.training.engines.engine import may_update
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.loss import Meter
+from terakoya.training.rollback import Rollback, RollingBack
 from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
 from terakoya.training.spikes import Spike, SpikeDetector
@@ -32,9 +36,8 @@ from terakoya.training.spikes import Spike, SpikeDetector
 LOSS_UNIT = 2.0**-24
 """What 1 stands for in a vote's losses. With parts up to `LARGEST_PART` the sum of 32,768 ranks fits into 63 bits."""
 LARGEST_PART = 2.0**24
-
-DescribeRows = Callable[[int, int], str]
-"""Describes the rows [start, stop) of the training order: whose rows they are."""
+LOGGED_DOCUMENTS = 1000
+"""How many documents of each store a record lists at most."""
 
 
 @dataclass
@@ -81,7 +84,7 @@ class StepHealth:
         meter: Meter,
         scaler: LossScaler | None,
         run_log: RunLog,
-        describe_rows: DescribeRows,
+        batches: BatchMaker,
     ) -> None:
         """`meter` gets the sums of every step that counts."""
         parameters = run.parameters
@@ -89,7 +92,7 @@ class StepHealth:
         self.meter = meter
         self.scaler = scaler
         self.run_log = run_log
-        self.describe_rows = describe_rows
+        self.batches = batches
         self.terms: Mapping[str, LossTerm] = {
             name: term for name, term in meter.terms.items() if term.weight is not None
         }
@@ -99,6 +102,7 @@ class StepHealth:
         stage_starts = [stage.from_step for stage in parameters.data.stages]
         self.detector = None if parameters.spikes is None else SpikeDetector(parameters.spikes, stage_starts)
         self.skips_spikes = parameters.spikes is not None and parameters.spikes.action == "skip"
+        self.rolls_back = parameters.spikes is not None and parameters.spikes.action == "rollback"
         self.consecutive = self.skipped = self.overflows = 0
         self.error: Diverged | None = None
         self.anomalies: list[StepAnomaly] = []
@@ -147,10 +151,16 @@ class StepHealth:
 
         Raises:
             Diverged: too many steps in a row were not finite.
+            RollingBack: the loss is a spike that lasts, and `spikes` says that the run goes back.
         """
         for loss in losses:
             each = self._read(self.pending.popleft())
-            if self.detector is None or not math.isfinite(each.grad_norm):
+            if self.detector is None:
+                continue
+            if not math.isfinite(each.grad_norm):
+                if self.scaler is None:  # overflows are usual in fp16, and say nothing about the loss
+                    self.detector.add_not_finite()
+                    self._roll_back_if_lasting(each)
                 continue
             spikes = self.detector.add(each.step, loss=loss * LOSS_UNIT, grad_norm=each.grad_norm)
             if each.left_out and not any(spike.signal == "grad_norm" for spike in spikes):
@@ -158,7 +168,20 @@ class StepHealth:
                 spikes.append(Spike("grad_norm", each.grad_norm, level, each.skip_above))
             for spike in spikes:
                 self._note_spike(each, spike)
+            self._roll_back_if_lasting(each)
         self._raise_error()
+
+    def first_open_step(self) -> int:
+        """Returns the first step that may be found to be a spike that lasts, by a judgement yet to come."""
+        if self.detector is not None and self.detector.lasting is not None:
+            return self.detector.lasting.step
+        return self.pending[0].step if self.pending else self.run.step + 1
+
+    def _roll_back_if_lasting(self, last: PendingStep) -> None:
+        """Raises RollingBack if the loss has been above the limit of a spike for so long, up to the step `last`."""
+        settings, lasting = self.run.parameters.spikes, self.detector and self.detector.lasting
+        if self.rolls_back and settings and lasting and lasting.steps >= settings.lasting_steps:
+            raise RollingBack(Rollback.of(lasting, last=last.step))
 
     def check(self) -> None:
         """Reads all steps so far, before their save or when they are logged.
@@ -214,15 +237,15 @@ class StepHealth:
         return step
 
     def _note_skipped(self, step: PendingStep) -> None:
-        rows = self.describe_rows(*step.rows)
         if self.scaler is not None:
             self.overflows += 1
             self._note(step, "skipped", "gradients overflowed fp16; no weight has changed", reason="overflow")
             return
         assert step.counts is not None
         self.meter.remove_counts(step.counts)
+        rows, documents = self._describe(step)
         text = f"loss or gradients are not finite, and no weight has changed; it took {rows}"
-        self._note(step, "skipped", text, reason="not finite")
+        self._note(step, "skipped", text, reason="not finite", **documents)
         if self.consecutive <= self.allowed:
             self.run_log.print(
                 f"warning: step {step.step:,}: {text}. {self.consecutive} in a row; max_consecutive_skipped_steps is "
@@ -239,15 +262,27 @@ class StepHealth:
 
     def _note_spike(self, step: PendingStep, spike: Spike) -> None:
         name = {"loss": "the loss", "grad_norm": "the gradient norm"}[spike.signal]
+        rows, documents = self._describe(step)
         text = (
             f"{name} {spike.value:.4g} is a spike: {spike.level:.4g} is usual, {spike.limit:.4g} was the limit; "
-            f"{'its update was left out; ' * step.left_out}it took {self.describe_rows(*step.rows)}"
+            f"{'its update was left out; ' * step.left_out}it took {rows}"
         )
         self.run_log.print(f"warning: step {step.step:,}: {text}")
         self._note(
             step, "spike", text,
             signal=spike.signal, value=spike.value, level=spike.level, limit=spike.limit, skipped=step.left_out,
+            **documents,
         )  # fmt: skip
+
+    def _describe(self, step: PendingStep) -> tuple[str, dict[str, Any]]:
+        """Returns which rows `step` took and, on rank 0, of which documents; these also as values for its record."""
+        rows = self.batches.describe_rows(*step.rows)
+        if self.run_log.active:
+            with contextlib.suppress(UserError):  # a store that is damaged is reported where its rows are read
+                found = documents_by_store(self.batches.loader, *step.rows)
+                listed = {str(store.folder): numbers[:LOGGED_DOCUMENTS].tolist() for store, numbers in found}
+                return f"{rows}, of {describe_documents(found)}", {"documents": listed}
+        return rows, {}
 
     def _note(self, step: PendingStep, kind: Any, text: str, **values: Any) -> None:
         self.anomalies.append(StepAnomaly(step.step, kind, text))

@@ -15,6 +15,7 @@ import torch
 from terakoya.components import EventListener, LossTerm
 from terakoya.components.run import StepReport
 from terakoya.config.parameters import Parameters
+from terakoya.errors import Diverged
 from terakoya.plugins import PluginError, Registry
 from terakoya.plugins.events import Events
 from terakoya.rows.loader import Prefetcher
@@ -27,6 +28,7 @@ from terakoya.training.distributed.topology import RankBatch
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import Meter, weighted_loss
 from terakoya.training.progress_line import view_step
+from terakoya.training.rollback import Rollback, RollingBack, is_passed_over, remove_checkpoints_since
 from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
 from terakoya.training.saving import RETRY_SECONDS, SavedCheckpoint, Saver
@@ -66,6 +68,7 @@ class Trainer:
         meter: losses since the last logged step.
         listeners: the event plugins with settings, by name; `events` calls them, too.
         save_due: whether an event has requested a checkpoint of the step under way.
+        rollbacks: how the run went back so far, oldest first.
         next_vote: the vote on the next step, where it was begun ahead.
         work: how long this rank's steps take before they wait for others.
         interval_start, interval_first_row, interval_tokens: time, row and tokens since which rates are measured: the
@@ -103,9 +106,10 @@ class Trainer:
         self.rank_batch: RankBatch = batches.rank_batch
         self.terms: Mapping[str, LossTerm] = run.objective.terms()
         self.meter = Meter(self.terms, run.device, run.objective.derive_metrics)
-        self.health = StepHealth(run, self.meter, engine.scaler, run_log, batches.describe_rows)
+        self.health = StepHealth(run, self.meter, engine.scaler, run_log, batches)
         self.saver = Saver(run, engine, tokenizer_folder, run_log)
         self.last_checkpoint: Path | None = None
+        self.rollbacks: tuple[Rollback, ...] = ()
         count_names = sorted({"tokens", *(term.count for term in self.terms.values())})
         self.step_sync = StepSync(self.context, count_names, self.saver)
         self.next_vote: StepVote | None = None
@@ -126,6 +130,7 @@ class Trainer:
 
         Raises:
             Diverged: gradients were not finite in too many steps.
+            RollingBack: the run goes back: a new trainer continues from the newest checkpoint.
             UserError: checkpoints could not be saved, or a plugin's event failed.
         """
         if stop is None:
@@ -136,9 +141,11 @@ class Trainer:
         self._log_start()
         self._call_event("run_started", run)
         self._meet_requests()
-        if run.step == 0:
+        if run.step == 0 and not run.validation_losses:
             self._validate()
         with self.saver:
+            if self.health.rolls_back and run.step == 0 and self.saver.saved_step < 0:
+                self._save()  # where a spike in the first steps goes back to
             stop.outlook, stop.say = self._outlook, self.run_log.print
             stop.listen()
             last_step = run.length.steps if run.length.unit == "steps" else None
@@ -154,7 +161,7 @@ class Trainer:
 
                 self.interval_start, self.interval_first_row = time.perf_counter(), run.consumed_rows
                 while not run.finished:
-                    if parameters.data.skips(run.step):
+                    if self._skips(run.step):
                         next(prefetcher)
                         self._skip_step()
                         continue
@@ -162,7 +169,7 @@ class Trainer:
                     decision = self.step_sync.wait(vote)
                     if decision.save_finished:
                         self._report_saved(self.saver.finish())
-                    self.health.judge(decision.losses)
+                    self._judge(decision.losses)
                     if decision.stop:
                         stop_reason = vote.stop_reason or "another process"
                         break
@@ -176,11 +183,11 @@ class Trainer:
                     if self._is_due(parameters.checkpoint.save_steps) or self.save_due:
                         self._save()
                 if self.next_vote is not None:  # an event has ended the run after the vote on the next step began
-                    self.health.judge(self.step_sync.wait(self.next_vote).losses)
+                    self._judge(self.step_sync.wait(self.next_vote).losses)
             self._save_last()
         if not stop_reason:
+            self._judge(self._pending_losses())
             stop.close()
-            self.health.judge(self._pending_losses())
             if not (parameters.evaluation and self._is_due(parameters.evaluation.steps)):
                 self._validate()
         self.step_sync.raise_plugin_error()
@@ -246,21 +253,68 @@ class Trainer:
         """Whether several processes vote on a step after this one, which takes `tokens`."""
         run = self.run
         is_last = run.length.is_reached(step=run.step + 1, tokens=run.consumed_tokens + tokens)
-        return self.context.world_size > 1 and not is_last and not self.parameters.data.skips(run.step + 1)
+        return self.context.world_size > 1 and not is_last and not self._skips(run.step + 1)
 
     def _pending_losses(self) -> list[int]:
         """Returns the global losses of the steps that are not judged yet; collective."""
         losses = self.health.losses(self.run.step + 1)
         return self.context.sum_counts(losses) if losses else []
 
+    def _judge(self, losses: Sequence[int]) -> None:
+        """Judges the steps whose global `losses` are known; prepares to go back where they say so.
+
+        Raises:
+            Diverged: too many steps in a row were not finite, or the run would go back once too often.
+            RollingBack: the run goes back; the checkpoints after the spike are gone.
+        """
+        try:
+            self.health.judge(losses)
+        except RollingBack as going:
+            rollback, settings = going.rollback, self.parameters.spikes
+            assert settings is not None
+            if len(self.rollbacks) >= settings.max_rollbacks:
+                raise Diverged(
+                    f"step {rollback.last:,}: {rollback.describe()}; the run has gone back {len(self.rollbacks)} "
+                    f"time(s), and spikes.max_rollbacks is {settings.max_rollbacks}. Lower optimizer.learning_rate, or "
+                    f"look at {self.batches.describe_rows(*self._rows_of(rollback))}"
+                ) from None
+            self._report_saved(self.saver.finish())  # one that is under way would appear later
+            self.step_sync.raise_plugin_error()
+            remove_checkpoints_since(rollback, self.run.folder / "checkpoints", self.context)
+            going.rollbacks = (*self.rollbacks, rollback)
+            raise
+
+    def log_rollback(self) -> None:
+        """Reports the last of `rollbacks`, after which this trainer was built."""
+        rollback, rows = self.rollbacks[-1], self._rows_of(self.rollbacks[-1])
+        text = (
+            f"{rollback.describe()}; the run went back to step {self.run.step:,} and passes over the steps "
+            f"{rollback.first:,} to {rollback.last:,}, which took {self.batches.describe_rows(*rows)}"
+        )
+        self.run_log.write(
+            "rollback", step=rollback.last, back_to=self.run.step, first_skipped=rollback.first, spike=rollback.spike,
+            value=rollback.value, level=rollback.level, limit=rollback.limit, rows=rows, number=len(self.rollbacks),
+            text=text,
+        )  # fmt: skip
+        self.run_log.print(f"warning: {text}")
+
+    def _rows_of(self, rollback: Rollback) -> tuple[int, int]:
+        """Returns the rows [start, stop) of the order that are passed over."""
+        return self.batches.rows(rollback.first - 1)[0], self.batches.rows(rollback.last - 1)[1]
+
+    def _skips(self, step: int) -> bool:
+        """Whether the optimizer step `step`, counted from 0, is one that is not taken."""
+        return self.parameters.data.skips(step) or is_passed_over(step, self.rollbacks)
+
     def _skip_step(self) -> None:
-        """Counts the next step and its rows as taken, without training on them (`data.skip_steps`)."""
+        """Counts the next step and its rows as taken, without training on them."""
         run = self.run
+        reason = "data.skip_steps says" if self.parameters.data.skips(run.step) else "they belong to a spike"
         _, run.consumed_rows = self.batches.rows(run.step)
         run.step += 1
-        if not self.parameters.data.skips(run.step):
+        if not self._skips(run.step):
             self.run_log.write("skip", step=run.step)
-            self.run_log.print(f"skipped the rows of the steps up to {run.step:,}, as data.skip_steps says")
+            self.run_log.print(f"skipped the rows of the steps up to {run.step:,}, as {reason}")
         self.interval_start, self.interval_first_row = time.perf_counter(), run.consumed_rows
 
     def _dropout_seed(self, micro_step: int) -> int:
@@ -411,7 +465,9 @@ class Trainer:
                 "step_health": self.health.state(self._pending_losses()),
                 "events": {name: state for name, each in self.listeners.items() if (state := each.state()) is not None},
                 "loss_scaling": self.engine.scaler and self.engine.scaler.state(),
-            }
+                "rollbacks": [each.to_json() for each in self.rollbacks],
+            },
+            keep_before=self.health.first_open_step() - 2 if self.health.rolls_back else None,
         )
         self.save_seconds = time.perf_counter() - start
         self._report_saved(saved)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_folders import write_checkpoint
 from torch import nn
 
 from terakoya.errors import UserError
@@ -207,3 +208,17 @@ def test_a_checkpoint_of_another_model_is_refused(save: Callable[..., Path]) -> 
     other = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     with pytest.raises(UserError, match=r"has no tensor 1\.bias|has tensors this model does not know"):
         checkpoint_state.load_module(folder, other)
+
+
+def test_pruning_keeps_a_checkpoint_to_which_the_run_may_go_back(tmp_path: Path) -> None:
+    for step in range(0, 12, 2):
+        write_checkpoint(tmp_path, step)
+    checkpoints_folder = tmp_path / "checkpoints"
+
+    def kept(keep_before: int | None) -> list[int]:
+        checkpoint.prune(checkpoints_folder, 2, keep_before=keep_before)
+        return [step for step, _ in checkpoints.list_checkpoints(checkpoints_folder)]
+
+    assert kept(-1) == [0, 2, 4, 6, 8, 10], "with none so old, all that there are"
+    assert kept(5) == [4, 6, 8, 10]
+    assert kept(10) == kept(None) == [8, 10]

@@ -123,3 +123,20 @@ def test_losses_and_norms_of_zero_have_limits() -> None:
     detector = SpikeDetector(Spikes())
     found = [detector.add(step, loss=0.0, grad_norm=0.0) for step in range(1, 60)]
     assert not any(found)
+
+
+def test_a_spike_lasts_while_no_loss_is_below_its_limit() -> None:
+    detector = SpikeDetector(Spikes(), stage_starts=[40])
+
+    def add(step: int, loss: float) -> int:
+        detector.add(step, loss=loss, grad_norm=1.0 + step % 2 / 10)
+        return detector.lasting.steps if detector.lasting else 0
+
+    assert [add(step, 2.0 + step % 2 / 10) for step in range(1, 30)] == [0] * 29
+    assert [add(30, 20.0), add(31, 9.0)] == [1, 2]
+    detector.add_not_finite()
+    cut = SpikeDetector(Spikes())
+    cut.load(json.loads(json.dumps(detector.state())))
+    assert cut.lasting == detector.lasting is not None and cut.lasting.steps == 3 and cut.lasting.step == 30
+    assert [add(33, 30.0), add(34, 2.0), add(35, 2.0)] == [4, 0, 0]
+    assert [add(36, 200.0), add(37, 150.0), add(40, 160.0)] == [1, 2, 0], "a data stage may have another level"

@@ -56,6 +56,7 @@ def save(
     write_models: Callable[[Path], None],
     tokenizer_folder: Path,
     keep: int,
+    keep_before: int | None = None,
     shutdown: threading.Event | None = None,
     before_commit: Callable[[], None] = lambda: None,
 ) -> Path:
@@ -67,6 +68,7 @@ def save(
         write_models: called on rank 0 with the staging folder, whose `state/` is complete: writes the folders that
             other programs read.
         keep: how many checkpoints stay, at least `MINIMUM_KEPT`.
+        keep_before: a step to which the run may go back: the newest checkpoint up to it stays, too.
         shutdown: set when this process is about to leave and must abandon the save.
         before_commit: called on rank 0 when everything is written, before the checkpoint gets its name.
 
@@ -99,7 +101,7 @@ def save(
             before_commit()
             _commit(staging, final, {"format": FORMAT, "step": step, **facts}, written)
             try:
-                prune(checkpoints, keep)
+                prune(checkpoints, keep, keep_before=keep_before)
             except OSError as error:  # the checkpoint is there all the same
                 log.warning("old checkpoints could not be removed (%s); the next start removes them", error.strerror)
 
@@ -155,26 +157,32 @@ def _commit(staging: Path, final: Path, facts: Mapping[str, Any], written: Mappi
     commit_folder(staging, final, flushed={staging / name for name in written})
 
 
-def prune(checkpoints: Path, keep: int) -> list[Path]:
+def prune(checkpoints: Path, keep: int, *, keep_before: int | None = None) -> list[Path]:
     """Removes all but the newest `keep` checkpoints and returns the removed folders.
 
-    Always keeps `MINIMUM_KEPT` checkpoints whose files have the right sizes, so that a damaged checkpoint is never the
-    only one that remains. Removes none while one of them cannot be read.
+    With `keep_before`, also keeps the newest one up to that step, and those after it. Always keeps `MINIMUM_KEPT`
+    checkpoints whose files have the right sizes, so that a damaged checkpoint is never the only one that remains.
+    Removes none while one of them cannot be read.
     """
     try:
-        sound = [path for _, path in list_checkpoints(checkpoints) if not find_problems(path, hashed=())]
+        sound = [each for each in list_checkpoints(checkpoints) if not find_problems(each[1], hashed=())]
     except UserError as error:
         log.warning("no old checkpoint is removed: %s", error)
         return []
     kept = sound[-max(keep, MINIMUM_KEPT) :]
     if len(kept) < MINIMUM_KEPT:
         return []
-    removed = []
-    for _, path in list_checkpoints(checkpoints):
-        if path == kept[0]:  # the oldest
-            break
-        removing = path.with_name(f".removing-{path.name}")
-        path.rename(removing)  # a half removed folder must not have the name of a checkpoint
-        shutil.rmtree(removing)
-        removed.append(path)
+    oldest, _ = kept[0]
+    if keep_before is not None:
+        oldest = max((step for step, _ in sound if step <= min(oldest, keep_before)), default=sound[0][0])
+    removed = [path for step, path in list_checkpoints(checkpoints) if step < oldest]
+    for path in removed:
+        remove_checkpoint(path)
     return removed
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Removes the checkpoint `folder`; raises OSError."""
+    removing = folder.with_name(f".removing-{folder.name}")
+    folder.rename(removing)  # a half removed folder must not have the name of a checkpoint
+    shutil.rmtree(removing)

@@ -164,6 +164,9 @@ class Ranks:
             self._work_before = now
             return None
         steps = {rank: now[rank][0] - before[rank][0] for rank in now}
+        if min(steps.values()) < 0:  # the run went back to a checkpoint
+            self._work_before = now
+            return None
         if min(steps.values()) < 1:
             return None
         self._work_before = now

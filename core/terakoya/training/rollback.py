@@ -1,0 +1,128 @@
+"""Going back to a checkpoint from before a spike of the loss that lasts, and passing over the rows of its steps.
+
+Nothing but the numbers of the steps decides it. Who starts again from any checkpoint before the spike comes to the same
+decision after the same step, so there is no file that could be lost: a run that goes back removes the checkpoints after
+the spike, and starts again from the newest one that is left. Later checkpoints record what was passed over.
+
+See docs/design/spikes.md.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from terakoya.errors import Diverged, TemporaryFailure, UserError
+from terakoya.runs.checkpoints import find_problems, list_checkpoints
+from terakoya.training.checkpoint.checkpoint import remove_checkpoint
+from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.spikes import LastingSpike
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """One decision to go back, and the steps [first, last], counted from 1, whose rows are passed over.
+
+    They begin with the step before the spike, whose update may have caused it: the loss of a step is that of the
+    weights before its update.
+
+    Attributes:
+        spike: the step of the spike.
+        value, level, limit: see `Spike`.
+    """
+
+    first: int
+    last: int
+    spike: int
+    value: float
+    level: float
+    limit: float
+
+    @classmethod
+    def of(cls, lasting: LastingSpike, *, last: int) -> Self:
+        """Returns the rollback because of a spike that has lasted up to the step `last`."""
+        return cls(max(1, lasting.step - 1), last, lasting.step, lasting.value, lasting.level, lasting.limit)
+
+    @classmethod
+    def of_manifest(cls, manifest: Mapping[str, Any]) -> tuple[Self, ...]:
+        """Returns the rollbacks that the checkpoint with this `manifest` is the result of, oldest first."""
+        return tuple(cls(**each) for each in manifest.get("rollbacks", ()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns an entry of a manifest's `rollbacks`."""
+        return asdict(self)
+
+    def describe(self) -> str:
+        """Returns a sentence's beginning: what was seen."""
+        return (
+            f"the loss was {self.value:.4g} in step {self.spike:,}, where {self.level:.4g} is usual, and has stayed "
+            f"above {self.limit:.4g} up to step {self.last:,}"
+        )
+
+
+class RollingBack(Exception):  # noqa: N818 - no error: the run goes on
+    """The run goes back; raised on all ranks alike, before the same step.
+
+    Attributes:
+        rollback: why.
+        rollbacks: all of the run, this one included; known once the checkpoints after the spike are gone.
+    """
+
+    def __init__(self, rollback: Rollback) -> None:
+        self.rollback = rollback
+        self.rollbacks: tuple[Rollback, ...] = ()
+        super().__init__(f"{rollback.describe()}: the run goes back")
+
+
+def is_passed_over(step: int, rollbacks: Sequence[Rollback]) -> bool:
+    """Whether optimizer step `step`, counted from 0, is one whose rows are passed over."""
+    return any(each.first <= step + 1 <= each.last for each in rollbacks)
+
+
+def remove_checkpoints_since(rollback: Rollback, checkpoints: Path, context: DistributedContext) -> None:
+    """Removes the checkpoints with updates of the steps that are passed over, the newest first; collective.
+
+    A process that is killed in between goes on from one of those that are left, and decides the same.
+
+    Raises:
+        Diverged: on every rank, if no older checkpoint is whole; nothing was removed.
+        UserError: on every rank, if checkpoints cannot be read or removed now.
+    """
+    outcome: UserError | None = None
+    if context.is_main:
+        try:
+            _remove_since(rollback, checkpoints)
+        except OSError as error:
+            outcome = TemporaryFailure(f"{checkpoints}: a checkpoint cannot be removed now: {error}")
+        except UserError as error:
+            outcome = error
+    outcome = context.broadcast(outcome)
+    if outcome is not None:
+        raise outcome
+
+
+def _remove_since(rollback: Rollback, checkpoints: Path) -> None:
+    found = list_checkpoints(checkpoints)
+    older = [folder for step, folder in found if step < rollback.first]
+    if all(find_problems(folder) for folder in reversed(older)):
+        raise Diverged(
+            f"{rollback.describe()}; the run cannot go back, as no checkpoint from before step {rollback.first:,} is "
+            "whole: lower optimizer.learning_rate, or start again with spikes.action rollback from the first step on"
+        )
+    for step, folder in reversed(found):
+        if step >= rollback.first:
+            remove_checkpoint(folder)
+
+
+def free_memory(context: DistributedContext) -> None:
+    """Frees what the trainer has left that went back, before another one is built."""
+    if context.heartbeat is not None:
+        context.heartbeat.follow(step=lambda: 0, work_seconds=lambda: 0.0)
+    gc.collect()
+    if context.device.type == "cuda":
+        torch.cuda.empty_cache()
