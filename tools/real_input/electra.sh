@@ -25,4 +25,4 @@ step electra terakoya train electra.json --processes 2 --out electra/run
 step curves python "$here/../plot_run.py" electra/run --out electra/curves.png \
     --numbers generator_loss discriminator_loss discriminator_auc replaced_rate
 step export terakoya export electra/run --only discriminator --out electra/model
-step jsts python "$here/jsts.py" electra/model/discriminator --data "$data/eval/jglue/jsts"
+step jsts python "$here/jsts.py" electra/model --data "$data/eval/jglue/jsts"

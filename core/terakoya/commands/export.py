@@ -23,7 +23,8 @@ def command(
     out: Annotated[Path, typer.Option(help="The new folder.")],
     format: Annotated[str, typer.Option(help="The exporter's name: huggingface, megatron, ...")] = "huggingface",
     only: Annotated[
-        str | None, typer.Option(help="Export only this one of several models: generator or discriminator.")
+        str | None,
+        typer.Option(help="Export only this one of several models, generator or discriminator, into OUT itself."),
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one of the format's settings.")

@@ -16,8 +16,9 @@ def command(
 ) -> None:
     """Read a whole run, checkpoint, token store or model, and recompute its hashes. Exits with 2 if it finds a fault.
 
-    Of a run: every checkpoint, its files, its manifest, its tensors, and metrics.jsonl. Of a model, which has no
-    hashes: that it loads, that its numbers are finite, that its tokenizer fits. Changes nothing.
+    Of a run: every checkpoint, its files, its manifest, its tensors, and metrics.jsonl. Of a model: that
+    its files are those which `export` wrote, that it loads, that its numbers are finite, that its tokenizer fits.
+    Changes nothing.
     """
     from terakoya.conversion.verify import verify
     from terakoya.errors import UserError

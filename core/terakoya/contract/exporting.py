@@ -15,7 +15,8 @@ from terakoya.components import Head
 from terakoya.contract import batches, toy
 from terakoya.contract.architecture import TOLERANCE, WITH_LOGITS, ArchitectureCase
 from terakoya.contract.batches import difference
-from terakoya.contract.results import Check, CheckFailed
+from terakoya.contract.results import Check, CheckFailed, CheckSkipped
+from terakoya.plugins import registry
 from terakoya.toolkit.architectures import attention
 from terakoya.toolkit.formats import model_folder
 
@@ -117,4 +118,34 @@ def _load(folder: Path, auto: str, own: str | None) -> PreTrainedModel:
     return loaded.eval()
 
 
-CHECKS: tuple[Check, ...] = (check_saved_model,)
+def check_long_texts(case: ArchitectureCase) -> None:
+    """`tokenizer(text, truncation=True)` of an export cuts any text to a length that the model accepts."""
+    import transformers
+
+    if "huggingface" not in registry().names("exporters"):
+        raise CheckSkipped("the exporter huggingface is not installed")
+    model = case.build(case.head)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "model"
+        registry().component("exporters", "huggingface")().export(
+            {"": model}, toy.make_tokenizer(Path(temporary) / "tokenizer"), folder
+        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    inputs = tokenizer("w1 w2 " * (LONG_TEXT // 6), truncation=True, return_tensors="pt")
+    length = inputs["input_ids"].shape[1]
+    given = {"decoder_input_ids": inputs["input_ids"][:, :2]} if case.head == "seq2seq" else {}
+    try:
+        with torch.no_grad():
+            model(**inputs, **given)
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise CheckFailed(
+            f"the exported tokenizer cuts a text of {LONG_TEXT:,} characters to {length:,} tokens, which the model "
+            f"does not accept ({reason}); its config needs max_position_embeddings, and its forward the tokenizer's "
+            "inputs"
+        ) from error
+
+
+LONG_TEXT = 10_000
+"""Characters of a text that is longer than the toy model's positions."""
+CHECKS: tuple[Check, ...] = (check_saved_model, check_long_texts)

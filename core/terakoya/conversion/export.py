@@ -63,13 +63,15 @@ def export(
     Args:
         source: RUN (its newest whole checkpoint is used), RUN/checkpoints/step-..., or a Transformers folder.
         format: a registered exporter's name.
-        only: sub-folder of the only model to write, such as `discriminator`; the model keeps this sub-folder.
+        only: sub-folder of the only model to write, such as `discriminator`; `out` itself becomes this model.
         settings: settings of the exporter, such as `tp` and `pp` of `megatron`.
 
     Raises:
         UserError: no checkpoint, a damaged one, a missing plugin, no model `only`, settings or a model that the format
             does not support, or `out` already exists.
     """
+    from terakoya.toolkit.formats import folder_digests
+
     check_new_folder(out)
     exporter: Exporter = create_component("exporters", format, settings or {}, where=f"format {format}")
     with _open_source(source) as opened:
@@ -78,12 +80,15 @@ def export(
             if only not in models:
                 names = ", ".join(sorted(models)) if "" not in models else "one model, without a name"
                 raise UserError(f"--only {only}: {folder} has no such model; it has {names}")
-            models = {only: models[only]}
+            models = {"": models[only]}
         with new_folder(out) as draft:
             exporter.export(models, opened.tokenizer, draft)
             for name in opened.adapters if exporter.for_transformers else ():
-                if name in models:
-                    copy_folder(opened.adapters[name], draft / name / lora_settings.FOLDER)
+                if only is None or name == only:
+                    copy_folder(opened.adapters[name], draft / (name if only is None else "") / lora_settings.FOLDER)
+            if exporter.for_transformers:
+                for name in models:
+                    folder_digests.write(draft / name)
     autos = {name: type(model)._auto_class for name, model in models.items()} if exporter.for_transformers else {}
     classes = {name: autos[name] or type(models[name]).__name__ for name in autos}
     return ExportResult(out, folder, opened.step, classes, frozenset(name for name in autos if autos[name]))
@@ -129,16 +134,20 @@ def load_model(folder: Path) -> PreTrainedModel:
     """Loads the model of a Transformers folder with the class that its config names, in its own dtype.
 
     Raises:
-        UserError: the config names no class of Transformers, or weights are missing or cannot be read.
+        UserError: the config names no class of Transformers, weights are missing or cannot be read, or a file is not
+            that which an export wrote.
     """
     import transformers
 
+    from terakoya.toolkit.formats import folder_digests
+
     try:
-        name = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
-        kind: type[PreTrainedModel] = getattr(transformers, name)
-        model, info = kind.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, output_loading_info=True, dtype="auto"
-        )
+        with folder_digests.check_while_loading(folder):
+            name = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+            kind: type[PreTrainedModel] = getattr(transformers, name)
+            model, info = kind.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False, output_loading_info=True, dtype="auto"
+            )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"{folder}: expected a run, a checkpoint or a Transformers folder: {reason}") from error

@@ -20,7 +20,8 @@ from terakoya.plugins.create import create_component
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MODEL_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.index.json", "config.json", "generation_config.json")
+MODEL_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.index.json", "config.json", "generation_config.json",
+               "terakoya_files.json")  # fmt: skip
 """Files of a folder that belong to the model and not to the tokenizer."""
 
 

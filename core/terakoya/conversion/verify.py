@@ -108,19 +108,25 @@ def _verify_checkpoint(folder: Path, findings: Findings) -> None:
 def _verify_model(folder: Path, findings: Findings) -> None:
     """Checks that a Transformers folder loads, that its tokenizer does and fits it, and that its weights are finite.
 
-    There are no hashes to compare with: a number that changed to another number is not found.
+    Files that an export wrote have their recorded hashes. Other folders have none to compare with: a number in them
+    that changed to another number is not found.
     """
+    from terakoya.toolkit.formats import folder_digests
     from terakoya.training.model.start_config import silence_transformers
 
     try:
         config = read_json(folder / "config.json")
-        count, problems = _check_weights(folder)
+        recorded = folder_digests.read(folder)
+        problems = folder_digests.find_changes(folder)
+        count, of_weights = _check_weights(folder)
+        problems += of_weights
         if not problems and "auto_map" not in config:
             with silence_transformers():
                 load_model(folder)
         if not problems:
             problems, tokenizer = _check_tokenizer(folder, config.get("vocab_size"))
-            findings.add(folder, f"a model; {count:,} tensors, all finite; {tokenizer}", problems)
+            hashed = "no recorded hashes" if recorded is None else f"{len(recorded)} files with their recorded hashes"
+            findings.add(folder, f"a model; {hashed}; {count:,} tensors, all finite; {tokenizer}", problems)
             return
     except UserError as error:
         problems = [str(error).removeprefix(f"{folder}: ")]

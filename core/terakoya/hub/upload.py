@@ -133,16 +133,21 @@ def upload(
 
 
 def _collect_files(source: Path, folder: Path, only: str | None) -> Path:
-    """Writes the files to push into the new folder `folder`. Returns the folder to push, `folder` or one in it."""
+    """Writes the files to push into the new folder `folder` and returns it."""
+    from terakoya.toolkit.formats import folder_digests
+
     if (source / "manifest.json").is_file() or (source / "checkpoints").is_dir():
         export(source, folder, only=only)
-        return folder / only if only else folder
+        return folder
     if only is not None:
         source = source / only
     if not source.is_dir() or not _model_folders(source):
         raise UserError(
             f"{source}: expected a run, a checkpoint or an exported folder, got {found(source, 'Transformers model')}"
         )
+    for each in (source / sub for sub in _model_folders(source)):
+        if changes := folder_digests.find_changes(each):
+            raise UserError(f"{each}: changed since it was exported: {'; '.join(changes[:5])}; export it again")
     shutil.copytree(source, folder)
     return folder
 

@@ -86,10 +86,10 @@ def load_model_and_tokenizer(auto: Any, folder: Path, *, trust: bool = False, **
         options: further arguments of `from_pretrained`, such as `dtype`.
 
     Raises:
-        UserError: the model or tokenizer cannot be loaded, weights are missing, or the folder contains code and `trust`
-            is false.
+        UserError: the model or tokenizer cannot be loaded, weights are missing, a file is not that which an export
+            wrote, or the folder contains code and `trust` is false.
     """
-    from terakoya.toolkit.formats import model_folder
+    from terakoya.toolkit.formats import folder_digests, model_folder
 
     code = custom_code_files(folder)
     if code and not trust:
@@ -100,11 +100,12 @@ def load_model_and_tokenizer(auto: Any, folder: Path, *, trust: bool = False, **
     model_folder.silence_logging()
     candidates = [folder, folder.parent / "tokenizer", folder.parent.parent / "tokenizer"]
     tokenizer_folder = next((path for path in candidates if (path / "tokenizer_config.json").is_file()), folder)
-    tokenizer = load_tokenizer(tokenizer_folder, trust_remote_code=trust)
     try:
-        model, info = auto.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=trust, output_loading_info=True, **options
-        )
+        with folder_digests.check_while_loading(folder):
+            tokenizer = load_tokenizer(tokenizer_folder, trust_remote_code=trust)
+            model, info = auto.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=trust, output_loading_info=True, **options
+            )
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, EOFError) as error:
         raise UserError(f"{folder}: cannot be loaded: {error}") from error
     except pickle.UnpicklingError as error:

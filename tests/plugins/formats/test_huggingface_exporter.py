@@ -10,6 +10,8 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, BertJapaneseTokenizer, BertTokenizer, PreTrainedModel
 
 from terakoya.components.vocabulary import Vocabulary
+from terakoya.contract.toy import make_tokenizer
+from terakoya.corpus.corpus import Corpus
 from terakoya.plugins import registry
 from terakoya.toolkit.formats import model_folder
 from terakoya_plugins.formats.huggingface import HuggingFace
@@ -80,7 +82,8 @@ def test_a_model_without_token_types_gets_none(name: str, tmp_path: Path) -> Non
         assert torch.isfinite(model(**pair).logits).all()
 
 
-LONGEST = {"bert": 12, "roberta": 12, "deberta_v2": None, "modernbert": 12, "llama": 12, "t5": None}
+LONGEST = {"bert": 12, "roberta": 12, "deberta_v2": 12, "modernbert": 12, "llama": 12, "t5": 512}
+"""Positions; of deberta_v2, whose positions are relative, what it is configured for; of t5 that of published ones."""
 
 
 @pytest.mark.parametrize("name", LONGEST)
@@ -90,11 +93,68 @@ def test_truncation_cuts_to_the_positions_of_the_model(name: str, tmp_path: Path
     model = build(name, VOCABULARY, max_position_embeddings=12).eval()
     HuggingFace().export({"": model}, source, tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)
-    ids = tokenizer("ga " * 40, truncation=LONGEST[name] is not None, return_tensors="pt")["input_ids"]
-    assert ids.shape == (1, LONGEST[name] or 42)
+    ids = tokenizer("ga " * 600, truncation=True, return_tensors="pt")["input_ids"]
+    assert ids.shape == (1, LONGEST[name])
     if name != "t5":
         with torch.no_grad():
             model(ids)
+
+
+TEXT = "昨日は雨が降った。 it's <s> 12"
+
+
+@pytest.mark.parametrize("special_tokens", ["gpt", "bert"])
+@pytest.mark.parametrize("name", ["bert", "modernbert", "llama"])
+def test_a_sentencepiece_export_is_one_that_transformers_4_knows(
+    name: str, special_tokens: str, sentencepiece_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """`BertGenerationTokenizer` is in Transformers 4 and 5. None of 4's adds [CLS] and [SEP] to a model's own ids: the
+    folder then has the code of one, which 4 runs with trust_remote_code and 5 does not need."""
+    source = sentencepiece_folders[special_tokens]
+    before = AutoTokenizer.from_pretrained(source, local_files_only=True)
+    HuggingFace().export({"": build(name, VOCABULARY)}, source, tmp_path / "out")
+    written = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
+    if special_tokens == "gpt":
+        assert written["tokenizer_class"] == "BertGenerationTokenizer" and "special_tokens_pattern" not in written
+        assert (tmp_path / "out/spiece.model").read_bytes() == (source / "tokenizer.model").read_bytes()
+    else:
+        assert written["auto_map"]["AutoTokenizer"][0] == "tokenization.SentencePieceBackend"
+        assert "BertGenerationTokenizer" in (tmp_path / "out/tokenization.py").read_text()
+    for trust in (False, True):
+        after = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True, trust_remote_code=trust)
+        assert after(TEXT)["input_ids"] == before(TEXT)["input_ids"]
+        assert after.get_vocab() == before.get_vocab()
+        assert len({len(row) for row in after([TEXT, "は"], padding=True)["input_ids"]}) == 1
+
+
+@pytest.fixture(scope="module")
+def sentencepiece_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """special_tokens -> a trained SentencePiece tokenizer."""
+    root = tmp_path_factory.mktemp("sentencepiece")
+    (root / "corpus.txt").write_text("\n\n".join(["昨日は雨が降った。", "今日は晴れて、it's a sunny day 123。"] * 20))
+    kind = registry().component("tokenizers", "sentencepiece")
+    for tokens in ("gpt", "bert"):
+        kind(vocab_size=60, special_tokens=tokens, hard_vocab_limit=False).train(
+            Corpus([root / "corpus.txt"]), root / tokens
+        )
+    return {tokens: root / tokens for tokens in ("gpt", "bert")}
+
+
+def test_names_of_transformers_5_become_those_that_4_knows(tmp_path: Path) -> None:
+    """Saved by Transformers 5: its class TokenizersBackend, and a list of further special tokens."""
+    source = tmp_path / "tokenizer"
+    make_tokenizer(source)
+    loaded = AutoTokenizer.from_pretrained(source, local_files_only=True)
+    loaded.add_special_tokens({"extra_special_tokens": ["w3"]})
+    loaded.save_pretrained(source)
+    assert json.loads((source / "tokenizer_config.json").read_text())["tokenizer_class"] == "TokenizersBackend"
+    HuggingFace().export({"": build("llama", VOCABULARY)}, source, tmp_path / "out")
+    written = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
+    assert written["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert written["additional_special_tokens"] == ["w3"] and "extra_special_tokens" not in written
+    after = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)
+    assert after("w1 w3 w2")["input_ids"] == loaded("w1 w3 w2")["input_ids"]
+    assert "w3" in after.all_special_tokens
 
 
 def test_transformers_4_reads_the_bases_of_rotary_positions(tmp_path: Path) -> None:

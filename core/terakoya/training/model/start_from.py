@@ -26,6 +26,7 @@ from terakoya.config import lora as lora_settings
 from terakoya.config.parameters import Parameters
 from terakoya.config.start_from import StartFrom, model_folder
 from terakoya.errors import UserError
+from terakoya.toolkit.formats import folder_digests
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.model.module_parts import all_architectures, named_values
 from terakoya.training.model.start_config import (
@@ -113,14 +114,15 @@ def load_start_weights(
         folder = folders[name]
         where = f"{KEY}: {folder}"
         match = WeightMatch()
-        config = read_config(folder, target, where)
+        with folder_digests.check_while_loading(folder):
+            config = read_config(folder, target, where)
+            sources[name], info = _read_model(folder, type(target), config, where)
         match.problems += [
             f"{where}: {each}" for each in vocabulary_problems(folder, config, vocabulary, tokenizer_folder)
         ]
         conflicts, allowed = compare_settings(config, target.config, settable)
         match.problems += [f"{where}: {each}" for each in conflicts]
         match.notes += [f"{where}: {each}" for each in allowed]
-        sources[name], info = _read_model(folder, type(target), config, where)
         _compare_weights(sources[name], info, target, settings, where, match)
         initialised[name] = match.initialised
         untrained = lora_settings.untrained_weights(parameters.lora, match.initialised)

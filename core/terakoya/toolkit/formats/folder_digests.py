@@ -1,0 +1,110 @@
+"""The sizes and SHA-256 hashes of an exported folder's files, in a file beside them that Transformers does not read.
+
+They are written when the folder is complete. Whatever reads the folder compares what it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from terakoya.atomic_files import FileFacts, dump_hashed_json, load_hashed_json
+from terakoya.errors import UserError
+
+NAME = "terakoya_files.json"
+WEIGHTS = (".safetensors", ".bin")
+"""The endings of large files. All others are read at once, these while Transformers loads them."""
+_REMEDY = f"export or download it again; or, if you have changed it on purpose, remove {NAME}"
+
+
+def write(folder: Path) -> None:
+    """Writes the digests of all files of `folder`, but not of the folders in it."""
+    files = {path.name: FileFacts.of(path).model_dump() for path in sorted(folder.iterdir()) if path.is_file()}
+    files.pop(NAME, None)
+    (folder / NAME).write_bytes(dump_hashed_json({"files": files}))
+
+
+def read(folder: Path) -> Mapping[str, FileFacts] | None:
+    """Returns file name -> digest; None if `folder` has no digests. Raises UserError if they are damaged."""
+    file = folder / NAME
+    if not file.is_file():
+        return None
+    try:
+        return {
+            name: FileFacts.model_validate(facts)
+            for name, facts in load_hashed_json(file.read_bytes())["files"].items()
+        }
+    except (ValueError, KeyError, AttributeError, ValidationError) as error:
+        raise UserError(f"{file}: damaged: {error}; {_REMEDY}") from None
+
+
+def find_changes(folder: Path) -> list[str]:
+    """Reads all files of `folder` that have a digest. Returns what is wrong with each that is missing or changed.
+
+    Raises:
+        UserError: the digests themselves are damaged.
+    """
+    recorded = read(folder) or {}
+    return [*_size_changes(folder, recorded), *_changes(folder, recorded, recorded)]
+
+
+@contextmanager
+def check_while_loading(folder: Path) -> Iterator[None]:
+    """Compares the small files of `folder`, and the sizes of all, before the block, which loads the model; compares the
+    weights in a thread meanwhile, so that loading takes hardly longer. Without digests it does nothing.
+
+    Raises:
+        UserError: a file is missing or changed, also if the block fails for this reason.
+    """
+    recorded = read(folder)
+    if recorded is None:
+        yield
+        return
+    weights = [name for name in recorded if name.endswith(WEIGHTS)]
+    _refuse(folder, _size_changes(folder, recorded) or _changes(folder, recorded, recorded.keys() - set(weights)))
+    with ThreadPoolExecutor(1) as pool:
+        changes = pool.submit(_changes, folder, recorded, weights)
+        try:
+            yield
+        except Exception as error:
+            if found := changes.result():
+                raise UserError(_describe(folder, found)) from error
+            raise
+        _refuse(folder, changes.result())
+
+
+def _size_changes(folder: Path, recorded: Mapping[str, FileFacts]) -> list[str]:
+    """Returns the files that are missing or have another size."""
+    changes = []
+    for name, facts in recorded.items():
+        file = folder / name
+        if not file.is_file():
+            changes.append(f"{name}: no such file")
+        elif (size := file.stat().st_size) != facts.size:
+            changes.append(f"{name}: expected {facts.size:,} bytes, got {size:,}")
+    return changes
+
+
+def _changes(folder: Path, recorded: Mapping[str, FileFacts], names: Iterable[str]) -> list[str]:
+    """Returns those of `names` that have the recorded size and another content."""
+    changes = []
+    for name in sorted(names):
+        file, expected = folder / name, recorded[name]
+        if file.is_file() and file.stat().st_size == expected.size:
+            found = FileFacts.of(file)
+            if found != expected:
+                changes.append(f"{name}: expected SHA-256 {expected.sha256}, got {found.sha256}")
+    return changes
+
+
+def _refuse(folder: Path, changes: list[str]) -> None:
+    if changes:
+        raise UserError(_describe(folder, changes))
+
+
+def _describe(folder: Path, changes: list[str]) -> str:
+    return f"{folder}: changed since it was exported: {'; '.join(changes[:5])}; {_REMEDY}"

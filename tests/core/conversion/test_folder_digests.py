@@ -1,0 +1,123 @@
+"""An export carries the hashes of its files, and whatever reads it compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from terakoya.contract.toy import make_tokenizer
+from terakoya.conversion.export import export, load_model
+from terakoya.conversion.verify import verify
+from terakoya.errors import UserError
+from terakoya.hub.upload import upload
+from terakoya.inference.loading import load_model_and_tokenizer
+from terakoya.toolkit.formats import folder_digests, model_folder
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    """A tiny Llama, exported."""
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=32, pad_token_id=3,
+    )  # fmt: skip
+    make_tokenizer(tmp_path / "source")
+    model_folder.write(LlamaForCausalLM(config), tmp_path / "source")
+    export(tmp_path / "source", tmp_path / "model")
+    return tmp_path / "model"
+
+
+def flip_weight(folder: Path) -> None:
+    """Changes a number to another finite number: only a hash tells."""
+    file = folder / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(bytes(content))
+
+
+def change_config(folder: Path) -> None:
+    file = folder / "config.json"
+    file.write_text(file.read_text().replace("10000.0", "20000.0"))
+
+
+def remove_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+DAMAGES = {"model.safetensors": flip_weight, "config.json": change_config, "tokenizer.json": remove_tokenizer}
+
+
+def try_it(folder: Path) -> None:
+    load_model_and_tokenizer(AutoModelForCausalLM, folder)
+
+
+def upload_it(folder: Path) -> None:
+    upload(folder, "someone/model", dry_run=folder.parent / "uploaded")
+
+
+@pytest.mark.parametrize("read", [try_it, load_model, upload_it])
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_changed_file_is_refused_by_name(name: str, read: Callable[[Path], object], exported: Path) -> None:
+    read(exported)
+    DAMAGES[name](exported)
+    with pytest.raises(UserError, match=rf"{exported}: changed since it was exported: {name}: "):
+        if read is upload_it:
+            upload(exported, "someone/model", dry_run=exported.parent / "again")
+        else:
+            read(exported)
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_verify_recomputes_the_hashes(name: str, exported: Path) -> None:
+    sound = verify(exported)
+    assert not sound.problems and "files with their recorded hashes" in sound.checked[0]
+    DAMAGES[name](exported)
+    assert any(f"{exported}: {name}: " in line for line in verify(exported).problems)
+
+
+def test_other_files_and_folders_without_digests_are_left_alone(exported: Path) -> None:
+    (exported / "README.md").write_text("mine")
+    assert not verify(exported).problems
+    flip_weight(exported)
+    (exported / folder_digests.NAME).unlink()
+    assert not verify(exported).problems
+    try_it(exported)
+
+
+def test_damaged_digests_are_no_digests_that_fit(exported: Path) -> None:
+    file = exported / folder_digests.NAME
+    file.write_text(file.read_text().replace('"size": ', '"size": 1', 1))
+    with pytest.raises(UserError, match=rf"{folder_digests.NAME}: damaged"):
+        try_it(exported)
+
+
+def test_weights_that_cannot_be_read_are_reported_as_changed(exported: Path) -> None:
+    file = exported / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[:8] = b"\xff" * 8  # the length of the header
+    file.write_bytes(bytes(content))
+    with pytest.raises(UserError, match=r"changed since it was exported: model\.safetensors"):
+        try_it(exported)
+
+
+def test_weights_are_read_while_the_block_runs(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    facts = folder_digests.FileFacts.of
+
+    def of(file: Path) -> object:
+        import threading
+
+        threads.append((file.name, threading.current_thread() is threading.main_thread()))
+        return facts(file)
+
+    monkeypatch.setattr(
+        folder_digests, "FileFacts", SimpleNamespace(of=of, model_validate=folder_digests.FileFacts.model_validate)
+    )
+    with folder_digests.check_while_loading(exported), torch.no_grad():
+        assert ("config.json", True) in threads
+    assert ("model.safetensors", False) in threads

@@ -1,0 +1,97 @@
+"""Reads what `write.py` wrote with the Transformers of this environment, without terakoya; compares ids and logits.
+
+python tools/older_transformers/read.py FOLDER [JSON]
+
+Prints a line for each export and ends with 1 if one differs. Models that this Transformers does not have are skipped
+and counted. JSON gets the results as {"EXPORT": RESULT}, where RESULT is "ok" or what differs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+TOLERANCE = 1e-5
+NOT_THERE = "not in this Transformers"
+SINCE = {"modernbert": (4, 48), "qwen3": (4, 51)}
+"""The first version of Transformers with the models that 4.45 does not have."""
+MISREADS = {"roberta.masked": (4, 57)}
+"""Exports that an older Transformers than this misreads: 4.45 sets the bias of RoBERTa's head to 0."""
+MISREAD = "misread by this Transformers, as expected"
+
+
+def main(folder: Path, report: Path | None) -> int:
+    """Returns 1 if an export is not read as it was written, else 0."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    results = {}
+    for expected in sorted(folder.glob("*/expected.json")):
+        name = expected.parent.name
+        known = version >= SINCE.get(name.partition(".")[0], (0, 0))
+        try:
+            results[name] = compare(expected.parent) if known else NOT_THERE
+        except Exception as error:  # noqa: BLE001 - whatever an old version raises is the result
+            results[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        if results[name].startswith("logits") and version < MISREADS.get(name.rpartition(".")[0], (0, 0)):
+            results[name] = MISREAD
+        print(f"{name:45s} {results[name]}", flush=True)
+    wrong = [name for name, result in results.items() if result not in ("ok", NOT_THERE, MISREAD)]
+    misread = sum(result == MISREAD for result in results.values())
+    skipped = sum(result == NOT_THERE for result in results.values())
+    right = len(results) - len(wrong) - skipped - misread
+    print(f"transformers {transformers.__version__}: {right} read as they were written, "
+          f"{skipped} of models that it does not have, {misread} misread as expected, {len(wrong)} not")  # fmt: skip
+    if report is not None:
+        report.write_text(json.dumps(results, indent=2), encoding="utf-8")
+    return 1 if wrong or not results else 0
+
+
+def compare(folder: Path) -> str:
+    """Returns "ok", or what is read otherwise than it was written."""
+    import torch
+    import transformers
+
+    expected = json.loads((folder / "expected.json").read_text(encoding="utf-8"))
+    config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    has_code = "auto_map" in config and not hasattr(transformers, config["tokenizer_class"])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=has_code)
+    for text, ids, plain in zip(expected["texts"], expected["ids"], expected["plain"], strict=True):
+        if (got := list(tokenizer(text)["input_ids"])) != ids:
+            return f"other ids for {text!r}: {got[:12]} instead of {ids[:12]}"
+        if (got := list(tokenizer(text, add_special_tokens=False)["input_ids"])) != plain:
+            return f"other ids without special tokens for {text!r}"
+    for name, ids in tokenizer(expected["texts"][0], expected["texts"][1]).items():
+        if list(ids) != (wanted := expected["pair"].get(name)):
+            return f"other {name} for a pair of texts: {ids} instead of {wanted}"
+    several = tokenizer(expected["texts"], padding=True, truncation=True, return_tensors="pt")
+    length = int(tokenizer.model_max_length)
+    if several["input_ids"].shape[1] > length:
+        return f"truncation leaves {several['input_ids'].shape[1]} tokens of {length}"
+    model = getattr(transformers, expected["class"]).from_pretrained(folder).eval()
+    inputs: dict[str, Any] = {"input_ids": torch.tensor([expected["input"]])}
+    long = tokenizer("吾輩は猫である。" * 1250, truncation=True, return_tensors="pt")
+    given: dict[str, Any] = {}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = inputs["input_ids"].flip(1)
+        given["decoder_input_ids"] = several["input_ids"][:, :1]
+    with torch.no_grad():
+        output = model(**inputs)
+        model(**several, **given)
+        model(**long, **{name: ids[:1] for name, ids in given.items()})
+    got = next((output[name] for name in ("prediction_logits", "logits") if name in output), output[0])[0]
+    wanted = torch.tensor(expected["logits"])
+    if got.shape == (*wanted.shape, 2):  # a token classifier's two classes
+        got = got[..., 1] - got[..., 0]
+    difference = float((got - wanted).abs().max() / max(1.0, float(wanted.abs().max())))
+    return "ok" if difference <= TOLERANCE else f"logits differ by {difference:.1e}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None))

@@ -1,0 +1,44 @@
+"""Reads exports of every architecture and kind of tokenizer with older versions of Transformers, and compares.
+
+python tools/older_transformers/table.py FOLDER VERSION...      (for example: work/table 4.57.6 4.45.2)
+
+For each version it makes the environment FOLDER/VERSION with pip, which borrows torch from the environment that runs
+this. Ends with 1 if an export is read otherwise than it was written.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+FURTHER = ("sentencepiece", "fugashi", "unidic-lite")
+
+
+def main(folder: Path, versions: list[str]) -> int:
+    """Returns 1 if one of `versions`, or the Transformers of this environment, reads an export otherwise, else 0."""
+    exports = folder / "exports"
+    if not exports.exists():
+        subprocess.run([sys.executable, HERE / "write.py", exports], check=True)
+    pythons = [sys.executable, *(str(make_environment(folder / version, version)) for version in versions)]
+    return max(subprocess.run([python, HERE / "read.py", exports], check=False).returncode for python in pythons)
+
+
+def make_environment(folder: Path, version: str) -> Path:
+    """Returns the Python of the environment `folder` with Transformers `version`, which it makes first."""
+    python = folder / "bin" / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+        pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        subprocess.run([*pip, f"transformers=={version}", *FURTHER], check=True)
+        site = next(folder.glob("lib/python*/site-packages"))
+        own = [sysconfig.get_path("purelib"), *(path for path in sys.path if path.endswith("site-packages"))]
+        (site / "borrowed.pth").write_text("\n".join(dict.fromkeys(own)) + "\n", encoding="utf-8")
+    return python
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

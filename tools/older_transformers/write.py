@@ -1,0 +1,131 @@
+"""Writes tiny exports of every architecture with every kind of tokenizer, and what terakoya computes with each.
+
+python tools/older_transformers/write.py FOLDER
+
+`read.py` reads them with another version of Transformers. FOLDER/ARCHITECTURE.HEAD.TOKENIZER is one export, and
+`expected.json` beside its files holds texts, their ids and a text's logits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from terakoya.components import Architecture, Head
+from terakoya.corpus.corpus import Corpus
+from terakoya.plugins import registry
+from terakoya.plugins.create import create_component
+from terakoya.toolkit.architectures import attention
+from terakoya.toolkit.formats import model_folder
+
+CORPUS = Path(__file__).resolve().parents[2] / "core" / "terakoya" / "pipeline" / "demo_corpus.txt"
+TEXTS = (
+    "吾輩は猫である。名前はまだ無い。",
+    "２０２６年１１月、ｶﾞｽと電気の料金が１２,３４５円になった。",
+    "か\u3099き\u3099 ㍿ ①  二つの  空白 ",
+    "The quick brown fox, it's 3.14 % of \"all\" ``dogs''.",
+    "😀 絵文字と\t制御文字 𠮷野家",
+    "昨日は雨が降ったので、図書館で本を読みながら友人を待っていた。彼女は電車の遅れで一時間も来なかった。",
+    "",
+)
+PIECES = {"vocab_size": 1600, "character_coverage": 0.98}
+TOKENIZERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "mecab_wordpiece": ("mecab_wordpiece", {"vocab_size": 1000, "limit_alphabet": 400}),
+    "mecab_character": ("mecab_character", {}),
+    "byte_bpe": ("byte_bpe", {"vocab_size": 600}),
+    "byte_bpe_padded": ("byte_bpe", {"vocab_size": 600, "pad_token": "<pad>", "cls_token": "<s>", "sep_token": "</s>"}),
+    "sentencepiece": ("sentencepiece", PIECES),
+    "sentencepiece_bytes": ("sentencepiece", {**PIECES, "model_type": "bpe", "byte_fallback": True}),
+    "sentencepiece_bert": ("sentencepiece", {**PIECES, "special_tokens": "bert"}),
+}
+"""Name -> kind, settings."""
+SIZES: Mapping[str, Any] = {
+    "hidden_size": 32, "d_model": 32, "embedding_size": 32, "intermediate_size": 64, "d_ff": 64, "d_kv": 8,
+    "num_hidden_layers": 3, "num_layers": 2, "num_attention_heads": 4, "num_heads": 4, "num_key_value_heads": 2,
+    "rotary_dim": 4, "max_position_embeddings": 96, "position_buckets": 16,
+}  # fmt: skip
+BASES: Mapping[str, float] = {"rope_theta": 50.0, "global_rope_theta": 70.0, "local_rope_theta": 60.0}
+"""Far from Transformers' defaults, so that a base that is not read changes the logits."""
+
+
+def main(out: Path) -> None:
+    """Writes everything into the new folder `out`."""
+    model_folder.silence_logging()
+    tokenizers = {
+        name: _train(kind, settings, out / "tokenizers" / name) for name, (kind, settings) in TOKENIZERS.items()
+    }
+    for name in ("byte_bpe", "mecab_wordpiece"):
+        tokenizers[f"{name}_saved"] = _save_again(tokenizers[name][0], out / "tokenizers" / f"{name}_saved")
+    exporter = create_component("exporters", "huggingface", {}, where="format huggingface")
+    for architecture in registry().names("architectures"):
+        component = registry().component("architectures", architecture)
+        given = {**SIZES, **BASES}
+        built = component(**{name: value for name, value in given.items() if name in component.model_fields})
+        for head, (name, (source, kind)) in itertools.product(sorted(built.heads), tokenizers.items()):
+            if kind.encoder(source).vocabulary.pad is None and head not in ("causal", "seq2seq"):
+                continue  # terakoya refuses to train an encoder with such a tokenizer
+            folder = out / f"{architecture}.{head}.{name}"
+            model = _build(built, kind.encoder(source).vocabulary, head)
+            loaded = kind.load(source)
+            ids = [list(map(int, loaded(text)["input_ids"])) for text in TEXTS]
+            logits = _logits(built, model, head, ids[5])
+            exporter.export({"": model}, source, folder)
+            expected = {
+                "pair": {name: list(map(int, values)) for name, values in loaded(TEXTS[0], TEXTS[1]).items()},
+                "texts": TEXTS,
+                "ids": ids,
+                "plain": [kind.encoder(source).encode([text]).ids.tolist() for text in TEXTS],
+                "class": type(model).__name__,
+                "input": ids[5],
+                "logits": logits.tolist(),
+            }
+            (folder / "expected.json").write_text(json.dumps(expected, ensure_ascii=False), encoding="utf-8")
+
+
+def _train(kind: str, settings: Mapping[str, Any], folder: Path) -> tuple[Path, Any]:
+    tokenizer = create_component("tokenizers", kind, settings, where=f"tokenizer {kind}")
+    tokenizer.train(Corpus([CORPUS]), folder)
+    return folder, tokenizer
+
+
+def _save_again(folder: Path, out: Path) -> tuple[Path, Any]:
+    """The tokenizer of `folder` with one more special token, as the Transformers of terakoya saves it."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<|turn|>"]})
+    tokenizer.save_pretrained(out)
+    return out, create_component("tokenizers", "huggingface", {}, where="tokenizer huggingface")
+
+
+def _build(architecture: Architecture, vocabulary: Any, head: Head) -> Any:
+    """A model with weights large enough for positions to change the logits."""
+    torch.manual_seed(7)
+    model = architecture.build(vocabulary, head)
+    attention.use(model, "sdpa")
+    for weight in model.parameters():
+        weight.data.add_(torch.randn_like(weight), alpha=0.05)
+    return model.eval()
+
+
+def _logits(architecture: Architecture, model: Any, head: Head, ids: list[int]) -> Tensor:
+    """What objectives train: the logits, or the hidden states of a model that has none, (T, ...)."""
+    row = torch.tensor([ids])
+    batch = {"input_ids": row, "document_ids": torch.zeros_like(row), "position_ids": torch.arange(len(ids))[None]}
+    if head == "seq2seq":
+        batch |= {"decoder_input_ids": row.flip(1), "decoder_document_ids": torch.zeros_like(row)}
+    with torch.no_grad():
+        hidden = architecture.hidden(model, batch)
+        if head == "discriminator":
+            return architecture.replaced_logits(model, hidden)[0]
+        return hidden[0] if head == "body" else architecture.logits(model, hidden)[0]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
