@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from terakoya_plugins.optimizers.muon import Muon
+from terakoya_plugins.optimizers.muon import Muon, batched
 
 
 class Small(nn.Module):
@@ -124,3 +124,41 @@ def test_frozen_matrices_are_left_out() -> None:
     assert names_of_muon_weights(module) == {"blocks.1.weight"}
     module.blocks.requires_grad_(False)
     assert names_of_muon_weights(module) == set(), "AdamW alone"
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("adjust", ["match_rms_adamw", "original"])
+def test_stacks_of_matrices_are_updated_as_one_by_one(
+    adjust: str, nesterov: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What runs on a GPU, beside torch's Muon; two of the four equal matrices do not fit into one stack."""
+    monkeypatch.setattr(batched, "MOST_AT_ONCE", 3 * 6 * 4)
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(6, 4), (4, 6), (6, 4), (6, 4), (6, 4), (5, 5)]
+    ours, theirs = ([nn.Parameter(torch.randn(each, generator=draw)) for each in shapes] for _ in range(2))
+    for mine, other in zip(ours, theirs, strict=True):
+        mine.data.copy_(other.data)
+    settings = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9, "nesterov": nesterov, "adjust_lr_fn": adjust}
+    stacked, plain = batched.BatchedMuon(ours, **settings), torch.optim.Muon(theirs, **settings)  # type: ignore[arg-type]
+    before = [each.detach().clone() for each in theirs]
+    for _ in range(3):
+        for mine, other in zip(ours, theirs, strict=True):
+            mine.grad = torch.randn(mine.shape, generator=draw)
+            other.grad = mine.grad.clone()
+        batched.step_by_shape(stacked.param_groups[0], stacked.state, None)
+        plain.step()
+    for mine, other, start in zip(ours, theirs, before, strict=True):
+        assert (mine - other).norm() < 0.02 * (other - start).norm()
+        assert torch.equal(stacked.state[mine]["momentum_buffer"], plain.state[other]["momentum_buffer"])
+
+
+def test_a_step_that_is_skipped_on_the_device_changes_no_bit() -> None:
+    draw = torch.Generator().manual_seed(0)
+    matrix = nn.Parameter(torch.randn(6, 4, generator=draw))
+    optimizer = batched.BatchedMuon([matrix], lr=0.1)
+    matrix.grad = torch.randn(6, 4, generator=draw)
+    batched.step_by_shape(optimizer.param_groups[0], optimizer.state, torch.tensor(0.0))
+    weights, momentum = matrix.detach().clone(), optimizer.state[matrix]["momentum_buffer"].clone()
+    matrix.grad[0, 0], matrix.grad[1, 1] = float("nan"), float("inf")
+    batched.step_by_shape(optimizer.param_groups[0], optimizer.state, torch.tensor(1.0))
+    assert torch.equal(matrix, weights) and torch.equal(optimizer.state[matrix]["momentum_buffer"], momentum)

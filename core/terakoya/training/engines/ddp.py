@@ -88,8 +88,8 @@ class DDPEngine:
                 **no_buffer_sync,
             )
             self.wrapped.register_comm_hook(None, lambda _, bucket: sum_gradients(group, bucket))
-        # whether every part is fused; an optimizer composed of several may be fused in part
-        self.fused = bool(optimizer.defaults.get("fused"))
+        # whether the optimizer skips a step by itself, where `found_inf` on the device says so; torch's name for it
+        self.skips_steps = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
     @property
     def uses_ddp(self) -> bool:
@@ -126,11 +126,11 @@ class DDPEngine:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         healthy = may_update(norm, skip_above)
-        if self.context.device.type == "cpu" or not self.fused:
+        if self.context.device.type == "cpu" or not self.skips_steps:
             if healthy:
                 self.optimizer.step()
         else:
-            # fused kernels read `found_inf` on the device, so the host need not wait to skip a step
+            # read on the device, so the host need not wait to skip a step
             self.optimizer.found_inf = (~healthy).float()  # type: ignore[attr-defined]
             self.optimizer.step()
         self.clear_gradients()

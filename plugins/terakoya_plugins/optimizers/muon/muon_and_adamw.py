@@ -6,23 +6,28 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from terakoya.toolkit.parameter_groups import decay_groups, dimensions, trainable_parameters
+from terakoya_plugins.optimizers.muon.batched import BatchedMuon
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
     """Steps a Muon and an AdamW. Both use this optimizer's groups, Muon's first, and its state.
 
-    `ratio` is the learning rate of AdamW's groups divided by Muon's; all groups store Muon's.
+    `ratio` is the learning rate of AdamW's groups divided by Muon's; all groups store Muon's. Where AdamW is fused,
+    both read `found_inf` on the device: 1 where a step must change nothing.
     """
 
-    def __init__(self, muon: torch.optim.Muon | None, adamw: torch.optim.AdamW | None, *, ratio: float) -> None:
+    found_inf: Tensor | None = None
+
+    def __init__(self, muon: BatchedMuon | None, adamw: torch.optim.AdamW | None, *, ratio: float) -> None:
         self.parts: list[torch.optim.Optimizer] = [each for each in (muon, adamw) if each is not None]
         self.ratio = ratio
         groups = [group for part in self.parts for group in part.param_groups]
         super().__init__([{"params": group["params"]} for group in groups], {"lr": groups[0]["lr"]})
         self.param_groups = groups
+        self._step_supports_amp_scaling = adamw is None or bool(adamw.defaults["fused"])  # torch's name for it
         self._share_state()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -49,6 +54,8 @@ class MuonAndAdamW(torch.optim.Optimizer):
             if isinstance(part, torch.optim.AdamW):
                 for group, rate in zip(part.param_groups, rates, strict=True):
                     group["lr"] = rate * self.ratio
+            if self.found_inf is not None:
+                part.found_inf = self.found_inf  # type: ignore[attr-defined]
             part.step()
             for group, rate in zip(part.param_groups, rates, strict=True):
                 group["lr"] = rate
@@ -75,7 +82,7 @@ def build(
     rest = [parameter for parameter in trainable_parameters(module) if id(parameter) not in hidden]
     muon = adamw = None
     if matrices:
-        muon = torch.optim.Muon(
+        muon = BatchedMuon(
             matrices, lr=learning_rate, weight_decay=weight_decay, momentum=momentum,
             nesterov=nesterov, ns_steps=ns_steps, adjust_lr_fn=adjust_lr_fn,
         )  # fmt: skip

@@ -1,0 +1,98 @@
+"""torch's Muon with all matrices of one shape at once, on a GPU, where one matrix after another is too little work for
+a kernel; and without waiting for the device where a step must be skipped."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MOST_AT_ONCE = 1 << 26
+"""Elements of the matrices that are stacked: a stack is copied several times."""
+
+
+class BatchedMuon(torch.optim.Muon):
+    """torch's Muon, with its settings and state.
+
+    Attributes:
+        found_inf: () float32, 1 where the step must change nothing; None where it must not be skipped. Set by who calls
+            `step`, as for torch's fused optimizers.
+    """
+
+    found_inf: Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Updates every matrix that has a gradient."""
+        if all(each.device.type == "cpu" for group in self.param_groups for each in group["params"]):
+            return super().step(closure)
+        assert closure is None, "terakoya computes gradients before"
+        for group in self.param_groups:
+            step_by_shape(group, self.state, self.found_inf)
+        return None
+
+
+@torch.no_grad()
+def step_by_shape(group: Mapping[str, Any], state: Mapping[Tensor, dict[str, Any]], found_inf: Tensor | None) -> None:
+    """Takes a step of torch's Muon with the settings of `group`, over stacks of matrices of one shape."""
+    by_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
+    for each in group["params"]:
+        if each.grad is not None:
+            by_shape[each.shape].append(each)
+    for shape, matrices in by_shape.items():
+        for some in _chunks(matrices, max(1, MOST_AT_ONCE // shape.numel())):
+            _step_stack(some, group, state, found_inf)
+
+
+def _chunks(matrices: Sequence[Tensor], size: int) -> Iterator[Sequence[Tensor]]:
+    for start in range(0, len(matrices), size):
+        yield matrices[start : start + size]
+
+
+def _step_stack(
+    matrices: Sequence[Tensor],
+    group: Mapping[str, Any],
+    state: Mapping[Tensor, dict[str, Any]],
+    found_inf: Tensor | None,
+) -> None:
+    """Updates `matrices`, n of one shape (a, b). Where `found_inf` is 1, factors of 0 and 1 leave them as they are."""
+    gradients = torch.stack([each.grad for each in matrices if each.grad is not None])
+    taken: Tensor | float = 1.0
+    if found_inf is not None:
+        taken = 1.0 - found_inf
+        gradients = torch.where(found_inf > 0, 0.0, gradients)
+    buffers = []
+    for each in matrices:
+        if "momentum_buffer" not in state[each]:
+            state[each]["momentum_buffer"] = torch.zeros_like(each)
+        buffers.append(state[each]["momentum_buffer"])
+    momentum = torch.stack(buffers).lerp_(gradients, (1 - group["momentum"]) * taken)
+    torch._foreach_copy_(buffers, list(momentum.unbind()))
+    update = gradients.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
+    direction = orthogonalize(update, group["ns_coefficients"], steps=group["ns_steps"], eps=group["eps"])
+    rows, columns = matrices[0].shape
+    size = math.sqrt(max(1, rows / columns))
+    if group["adjust_lr_fn"] == "match_rms_adamw":
+        size = 0.2 * math.sqrt(max(rows, columns))
+    weights = torch.stack(list(matrices)).mul_(1 - group["lr"] * group["weight_decay"] * taken)
+    weights.sub_(direction * (group["lr"] * size * taken))
+    torch._foreach_copy_(list(matrices), list(weights.unbind()))
+
+
+def orthogonalize(matrices: Tensor, coefficients: tuple[float, float, float], *, steps: int, eps: float) -> Tensor:
+    """Returns nearly orthogonal matrices in the directions of `matrices` (n, a, b), float32, by Newton-Schulz
+    iterations in bf16, each over products of whole stacks."""
+    first, second, third = coefficients
+    tall = matrices.shape[1] > matrices.shape[2]
+    each = matrices.bfloat16()
+    each = each.mT if tall else each
+    each = each / each.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
+    for _ in range(steps):
+        square = each @ each.mT
+        polynomial = torch.baddbmm(square, square, square, beta=second, alpha=third)
+        each = torch.baddbmm(each, polynomial, each, beta=first)
+    return (each.mT if tall else each).float()
