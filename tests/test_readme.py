@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import yaml
 from documented_commands import ROOT, check_command
-from site_source import ELSEWHERE, assemble, rewrite_links, site_paths
+from site_source import COMMANDS, ELSEWHERE, assemble, rewrite_links, site_paths
 
 from terakoya import plugins
+from terakoya.commands.main import VERBS
 from terakoya.config.parameters import Parameters, all_key_paths
 from terakoya.config.presets import preset_names
 from terakoya.doctor.checks import check_shared_memory
@@ -255,7 +256,7 @@ def _navigation() -> list[str]:
 def test_every_page_is_in_the_navigation_once() -> None:
     places = {place for place in site_paths().values() if place.endswith(".md") and not place.endswith(".ja.md")}
     navigation = _navigation()
-    assert sorted(navigation) == sorted(places), "add the page to `nav` in mkdocs.yml"
+    assert sorted(navigation) == sorted([*places, COMMANDS]), "add the page to `nav` in mkdocs.yml"
 
 
 def test_links_of_the_site() -> None:
@@ -271,11 +272,14 @@ def test_links_of_the_site() -> None:
         rewrite_links("![h](nowhere.png)", "docs/index.md", places)
 
 
+@pytest.mark.slow
 def test_the_site_has_every_page_and_no_broken_link(tmp_path: Path) -> None:
     (tmp_path / "old.md").write_text("of an earlier build", encoding="utf-8")
     written = assemble(tmp_path)
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(written)
     assert tmp_path / "index.md" in written and tmp_path / "how-to" / "plugins.md" in written
+    commands = (tmp_path / COMMANDS).read_text(encoding="utf-8")
+    assert all(f"## terakoya {words}\n" in commands for words in VERBS) and "--dry-run" in commands
     for path in written:
         if path.suffix != ".md":
             continue

@@ -79,6 +79,20 @@ def test_every_command_of_the_page_works(pages: list[str], tmp_path: Path, monke
         follow(page, tmp_path)
 
 
+@pytest.mark.nightly
+def test_the_road_of_the_readme_ends_with_a_model_to_publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With four steps in place of 200."""
+    shutil.copyfile(ROOT / "core" / "terakoya" / "pipeline" / "demo_corpus.txt", tmp_path / "corpus.txt")
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.S | re.M)
+    road = [line for block in blocks for line in block.splitlines() if line.startswith("terakoya ")]
+    verbs = [line.split()[1] for line in road]
+    assert verbs == ["doctor", "tokenizer", "prepare", "train", "export", "try", "upload", "upload"]
+    for line in road[1:-1]:  # what `doctor` finds is the machine's; the last one pushes
+        run(shlex.split(line.replace("max_steps=200", "max_steps=4 --set schedule.warmup_steps=1")), 0)
+    assert (tmp_path / "work" / "published" / "README.md").is_file()
+
+
 def test_no_tutorial_is_left_out() -> None:
     written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs" / "tutorials").glob("*.md")}
     followed = {page for pages in READERS for page in pages}

@@ -12,6 +12,7 @@ _module = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_module)
 
 assemble = _module.assemble
+COMMANDS = _module.COMMANDS
 ELSEWHERE = _module.ELSEWHERE
 rewrite_links = _module.rewrite_links
 site_paths = _module.site_paths

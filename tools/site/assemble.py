@@ -25,6 +25,7 @@ ELSEWHERE: Mapping[str, str] = {
     "tools/bench/README.md": "explanation/bench.md",
     "tools/real_input/README.md": "explanation/real-input.md",
     "tools/simulation/README.md": "explanation/simulation.md",
+    "tools/gpu/README.md": "explanation/gpu.md",
     "tools/cluster/README.md": "explanation/cluster.md",
     "tools/slurm/README.md": "explanation/slurm-cluster.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -34,6 +35,9 @@ ELSEWHERE: Mapping[str, str] = {
     "README.ja.md": "",
 }
 """Page next to the code -> its place on the site; "" is docs/index.md, the site's own front page."""
+
+COMMANDS = "reference/commands.md"
+"""The page with the help of every command, which is made from the program."""
 
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)|`[^`\n]+`")
 """A link or picture: `!` or nothing, its text (which may have brackets), its target. Or code, which is no link."""
@@ -94,9 +98,34 @@ def assemble(out: Path = OUT) -> list[Path]:
         if not path.exists() or path.read_bytes() != content:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
+    written.append(out / COMMANDS)
+    page = commands_page().encode("utf-8")
+    if not written[-1].exists() or written[-1].read_bytes() != page:
+        written[-1].parent.mkdir(parents=True, exist_ok=True)
+        written[-1].write_bytes(page)
     for path in set(_files(out)) - set(written):
         path.unlink()
     return written
+
+
+def commands_page() -> str:
+    """Returns a page with the help of every command."""
+    import typer
+
+    from terakoya.commands.main import app
+
+    parts = [
+        "# Commands\n\nWhat `--help` prints, of every command. An `-h` or `--help` after a command shows the same.\n"
+    ]
+
+    def walk(command: Any, words: str) -> None:
+        context = typer.Context(command, info_name=words, terminal_width=110, max_content_width=110)
+        parts.append(f"## {words}\n\n```text\n{command.get_help(context).strip()}\n```\n")
+        for name, inner in getattr(command, "commands", {}).items():
+            walk(inner, f"{words} {name}")
+
+    walk(typer.main.get_command(app), "terakoya")
+    return "\n".join(parts)
 
 
 def _files(folder: Path) -> Iterator[Path]:
