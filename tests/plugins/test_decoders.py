@@ -232,11 +232,11 @@ def test_output_layers_are_initialised_smaller_with_scaled_init(name: str) -> No
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("gpt2", {"num_attention_heads": 5}, "no whole number"),
-        ("llama", {"num_attention_heads": 5}, "no even number"),
-        ("llama", {"num_attention_heads": 32, "num_key_value_heads": 32}, "no even number"),
-        ("llama", {"num_key_value_heads": 3}, "evenly"),
-        ("qwen3", {"num_key_value_heads": 3}, "evenly"),
+        ("gpt2", {"num_attention_heads": 5}, "num_attention_heads: expected a divisor"),
+        ("llama", {"num_attention_heads": 5}, "expected heads of an even size"),
+        ("llama", {"num_attention_heads": 32, "num_key_value_heads": 32}, "expected heads of an even size"),
+        ("llama", {"num_key_value_heads": 3}, "num_key_value_heads: expected a divisor"),
+        ("qwen3", {"num_key_value_heads": 3}, "num_key_value_heads: expected a divisor"),
         ("qwen3", {"head_dim": 15}, "even number"),
         ("gptj", {"rotary_dim": 10}, "at most 8"),
     ],

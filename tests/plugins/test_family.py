@@ -315,5 +315,7 @@ def test_two_processes_train_the_same_as_one(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["bert", "electra", "roberta", "deberta", "deberta_v2", "modernbert", "gpt2", "gptj"])
 def test_heads_that_do_not_divide_the_width_are_named_before_anything_is_made(name: str) -> None:
     raw = toy.parameters(Path("store"), architecture={"type": name, "hidden_size": 64, "num_attention_heads": 3})
-    with pytest.raises(UserError, match=r"architecture: .*hidden_size 64 over 3 heads is no whole number"):
+    with pytest.raises(
+        UserError, match=r"num_attention_heads: expected a divisor of hidden_size 64, got 3; the nearest: 2 and 4"
+    ):
         Parameters.from_dict(raw, source="test")

@@ -86,7 +86,7 @@ def command(
             if count > 1:
                 raise typer.Exit(_start_processes(count, stop))
         if dry_run:
-            from terakoya.estimation import out_of_memory
+            from terakoya.estimation.model_check import explain_model_errors
             from terakoya.training.dry_run import dry_run as check
 
             check(
@@ -94,7 +94,7 @@ def command(
                 out,
                 node_rank=node_rank,
                 expected_processes=processes,
-                advice=out_of_memory.explain_allocation_errors,
+                advice=explain_model_errors,
             )
             if launched.rank == 0:
                 next_command.show(*(word for word in context.meta["arguments"] if word != "--dry-run"))

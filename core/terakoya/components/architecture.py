@@ -102,7 +102,13 @@ class Architecture(Component):
             if not isinstance(width, int):
                 raise UserError(f"architecture {name}: has no {key} to scale; describe the smaller model in full")
             if width * fraction != int(width * fraction):
-                raise UserError(f"architecture {name}: {fraction} of {key} {width} is no whole number")
+                widths = [getattr(self, each, None) or 1 for each in WIDTHS]
+                whole = [f"1/{part}" for part in range(2, 17) if not any(each % part for each in widths)]
+                raise UserError(
+                    f"architecture {name}: {fraction} of {key} {width} is not a whole number; use "
+                    + (f"one of {', '.join(whole)}, or describe" if whole else "1, or describe")
+                    + " the smaller model in full"
+                )
             changed[key] = int(width * fraction)
         return type(self).model_validate({**self.model_dump(), **changed})
 

@@ -101,6 +101,12 @@ class Tokenizer(Component):
         """
         raise NotImplementedError
 
+    def planned_vocabulary(self) -> Vocabulary | None:
+        """Returns a vocabulary with the size and the special tokens, though not the ids, of the tokenizer that `train`
+        makes at most; None where only training can tell. `terakoya run` builds the model for it before its first
+        stage."""
+        return None
+
     @classmethod
     def from_folder(cls, folder: Path) -> Self | None:
         """Returns the settings that read the tokenizer in `folder` with exactly its ids, or None if this kind

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -64,3 +64,16 @@ class Vocabulary(BaseModel):
     def dtype(self) -> np.dtype:
         """Returns the stored type of an id: uint16 below 65,500 ids, else int32 (Megatron-LM's rule)."""
         return np.dtype(np.uint16 if self.size < 65_500 else np.int32)
+
+
+def planned_vocabulary(size: int, pieces: Mapping[str, str], further: Sequence[str] = ()) -> Vocabulary:
+    """Returns a vocabulary of `size` ids, of which the special ones come first, for a tokenizer that is not trained
+    yet. Only which special ids there are is as in the trained one.
+
+    Args:
+        pieces: role (`pad`, `mask`, ...) -> special piece; roles may share a piece.
+        further: special pieces without a role.
+    """
+    ids = {piece: number for number, piece in enumerate(dict.fromkeys([*pieces.values(), *further]))}
+    roles = {role: ids[piece] for role, piece in pieces.items()}
+    return Vocabulary(size=max(size, len(ids) + 1), special=tuple(ids.values()), **roles)

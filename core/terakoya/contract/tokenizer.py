@@ -10,6 +10,7 @@ import numpy as np
 
 from terakoya.components import EncodedDocuments, Tokenizer
 from terakoya.components.tokenizer import load_tokenizer
+from terakoya.components.vocabulary import Vocabulary
 from terakoya.contract import settings, toy
 from terakoya.contract.results import Check, CheckFailed, CheckSkipped
 from terakoya.corpus.corpus import Corpus
@@ -147,6 +148,18 @@ def check_vocabulary(case: TokenizerCase) -> None:
         raise CheckFailed(
             f"vocabulary.special lacks {loaded.convert_ids_to_tokens(missing)}: training would mask them like words"
         )
+    planned = None if case.tokenizer.fallback else case.tokenizer.planned_vocabulary()
+    if planned is not None and _special_roles(planned) != _special_roles(encoder.vocabulary):
+        raise CheckFailed(
+            f"planned_vocabulary has {_special_roles(planned)}, the trained vocabulary "
+            f"{_special_roles(encoder.vocabulary)}"
+        )
+
+
+def _special_roles(vocabulary: Vocabulary) -> tuple[list[str], int]:
+    """The roles of `vocabulary` that have a token, and the number of its special ids."""
+    roles = [role for role, id in vocabulary if role not in ("size", "special") and id is not None]
+    return roles, len(vocabulary.special)
 
 
 def check_reproducibility(case: TokenizerCase) -> None:

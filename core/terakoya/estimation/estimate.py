@@ -16,6 +16,7 @@ from terakoya.estimation import devices
 from terakoya.estimation.devices import Device
 from terakoya.estimation.engine_memory import Sharding, memory_per_process, offloaded_memory
 from terakoya.estimation.fake_step import ModelSizes, model_sizes, simulate_step
+from terakoya.estimation.model_check import check_model
 from terakoya.estimation.synthetic_rows import RowStatistics, row_statistics
 from terakoya.rows import loader
 from terakoya.training.distributed.topology import ProcessInfo, RankBatch, Topology, rank_batches
@@ -129,6 +130,7 @@ def estimate(
     share = first_rank_batch(
         loaded.batch_size, loaded.micro_batch_size, replica_size=loaded.parallel.replica_size, processes=processes
     )
+    check_model(loaded, statistics.vocabulary)
     sizes = model_sizes(loaded, statistics.vocabulary, context=statistics.context)
     memory, optimizer_bytes, notes = measure(
         loaded, statistics.vocabulary, share, sizes, processes=processes, gpu=target.gpu

@@ -79,7 +79,7 @@ def train(
     Raises:
         UserError: an error that the user can fix.
     """
-    from terakoya.estimation import out_of_memory
+    from terakoya.estimation.model_check import explain_model_errors
     from terakoya.plugins import listening
     from terakoya.training.setup import train_in_this_process
 
@@ -91,7 +91,7 @@ def train(
             expected_processes=processes,
             allow_change=frozenset(allow_change),
             start_over=start_over,
-            advice=out_of_memory.explain_allocation_errors,
+            advice=explain_model_errors,
             stop=stop,
         )
 

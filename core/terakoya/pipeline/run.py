@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from terakoya.atomic_files import write_text
+from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.config.presets import find_parameters
 from terakoya.conversion.export import export, find_checkpoint
@@ -55,6 +56,11 @@ class _Plan:
         pipeline = self.pipeline
         if pipeline.tokenizer is not None:
             make_tokenizer(pipeline.tokenizer, source="pipeline: tokenizer")
+        elif not pipeline.tokenizer_folder.is_dir():
+            raise UserError(
+                f'tokenizer_folder: {pipeline.tokenizer_folder}: no such folder; give "tokenizer" to train one, as in '
+                '{"type": "mecab_wordpiece"}'
+            )
         for corpus in self.corpora:
             corpus.check()
         for folder in (pipeline.store, pipeline.validation_store):
@@ -67,7 +73,45 @@ class _Plan:
                     f"{folder}: expected a folder that holds a store for each of corpora, got a store itself; "
                     "give another folder"
                 )
-        self._parameters()
+        self._check_training(Parameters.from_dict(self._parameters(), source="parameters"))
+
+    def _check_training(self, parameters: Parameters) -> None:
+        """Raises UserError where the last stages would refuse `parameters`: the model its sizes, the objective the
+        stores, the batch table the processes of this machine."""
+        from terakoya.estimation.model_check import check_model, check_start
+        from terakoya.training.distributed.topology import ProcessInfo, Topology, host_name, rank_batches
+
+        pipeline, layout = self.pipeline, parameters.objective.row_layout().kind
+        if layout in ("lines", "pairs") and pipeline.unit != "line":
+            raise UserError(
+                f'unit: expected "line" for rows of the layout "{layout}", got "{pipeline.unit}"; set "unit": "line", '
+                "or another layout of the objective in the parameters"
+            )
+        processes = tuple(ProcessInfo(rank, 0, rank, host_name()) for rank in range(self._training_processes))
+        rank_batches(
+            parameters.batch_size, parameters.micro_batch_size, Topology(processes, parameters.parallel.replica_size),
+            redistribute=parameters.on_lost_node == "redistribute",
+        )  # fmt: skip
+        vocabulary = self._vocabulary(parameters.data.sequence_length)
+        check_model(parameters, vocabulary)
+        check_start(parameters, vocabulary)
+
+    @property
+    def _training_processes(self) -> int:
+        import torch
+
+        return self.pipeline.training_processes or max(1, torch.cuda.device_count())
+
+    def _vocabulary(self, sequence_length: int) -> Vocabulary:
+        """Returns the vocabulary of the stores, as far as it is known before they are made."""
+        from terakoya.estimation.synthetic_rows import synthetic_vocabulary
+        from terakoya.tokenization.recognise import recognise_tokenizer
+
+        pipeline, folder = self.pipeline, self.pipeline.tokenizer_folder
+        if pipeline.tokenizer is None:
+            return recognise_tokenizer(folder).encoder(folder).vocabulary
+        tokenizer = make_tokenizer(pipeline.tokenizer, source="pipeline: tokenizer")
+        return tokenizer.planned_vocabulary() or synthetic_vocabulary(32768, sequence_length)
 
     def stages(self) -> Sequence[Stage]:
         """Returns the stages: tokenizer (unless one is given), stores, run, export."""
@@ -82,11 +126,6 @@ class _Plan:
                     self._tokenizer_inputs,
                     self._train_tokenizer,
                 )
-            )
-        elif not pipeline.tokenizer_folder.is_dir():
-            raise UserError(
-                f'tokenizer_folder: {pipeline.tokenizer_folder}: no such folder; give "tokenizer" to train one, as in '
-                '{"type": "mecab_wordpiece"}'
             )
         for corpus in self.corpora:
             for part, out in corpus.store_folders().items():
@@ -164,19 +203,16 @@ class _Plan:
         return {"parameters": self._parameters(), "stores": [TokenStore.open(store).fingerprint for store in stores]}
 
     def _train(self) -> Mapping[str, Any]:
-        import torch
-
-        from terakoya.estimation import out_of_memory
+        from terakoya.estimation.model_check import explain_model_errors
         from terakoya.launch.local import run_processes
         from terakoya.training.setup import train_in_this_process
 
-        pipeline, parameters = self.pipeline, self._parameters()
-        processes = pipeline.training_processes or max(1, torch.cuda.device_count())
+        pipeline, parameters, processes = self.pipeline, self._parameters(), self._training_processes
         if processes == 1:
             result = train_in_this_process(
                 Parameters.from_dict(parameters, source="parameters"),
                 pipeline.run,
-                advice=out_of_memory.explain_allocation_errors,
+                advice=explain_model_errors,
             )
             if result.stopped_by:
                 raise Stopped(f"train: stopped at step {result.step} by {result.stopped_by}; the same command resumes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,8 +53,11 @@ def dry_run(
         timeout_seconds=parameters.parallel.timeout_seconds,
     )
     try:
-        with tempfile.TemporaryDirectory() as scratch, advice(parameters, stores.vocabulary, context):
-            run_log = RunLog(Path(scratch), (), {}, active=context.is_main)
+        with (
+            tempfile.TemporaryDirectory() as scratch,
+            closing(RunLog(Path(scratch), (), {}, active=context.is_main)) as run_log,
+            advice(parameters, stores.vocabulary, context),
+        ):
             trainer = build_trainer(parameters, out, stores, context, run_log, registry())
             needed = _checkpoint_bytes(trainer)
             free = free_bytes(out)
@@ -82,7 +86,6 @@ def dry_run(
                 f"{report.tokens:,} tokens in {time.perf_counter() - start:.1f} s; nothing was written to {out}",
                 soft_wrap=True,
             )
-            run_log.close()
     finally:
         context.close(failed=True)
 

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from terakoya import hookimpl
 from terakoya.components import Tokenizer
+from terakoya.components.vocabulary import Vocabulary, planned_vocabulary
 from terakoya.errors import UserError
 from terakoya.toolkit.tokenizers import byte_level_bpe
 from terakoya.toolkit.tokenizers.word_counts_file import Splitting, load_or_count_words
@@ -76,6 +77,12 @@ class ByteBpe(Tokenizer):
             max_words=self.max_words,
             sample_bytes=self.sample_bytes,
         )
+
+    def planned_vocabulary(self) -> Vocabulary:
+        """Implements `Tokenizer.planned_vocabulary`."""
+        pieces = {name.removesuffix("_token"): getattr(self, name) for name in _SPECIAL_FIELDS}
+        pieces = {role: piece for role, piece in pieces.items() if piece is not None}
+        return planned_vocabulary(self.vocab_size, pieces, self.additional_special_tokens)
 
     def train(
         self,

@@ -20,6 +20,7 @@ from pydantic import Field
 
 from terakoya import hookimpl
 from terakoya.components import Tokenizer
+from terakoya.components.vocabulary import Vocabulary
 from terakoya.corpus.corpus import Corpus
 from terakoya.toolkit.tokenizers import bert_japanese_folder as japanese_folder
 from terakoya.toolkit.tokenizers import word_splitters
@@ -66,6 +67,11 @@ class MecabCharacter(Tokenizer):
             max_words=self.max_words,
             sample_bytes=self.sample_bytes,
         )
+
+    def planned_vocabulary(self) -> Vocabulary:
+        """Implements `Tokenizer.planned_vocabulary`."""
+        characters = self.limit_alphabet * (2 if self.continuation_marks else 1)
+        return japanese_folder.planned_vocabulary(characters, self.num_unused_tokens)
 
     def train(
         self,

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from terakoya import hookimpl
 from terakoya.components import Tokenizer
+from terakoya.components.vocabulary import Vocabulary
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.toolkit.tokenizers import bert_japanese_folder as japanese_folder
@@ -78,6 +79,10 @@ class MecabWordPiece(Tokenizer):
             max_words=self.max_words,
             sample_bytes=self.sample_bytes,
         )
+
+    def planned_vocabulary(self) -> Vocabulary:
+        """Implements `Tokenizer.planned_vocabulary`."""
+        return japanese_folder.planned_vocabulary(self.vocab_size, self.num_unused_tokens)
 
     def train(
         self,

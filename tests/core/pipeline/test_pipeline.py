@@ -77,6 +77,50 @@ def test_wrong_parameters_are_found_before_the_first_stage(tmp_path: Path) -> No
     assert not (tmp_path / "out").exists()
 
 
+MODEL: dict[str, Any] = {
+    "data": {"sequence_length": 32},
+    "architecture": {
+        "type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32,
+        "max_position_embeddings": 32,
+    },
+    "objective": {"type": "masked_lm"}, "optimizer": {"type": "adamw"}, "schedule": {"type": "linear"},
+    "batch_size": {"-1": 2}, "max_steps": 2,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("keys", "model", "message"),
+    [
+        ({}, {"architecture": {**MODEL["architecture"], "hidden_act": "x"}}, 'hidden_act: .* such as "gelu", got "x"'),
+        ({}, {"batch_size": {"0": 2, "1": 2}}, "batch_size: "),
+        ({"training_processes": 3}, {"parallel": {"tp_size": 2}}, "3 processes.*"),
+        ({}, {"objective": {"type": "masked_lm", "layout": "lines"}}, 'unit: expected "line" .*, got "document"; set'),
+        ({}, {"start_from": "nowhere"}, "start_from: nowhere is not a folder"),
+        ({"tokenizer": {"type": "byte_bpe"}}, {}, r"masked_lm: the store's vocabulary has no \[MASK\]"),
+        (
+            {},
+            {
+                "architecture": {"type": "t5"},
+                "objective": {"type": "span_corruption"},
+                "data": {"sequence_length": 512},
+            },
+            "sentinel tokens, one for each span, but there are 10. Train the tokenizer with num_unused_tokens",
+        ),
+    ],
+    ids=["size", "nodes", "processes", "layout", "start", "tokenizer", "sentinels"],
+)
+def test_what_training_refuses_is_found_before_the_first_stage(
+    tmp_path: Path, keys: dict[str, Any], model: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "text.txt").write_text("春が来た。\n")
+    folders = {key: str(tmp_path / str(KEYS[key])) for key in ("tokenizer_folder", "store", "run", "export")}
+    given = {**folders, "corpus": [str(tmp_path / "text.txt")], **keys, "parameters": {**MODEL, **model}}
+    with pytest.raises(UserError, match=message):
+        run_pipeline(_read(tmp_path, **given))
+    assert not (tmp_path / "out").exists()
+
+
 # ----------------------------------------------------------------------------------------------------- the stages
 
 

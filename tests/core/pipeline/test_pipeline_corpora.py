@@ -18,14 +18,13 @@ from terakoya.store.token_store import TokenStore
 PARAMETERS: dict[str, Any] = {
     "data": {"sequence_length": 32},
     "architecture": {
-        "type": "bert",
+        "type": "gpt2",
         "hidden_size": 16,
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
-        "intermediate_size": 32,
         "max_position_embeddings": 32,
     },
-    "objective": {"type": "masked_lm"},
+    "objective": {"type": "causal_lm"},
     "optimizer": {"type": "adamw"},
     "schedule": {"type": "linear"},
     "batch_size": {"-1": 2},

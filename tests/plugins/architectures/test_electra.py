@@ -49,5 +49,5 @@ def test_a_third_of_base_keeps_depth_and_embeddings() -> None:
     assert (small.hidden_size, small.num_attention_heads, small.intermediate_size) == (256, 4, 1024)
     assert (small.num_hidden_layers, small.embedding_size) == (12, 768)
     assert BASE.scale_width(Fraction("1/1")) == BASE
-    with pytest.raises(UserError, match="1/5 of hidden_size 768 is no whole number"):
+    with pytest.raises(UserError, match="1/5 of hidden_size 768 is not a whole number; use one of 1/2, 1/3, 1/4"):
         BASE.scale_width(Fraction(1, 5))

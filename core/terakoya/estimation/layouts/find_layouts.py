@@ -12,6 +12,7 @@ from terakoya.estimation import devices
 from terakoya.estimation.layouts.cluster import Cluster, find_gpu
 from terakoya.estimation.layouts.measured_model import measure_transformer
 from terakoya.estimation.layouts.suggest import Suggestion, batch_size_for, suggest
+from terakoya.estimation.model_check import check_model
 from terakoya.estimation.synthetic_rows import row_statistics
 
 DEFAULT_GPU = "h100"
@@ -90,6 +91,7 @@ def find_layouts(
             notes.append(f"this machine has no GPU: assumes {DEFAULT_GPU}; name another with --gpu")
     cluster = Cluster(find_gpu(gpu), gpus, per_node)
     statistics = row_statistics(loaded.data, loaded.objective.row_layout(), vocab_size)
+    check_model(loaded, statistics.vocabulary)
     model, state = measure_transformer(loaded, statistics.vocabulary, context=statistics.context)
     suggestions = suggest(loaded, model, cluster, state=state)
     return Layouts(cluster, suggestions, batch_size_for(cluster, loaded.batch_size), notes)

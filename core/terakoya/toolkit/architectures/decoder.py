@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pydantic import model_validator
 
 from terakoya.components import DocumentMasking, Head, TensorPartition, Vocabulary
-from terakoya.toolkit.architectures.transformers_model import TransformersArchitecture
+from terakoya.toolkit.architectures.transformers_model import TransformersArchitecture, nearest_divisors
 
 if TYPE_CHECKING:
     import torch
@@ -142,12 +142,17 @@ class GatedDecoderArchitecture(DecoderArchitecture):
     def _heads_fit(self) -> Self:
         heads, head_dim = self.num_attention_heads, getattr(self, "head_dim", None)
         if head_dim is None and self.hidden_size % (2 * heads):
+            near = nearest_divisors(self.hidden_size // 2, heads) if self.hidden_size % 2 == 0 else ""
             raise ValueError(
-                f"hidden_size {self.hidden_size} over {heads} heads is no even number, which rotary positions need"
+                f"num_attention_heads: expected heads of an even size, which rotary positions need, got {heads} over "
+                f"hidden_size {self.hidden_size}{near or '; use an even hidden_size'}"
             )
         shared = self.num_key_value_heads or heads
         if heads % shared:
-            raise ValueError(f"{heads} heads cannot share {shared} num_key_value_heads evenly")
+            raise ValueError(
+                f"num_key_value_heads: expected a divisor of num_attention_heads {heads}, got {shared}"
+                f"{nearest_divisors(heads, shared)}"
+            )
         if head_dim is not None and head_dim % 2:
             raise ValueError(f"head_dim: expected an even number, which rotary positions need, got {head_dim}")
         return self

@@ -32,7 +32,10 @@ class TransformersArchitecture(Architecture):
     def _heads_fit(self) -> Self:
         width, heads = getattr(self, "hidden_size", None), getattr(self, "num_attention_heads", None)
         if width and heads and width % heads:
-            raise ValueError(f"hidden_size {width} over {heads} heads is no whole number")
+            raise ValueError(
+                f"num_attention_heads: expected a divisor of hidden_size {width}, got {heads}"
+                f"{nearest_divisors(width, heads)}"
+            )
         return self
 
     @classmethod
@@ -63,3 +66,12 @@ class TransformersArchitecture(Architecture):
     def max_sequence_length(self) -> int | None:
         """Returns the field `max_position_embeddings`, None if the family has none."""
         return getattr(self, "max_position_embeddings", None)
+
+
+def nearest_divisors(number: int, wanted: int) -> str:
+    """Returns the divisors of `number` nearest to `wanted`, as the end of a sentence: `; the nearest: 2 and 4`.
+
+    Returns "" where there is none."""
+    divisors = [each for each in range(1, min(number, 1 << 16) + 1) if number % each == 0]
+    near = sorted(sorted(divisors, key=lambda each: abs(each - wanted))[:2])
+    return f"; the nearest: {' and '.join(map(str, near))}" if near else ""

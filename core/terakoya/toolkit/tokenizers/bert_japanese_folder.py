@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from terakoya.components import vocabulary
+from terakoya.components.vocabulary import Vocabulary
 from terakoya.toolkit.tokenizers import mecab
 from terakoya.toolkit.tokenizers.word_splitters import mecab_arguments
 
@@ -17,6 +19,12 @@ RECORD = "terakoya.json"
 def special_tokens(num_unused_tokens: int) -> list[str]:
     """Returns the first tokens of a vocabulary."""
     return [*SPECIAL_TOKENS, *(f"[unused{number}]" for number in range(num_unused_tokens))]
+
+
+def planned_vocabulary(size: int, num_unused_tokens: int) -> Vocabulary:
+    """Returns a vocabulary of `size` ids with these special tokens, for a tokenizer that is not trained yet."""
+    roles = {token.strip("[]").lower(): token for token in SPECIAL_TOKENS}
+    return vocabulary.planned_vocabulary(size, roles, special_tokens(num_unused_tokens))
 
 
 def japanese_config(

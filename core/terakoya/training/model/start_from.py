@@ -145,6 +145,25 @@ def load_start_weights(
     return LoadedWeights(facts, notes)
 
 
+def check_start_configs(parameters: Parameters, module: nn.Module) -> None:
+    """Compares the configs of the folders of `start_from` with those of `module`, and reads no weight.
+
+    Raises:
+        UserError: as `find_folders` and `read_config`, or one line for each setting that changes the weights' meaning.
+    """
+    if parameters.start_from is None:
+        return
+    targets = parameters.objective.exports(module)
+    settable = architecture_settings(all_architectures(parameters.architecture, parameters.objective))
+    problems = []
+    for name, folder in find_folders(parameters.start_from, targets).items():
+        where = f"{KEY}: {folder}"
+        config = read_config(folder, targets[name], where)
+        problems += [f"{where}: {each}" for each in compare_settings(config, targets[name].config, settable)[0]]
+    if problems:
+        raise UserError("\n".join(problems))
+
+
 def find_folders(settings: StartFrom, targets: Mapping[str, PreTrainedModel]) -> dict[str, Path]:
     """Returns the folder of each model, by its name in `Objective.exports`.
 

@@ -21,6 +21,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from terakoya import hookimpl
 from terakoya.components import Tokenizer
+from terakoya.components.vocabulary import Vocabulary, planned_vocabulary
 from terakoya.corpus.corpus import Corpus
 from terakoya.errors import UserError
 from terakoya.toolkit.tokenizers import mecab, sentencepiece_folder
@@ -164,6 +165,12 @@ class SentencePiece(Tokenizer):
             raise ValueError(f"unk_id, bos_id, eos_id, pad_id: expected four different ids (-1: none), got {ids}")
         return self
 
+    def planned_vocabulary(self) -> Vocabulary:
+        """Implements `Tokenizer.planned_vocabulary`."""
+        absent = {role for role in ("unk", "bos", "eos", "pad") if self._id(role) < 0}
+        pieces = {role: str(self._piece(role)) for role in self._roles() if role not in absent and self._piece(role)}
+        return planned_vocabulary(self.vocab_size, pieces, self.control_symbols)
+
     def train(
         self,
         corpus: Corpus,
@@ -302,10 +309,12 @@ class SentencePiece(Tokenizer):
             arguments.pop("pretokenization_delimiter", None)
         return {name: value for name, value in arguments.items() if value != []}
 
+    def _roles(self) -> list[str]:
+        return [role for role in ROLES if self.special_tokens != "bert" or role not in ("bos", "eos")]
+
     def _pieces_by_role(self, processor: SentencePieceProcessor) -> dict[str, str]:
         """Returns role -> piece for the roles whose piece is in the model. BERT has no bos and eos."""
-        roles = [role for role in ROLES if self.special_tokens != "bert" or role not in ("bos", "eos")]
-        pieces = {role: piece for role in roles if (piece := self._piece(role)) is not None}
+        pieces = {role: piece for role in self._roles() if (piece := self._piece(role)) is not None}
         return {role: piece for role, piece in pieces.items() if sentencepiece_folder.has_piece(processor, piece)}
 
     def _delimiter_function(self) -> Callable[[str], str]:

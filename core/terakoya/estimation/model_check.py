@@ -1,0 +1,213 @@
+"""Tries the model of a run on tensors without data, so that sizes which the model refuses are named before any work."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from terakoya.components import Architecture, Component
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.config.conflicts import find_conflicts
+from terakoya.config.parameters import Parameters
+from terakoya.errors import UserError
+from terakoya.estimation.fake_step import fake_tensors, with_depth
+from terakoya.estimation.out_of_memory import explain_allocation_errors, is_out_of_memory
+from terakoya.estimation.synthetic_rows import full_rows
+from terakoya.json_settings import short_json
+from terakoya.toolkit.architectures import attention
+from terakoya.training.batches import to_device
+from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.distributed.heartbeat import is_communication_error
+from terakoya.training.model.build import build_module_for_training
+from terakoya.training.model.start_from import check_start_configs
+
+LARGE = 1 << 24
+"""Elements of a module that takes long to initialise. For a smaller one no row is tried: its first step does that."""
+DISTANCES = (1, 2, 3, 4, 6, 8, 12, 16)
+"""How far from a refused size another is looked for."""
+PLAUSIBLE = 1 << 31
+"""A size beyond it is not looked at further: the default is suggested."""
+TRIES = 20
+"""Number of sizes that are changed one after the other, before defaults are tried."""
+UNTRIED = ("fake tensor", "faketensor", "meta tensor", "data pointer", "tensor subclasses", "data-dependent", "swap")
+"""Words in errors about tensors without data, which say nothing of the model."""
+
+
+def check_model(parameters: Parameters, vocabulary: Vocabulary, *, small_too: bool = True) -> None:
+    """Builds the module of `parameters` with one layer and runs one row through it, on tensors without data: about
+    0.1 seconds. Without `small_too`, a module of fewer than `LARGE` elements is only built: about 0.01 seconds.
+
+    Raises:
+        UserError: the model refuses its sizes, or the objective the model or the vocabulary; the message names the
+            keys, their values, and the nearest values that work.
+    """
+    shallow = _with_one_layer(parameters)
+    error = _refusal(shallow, vocabulary, rows_from=0 if small_too else LARGE)
+    if error is not None:
+        raise UserError(_explain(shallow, vocabulary, error)) from error
+
+
+def check_start(parameters: Parameters, vocabulary: Vocabulary) -> None:
+    """Raises UserError where the folders of `start_from` hold models of other sizes, or none. Reads no weight."""
+    if parameters.start_from is not None:
+        with fake_tensors(vocabulary):
+            check_start_configs(parameters, build_module_for_training(parameters, vocabulary))
+
+
+@contextmanager
+def explain_model_errors(parameters: Parameters, vocabulary: Vocabulary, context: DistributedContext) -> Iterator[None]:
+    """Checks the model in rank 0 first. While open, explains an error of the model in its first steps, as `check_model`
+    does, and an allocation error, as `explain_allocation_errors` does."""
+    check = partial(check_model, parameters, vocabulary, small_too=False)
+    if context.world_size > 1:
+        context.run_on_main("checking the model", check)
+    else:
+        check()
+    try:
+        with explain_allocation_errors(parameters, vocabulary, context):
+            yield
+    except (OSError, UserError):
+        raise
+    except Exception as error:
+        if not is_communication_error(error):
+            check_model(parameters, vocabulary)
+        raise
+
+
+def _with_one_layer(parameters: Parameters) -> Parameters:
+    """Returns `parameters` with models of one layer, where that changes nothing but their depth."""
+    shallow = with_depth(parameters, 1)
+    if shallow is None:
+        return parameters
+    objective = parameters.objective
+    nested = {name: each for name, each in dict(objective).items() if isinstance(each, Architecture)}
+    smaller = {
+        name: with_depth(parameters.model_copy(update={"architecture": each}), 1) for name, each in nested.items()
+    }
+    update = {name: each.architecture for name, each in smaller.items() if each is not None}
+    return shallow.model_copy(update={"objective": objective.model_copy(update=update)})
+
+
+def _refusal(parameters: Parameters, vocabulary: Vocabulary, *, rows_from: int = 0) -> Exception | None:
+    """Returns the error that the model of `parameters` raises, None if it raises none.
+
+    Args:
+        rows_from: no row is tried where the module has fewer elements.
+
+    Raises:
+        UserError: as `build_module_for_training`.
+    """
+    try:
+        with _without_log(), fake_tensors(vocabulary) as (fake, tracker):
+            module = build_module_for_training(parameters, vocabulary)
+            if sum(each.numel() for each in module.parameters()) < rows_from:
+                return None
+            attention.use(module, "eager" if parameters.attention == "eager" else "sdpa")
+            module.train()
+            tensors = _one_row(parameters, vocabulary)
+            inputs = {name: fake.from_tensor(tensor) for name, tensor in tensors.items()}
+            for name, tensor in inputs.items():
+                tracker.set_values(tensor, tensors[name])
+            module(inputs)
+    except UserError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a model, perhaps of a plugin, may raise anything
+        says_nothing = isinstance(error, NotImplementedError) or any(word in str(error).lower() for word in UNTRIED)
+        return None if says_nothing or is_out_of_memory(error) else error
+    return None
+
+
+@contextmanager
+def _without_log() -> Iterator[None]:
+    """While open, torch does not log the traceback of each operation that is refused."""
+    torch_log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, torch_log.disabled = torch_log.disabled, True
+    try:
+        yield
+    finally:
+        torch_log.disabled = before
+
+
+def _one_row(parameters: Parameters, vocabulary: Vocabulary) -> dict[str, torch.Tensor]:
+    """Returns a micro-batch of one full row."""
+    objective = parameters.objective
+    layout = objective.row_layout()
+    rows = full_rows(layout, vocabulary, rows=1, sequence_length=parameters.data.sequence_length)
+    tensors = to_device(objective.collate(rows, vocabulary), torch.device("cpu"), flash=False)
+    if layout.framing == "causal":
+        tensors[attention.WHOLE_ROWS] = torch.empty(0, dtype=torch.int64)
+    return tensors
+
+
+def _explain(parameters: Parameters, vocabulary: Vocabulary, error: Exception) -> str:
+    """Returns which keys of `parameters` the model refuses with `error`, and what to set instead."""
+    name, reason = type(parameters.architecture).__name__, " ".join(str(error).split())[:120]
+    said = f"the model says: {type(error).__name__}: {reason}"
+    remedy = _remedy(parameters, vocabulary)
+    if remedy is None:
+        return f"architecture: {name} cannot have these settings together; begin with those of a preset ({said})"
+    key, value, values = remedy
+    others = " or ".join(map(short_json, values))
+    return f"{key}: expected a value that {name} takes, such as {others}, got {short_json(value)} ({said})"
+
+
+def _remedy(parameters: Parameters, vocabulary: Vocabulary) -> tuple[str, Any, list[Any]] | None:
+    """Returns (key, value, values that work) for a key of a model or the objective of which one change suffices: to a
+    near size, else to the default. Keys that are not at their defaults come first."""
+    objective = dict(parameters.objective)
+    owners: dict[str, Component] = {"architecture": parameters.architecture, "objective": parameters.objective}
+    owners |= {f"objective.{name}": each for name, each in objective.items() if isinstance(each, Architecture)}
+    fields = [
+        (path, name, value, type(owner).model_fields[name].get_default(call_default_factory=True))
+        for path, owner in owners.items()
+        for name, value in dict(owner).items()
+        if not isinstance(value, Architecture)
+    ]
+    fields.sort(key=lambda field: field[2] == field[3])
+    sizes = [each for each in fields if each[0] != "objective" and type(each[2]) is int]
+
+    def works(path: str, name: str, value: Any) -> bool:
+        changed = _with(parameters, path, name, value)
+        if changed is None:
+            return False
+        try:
+            return _refusal(changed, vocabulary) is None
+        except UserError:
+            return False
+
+    def by_default(fields: Iterable[tuple[str, str, Any, Any]]) -> Iterator[tuple[str, Any, list[Any]]]:
+        for path, name, value, default in fields:
+            if value != default and works(path, name, default):
+                yield f"{path}.{name}", value, [default]
+
+    if first := next(by_default(each for each in fields if each not in sizes), None):
+        return first
+    if all(abs(value) < PLAUSIBLE for _, _, value, _ in sizes):
+        near_sizes = [(distance, *size) for distance in DISTANCES for size in sizes]
+        for distance, path, name, value, _ in near_sizes[:TRIES]:
+            near = [each for each in (value - distance, value + distance) if works(path, name, each)]
+            if near:
+                return f"{path}.{name}", value, near
+    return next(by_default(sizes), None)
+
+
+def _with(parameters: Parameters, path: str, name: str, value: Any) -> Parameters | None:
+    """Returns `parameters` with the field `name` of the component at `path` set to `value`, None if it may not be."""
+    key, _, nested = path.partition(".")
+    owner = getattr(parameters, key)
+    try:
+        if nested:
+            inner = getattr(owner, nested)
+            changed = owner.model_copy(update={nested: type(inner).model_validate({**dict(inner), name: value})})
+        else:
+            changed = type(owner).model_validate({**dict(owner), name: value})
+    except ValidationError:
+        return None
+    result = parameters.model_copy(update={key: changed})
+    return None if next(find_conflicts(result), None) else result
