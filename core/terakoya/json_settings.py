@@ -405,6 +405,7 @@ def explain(
             expected = expected.replace("a valid tuple", "a list").replace("a valid dictionary", "an object")
             expected = expected.replace("Input should be ", "expected ").replace("a valid ", "a ").replace("'", '"')
             expected = re.sub(r" or instance of \w+", "", expected)
+            expected = re.sub(r", unable to parse string as an? \w+$", "", expected)
             text = f"{expected}, got {short_json(got)}"
         line = f"{path}: {text}" if path else text
         if line not in lines:

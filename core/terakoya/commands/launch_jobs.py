@@ -25,7 +25,7 @@ def run_verb(launcher: str, verb: str, arguments: Sequence[str], *, out: Path | 
         UserError: no job or an unknown one, or `out` or `every` with a verb that does not take it.
         typer.Exit: with 1, if `status` finds that the job has failed.
     """
-    from terakoya.launch.jobs import find_job
+    from terakoya.launch.jobs import fetch, find_job
     from terakoya.log import console
 
     where = f"launch {launcher} {verb}"
@@ -41,7 +41,7 @@ def run_verb(launcher: str, verb: str, arguments: Sequence[str], *, out: Path | 
             console().print(job.stop(), markup=False, soft_wrap=True)
         elif verb == "fetch":
             assert out is not None
-            console().print(job.fetch(out), markup=False, soft_wrap=True)
+            console().print(fetch(job, out), markup=False, soft_wrap=True)
         elif verb == "logs":
             _print_output(job, every)
         else:

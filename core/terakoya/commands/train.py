@@ -86,7 +86,7 @@ def command(
             if count > 1:
                 raise typer.Exit(_start_processes(count, stop))
         if dry_run:
-            from terakoya.estimation.model_check import explain_model_errors
+            from terakoya.estimation.model_errors import explain_model_errors
             from terakoya.training.dry_run import dry_run as check
 
             check(

@@ -95,7 +95,8 @@ class SubmittedJob(Protocol):
         """Yields the lines that the job has printed since the last call."""
 
     def fetch(self, out: Path) -> str:
-        """Copies the job's results into the new folder `out`; returns a sentence that describes them."""
+        """Writes the job's results into the empty folder `out`, which gets its own name only if nothing is raised;
+        returns words that describe them."""
 
 
 class Launcher(Component):

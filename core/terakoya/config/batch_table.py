@@ -68,8 +68,8 @@ def assign_rows(
         raise UserError(f"batch_size: names hosts, but two of {there} are on one host; give the rows of each node rank")
     total = sum(table.values())
     raise UserError(
-        f"batch_size: the table is for {_describe(table)}, but there are {there}; a table that keeps the global batch "
-        f"of {total}: {json.dumps(_fitting(table, nodes, entries))}"
+        f"batch_size: the table is for {_describe(table)}, but the run has {there}; a table that keeps the global "
+        f"batch of {total}: {json.dumps(_fitting(table, nodes, entries))}"
     )
 
 

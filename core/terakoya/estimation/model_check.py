@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,13 +16,10 @@ from terakoya.config.conflicts import find_conflicts
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.estimation.fake_step import fake_tensors, with_depth
-from terakoya.estimation.out_of_memory import explain_allocation_errors, is_out_of_memory
 from terakoya.estimation.synthetic_rows import full_rows
 from terakoya.json_settings import short_json
 from terakoya.toolkit.architectures import attention
 from terakoya.training.batches import to_device
-from terakoya.training.distributed.context import DistributedContext
-from terakoya.training.distributed.heartbeat import is_communication_error
 from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.start_from import check_start_configs
 
@@ -58,26 +54,6 @@ def check_start(parameters: Parameters, vocabulary: Vocabulary) -> None:
     if parameters.start_from is not None:
         with fake_tensors(vocabulary):
             check_start_configs(parameters, build_module_for_training(parameters, vocabulary))
-
-
-@contextmanager
-def explain_model_errors(parameters: Parameters, vocabulary: Vocabulary, context: DistributedContext) -> Iterator[None]:
-    """Checks the model in rank 0 first. While open, explains an error of the model in its first steps, as `check_model`
-    does, and an allocation error, as `explain_allocation_errors` does."""
-    check = partial(check_model, parameters, vocabulary, small_too=False)
-    if context.world_size > 1:
-        context.run_on_main("checking the model", check)
-    else:
-        check()
-    try:
-        with explain_allocation_errors(parameters, vocabulary, context):
-            yield
-    except (OSError, UserError):
-        raise
-    except Exception as error:
-        if not is_communication_error(error):
-            check_model(parameters, vocabulary)
-        raise
 
 
 def _with_one_layer(parameters: Parameters) -> Parameters:
@@ -119,7 +95,7 @@ def _refusal(parameters: Parameters, vocabulary: Vocabulary, *, rows_from: int =
         raise
     except Exception as error:  # noqa: BLE001 - a model, perhaps of a plugin, may raise anything
         says_nothing = isinstance(error, NotImplementedError) or any(word in str(error).lower() for word in UNTRIED)
-        return None if says_nothing or is_out_of_memory(error) else error
+        return None if says_nothing or isinstance(error, MemoryError) else error
     return None
 
 

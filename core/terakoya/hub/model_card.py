@@ -128,6 +128,7 @@ def _training(facts: TrainingFacts) -> str:
     manifest = facts.manifest
     parameters = manifest["parameters"]
     world = manifest["world"]
+    longest = parameters["architecture"].get("max_position_embeddings")  # without RoBERTa's positions before the first
     versions = ", ".join(f"{package} {version}" for package, version in manifest["versions"].items())
     lines = [
         "## Training",
@@ -138,6 +139,7 @@ def _training(facts: TrainingFacts) -> str:
         f"| parameters trained | {_trained_count(manifest)} |",
         f"| objective | `{parameters['objective']['type']}` |",
         f"| vocabulary | {manifest['vocabulary']['size']:,} |",
+        *([f"| longest input | {longest:,} tokens |"] if longest else []),
         f"| steps | {manifest['step']:,} of {manifest['max_steps']:,} |",
         f"| rows | {manifest['consumed_rows']:,} of {parameters['data']['sequence_length']:,} tokens |",
         f"| tokens | {manifest['consumed_tokens']:,} |",
@@ -149,8 +151,10 @@ def _training(facts: TrainingFacts) -> str:
     ]
     shares = {store["store"]: store["weight"] for store in parameters["data"]["train"]}
     total = sum(shares.values())
+    later = {store["store"] for stage in parameters["data"].get("stages") or () for store in stage["train"]}
     for store, fingerprint in manifest["stores"].items():
-        share = f"{shares[store] / total:.2%}" if store in shares else "validation"
+        share = "in a later stage" if store in later else "validation"
+        share = f"{shares[store] / total:.2%}" if store in shares else share
         lines.append(f"| {PurePath(store).name} | {share} | `{fingerprint}` |")
     return "\n".join(lines)
 

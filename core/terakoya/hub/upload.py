@@ -201,8 +201,11 @@ def _outputs(source: Path | str, text: str, *, subfolder: str = "", revision: st
             model = kind.from_pretrained(source, trust_remote_code=trust, **options).eval()
         except (OSError, ValueError, KeyError, AttributeError, ImportError) as error:
             raise UserError(f"{source}: expected a model and a tokenizer that Transformers loads: {error}") from error
-        max_length = getattr(model.config, "max_position_embeddings", None) or 512
-        inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=min(64, max_length - 4))
+        longest = getattr(model.config, "max_position_embeddings", None) or 64
+        table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
+        if table is not None and table.padding_idx is not None:
+            longest -= table.padding_idx + 1  # RoBERTa's positions start after the padding id
+        inputs = tokenizer(text, return_tensors="pt", truncation=True, max_length=min(64, longest))
         if model.config.is_encoder_decoder:
             inputs["decoder_input_ids"] = inputs["input_ids"]
             inputs.pop("token_type_ids", None)

@@ -79,7 +79,7 @@ def train(
     Raises:
         UserError: an error that the user can fix.
     """
-    from terakoya.estimation.model_check import explain_model_errors
+    from terakoya.estimation.model_errors import explain_model_errors
     from terakoya.plugins import listening
     from terakoya.training.setup import train_in_this_process
 

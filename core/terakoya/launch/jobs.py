@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from terakoya.atomic_files import new_folder
 from terakoya.components import JobState, Launcher, SubmittedJob
 from terakoya.errors import UserError
 from terakoya.plugins import registry
@@ -47,3 +48,15 @@ def poll_states(job: SubmittedJob, *, every: float) -> Iterator[JobState]:
         except UserError as error:
             state = JobState("no answer", str(error))
         yield state
+
+
+def fetch(job: SubmittedJob, out: Path) -> str:
+    """Copies the results of `job` into the new folder `out`, whole and flushed to disk or not at all; returns a
+    sentence that describes them.
+
+    Raises:
+        UserError: `out` exists and is not empty, or the job has no results that can be copied.
+    """
+    with new_folder(out) as draft:
+        said = job.fetch(draft)
+    return f"{out}: {said}"

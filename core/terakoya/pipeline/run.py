@@ -203,7 +203,7 @@ class _Plan:
         return {"parameters": self._parameters(), "stores": [TokenStore.open(store).fingerprint for store in stores]}
 
     def _train(self) -> Mapping[str, Any]:
-        from terakoya.estimation.model_check import explain_model_errors
+        from terakoya.estimation.model_errors import explain_model_errors
         from terakoya.launch.local import run_processes
         from terakoya.training.setup import train_in_this_process
 

@@ -22,6 +22,7 @@ import dill
 from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
 from datatrove.utils.stats import PipelineStats
 
+from terakoya.corpus.files import RemoteFile
 from terakoya.errors import UserError
 from terakoya.preparation.block_list import list_blocks
 from terakoya.preparation.datatrove_settings import (
@@ -61,6 +62,7 @@ def prepare_with_datatrove(
     it has returned, and if Slurm or Ray is not available.
     """
     parsed = executor_settings(executor, settings or {})
+    _refuse_passwords(job)
     if executor == "slurm" and "SLURM_ARRAY_TASK_ID" in os.environ:
         raise UserError("--executor slurm: expected to be started outside of Slurm's array jobs, this is a task of one")
     with job.lock_folder():
@@ -80,6 +82,18 @@ def prepare_with_datatrove(
             run = _run_ray if isinstance(parsed, RaySettings) else _run_local
             run(encode, parsed, logs, job.options.process_count)
         return join_parts(job, encoder, logs=logs)
+
+
+def _refuse_passwords(job: PrepareJob) -> None:
+    """Raises UserError for a corpus with a password in its address: datatrove writes its jobs, addresses included, into
+    the folder of its logs."""
+    for source in job.task.corpus.sources:
+        if isinstance(source, RemoteFile) and str(source) != source.address:
+            raise UserError(
+                f"{source}: expected an address without a password with --engine datatrove, whose job files would hold "
+                "it; give it as the environment variables or the configuration file of that kind of storage, or use "
+                "--engine local"
+            )
 
 
 # --------------------------------------------------------------------------------------------------------- executors

@@ -227,7 +227,11 @@ def _check_rejects(out: Path, totals: Totals, max_rejects: int | float, shard: S
         )
     if not totals.rejected:
         if not totals.tokens:
-            hint = "the corpus has none" if shard is None else f"shard {shard} has none; make fewer shards"
+            hint = (
+                "the corpus has none; give files that hold text"
+                if shard is None
+                else f"shard {shard} has none; make fewer shards"
+            )
             raise UserError(f"{out}: expected at least one document, {hint}")
         return
     write_rejects(out, PartsContent(out, totals))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ from terakoya.training.model import lora
 from terakoya.training.rollback import Rollback
 from terakoya.training.run_log import RunLog
 from terakoya.training.trainer import Trainer
+
+EVALUATION = ("evaluation.steps", "evaluation.batches")
+"""Keys of which the losses depend that a schedule follows."""
 
 
 def newest_checkpoint(
@@ -140,6 +143,8 @@ def _refuse_changes(
     allowed = RESUME_MAY_CHANGE | allow_change
     refused = [key for key in changed if not any(key == name or key.startswith(f"{name}.") for name in allowed)]
     refused = whole_sections(refused, before, now)
+    if parameters.schedule.needs_validation:
+        refused += _changed_validation(changed, manifest, parameters, fingerprints, allow_change)
     fixed = [key for key in changed if key.partition(".")[0] == lora.KEY and key not in lora_settings.CHANGEABLE]
     if fixed:
         raise UserError(
@@ -160,6 +165,26 @@ def _refuse_changes(
     for name in sorted(fingerprints.keys() - _training_stores(now)):
         if fingerprints[name] not in validated:
             run_log.warn(f"{name}: the run has not validated on this store before; its losses start a new curve")
+
+
+def _changed_validation(
+    changed: Sequence[str],
+    manifest: Mapping[str, Any],
+    parameters: Parameters,
+    fingerprints: Mapping[str, str],
+    allow_change: frozenset[str],
+) -> list[str]:
+    """Returns the keys of validation that have changed: losses on other rows, or at other steps, are not those that the
+    schedule has followed so far."""
+    keys = [key for key in (*EVALUATION, "data.validation") if key in changed]
+    before, now = manifest["stores"], parameters.dump()
+    old = sorted(before[name] for name in before.keys() - _training_stores(_with_defaults(manifest["parameters"])))
+    new = sorted(fingerprints[name] for name in fingerprints.keys() - _training_stores(now))
+    if old != new and "data.validation" not in keys:
+        keys.append("data.validation")
+    if old == new and "data.validation" in keys:
+        keys.remove("data.validation")  # the same stores in another place
+    return [key for key in keys if not any(key == name or key.startswith(f"{name}.") for name in allow_change)]
 
 
 def _training_stores(parameters: Mapping[str, Any]) -> set[str]:

@@ -11,8 +11,8 @@ from typing import ClassVar
 from pydantic import PositiveInt
 
 from terakoya import hookimpl
-from terakoya.components import Architecture
-from terakoya.toolkit.architectures.encoder import EncoderArchitecture
+from terakoya.components import Architecture, TensorPartition
+from terakoya.toolkit.architectures.encoder import EncoderArchitecture, layer_partition
 from terakoya.toolkit.architectures.shared_settings import (
     Activation,
     AttentionDropout,
@@ -49,6 +49,10 @@ class Roberta(EncoderArchitecture):
     """Number of segment types, each with an embedding."""
     initializer_range: InitializerRange = 0.02
     layer_norm_eps: NormEps = 1e-5
+
+    def tensor_partition(self) -> TensorPartition:
+        """Divides heads and the middle of the feed-forward."""
+        return layer_partition(self.num_attention_heads, self.intermediate_size)
 
 
 @hookimpl

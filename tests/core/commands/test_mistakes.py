@@ -10,6 +10,7 @@ import pytest
 from toy import make_store, parameters
 
 from terakoya.commands.main import DEBUG_VARIABLE, main
+from terakoya.contract.toy import make_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +40,27 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write("other.jsonl", '{"content": "a"}\n')
     write("empty.jsonl", "")
     write("page.html", "<html></html>")
+    write("missing_comma.json", '{"max_steps": 1\n "seed": 2}')
+    write("python.json", "{'max_steps': True}")
+    write("nothing.json", "")
+    write("twice.json", '{"max_steps": 1, "max_steps": 2}')
+    write("blank.txt", "\n\n\n")
+    write("bad.jsonl", '{"text": "a"}\n{"text":\n{"text": "b"}\n')
+    write("headless.csv", "a,b\nc,d\n")
+    (folder / "page.pdf").write_bytes(b"%PDF-1.4 x")
+    (folder / "sjis.txt").write_bytes("日本語の文章です。\n".encode("shift_jis"))
+    make_tokenizer(folder / "hf")
     (folder / "tok").mkdir()
     write("tok/tokenizer_config.json", {})
     (folder / "euc.txt").write_bytes("日本語の文章です。\n".encode("euc-jp"))
     return folder
 
 
+PRESET = Path(__file__).resolve().parents[3] / "parameters" / "bert_base.json"
 TRAIN = "train p.json --out r"
+DRY = f"{TRAIN} --dry-run"
 PREPARE = "--tokenizer data/tokenizer --out s"
+READ = "--tokenizer hf --processes 1 --out kept"
 MISTAKES = [
     # files that are missing or of another kind
     ("train q.json --out r", "q.json: no such file (did you mean p.json"),
@@ -57,7 +71,44 @@ MISTAKES = [
     ("train axolotl.yaml --out r", "got a configuration of axolotl; begin with a preset of parameters/"),
     ("train comment.json --out r", "not valid JSON: a comment; write // before a comment in JSON, or give the file"),
     ("train commas.json --out r", ":1:", "not valid JSON: a comma with nothing before it; remove it"),
+    ("train missing_comma.json --out r", "missing_comma.json:1:16: not valid JSON: expected a comma before", "add it"),
+    ("train python.json --out r", "python.json:1:2: not valid JSON: ", 'JSON has "double quotes" round names'),
+    ("train nothing.json --out r", "nothing.json: is empty; expected a JSON object, {...}"),
+    ("train twice.json --out r", 'twice.json:1:18: the key "max_steps" is given twice', "keep one"),
+    (f"train {PRESET} --out r", "work/store: expected a finished token store, got no such", "terakoya prepare"),
     # keys
+    (f"{TRAIN} --set max_step=100", 'max_step: unknown key; did you mean "max_steps"'),
+    (f"{TRAIN} --set lr=1", 'lr: unknown key; that is "optimizer.learning_rate" here'),
+    (f"{TRAIN} --set vocab_size=9", "choose it with `terakoya tokenizer train --vocab-size N`"),
+    (f"{TRAIN} --set per_device_train_batch_size=8", 'that is "batch_size" or "micro_batch_size" here'),
+    (f"{TRAIN} --set model_name_or_path=x", 'that is "start_from" here'),
+    (f"{TRAIN} --set optimizer.type=adam", 'optimizer.type: optimizer adam: not installed; did you mean "adamw"?'),
+    (f"{TRAIN} --set architecture.type=bart", 'did you mean "bert"?', "deberta, deberta_v2, electra"),
+    (f"{TRAIN} --set epochs=1", "expected exactly one of max_steps, max_tokens, epochs, got", "set the others to null"),
+    (f"{TRAIN} --set max_steps=null", "expected exactly one of max_steps, max_tokens, epochs, got none"),
+    (f"{TRAIN} --set optimizer.learning_rate=1e-3x", 'learning_rate: expected a number, got "1e-3x"'),
+    (f"{TRAIN} --set optimizer.learning_rate=inf", 'learning_rate: expected a number, got "inf"'),
+    (f"{TRAIN} --set micro_batch_size=0", "micro_batch_size: expected greater than 0, got 0"),
+    (f"{TRAIN} --set checkpoint.save_steps=0", "checkpoint.save_steps: expected greater than 0, got 0"),
+    (f"{TRAIN} --set parallel.zero_stage=4", "parallel.zero_stage: expected less than or equal to 3, got 4"),
+    (f"{TRAIN} --set precision=float16", 'precision: expected "fp32", "bf16", "fp16" or "fp8", got "float16"'),
+    (f"{TRAIN} --set attention=flash_attention_2", 'attention: expected "auto", "sdpa", "flash" or "eager", got'),
+    (f"{TRAIN} --set parallel.engine=fsdp2", 'expected "ddp", "deepspeed" or "fsdp", got "fsdp2"'),
+    (f"{TRAIN} --set batch_size=4", 'batch_size: expected the rows of each node, got 4; write {"-1": 4}'),
+    (f'{TRAIN} --set batch_size={{"1":2}}', 'got {"1": 2}; for example {"-1": 2}'),
+    (f'{TRAIN} --set batch_size={{"-1":0}}', 'got {"-1": 0}; for example {"-1": 1}'),
+    (f'{TRAIN} --set trackers=[{{"type":"aim"}}]', "trackers.0.type: tracker aim: not installed; known: "),
+    (f"{TRAIN} --set data.sequence_length=9999", "data.sequence_length: expected at most 32, the maximum of the arch"),
+    (f"{TRAIN} --set parallel.tp_size=2", "2 processes work on the same rows, but the run has 1 process"),
+    # sizes, and what does not go together
+    (f"{TRAIN} --set architecture.num_attention_heads=3", "expected a divisor of hidden_size 16, got 3; the nearest"),
+    (f"{DRY} --set architecture.hidden_act=geluu", 'hidden_act: expected a value that Bert takes, such as "gelu", got'),
+    (f'{DRY} --set objective={{"type":"causal_lm"}}', "choose an architecture.type that has it: gpt2, gptj, llama"),
+    (f'{DRY} --set batch_size={{"0":2,"1":2}}', "the table is for 2 nodes, but the run has 1 process", '{"-1": 4}'),
+    (f"{DRY} --set objective.layout=lines", "expected a store of lines", "prepare the corpus with --unit line"),
+    (f"{DRY} --set start_from=data/tokenizer", "start_from: data/tokenizer: expected a Transformers folder, found no"),
+    (f"{DRY} --set start_from=school/bert", "school/bert is not a folder", "hf download school/bert"),
+    (f"{DRY} --set precision=fp8", 'precision: "fp8" needs a GPU', 'got cpu; use "bf16"'),
     ("train lr.json --out r", 'lr.json: learning_rate: unknown key; that is "optimizer.learning_rate" here'),
     ("train hf.json --out r", 'num_train_epochs: unknown key; that is "epochs" here', '"schedule.warmup_steps"'),
     (f"{TRAIN} --set optimizer.lr=1", 'p.json: optimizer.lr: unknown key; that is "optimizer.learning_rate" here'),
@@ -66,6 +117,13 @@ MISTAKES = [
     (f"{TRAIN} --set trackers=[\"wandb\"]", 'write {"type": "wandb"}'),
     (f"{TRAIN} --set data.train=data/store", 'p.json: data.train: expected a list, got "data/store"'),
     # options
+    ("train p.json", "terakoya train: expected --out: The run's folder"),
+    ("trian p.json", "No such command 'trian'. Did you mean 'train'?"),
+    ("export run --out m --format gguf", 'exporter gguf: not installed; known: "huggingface", "megatron"'),
+    ("import gguf run --out r", 'importer gguf: not installed; known: "deepspeed", "megatron"'),
+    ("report data/store", "expected --out, the HTML file to write"),
+    ("estimate p.json --device toaster", '--device: do not know "toaster"; known: "a10", "a100"'),
+    (f"estimate {PRESET}", "there is no store at work/store to read the model's vocabulary from", "--vocab-size 32768"),
     (f"{TRAIN} --max-steps 100", "--max-steps: no such option; give --set max_steps=100"),
     ("train --config p.json --out r", "the parameter file is the first argument"),
     ("train p.json --output_dir r", "--output_dir: no such option; give --out r"),
@@ -75,6 +133,23 @@ MISTAKES = [
     # corpora
     (f"prepare array.json {PREPARE}", "It is one JSON array; write a line for each document: jq -c '.[]'"),
     (f"prepare page.html {PREPARE}", "Extract its text first"),
+    (f"prepare page.pdf {PREPARE}", "Extract its text first, for example with pdftotext"),
+    (f"prepare missing.jsonl {PREPARE}", "missing.jsonl: no such file"),
+    ("prepare other.jsonl --tokenizer data/tokeniser --out s", "no such folder (did you mean data/tokenizer?)"),
+    (f"prepare empty.jsonl {READ}1", "expected at least one document, the corpus has none; give files that hold text"),
+    (f"prepare blank.txt {READ}2", "expected at least one document, the corpus has none; give files that hold text"),
+    (f"prepare other.jsonl {READ}3", "other.jsonl, line 1", "choose the key that holds the text with --field"),
+    (f"prepare bad.jsonl {READ}4", "1 of 3 documents (1 bad JSON)", "bad.jsonl, line 2", "or allow more"),
+    (f"prepare sjis.txt {READ}5", "iconv -f SHIFT_JIS -t UTF-8"),
+    (f"prepare headless.csv {READ}6", 'expected one column named "text", got none; known: "a", "b"', "--field"),
+    ("tokenizer train other.jsonl --out t", "--type: expected the kind of tokenizer, for example --type mecab_word"),
+    ("tokenizer train other.jsonl --type wordpiece --out t", 'did you mean "mecab_wordpiece"?'),
+    ("tokenizer train bad.jsonl --type mecab_wordpiece --vocab-size 8k --out t", 'expected an integer, got "8k"'),
+    ("tokenizer train bad.jsonl --type mecab_wordpiece --vocabsize 8 --out t", 'did you mean "vocab_size"?'),
+    (
+        "tokenizer train other.jsonl --field content --type byte_bpe --vocab-size 3 --processes 1 --out t",
+        "vocab_size: expected at least 257 for the special tokens and the 256 bytes, got 3; raise vocab_size",
+    ),
     (f"prepare wikimedia/wikipedia {PREPARE}", "hf://datasets/wikimedia/wikipedia@REVISION/"),
     (f"prepare data/store {PREPARE}", "data/store: expected a corpus, got a token store"),
     ("tokenizer train empty.jsonl --type mecab_wordpiece --out t", "got an empty corpus; give files that hold text"),
@@ -84,6 +159,9 @@ MISTAKES = [
     # folders
     ("export nothing --out m", "nothing: expected a run or a checkpoint, got no such folder"),
     ("export data/store --out m", "found no checkpoint in a token store; `terakoya store info data/store`"),
+    ("try run", "run: expected a run with a whole checkpoint, or a checkpoint; found no", "train it first"),
+    ("evaluate run", "run: expected a run with a whole checkpoint, or a checkpoint; found no", "train it first"),
+    ("upload run --name x", "run: expected a run with a whole checkpoint, or a checkpoint; found no"),
     ("try tok x", "found no config.json in a tokenizer; a model is trained first"),
     ("status data/store", "expected the folder of a run, got a token store"),
     ("store info run", "run: expected a finished token store, got a run; run/parameters.json names its stores"),

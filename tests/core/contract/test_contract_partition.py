@@ -12,7 +12,7 @@ from terakoya.contract import architecture
 from terakoya.contract.results import CheckFailed
 from terakoya.plugins import registry
 
-CUT = ("bert", "gpt2", "gptj", "llama", "qwen3")
+CUT = ("bert", "gpt2", "gptj", "llama", "qwen3", "roberta")
 
 
 def make_case(name: str, **changes: Any) -> architecture.ArchitectureCase:

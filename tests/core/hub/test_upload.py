@@ -13,12 +13,14 @@ import torch
 import toy
 from huggingface_hub import ModelCard, constants
 from small_store import rewrite_store_json
-from transformers import BertConfig, BertForMaskedLM, BertTokenizer
+from transformers import BertConfig, BertForMaskedLM, BertTokenizer, RobertaConfig, RobertaForMaskedLM
 
 from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.hub.upload import upload
+from terakoya.hub import model_card
+from terakoya.hub.upload import _outputs, upload
+from terakoya.runs.metrics import Metrics
 from terakoya.training.setup import train_in_this_process
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # huggingface_hub's own
@@ -185,3 +187,34 @@ def export_bert(folder: Path, *, seed: int = 1) -> Path:
     BertForMaskedLM(config).save_pretrained(folder)
     save_tokenizer(folder, 40)
     return folder
+
+
+def test_a_card_tells_later_stages_from_validation_and_says_how_long_inputs_may_be() -> None:
+    stores = [Path("general"), Path("math"), Path("held")]
+    data = {
+        "train": [{"store": "general", "weight": 1}],
+        "validation": ["held"],
+        "stages": [{"from_step": 3, "train": [{"store": "math", "weight": 1}]}],
+        "sequence_length": 32,
+    }
+    parameters = Parameters.from_dict(toy.parameters(stores[0], data=data), source="test").dump()
+    manifest = {
+        "parameters": parameters, "world": {"processes": 1, "device": "cpu", "engine": "ddp"}, "versions": {},
+        "parameter_count": 9, "vocabulary": {"size": 64}, "step": 4, "max_steps": 4, "consumed_rows": 64,
+        "consumed_tokens": 100, "stores": {str(store): "f" for store in stores},
+    }  # fmt: skip
+    card = model_card._training(model_card.TrainingFacts(manifest, Metrics(())))
+    assert "| general | 100.00% | `f` |" in card
+    assert "| math | in a later stage | `f` |" in card
+    assert "| held | validation | `f` |" in card
+    assert "| longest input | 32 tokens |" in card
+
+
+def test_the_longest_input_of_a_roberta_is_tried(tmp_path: Path) -> None:
+    config = RobertaConfig(
+        vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8,
+        max_position_embeddings=12 + 6, pad_token_id=5,
+    )  # fmt: skip
+    RobertaForMaskedLM(config).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path, 64)
+    assert len(_outputs(tmp_path, "これは日本の文章です。" * 9, trust=False)) == 12 * 64 * 4

@@ -173,6 +173,19 @@ def test_a_lost_process_restarts_all_hosts(store: Path, tmp_path: Path) -> None:
     assert max(toy.records(tmp_path / "run")) == 12
 
 
+@pytest.mark.parametrize(("given", "restarts"), [({}, 3), ({"max_restarts": 0}, None), ({"max_restarts": 5}, 5)])
+def test_no_restart_is_a_choice_where_lost_nodes_are_survived(
+    given: dict[str, object], restarts: int | None, store: Path, tmp_path: Path
+) -> None:
+    plan = planned(
+        "hosts", store, tmp_path / "run", {"hosts": "a01,a02", **given}, batch_size={"0": 8, "1": 8},
+        on_lost_node="redistribute",
+    )  # fmt: skip
+    script = plan.plan.files["node-1.sh"]
+    assert ("--max-restarts" in script) == (restarts is not None)
+    assert restarts is None or f"--max-restarts {restarts}" in script
+
+
 def test_rows_go_to_hosts_by_their_names(store: Path, tmp_path: Path) -> None:
     table = {"a02": 9, "a01.lab": 7}
     plan = planned("hosts", store, tmp_path / "run", {"hosts": "a01,me@a02:2"}, batch_size=table)

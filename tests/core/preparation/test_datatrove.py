@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import fsspec
 import psutil
 import pytest
 from fake_slurm import FakeSlurm
@@ -20,9 +21,12 @@ from word_tokenizer import WordTokenizer, make_folder
 
 from terakoya.atomic_files import dump_hashed_json
 from terakoya.corpus.corpus import Corpus
+from terakoya.corpus.files import find_files
 from terakoya.errors import UserError
 from terakoya.preparation.block_list import list_blocks
 from terakoya.preparation.datatrove_settings import executor_settings
+from terakoya.preparation.job import PrepareJob
+from terakoya.preparation.options import PrepareOptions
 from terakoya.store.token_store import StoreFacts
 
 datatrove = pytest.importorskip("datatrove", reason="datatrove is not installed")
@@ -305,6 +309,21 @@ def test_without_slurm_it_is_refused(folder: Path, slurm: FakeSlurm, monkeypatch
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
     with pytest.raises(UserError, match="outside of Slurm's array jobs"):
         submit()
+
+
+def test_a_password_in_an_address_is_refused_as_jobs_are_written_to_disk(folder: Path) -> None:
+    system = fsspec.filesystem("memory")
+    system.pipe("/user:PLANTED@corpus/a.jsonl", b'{"text": "a"}')
+    try:
+        corpus = Corpus(find_files(["memory://user:PLANTED@corpus/a.jsonl"]))
+        options = PrepareOptions(sources=corpus.sources, tokenizer=Path("tokenizer"), out=Path("out"))
+        with pytest.raises(UserError, match="address without a password with --engine datatrove") as refused:
+            prepare_with_datatrove(
+                PrepareJob.create(options, corpus, WordTokenizer()), executor="slurm", settings=SLURM
+            )
+    finally:
+        system.rm("/user:PLANTED@corpus", recursive=True)
+    assert "PLANTED" not in str(refused.value) and not Path("out").exists()
 
 
 @pytest.mark.nightly

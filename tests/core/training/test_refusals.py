@@ -54,7 +54,7 @@ def test_an_event_that_fails_after_the_last_step_is_not_lost(store: Path, tmp_pa
 @pytest.mark.slow
 def test_the_processes_that_came_up_are_compared_with_the_table_first(store: Path, tmp_path: Path) -> None:
     output = toy.train(toy.parameters(store), tmp_path / "run", nodes=(1, 1), code=2)
-    assert "the table is for 1 node, but there are 2 processes on 2 nodes" in output
+    assert "the table is for 1 node, but the run has 2 processes on 2 nodes" in output
     assert '{"0": 8, "1": 8}' in output
     output = toy.train(toy.parameters(store), tmp_path / "run", "--processes", "3", nodes=(2,), code=2)
     assert "--processes 3, but torchrun started 2" in output

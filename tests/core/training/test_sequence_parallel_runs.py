@@ -109,4 +109,4 @@ def test_a_number_of_processes_that_is_no_multiple_is_refused(
     store: Path, validation_store: Path, tmp_path: Path
 ) -> None:
     said = toy.train({**settings(store, validation_store), **SHARED}, tmp_path / "run", nodes=(3,), code=2)
-    assert "2 processes work on the same rows, but there are 3 processes" in said
+    assert "2 processes work on the same rows, but the run has 3 processes" in said

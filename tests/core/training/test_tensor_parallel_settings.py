@@ -40,7 +40,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"architecture": {"type": "electra"}, "objective": {"type": "replaced_token"}},
         "parallel.tp_size 2: architecture Electra does not define how processes share its layers (`tensor_partition`); "
-        'bert, gpt2, gptj, llama, qwen3 do. Set it to 1; "engine": "fsdp" splits',
+        'bert, gpt2, gptj, llama, qwen3, roberta do. Set it to 1; "engine": "fsdp" splits',
     ),
     ({"architecture": {"type": "t5"}, "objective": {"type": "span_corruption"}}, "architecture T5 does not define how"),
     ({"optimizer": {"type": "muon"}}, "parallel.tp_size 2: optimizer Muon needs whole parameters"),

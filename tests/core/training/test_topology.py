@@ -96,7 +96,7 @@ def test_a_replica_of_several_nodes_takes_the_rows_of_all() -> None:
 @pytest.mark.parametrize(
     ("size", "processes", "message"),
     [
-        (2, (3,), "2 processes work on the same rows, but there are 3 processes on h0; start a multiple of 2"),
+        (2, (3,), "2 processes work on the same rows, but the run has 3 processes on h0; start a multiple of 2"),
         (2, (3, 1), "replicas of 2 processes do not fit 4 processes on 2 nodes"),
         (3, (4, 2), "start a multiple of 3 on each node"),
     ],

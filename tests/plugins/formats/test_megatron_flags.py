@@ -207,6 +207,11 @@ def test_files_without_weights_give_a_note() -> None:
 def test_invalid_values_are_errors() -> None:
     with pytest.raises(UserError, match="--num-layers: expected a whole number, got many"):
         convert(["--num-layers", "many"], nodes=None)
+    for text in ("inf", "nan", "1e999"):
+        with pytest.raises(UserError, match=f"--num-layers: expected a whole number, got {text}"):
+            convert(["--num-layers", text], nodes=None)
+        with pytest.raises(UserError, match=r"--split: expected .*, got "):
+            convert(["--num-layers", "2", "--split", f"{text},1"], nodes=None)
     with pytest.raises(UserError, match="--data-path: expected prefixes, or pairs of weight and prefix"):
         convert(["--num-layers", "2", "--data-path", "a", "0.5", "b"], nodes=None)
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from terakoya.commands.main import app
 from terakoya.errors import UserError
-from terakoya.launch.jobs import find_job, poll_states
+from terakoya.launch.jobs import fetch, find_job, poll_states
 from terakoya.launch.plan import PlannedLaunch, plan_launch
 from terakoya_plugins.launchers.sagemaker import job as sagemaker_job
 from terakoya_plugins.launchers.sagemaker.job import LOGS, SageMakerJob
@@ -150,18 +150,18 @@ def test_a_model_is_fetched_and_unpacked(aws: None, tmp_path: Path) -> None:
     uri = boto3.client("sagemaker").describe_training_job(TrainingJobName=name)["ModelArtifacts"]["S3ModelArtifacts"]
     key = uri.removeprefix("s3://models/")
     with pytest.raises(UserError, match="launch sagemaker fetch: 404"):
-        job.fetch(tmp_path / "model")
+        fetch(job, tmp_path / "model")
     storage = boto3.client("s3")
     storage.put_object(Bucket="models", Key=key, Body=packed({"model/config.json": b"{}", "model/weights": b"1234"}))
-    assert job.fetch(tmp_path / "model") == f"{tmp_path}/model: 2 files, 6 bytes, from {uri}"
+    assert fetch(job, tmp_path / "model") == f"{tmp_path}/model: 2 files, 6 bytes, from {uri}"
     assert (tmp_path / "model/model/config.json").read_text() == "{}"
     with pytest.raises(UserError, match="already exists"):
-        job.fetch(tmp_path / "model")
+        fetch(job, tmp_path / "model")
     bomb = packed({"model/weights": bytes(20_000_000)})
     for content in (packed({"../escaped": b"x"}), b"not an archive", bomb):
         storage.put_object(Bucket="models", Key=key, Body=content)
         with pytest.raises(UserError, match="expected a packed model"):
-            job.fetch(tmp_path / "other")
+            fetch(job, tmp_path / "other")
     assert not (tmp_path / "other").exists() and not (tmp_path / "escaped").exists()
     assert not list(tmp_path.glob(".*"))
 
@@ -239,7 +239,7 @@ def test_a_stop_request(stubbed: Stubbed) -> None:
 def test_a_job_without_a_model_yet(stubbed: Stubbed, tmp_path: Path) -> None:
     stubbed.describes(TrainingJobStatus="InProgress", SecondaryStatus="Training")
     with pytest.raises(UserError, match="job run-1 is InProgress: it has no model yet"):
-        SageMakerJob("run-1").fetch(tmp_path / "model")
+        fetch(SageMakerJob("run-1"), tmp_path / "model")
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ class Topology:
     def __post_init__(self) -> None:
         if len(self.processes) % self.replica_size:
             raise UserError(
-                f"parallel: {self.replica_size} processes work on the same rows, but there are {self.describe()}; "
+                f"parallel: {self.replica_size} processes work on the same rows, but the run has {self.describe()}; "
                 f"start a multiple of {self.replica_size}"
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -83,7 +84,7 @@ class Options:
 def parse_integer(text: str) -> int:
     """Parses an integer, also as 1e9 or 12_000. Raises ValueError for another number."""
     number = float(text.replace("_", ""))
-    if number != int(number):
+    if not number.is_integer():  # infinity and NaN neither
         raise ValueError(text)
     return int(number)
 
@@ -91,7 +92,9 @@ def parse_integer(text: str) -> int:
 def parse_shares(text: str) -> list[float]:
     """Parses numbers like `998,1,1`; whole numbers become integers."""
     numbers = [float(number) for number in text.replace(" ", "").split(",")]
-    return [int(number) if number == int(number) else number for number in numbers]
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError(text)
+    return [int(number) if number.is_integer() else number for number in numbers]
 
 
 def parse_ranges(text: str) -> list[list[int]]:

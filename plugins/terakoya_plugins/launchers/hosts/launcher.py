@@ -48,7 +48,7 @@ class Hosts(Launcher):
     """The network interface between the processes, such as eth0. Default: the one with the route to the other hosts."""
     port: Annotated[int, Field(ge=1, le=65535)] = 29500
     """A free port of the first host that the other hosts can reach."""
-    max_restarts: NonNegativeInt = 0
+    max_restarts: NonNegativeInt | None = None
     """How often all processes restart after one is lost. Default: 3 if `on_lost_node` is redistribute, else 0."""
     setup: tuple[str, ...] = ()
     """Lines of bash to run first on each host: modules, an environment."""
@@ -120,7 +120,9 @@ class Hosts(Launcher):
         return [host.processes or self.processes for host in hosts]
 
     def _restarts(self, job: Job) -> int:
-        return self.max_restarts or (DEFAULT_RESTARTS if job.on_lost_node == "redistribute" else 0)
+        if self.max_restarts is not None:
+            return self.max_restarts
+        return DEFAULT_RESTARTS if job.on_lost_node == "redistribute" else 0
 
     def _restart_note(self, job: Job, hosts: Sequence[Host]) -> str:
         restarts = self._restarts(job)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -112,13 +111,11 @@ class SageMakerJob:
             self._read[stream] = page["nextForwardToken"]
 
     def fetch(self, out: Path) -> str:
-        """Downloads the job's model from S3 and unpacks it into `out`.
+        """Downloads the job's model from S3 and unpacks it into the empty folder `out`.
 
         Raises:
-            UserError: there is no model yet, `out` already exists, or S3 does not answer.
+            UserError: there is no model yet, it is no packed model, or S3 does not answer.
         """
-        if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
-            raise UserError(f"{out}: already exists; choose a new folder or remove it")
         facts = self._describe("fetch")
         uri = facts.get("ModelArtifacts", {}).get("S3ModelArtifacts")
         if facts["TrainingJobStatus"] not in END_STATES or not uri:
@@ -126,26 +123,18 @@ class SageMakerJob:
                 f"launch sagemaker fetch: job {self.name} is {facts['TrainingJobStatus']}: it has no model yet"
             )
         bucket, key = _split_uri(uri)
-        staging = out.with_name(f".{out.name}.partial")
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
         try:
-            with tempfile.TemporaryFile(dir=staging.parent) as packed:
+            with tempfile.TemporaryFile(dir=out.parent) as packed:
                 with _aws_errors("fetch"):
                     self._client("s3").download_fileobj(bucket, key, packed)
                 limit = max(LARGEST_RATIO * packed.tell(), 1 << 20)
                 packed.seek(0)
                 with tarfile.open(fileobj=packed, mode="r:*") as archive:
-                    _unpack(archive, staging, limit)
-            if out.is_dir():
-                out.rmdir()
-            staging.rename(out)
+                    _unpack(archive, out, limit)
         except (tarfile.TarError, EOFError) as error:
             raise UserError(f"launch sagemaker fetch: {uri}: expected a packed model: {error}") from None
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
         files = [file for file in out.rglob("*") if file.is_file()]
-        return f"{out}: {len(files)} files, {sum(file.stat().st_size for file in files):,} bytes, from {uri}"
+        return f"{len(files)} files, {sum(file.stat().st_size for file in files):,} bytes, from {uri}"
 
     def _client(self, service: str) -> Any:
         if service not in self._clients:

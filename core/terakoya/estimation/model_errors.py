@@ -1,0 +1,35 @@
+"""Checks the model of a run before it is built, and explains errors of its first steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from terakoya.components.vocabulary import Vocabulary
+from terakoya.config.parameters import Parameters
+from terakoya.errors import UserError
+from terakoya.estimation.model_check import check_model
+from terakoya.estimation.out_of_memory import explain_allocation_errors
+from terakoya.training.distributed.context import DistributedContext
+from terakoya.training.distributed.heartbeat import is_communication_error
+
+
+@contextmanager
+def explain_model_errors(parameters: Parameters, vocabulary: Vocabulary, context: DistributedContext) -> Iterator[None]:
+    """Checks the model in rank 0 first. While open, explains an error of the model in its first steps, as `check_model`
+    does, and an allocation error, as `explain_allocation_errors` does."""
+    check = partial(check_model, parameters, vocabulary, small_too=False)
+    if context.world_size > 1:
+        context.run_on_main("checking the model", check)
+    else:
+        check()
+    try:
+        with explain_allocation_errors(parameters, vocabulary, context):
+            yield
+    except (OSError, UserError):
+        raise
+    except Exception as error:
+        if not is_communication_error(error):
+            check_model(parameters, vocabulary)
+        raise

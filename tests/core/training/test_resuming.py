@@ -1,0 +1,68 @@
+"""What a resumed run may change: a schedule that follows validation needs what it has followed so far."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy
+
+from terakoya.config.parameters import Parameters
+from terakoya.errors import UserError
+from terakoya.training import resuming
+
+PLATEAU = {"type": "plateau", "patience": 1}
+STORES = {"train": "a1", "held": "b2"}
+
+
+class Log:
+    """Keeps what a run would print."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def print(self, text: str) -> None:
+        self.lines.append(text)
+
+    warn = print
+
+
+def resume(
+    before: dict[str, Any], now: dict[str, Any], stores: dict[str, str], allow: frozenset[str] = frozenset()
+) -> list[str]:
+    old, new = (
+        Parameters.from_dict(toy.parameters(Path("train"), Path("held"), **changes), source="test")
+        for changes in (before, now)
+    )
+    log = Log()
+    resuming._refuse_changes({"parameters": old.dump(), "stores": STORES}, new, stores, log, allow)  # type: ignore[arg-type]
+    return log.lines
+
+
+def held(name: str) -> dict[str, Any]:
+    return {"data": {"train": ["train"], "validation": [name], "sequence_length": 32}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "stores", "key"),
+    [
+        (held("other"), {"train": "a1", "other": "c3"}, "data.validation"),
+        ({}, {"train": "a1", "held": "c3"}, "data.validation"),
+        ({"evaluation": {"steps": 3, "batches": 2}}, STORES, "evaluation.steps"),
+        ({"evaluation": {"steps": 6, "batches": 1}}, STORES, "evaluation.batches"),
+    ],
+    ids=["another store", "another content", "steps", "batches"],
+)
+def test_plateau_continues_only_with_the_validation_that_it_has_followed(
+    changes: dict[str, Any], stores: dict[str, str], key: str
+) -> None:
+    with pytest.raises(UserError, match=f"other values of {key}; .* --allow-change {key}"):
+        resume({"schedule": PLATEAU}, {"schedule": PLATEAU, **changes}, stores)
+    resume({"schedule": PLATEAU}, {"schedule": PLATEAU, **changes}, stores, frozenset({key}))
+    resume({}, changes, stores)  # a schedule that does not look at losses
+
+
+def test_the_same_validation_store_in_another_place_is_no_change() -> None:
+    plateau = {"schedule": PLATEAU}
+    assert resume(plateau, {**plateau, **held("moved")}, {"train": "a1", "moved": "b2"})
