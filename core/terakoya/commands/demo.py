@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from terakoya.commands import next_command
+from terakoya.commands.guidance import next_command
 from terakoya.folder_kinds import refuse_address
 
 

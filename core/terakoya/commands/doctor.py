@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from terakoya.commands import next_command
+from terakoya.commands.guidance import next_command
 
 
 def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False) -> None:

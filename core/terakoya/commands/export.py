@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from terakoya.commands import next_command
 from terakoya.commands.component_settings import gather, take_flags
+from terakoya.commands.guidance import next_command
 from terakoya.errors import UserError
 
 

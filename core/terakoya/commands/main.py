@@ -18,6 +18,7 @@ from terakoya.commands import (
     evaluate,
     export,
     import_checkpoint,
+    init,
     launch,
     prepare,
     report,
@@ -31,7 +32,7 @@ from terakoya.commands import (
     verify,
 )
 from terakoya.commands.component_settings import ACCEPT_UNKNOWN_OPTIONS
-from terakoya.commands.examples import add_examples
+from terakoya.commands.guidance.examples import add_examples
 from terakoya.commands.parameters import app as parameters
 from terakoya.commands.plugins import app as plugins
 from terakoya.commands.store import app as store
@@ -42,8 +43,8 @@ from terakoya.version import __version__
 DEBUG_VARIABLE = "TERAKOYA_DEBUG"
 
 VERBS = (
-    "demo", "run", "tokenizer", "prepare", "store", "estimate", "train", "launch", "status", "save", "report", "verify",
-    "evaluate", "export", "import", "try", "upload", "plugins", "parameters", "doctor",
+    "demo", "init", "run", "tokenizer", "prepare", "store", "estimate", "train", "launch", "status", "save", "report",
+    "verify", "evaluate", "export", "import", "try", "upload", "plugins", "parameters", "doctor",
 )  # fmt: skip
 """The commands in the order of use."""
 
@@ -80,6 +81,7 @@ app = typer.Typer(
 )
 
 app.command("demo")(demo.command)
+app.command("init")(init.command)
 app.command("run")(run.command)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.command("prepare")(prepare.command)

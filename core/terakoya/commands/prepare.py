@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from terakoya.commands import next_command
+from terakoya.commands.guidance import next_command
 from terakoya.commands.shared_options import CleanFolderOption, CleanOption
 from terakoya.errors import UserError
 from terakoya.preparation.options import Documents, PrepareOptions, Specials, Unit, parse_max_rejects

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terakoya.commands import next_command
+from terakoya.commands.guidance import next_command
 
 if TYPE_CHECKING:
     from terakoya.pipeline.run import Pipeline

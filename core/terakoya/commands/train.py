@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terakoya.commands import next_command
+from terakoya.commands.guidance import next_command
 from terakoya.commands.shared_options import ParametersSet
 from terakoya.errors import Stopped
 from terakoya.launch.here import read_parameters, train

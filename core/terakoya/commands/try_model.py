@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terakoya.commands import next_command
+from terakoya.commands.guidance import next_command
 from terakoya.errors import UserError
 from terakoya.inference.loading import find_model, find_models
 from terakoya.inference.predictions import TokenPrediction, fill_mask, find_replaced, generate

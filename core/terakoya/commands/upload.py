@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from terakoya.commands import next_command
+from terakoya.commands.guidance import next_command
 
 
 def command(

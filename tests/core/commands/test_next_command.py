@@ -11,8 +11,8 @@ import pytest
 from documented_commands import check_command, find_command, root_command
 from typer.testing import CliRunner
 
-from terakoya.commands import next_command
-from terakoya.commands.examples import EXAMPLES
+from terakoya.commands.guidance import next_command
+from terakoya.commands.guidance.examples import EXAMPLES
 from terakoya.commands.main import app
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.store.token_store import StoreFacts

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from terakoya.commands import next_command
+from terakoya.commands.guidance import next_command
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:

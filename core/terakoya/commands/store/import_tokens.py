@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from terakoya.commands import next_command
+from terakoya.commands.guidance import next_command
 from terakoya.errors import UserError
 
 Unit = Literal["document", "line"]

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from terakoya.commands import next_command
 from terakoya.commands.component_settings import ACCEPT_UNKNOWN_OPTIONS, gather, take_flags
+from terakoya.commands.guidance import next_command
 from terakoya.commands.shared_options import CleanFolderOption, CleanOption, complete_tokenizer
 from terakoya.commands.tokenizer import count as tokenizer_count
 from terakoya.commands.tokenizer import report as tokenizer_report

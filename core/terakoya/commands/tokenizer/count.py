@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from terakoya.commands import next_command
+from terakoya.commands.guidance import next_command
 from terakoya.commands.shared_options import CleanFolderOption, CleanOption
 
 Documents = Literal["blank", "line"]

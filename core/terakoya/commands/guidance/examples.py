@@ -9,6 +9,7 @@ import typer
 EXAMPLES: Mapping[str, str] = {
     "": "terakoya demo",
     "demo": "terakoya demo --out work/demo",
+    "init": "terakoya init wiki.jsonl.gz books/ --family bert --goal model --gpu h100 --hours 24",
     "run": "terakoya run pipeline.json",
     "tokenizer": "terakoya tokenizer train corpus.jsonl.gz --type mecab_wordpiece --out work/tokenizer",
     "tokenizer train": "terakoya tokenizer train corpus.jsonl.gz --type mecab_wordpiece --vocab-size 32768 "
@@ -32,11 +33,12 @@ EXAMPLES: Mapping[str, str] = {
     "train": "terakoya train bert_base --out work/run --set max_steps=100000",
     "launch": "terakoya launch slurm bert_base --out work/run --time 24:00:00",
     "status": "terakoya status work/run --watch",
+    "save": "terakoya save work/run",
     "report": "terakoya report work/run --out report.html",
     "verify": "terakoya verify work/run",
     "evaluate": "terakoya evaluate work/model --corpus held_out.jsonl.gz",
     "export": "terakoya export work/run --out work/model",
-    "import": "terakoya import megatron_gpt2 checkpoints/iter_0001000 --tokenizer work/tokenizer --out work/model",
+    "import": "terakoya import megatron checkpoints/iter_0001000 --tokenizer work/tokenizer --out work/model",
     "try": 'terakoya try work/model "東京は日本の[MASK]です。"',
     "upload": "terakoya upload work/model --name my-lab/my-bert --license apache-2.0",
     "plugins": "terakoya plugins list",

@@ -1,0 +1,1 @@
+"""What helps on the way: the next command, and an example of each."""

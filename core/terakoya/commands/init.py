@@ -1,0 +1,119 @@
+"""`terakoya init`: looks at a corpus and a machine, and writes a pipeline file."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import typer
+
+from terakoya.commands.guidance import next_command
+from terakoya.errors import UserError, nearest
+
+Family = Literal["bert", "electra", "roberta", "deberta", "modernbert", "gpt2", "llama"]
+Goal = Literal["try", "model"]
+
+
+def command(
+    corpus: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CORPUS]...",
+            help="jsonl, txt, csv, tsv (.gz, .zst, .xz, .bz2 too), parquet; folders, s3://, gs://, hf://.",
+        ),
+    ] = None,
+    family: Annotated[
+        Family | None,
+        typer.Option(help="bert, electra ...: encoders that understand text; gpt2, llama: generators of text."),
+    ] = None,
+    goal: Annotated[
+        Goal | None,
+        typer.Option(help="try: the smallest model, ten minutes; model: the best that corpus and hours allow."),
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="The GPU that trains: h100, a100-80gb, rtx-4090, ... Default: this machine's.")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="How many GPUs. Default: this machine's, or 1.")] = None,
+    hours: Annotated[
+        float | None, typer.Option(min=0.01, help="How long training may take. Default: 24, on a CPU 2.")
+    ] = None,
+    vocab_size: Annotated[int | None, typer.Option(min=100, help="Pieces of the tokenizer. Default: chosen.")] = None,
+    work: Annotated[Path, typer.Option(help="The folder for tokenizer, stores, run and model.")] = Path("work"),
+    out: Annotated[Path, typer.Option(help="The new pipeline file.")] = Path("pipeline.json"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Write a pipeline file for a corpus and a machine, with the reason for each number.
+
+    Asks in a terminal for what is not given: corpus, family, goal, GPU and hours. Reads samples of the corpus.
+    """
+    from terakoya.atomic_files import check_writable, write_text
+    from terakoya.log import console, error_console
+    from terakoya.pipeline.choosing import choose, choose_vocabulary, count_tokens, find_machine
+    from terakoya.pipeline.corpus_facts import look_at
+    from terakoya.pipeline.new_pipeline import make_pipeline, render
+    from terakoya.pipeline.settings import read_pipeline
+
+    if out.exists() and not force:
+        raise UserError(f"{out}: exists already; choose another name with --out, or overwrite it with --force")
+    check_writable(out)
+    corpus = corpus or shlex.split(_ask("corpus: files or folders of text", None, "CORPUS: expected files of text"))
+    facts = look_at(corpus)
+    family = family or _choice(
+        "family: bert, electra, roberta, deberta, modernbert (encoders), gpt2, llama", Family, "bert"
+    )
+    goal = goal or _choice("goal: try (a first small model in minutes) or model (the best in the hours)", Goal, "model")
+    if gpu is None and _asks():
+        gpu = _ask("GPU that trains, such as h100; empty: this machine's", "") or None
+    machine = find_machine(gpu, gpus)
+    if hours is None:
+        default = 24.0 if machine.device.gpu else 2.0
+        hours = default if goal == "try" else _number("hours of training", default)
+    vocabulary = vocab_size or choose_vocabulary(facts.characters)
+    tokens = count_tokens(facts.characters, facts.language)
+    with error_console().status("choosing", spinner="dots"):
+        choice = choose(tokens=tokens, vocabulary=vocabulary, family=family, goal=goal, machine=machine, hours=hours)
+    pipeline, comments = make_pipeline(corpus, facts, choice, family=family, goal=goal, machine=machine, work=work)
+    again = ["terakoya", "init", *corpus, "--family", family, "--goal", goal, "--hours", f"{hours:g}"]
+    again += [*(["--gpu", gpu] if gpu else []), *(["--gpus", str(gpus)] if gpus else [])]
+    heading = f"Written by `{shlex.join(again)}`. Change what you like, then: terakoya run {out}"
+    write_text(out, render(pipeline, comments, heading=heading))
+    read_pipeline(out)
+    for key in ("corpus", "parameters", "parameters.max_steps"):
+        console().print(comments[key], markup=False, soft_wrap=True)
+    console().print(f"{out}: written; it gives the reason for each number", markup=False, soft_wrap=True)
+    next_command.show("run", out)
+
+
+def _asks() -> bool:
+    """Returns whether somebody sits at a terminal and can answer."""
+    return sys.stdin.isatty()
+
+
+def _ask(question: str, default: str | None, missing: str = "") -> str:
+    """Asks; without a terminal returns `default`. Raises UserError `missing` if there is none."""
+    if _asks():
+        return str(typer.prompt(question, default=default, err=True, show_default=bool(default)))
+    if default is None:
+        raise UserError(missing)
+    return default
+
+
+def _choice(question: str, kind: Any, default: str) -> Any:
+    """Asks for one of the strings of the literal type `kind`. Raises UserError for another answer."""
+    answer = _ask(question, default)
+    if answer not in get_args(kind):
+        raise UserError(f'"{answer}": expected one of {", ".join(get_args(kind))}{nearest(answer, get_args(kind))}')
+    return answer
+
+
+def _number(question: str, default: float) -> float:
+    text = _ask(question, f"{default:g}")
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if value <= 0:
+        raise UserError(f'{question}: expected a number above 0, got "{text}"')
+    return value

@@ -1,0 +1,138 @@
+"""A look at a corpus: formats, keys of the text, language and size, from the beginnings of its files."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+
+from terakoya.corpus.corpus import Corpus, Document
+from terakoya.corpus.files import Source, find_files, format_of, import_pyarrow, open_decompressed
+from terakoya.errors import UserError
+
+SAMPLED_FILES = 16
+SAMPLED_BYTES = 1 << 20
+"""How many files are looked at, evenly taken from all, and how many bytes of each."""
+
+_KANA = re.compile(r"[\u3040-\u30ff]")
+_LATIN = re.compile(r"[A-Za-z]")
+_JAPANESE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uff00-\uffef\u3000-\u303f]")
+
+
+@dataclass(frozen=True)
+class CorpusFacts:
+    """What a corpus seems to hold; the numbers are extrapolated from samples.
+
+    Attributes:
+        files: number of files.
+        formats: the formats of the files, such as `jsonl`, sorted.
+        size: bytes on disk.
+        field: the keys or columns that hold the text, as `--field` takes them: `text,body`.
+        documents: what separates documents in txt files.
+        characters: characters of all text.
+        count: number of documents.
+        language: `ja`, `en` (mostly Latin letters) or `other`.
+        japanese: the share of Japanese characters in the text.
+    """
+
+    files: int
+    formats: tuple[str, ...]
+    size: int
+    field: str
+    documents: Literal["blank", "line"]
+    characters: int
+    count: int
+    language: Literal["ja", "en", "other"]
+    japanese: float
+
+
+def look_at(sources: Sequence[Path | str]) -> CorpusFacts:
+    """Returns the facts of the corpus `sources`: files, folders, patterns and addresses.
+
+    Raises:
+        UserError: a file is missing or damaged, or no text is found.
+    """
+    files = find_files(sources)
+    sampled = files[:: max(1, len(files) // SAMPLED_FILES)][:SAMPLED_FILES]
+    fields = list(dict.fromkeys(field for file in sampled for field in _fields(file)))
+    field = ",".join(fields) or "text"
+    documents: Literal["blank", "line"] = "blank" if all(map(_has_blank_lines, sampled)) else "line"
+    corpus = Corpus(files, field=field, documents=documents)
+    texts: list[str] = []
+    read_bytes = 0
+    for file in sampled:
+        with closing(Corpus([file], field=field, documents=documents).blocks(block_bytes=SAMPLED_BYTES)) as blocks:  # type: ignore[type-var]
+            block = next(iter(blocks), None)
+            if block is not None:
+                read_bytes += block.disk_bytes
+                texts += [item.text for item in corpus.read(block) if isinstance(item, Document)]
+    characters = sum(map(len, texts))
+    if not characters:
+        raise UserError(f'{files[0]}: found no text under "{field}"; name its key or column with --field')
+    factor = corpus.total_bytes / max(1, read_bytes)
+    sample = "".join(text[:2000] for text in texts)[:1_000_000]
+    japanese = len(_JAPANESE.findall(sample)) / len(sample)
+    is_japanese = len(_KANA.findall(sample)) > 0.05 * len(sample)
+    language: Literal["ja", "en", "other"] = (
+        "ja" if is_japanese else "en" if len(_LATIN.findall(sample)) > 0.5 * len(sample) else "other"
+    )
+    return CorpusFacts(
+        files=len(files), formats=tuple(sorted({str(format_of(file)) for file in files})), size=corpus.total_bytes,
+        field=field, documents=documents, characters=round(characters * factor), count=round(len(texts) * factor),
+        language=language, japanese=japanese,
+    )  # fmt: skip
+
+
+def _fields(file: Source) -> list[str]:
+    """Returns the key or column of `file` with the longest texts; nothing for txt, or where no text is found."""
+    lengths: Counter[str] = Counter()
+    for row in _rows(file):
+        for key, value in row.items():
+            if isinstance(value, str):
+                lengths[key] += len(value)
+    return [key for key, _ in lengths.most_common(1)]
+
+
+def _rows(file: Source) -> Iterator[Mapping[str, Any]]:
+    """Yields the first rows of `file`, as objects."""
+    kind = format_of(file)
+    if kind == "parquet":
+        import_pyarrow(file)
+        import pyarrow.parquet as pq
+
+        with file.open("rb") as stream:
+            batch = next(pq.ParquetFile(stream).iter_batches(50), None)
+        yield from batch.to_pylist() if batch is not None else ()
+        return
+    if kind == "txt":
+        return
+    lines = _beginning(file).decode("utf-8-sig", "replace").splitlines()[:200]
+    if kind == "jsonl":
+        for line in lines:
+            try:
+                value = orjson.loads(line)
+            except orjson.JSONDecodeError:
+                continue  # the last line is cut; `prepare` counts and shows others
+            if isinstance(value, dict):
+                yield value
+        return
+    yield from csv.DictReader(lines, delimiter="\t" if kind == "tsv" else ",")
+
+
+def _has_blank_lines(file: Source) -> bool:
+    """Returns whether blank lines separate the documents of `file`; True for everything but txt."""
+    if format_of(file) != "txt":
+        return True
+    return bool(re.search(rb"\n[ \t\r]*\n", _beginning(file)))
+
+
+def _beginning(file: Source) -> bytes:
+    with open_decompressed(file) as (stream, _):
+        return stream.read(SAMPLED_BYTES // 4)

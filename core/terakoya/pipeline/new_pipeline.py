@@ -1,0 +1,157 @@
+"""Writes a pipeline file with comments that give the reason for each number."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from terakoya.pipeline.choosing import CAUSAL, LEAST_STEPS, PASSES, Choice, Goal, Machine, describe_preset
+from terakoya.pipeline.corpus_facts import CorpusFacts
+
+WIDTH = 110
+HELD_OUT_DOCUMENTS = 200
+"""About how many documents validation needs for a steady loss."""
+
+LIMITS = {
+    "corpus": "a larger model would learn this corpus by heart",
+    "hours": "a larger model would not see enough tokens in the given hours",
+    "memory": "a larger model does not fit into memory",
+    "family": "the largest preset of the family",
+    "goal": "the goal is a first try",
+}
+
+
+def make_pipeline(
+    sources: Sequence[str], facts: CorpusFacts, choice: Choice, *, family: str, goal: Goal, machine: Machine, work: Path
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns the content of a pipeline file with outputs in the folder `work`, and the comments by key path."""
+    parameters = {key: value for key, value in choice.parameters.items() if key != "_comment"}
+    parameters["data"] = {"sequence_length": parameters["data"]["sequence_length"]}
+    share = _held_out_share(facts.count)
+    pipeline = {
+        "corpus": list(sources),
+        **({"field": facts.field} if facts.formats != ("txt",) else {}),
+        **({"documents": facts.documents} if facts.documents != "blank" else {}),
+        "clean": [{"type": "exact_duplicates"}, {"type": "hold_out", "share": share}],
+        "tokenizer": make_tokenizer(family, facts.language, choice.vocabulary),
+        "tokenizer_folder": str(work / "tokenizer"),
+        "store": str(work / "store"),
+        "validation_store": str(work / "store.val"),
+        "parameters": parameters,
+        "run": str(work / "run"),
+        "export": str(work / "model"),
+        **({"training_processes": machine.count} if machine.device.gpu else {}),
+    }
+    return pipeline, _comments(facts, choice, family=family, machine=machine, share=share)
+
+
+def make_tokenizer(family: str, language: str, vocabulary: int) -> dict[str, Any]:
+    """Returns the settings of the tokenizer for a family of models and a language."""
+    if family in CAUSAL:
+        return {
+            "type": "sentencepiece",
+            "vocab_size": vocabulary,
+            "byte_fallback": True,
+            "input_sentence_size": 5_000_000,
+        }
+    alphabet = {"limit_alphabet": min(6129, vocabulary // 2)}
+    if language == "ja":
+        return {"type": "mecab_wordpiece", "dictionary": "unidic_lite", "vocab_size": vocabulary, **alphabet}
+    return {"type": "mecab_wordpiece", "word_tokenizer": "basic", "vocab_size": vocabulary, **alphabet}
+
+
+def _held_out_share(documents: int) -> float:
+    """Returns the share of the documents for validation: about `HELD_OUT_DOCUMENTS` of them, 0.2 % to 5 %; of a small
+    corpus 20 documents, up to 20 %."""
+    share = min(0.05, max(0.002, HELD_OUT_DOCUMENTS / max(1, documents)))
+    return float(f"{max(share, min(0.2, 20 / max(1, documents))):.1g}")
+
+
+def _comments(facts: CorpusFacts, choice: Choice, *, family: str, machine: Machine, share: float) -> dict[str, str]:
+    parameters, estimated, preset_rows = choice.parameters, choice.estimated, _preset_rows(choice.preset)
+    rows, length = sum(parameters["batch_size"].values()), parameters["data"]["sequence_length"]
+    kind = "causal" if family in CAUSAL else "masked"
+    language = {"ja": "Japanese", "en": "English or another language in Latin letters", "other": "another language"}
+    splitter = "SentencePiece, which needs no dictionary, with bytes for rare characters"
+    if kind == "masked":
+        splitter = (
+            "MeCab's words, cut into pieces" if facts.language == "ja" else "words between spaces, cut into pieces"
+        )
+    memory = f"{estimated.memory.peak / 1e9:.1f} GB at the peak"
+    return {
+        "corpus": f"{facts.files:,} file{'s' if facts.files > 1 else ''} ({', '.join(facts.formats)}), "
+        f"{facts.size / 1e6:,.1f} MB on disk; from a sample: about {facts.count:,} documents, {facts.characters:,} "
+        f"characters, {language[facts.language]} ({facts.japanese:.0%} Japanese characters)",
+        "field": "The keys or columns with the longest texts; the first that a line or table has is read.",
+        "documents": "No blank line was seen between documents of the txt files: each line is one.",
+        "clean": f"Equal documents are dropped; {share:.1%} are held out for validation, by a hash of their text.",
+        "tokenizer": f"{splitter[0].upper()}{splitter[1:]}.",
+        "tokenizer.vocab_size": f"{choice.vocabulary:,} pieces for {facts.characters:,} characters: a smaller corpus "
+        "gets fewer, so that each is seen often enough to be learned.",
+        "parameters": f"The preset {choice.preset}: {describe_preset(choice.preset)}. With this vocabulary it has "
+        f"{estimated.sizes.parameters / 1e6:,.1f} M. Chosen because: {LIMITS[choice.limit]}.",
+        "parameters.optimizer": "The preset's learning rate, times the square root of the change of the batch."
+        if rows != preset_rows
+        else "The preset's.",
+        "parameters.schedule": "Warm-up: the preset's, at most a tenth of the run.",
+        "parameters.batch_size": f"{rows:,} rows of {length:,} tokens a step. The preset has {preset_rows:,}; "
+        f"a run of fewer than {LEAST_STEPS:,} steps gets a smaller batch.",
+        "parameters.micro_batch_size": f"Rows that one process computes at once: {memory}"
+        + (f" of {estimated.device.memory / 2**30:,.0f} GiB." if estimated.device.memory else "."),
+        "parameters.max_steps": f"{choice.steps:,} steps x {rows:,} rows x {length:,} tokens = "
+        f"{choice.trained_tokens / 1e6:,.1f} M tokens: {choice.passes:,.1f} passes over about "
+        f"{choice.tokens / 1e6:,.1f} M tokens (at most {PASSES[kind]} are useful). Predicted: "
+        f"{_hours(estimated.hours or 0)} on {machine.name} at {machine.tflops:,.3g} TFLOP/s each"
+        + (", 0.4 of its peak." if machine.device.gpu else ", measured here in a moment."),
+        "parameters.precision": "bf16 on GPUs." if machine.device.gpu else "A CPU computes in fp32.",
+        "parameters.checkpoint": "A checkpoint after each tenth of the run.",
+        "parameters.evaluation": "A validation after each twentieth of the run.",
+        "training_processes": "One for each GPU.",
+    }
+
+
+def _preset_rows(name: str) -> int:
+    from terakoya.config.presets import presets_folder
+    from terakoya.json_settings import read_settings
+
+    return sum(read_settings(presets_folder() / f"{name}.json")["batch_size"].values())
+
+
+def _hours(hours: float) -> str:
+    if hours < 1:
+        return f"{max(1, round(60 * hours)):,} minutes"
+    return f"{hours:,.1f} hours"
+
+
+def render(pipeline: Mapping[str, Any], comments: Mapping[str, str], *, heading: str) -> str:
+    """Returns the pipeline as JSON with `//` comments: `heading` at the top, and each comment above its key."""
+    lines = [*_comment(heading, ""), *_object(pipeline, comments, "", "")]
+    return "\n".join(lines) + "\n"
+
+
+def _object(value: Mapping[str, Any], comments: Mapping[str, str], path: str, indent: str) -> list[str]:
+    lines, inner = ["{"], indent + "  "
+    for number, (key, each) in enumerate(value.items()):
+        here = f"{path}.{key}" if path else key
+        comma = "," if number < len(value) - 1 else ""
+        if here in comments:
+            lines += _comment(comments[here], inner)
+        text = json.dumps(each, ensure_ascii=False)
+        nested = isinstance(each, Mapping) and (
+            len(text) > WIDTH - 30 or any(other.startswith(f"{here}.") for other in comments)
+        )
+        if nested:
+            first, *rest = _object(each, comments, here, inner)
+            lines += [f"{inner}{json.dumps(key)}: {first}", *rest]
+        else:
+            lines.append(f"{inner}{json.dumps(key)}: {text}")
+        lines[-1] += comma
+    return [*lines, indent + "}"]
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    prefix = f"{indent}// "
+    return textwrap.wrap(text, WIDTH, initial_indent=prefix, subsequent_indent=prefix, break_on_hyphens=False)

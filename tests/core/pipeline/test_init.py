@@ -1,0 +1,168 @@
+"""`terakoya init`: what it sees of a corpus, what it chooses, and that its commented file is a pipeline."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from terakoya.commands import init
+from terakoya.commands.main import app
+from terakoya.config.parameters import Parameters
+from terakoya.errors import UserError
+from terakoya.estimation.devices import find_device
+from terakoya.pipeline import choosing
+from terakoya.pipeline.choosing import FAMILIES, Machine, choose, choose_vocabulary, find_machine
+from terakoya.pipeline.corpus_facts import look_at
+from terakoya.pipeline.new_pipeline import make_tokenizer, render
+from terakoya.pipeline.settings import read_pipeline
+
+JAPANESE = "東京は日本の首都です。今日はよい天気だったので、川の近くを歩きました。"
+ENGLISH = "The quick brown fox jumps over the lazy dog and runs away. "
+SLOW_CPU = Machine(find_device("cpu"), 1, 0.02, "fp32")
+
+
+def numbered(number: int) -> str:
+    return f"{JAPANESE}{number:02}"
+
+
+def corpus(folder: Path) -> list[str]:
+    lines = [{"id": f"{n}", "body": numbered(n) * 3} for n in range(40)]
+    text = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in lines)
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    pq.write_table(
+        pa.table({"title": ["題"] * 20, "content": [numbered(50 + n) * 2 for n in range(20)], "n": [1] * 20}),
+        folder / "b.parquet",
+    )
+    (folder / "c.csv").write_text(
+        "text,year\n" + "".join(f"{numbered(n)},2020\n" for n in range(10, 20)), encoding="utf-8"
+    )
+    (folder / "d.txt").write_text("".join(f"{numbered(n)}\n" for n in range(60, 90)), encoding="utf-8")
+    return [str(folder / name) for name in ("a.jsonl.gz", "b.parquet", "c.csv", "d.txt")]
+
+
+def test_what_it_sees_of_a_corpus_of_several_formats(tmp_path: Path) -> None:
+    facts = look_at(corpus(tmp_path))
+    assert (facts.files, facts.formats, facts.count) == (4, ("csv", "jsonl", "parquet", "txt"), 100)
+    assert facts.field == "body,content,text" and facts.documents == "line" and facts.language == "ja"
+    assert facts.characters == len(numbered(0)) * (3 * 40 + 2 * 20 + 10 + 30)
+
+
+def test_a_large_file_is_extrapolated_from_its_beginning(tmp_path: Path) -> None:
+    (tmp_path / "e.txt").write_text((ENGLISH + "\n\n") * 50_000, encoding="utf-8")
+    facts = look_at([str(tmp_path / "e.txt")])
+    assert facts.characters == pytest.approx(len(ENGLISH.strip()) * 50_000, rel=0.03)
+    assert (facts.language, facts.documents) == ("en", "blank") and facts.count == pytest.approx(50_000, rel=0.03)
+
+
+def test_a_corpus_without_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"n": 1}\n', encoding="utf-8")
+    with pytest.raises(UserError, match='found no text under "text"'):
+        look_at([str(tmp_path / "a.jsonl")])
+
+
+def test_larger_corpora_get_larger_vocabularies() -> None:
+    sizes = [choose_vocabulary(10**power) for power in range(5, 12)]
+    assert sizes == sorted(sizes) and sizes[0] == 3000 and sizes[-1] == 32_768
+
+
+def chosen(tokens: float, gpu: str, count: int, hours: float, family: str = "bert") -> choosing.Choice:
+    machine = find_machine(gpu, count)
+    return choose(tokens=int(tokens), vocabulary=32_768, family=family, goal="model", machine=machine, hours=hours)
+
+
+@pytest.mark.nightly
+def test_the_model_grows_with_the_corpus_and_the_hours() -> None:
+    small, middle, large = (chosen(tokens, "h100", 1, 24) for tokens in (3e6, 5e7, 2e9))
+    assert [each.preset for each in (small, middle, large)] == ["tiny_bert", "bert_small", "bert_large"]
+    assert small.limit == middle.limit == "corpus" and large.limit == "family"
+    short = chosen(2e9, "rtx-4090", 1, 1)
+    assert short.preset == "bert_small" and short.limit == "hours"
+    for each in (small, middle, large, short):
+        parameters = Parameters.from_dict(each.parameters, source="chosen")
+        assert each.passes <= 40.1 and each.estimated.fits and (each.estimated.hours or 99) <= 24.1
+        assert parameters.precision == "bf16" and parameters.max_steps == each.steps
+        assert each.trained_tokens == each.steps * sum(parameters.batch_size.values()) * parameters.data.sequence_length
+
+
+@pytest.mark.nightly
+def test_a_model_that_one_gpu_cannot_hold_is_sharded_or_left() -> None:
+    assert chosen(1e12, "rtx-4090", 1, 1e6, "llama").preset == "llama_1b"
+    sharded = chosen(1e12, "h100", 8, 1e6, "llama")
+    assert sharded.preset == "llama_8b" and sharded.parameters["parallel"]["engine"] == "fsdp"
+    assert sharded.parameters["micro_batch_size"] * 8 <= sum(sharded.parameters["batch_size"].values())
+
+
+def test_every_family_has_presets_and_a_tokenizer() -> None:
+    assert set(FAMILIES) == set(init.Family.__args__) and set(choosing.GOALS) == set(init.Goal.__args__)
+    assert make_tokenizer("gpt2", "ja", 8000)["type"] == "sentencepiece"
+    assert make_tokenizer("electra", "ja", 8000)["dictionary"] == "unidic_lite"
+    assert make_tokenizer("bert", "en", 8000)["word_tokenizer"] == "basic"
+
+
+def test_comments_stand_above_their_keys_and_nothing_is_lost(tmp_path: Path) -> None:
+    content: dict[str, Any] = {"a": 1, "b": {"c": [1, "//"], "d": {"e": "x" * 120}}, "f": "end"}
+    text = render(content, {"a": "one", "b.c": "two " * 60}, heading="made by hand")
+    lines = text.splitlines()
+    assert lines[:4] == ["// made by hand", "{", "  // one", '  "a": 1,'] and max(map(len, lines)) < 140
+    (tmp_path / "x.json").write_text(text, encoding="utf-8")
+    from terakoya.json_settings import read_settings
+
+    assert read_settings(tmp_path / "x.json") == content
+
+
+@pytest.mark.slow
+def test_the_command_writes_a_pipeline_that_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(choosing, "find_machine", lambda gpu, count: SLOW_CPU)
+    files = [Path(each).name for each in corpus(tmp_path)]
+    words = ["init", *files, "--family", "bert", "--goal", "try", "--vocab-size", "200"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert done.stderr.endswith("next: terakoya run pipeline.json\n")
+    pipeline = read_pipeline(Path("pipeline.json"))
+    assert pipeline.corpus == tuple(files) and pipeline.field == "body,content,text"
+    text = Path("pipeline.json").read_text(encoding="utf-8")
+    for word in (
+        "// Written by `terakoya init a.jsonl.gz",
+        "passes over about",
+        "by a hash of their text",
+        "tiny_bert",
+    ):
+        assert word in text
+    again = CliRunner().invoke(app, words)
+    assert again.exit_code and "exists already" in str(again.exception)
+    assert isinstance(pipeline.parameters, dict)
+    short = pipeline.parameters | {"max_steps": 2, "logging_steps": 1, "batch_size": {"-1": 2}, "micro_batch_size": 2}
+    short |= {"evaluation": {"steps": 1}, "checkpoint": {"save_steps": 1}, "schedule": {"type": "constant"}}
+    small = pipeline.model_dump(mode="json") | {"parameters": short, "processes": 1, "training_processes": 1}
+    Path("small.json").write_text(json.dumps(small), encoding="utf-8")
+    ran = CliRunner().invoke(app, ["run", "small.json"])
+    assert ran.exit_code == 0, ran.output + repr(ran.exception)
+    assert Path("work/model/config.json").is_file() and Path("work/store.val/store.json").is_file()
+
+
+def test_questions_are_asked_in_a_terminal_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["init"])
+    assert isinstance(done.exception, UserError) and "CORPUS: expected files of text" in str(done.exception)
+    asked: list[str] = []
+
+    def prompt(question: str, **_: Any) -> str:
+        asked.append(question)
+        return "gpt3" if question.startswith("family") else str(tmp_path)
+
+    monkeypatch.setattr(init, "_asks", lambda: True)
+    monkeypatch.setattr("typer.prompt", prompt)
+    corpus(tmp_path)
+    done = CliRunner().invoke(app, ["init"])
+    assert 'did you mean "gpt2"' in str(done.exception) and [each.split()[0] for each in asked] == [
+        "corpus:",
+        "family:",
+    ]
