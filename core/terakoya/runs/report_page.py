@@ -57,6 +57,8 @@ svg .axis { stroke: var(--quiet) } .curve polyline { fill: none; stroke: var(--c
 .dash1 polyline { stroke-dasharray: 2 3 } .dash2 polyline { stroke-dasharray: 9 3 2 3 }
 .dash3 polyline { stroke-dasharray: 1 2 }
 .anomaly { fill: var(--colour) }
+svg.key { display: inline-block; width: 2.6rem; height: .5rem; margin: 0 .3rem 0 .6rem; vertical-align: 2px;
+  --colour: var(--quiet) }
 .restart { stroke: var(--colour); stroke-dasharray: 2 4; stroke-width: 1.2 }
 .pointer line { stroke: var(--quiet) } .pointer rect { fill: var(--paper); stroke: var(--rule) }
 .pointer text { fill: var(--ink) } summary { cursor: pointer; margin: .6rem 0 }
@@ -211,7 +213,17 @@ def _chart(runs: Sequence[RunReport], metric: str, against: Against) -> str:
     last_points = (points[-1] for run in runs for points in run.curves.points.values() if points)
     right = max((axis_position(point, against) for point in last_points), default=1.0)  # the same for all charts
     svg = chart(lines, restarts, anomalies=anomalies, title=title, against=against, right=right)
-    return f"<figure><h3>{escape(title)}</h3>{svg}</figure>"
+    return f"<figure><h3>{escape(title)}</h3>{svg}{_dash_legend(dashes)}</figure>"
+
+
+def _dash_legend(dashes: Mapping[str, int]) -> str:
+    """Returns which dashes belong to which validation, where a chart has several."""
+    if len(dashes) < 2:
+        return ""
+    names = {kind: escape(kind.removeprefix("validation").strip() or "all stores") for kind in dashes}
+    key = '<svg class="key" viewBox="0 0 40 8"><g class="curve check"><polyline points="0,4 40,4"/></g></svg>'
+    keys = "".join(f'<span class="dash{dash % 4}">{key}{names[kind]}</span> ' for kind, dash in dashes.items())
+    return f'<figcaption class="quiet">validation: {keys}</figcaption>'
 
 
 def _facts(runs: Sequence[RunReport]) -> str:

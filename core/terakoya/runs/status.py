@@ -194,7 +194,8 @@ def _state(written: Metrics, lock: Lock, steps: Sequence[Mapping[str, Any]], now
     if not written.records:
         return "not started", "not started: nothing is written yet and no process holds the run"
     if end_state == "finished":
-        return end_state, "finished"
+        reason = boundary.get("reason")
+        return end_state, f"finished early: {reason}" if reason else "finished"
     if end_state == "stopped":
         return end_state, f"stopped by {boundary.get('reason') or 'a request'}; the same command continues the run"
     if end_state == "failed":

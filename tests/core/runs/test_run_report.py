@@ -240,3 +240,18 @@ def test_samples_and_phases_are_tables(tmp_path: Path) -> None:
     assert "<b>" not in page and "<i>" not in page and "首都 50% &lt;i&gt; 39%" in page
     shown = re.findall(r"<tr><th>([\d,]+)</th><td>首都", page)
     assert len(shown) <= 13 and (shown[0], shown[-1]) == ("0", "390")
+
+
+def test_a_chart_says_which_dashes_belong_to_which_store(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", learning_rate=0.1)
+    assert "<figcaption" not in render_page(read_reports([run], now=NOW + 100), created="today"), "there is one store"
+    with (run / "metrics.jsonl").open("a") as file:
+        for step in (0, 40):
+            record = {"kind": "validation", "step": step, "store": "work/<web>", "loss": 5.0, "time": NOW}
+            file.write(json.dumps(record) + "\n")
+    page = render_page(read_reports([run], now=NOW + 100), created="today")
+    (legend,) = re.findall(r"<h3>loss \(nats\)</h3>.*?<figcaption[^>]*>(.*?)</figcaption>", page)
+    assert re.findall(r'<span class="(dash\d)">.*?</svg>([^<]*)</span>', legend) == [
+        ("dash0", "a.val"), ("dash1", "&lt;web&gt;"),
+    ]  # fmt: skip
+    assert Reader(page).open == []

@@ -210,3 +210,9 @@ def test_spikes_and_skipped_steps_are_counted_once(run: Path) -> None:
     with StringIO() as text:
         Console(file=text, width=100).print(render([status]))
         assert "1, the last in step 1,300: not finite" in text.getvalue()
+
+
+def test_a_run_that_an_event_plugin_ended_says_why(run: Path) -> None:
+    write(run, step(40, at=0), {"kind": "finished", "step": 40, "reason": "early_stopping: no better", "time": NOW})
+    status = run_status.read(run, now=NOW + 10)
+    assert (status.state, status.told) == ("finished", "finished early: early_stopping: no better")
