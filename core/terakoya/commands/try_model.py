@@ -12,13 +12,12 @@ import typer
 
 from terakoya.commands.guidance import next_command
 from terakoya.errors import UserError
-from terakoya.inference.loading import find_model, find_models
-from terakoya.inference.predictions import TokenPrediction, fill_mask, find_replaced, generate
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from terakoya.inference.generation import Sampling, TextGenerator
+    from terakoya.inference.predictions import TokenPrediction
 NO_TEMPLATE = "; the tokenizer has no chat template: the model continues the whole conversation as plain text"
 
 
@@ -73,6 +72,7 @@ def try_texts(
 ) -> None:
     """Prints what the model in `folder` makes of `texts`. Raises UserError as `terakoya try` reports it."""
     from terakoya.inference.generation import Sampling, TextGenerator, is_causal
+    from terakoya.inference.loading import find_model, find_models
     from terakoya.log import new_console
 
     console = new_console()
@@ -102,6 +102,9 @@ def try_texts(
 
 def _predict(folder: Path, text: str, top: int, max_new_tokens: int, console: Console, *, trust: bool) -> None:
     """Prints the predictions for `text` of a model that is not causal."""
+    from terakoya.inference.loading import find_model
+    from terakoya.inference.predictions import fill_mask, find_replaced, generate
+
     model, is_discriminator = find_model(folder, text)
     if is_discriminator:
         print_tokens(find_replaced(folder, text, trust_remote_code=trust), console)

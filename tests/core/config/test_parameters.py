@@ -19,7 +19,7 @@ from terakoya.config.parameters import (
 )
 from terakoya.config.schema import json_schema
 from terakoya.errors import UserError
-from terakoya.json_settings import apply_overrides, origins, read_json
+from terakoya.json_settings import NOTES, apply_overrides, origins, read_json
 from terakoya.plugins import registry
 
 PRESETS = Path(__file__).resolve().parents[3] / "parameters"
@@ -310,7 +310,7 @@ def test_length_logging_saving_and_evaluation_may_change_on_resume(file: Path) -
 
 def test_the_schema_has_every_installed_component_as_a_choice_by_type() -> None:
     schema = json_schema(registry())
-    assert set(schema["properties"]) == set(Parameters.model_fields)
+    assert set(schema["properties"]) == {*Parameters.model_fields, *NOTES}
     assert {"data", "architecture", "objective", "optimizer", "schedule", "batch_size"} == set(schema["required"])
     assert schema["additionalProperties"] is False
     choices = schema["properties"]["schedule"]["discriminator"]["mapping"]

@@ -77,6 +77,8 @@ def test_the_schema_has_every_form() -> None:
     assert settings["additionalProperties"] is False
     assert folders["additionalProperties"] == {"type": "string"}
     assert folders["propertyNames"] == {"not": {"enum": ["drop_heads", "folder", "new_heads"]}}
-    assert schema["properties"]["frozen_layers"] == {
+    frozen = schema["properties"]["frozen_layers"]
+    assert frozen.pop("description").startswith("The number of lowest layers whose weights stay as they are")
+    assert frozen == {
         "default": -1, "minimum": -1, "title": "Frozen Layers", "type": "integer",
     }  # fmt: skip

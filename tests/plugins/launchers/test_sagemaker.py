@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import toy
+import yaml
 
 from terakoya.errors import UserError
 from terakoya.launch.plan import PlannedLaunch, plan_launch
@@ -160,10 +161,12 @@ def test_a_store_that_is_in_no_channel_is_named(tmp_path: Path) -> None:
 def test_a_plugin_file_is_shipped(tmp_path: Path) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text("MARK = 1\n")
-    file = tmp_path / "run.json"
-    file.write_text(json.dumps(toy.parameters(Path("train/wiki"))))
+    file = tmp_path / "run.yaml"
+    parameters = toy.parameters(Path("train/wiki"))
+    file.write_text("# a run\n" + yaml.safe_dump(json.loads(json.dumps(parameters, default=str))))
     settings = {**REQUIRED, "channels": {"train": SHARED}, **NETWORK}
     plan = plan_launch("sagemaker", file, tmp_path / "run", settings=settings, global_options=["--plugin", str(plugin)])
+    assert json.loads(plan.plan.files["parameters.json"]) == json.loads(json.dumps(parameters, default=str))
     assert plan.plan.files["mine.py"] == "MARK = 1\n"
     script = plan.plan.files["entry.sh"]
     assert "terakoya --plugin /opt/ml/input/data/job/mine.py train /opt/ml/input/data/job/parameters.json" in script

@@ -15,6 +15,7 @@ from terakoya.components import Job, Launcher, LaunchPlan, SubmittedJob
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.toolkit.hub_cache import is_hub_name
+from terakoya.toolkit.json_settings import read_settings
 from terakoya.toolkit.launchers.scripts import quote
 from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
 from terakoya_plugins.launchers.sagemaker import job as sagemaker_job
@@ -43,7 +44,7 @@ class SageMaker(SageMakerSettings):
         run = self._run(job, nodes)
         global_options, parameters, sets = _parts(job)
         self._check_paths(parameters, sets)
-        files = {"parameters.json": parameters.read_text(encoding="utf-8")}
+        files = {"parameters.json": json.dumps(read_settings(parameters), indent=2, ensure_ascii=False) + "\n"}
         global_options = [_ship_plugin(word, files) for word in global_options]
         sets += [f"{key}={value}" for key, value in self.hyperparameters]
         train = [*global_options, "train", f"{DATA}/{CODE}/parameters.json", "--out", run]
