@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 
+from terakoya.components import pattern_probe
 from terakoya.components.base import Component
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.errors import UserError
@@ -27,11 +28,12 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False, **options: 
         options: further arguments of `from_pretrained`.
 
     Raises:
-        UserError: it cannot be loaded, whatever a broken file makes Transformers and tokenizers raise. What tokenizers'
-            Rust code raises when it panics is no `Exception`.
+        UserError: it cannot be loaded, whatever a broken file makes Transformers and tokenizers raise, or one of its
+            regular expressions takes too long. What tokenizers' Rust code raises when it panics is no `Exception`.
     """
     from transformers import AutoTokenizer
 
+    pattern_probe.check(Path(folder))
     try:
         return AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=trust_remote_code, **options

@@ -13,6 +13,7 @@ import numpy as np
 
 from terakoya.components import EncodedDocuments
 from terakoya.components.vocabulary import Vocabulary, vocabulary_size
+from terakoya.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,7 +57,17 @@ class LineEncoder:
         return encoded if self._knows_words else replace(encoded, word_starts=None)
 
     def _rows(self, lines: list[str]) -> tuple[list[list[int]], list[list[int | None]]]:
-        """Returns the ids of each line, and the word number of each token where words are known."""
+        """Returns the ids of each line, and the word number of each token where words are known. Raises UserError where
+        the tokenizer's library, which is written in Rust, panics on a text."""
+        try:
+            return self._call(lines)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":
+                raise
+            reason = " ".join(str(error).split())[:300]
+            raise UserError(f"the tokenizer cannot encode a text: {reason}; use another tokenizer") from None
+
+    def _call(self, lines: list[str]) -> tuple[list[list[int]], list[list[int | None]]]:
         if self._backend is not None:
             self._backend.encode_special_tokens = self._split
             if not self._knows_words:  # the fast method returns neither offsets nor words
