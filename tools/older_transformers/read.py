@@ -74,7 +74,7 @@ def compare(folder: Path) -> str:
     length = int(tokenizer.model_max_length)
     if several["input_ids"].shape[1] > length:
         return f"truncation leaves {several['input_ids'].shape[1]} tokens of {length}"
-    model = getattr(transformers, expected["class"]).from_pretrained(folder).eval()
+    model = getattr(transformers, expected["class"]).from_pretrained(folder, trust_remote_code=False).eval()
     inputs: dict[str, Any] = {"input_ids": torch.tensor([expected["input"]])}
     long = tokenizer("吾輩は猫である。" * 1250, truncation=True, return_tensors="pt")
     given: dict[str, Any] = {}

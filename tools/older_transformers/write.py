@@ -98,7 +98,7 @@ def _train(kind: str, settings: Mapping[str, Any], folder: Path) -> tuple[Path, 
 
 def _save_again(folder: Path, out: Path) -> tuple[Path, Any]:
     """The tokenizer of `folder` with one more special token, as the Transformers of terakoya saves it."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     tokenizer.add_special_tokens({"extra_special_tokens": ["<|turn|>"]})
     tokenizer.save_pretrained(out)
     return out, create_component("tokenizers", "huggingface", {}, where="tokenizer huggingface")

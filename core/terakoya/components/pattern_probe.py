@@ -25,7 +25,10 @@ characters = ("a", "A", "1", " ", "\\n", ".", "_", "\\u3042", "\\u6f22", "\\u30a
 texts = [each * 2000 + end for each in characters for end in ("", "!", "\\x00")] + ["aA1 .\\u3042\\u6f22" * 300]
 for pattern in json.load(sys.stdin):
     print(json.dumps(pattern), flush=True)
-    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    try:
+        split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    except Exception:
+        continue  # loading the tokenizer says what is wrong with it
     for text in texts:
         split.pre_tokenize_str(text)
 """
@@ -67,8 +70,8 @@ def _try(patterns: tuple[str, ...]) -> str:
     """Returns what is wrong with the first bad one of `patterns`; "" if none is."""
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", PROBE], input=json.dumps(patterns), capture_output=True, text=True, check=False,
-            timeout=LIMIT_SECONDS,
+            [sys.executable, "-P", "-c", PROBE],
+            input=json.dumps(patterns), capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS,
         )  # fmt: skip
         printed, trouble = done.stdout, done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
     except subprocess.TimeoutExpired as error:

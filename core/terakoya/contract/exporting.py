@@ -130,7 +130,7 @@ def check_long_texts(case: ArchitectureCase) -> None:
         registry().component("exporters", "huggingface")().export(
             {"": model}, toy.make_tokenizer(Path(temporary) / "tokenizer"), folder
         )
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     inputs = tokenizer("w1 w2 " * (LONG_TEXT // 6), truncation=True, return_tensors="pt")
     length = inputs["input_ids"].shape[1]
     given = {"decoder_input_ids": inputs["input_ids"][:, :2]} if case.head == "seq2seq" else {}

@@ -53,7 +53,7 @@ class _Listener(EventListener):
             return
         from transformers import AutoTokenizer
 
-        self.tokenizer = AutoTokenizer.from_pretrained(run.tokenizer_folder)
+        self.tokenizer = AutoTokenizer.from_pretrained(run.tokenizer_folder, trust_remote_code=False)
         models = run.objective.exports(run.module)
         for text in self.settings.texts:
             model, length = _choose(models, self._is_masked(text)), self._encode(text, run).shape[1]
