@@ -1,7 +1,9 @@
-"""The order of test files when several workers share them (`make test`)."""
+"""The order of test files when several workers share them (`make test`), and the `python` that tests may start."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,3 +30,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     assert all((folder / name).is_file() for name in FIRST)
     rank = {folder / name: number for number, name in enumerate(FIRST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[Path]:
+    """A `python` that starts `-m terakoya` by a fork, see helpers/warm_python.py."""
+    import warm_python
+
+    with warm_python.running() as program:
+        yield program
+
+
+@pytest.fixture
+def forks(warm_python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes commands and scripts that use `sys.executable` start forks."""
+    monkeypatch.setattr(sys, "executable", str(warm_python))

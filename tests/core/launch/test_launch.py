@@ -48,6 +48,7 @@ def command_line(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 def test_a_plan_is_printed_written_and_starts_nothing(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps(toy.parameters(store)))
@@ -62,6 +63,7 @@ def test_a_plan_is_printed_written_and_starts_nothing(store: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 def test_a_crashed_local_run_restarts_by_itself(store: Path, tmp_path: Path) -> None:
     crash = tmp_path / "crash.py"
     crash.write_text(CRASH.format(mark=str(tmp_path / "crashed")))
@@ -78,6 +80,7 @@ def test_a_crashed_local_run_restarts_by_itself(store: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 def test_a_local_run_with_an_error_is_not_restarted(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps(toy.parameters(tmp_path / "no-store")))
@@ -142,6 +145,7 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 def test_hosts_of_different_sizes_train_like_any_other_start(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +161,7 @@ def test_hosts_of_different_sizes_train_like_any_other_start(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 def test_a_lost_process_restarts_all_hosts(store: Path, tmp_path: Path) -> None:
     """Even if rank 0 is late after the restart: no process may read the addresses of the processes before."""
     crash = tmp_path / "crash.py"

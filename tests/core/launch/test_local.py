@@ -32,6 +32,7 @@ def start(store: Path, out: Path, **changes: object) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_on_a_signal_to_the_parent_the_run_saves_and_exits(number: signal.Signals, store: Path, tmp_path: Path) -> None:
     process = start(store, tmp_path / "run")
@@ -45,6 +46,7 @@ def test_on_a_signal_to_the_parent_the_run_saves_and_exits(number: signal.Signal
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 def test_the_failure_of_one_ends_all(store: Path, tmp_path: Path) -> None:
     process = start(store, tmp_path / "run")
     holder = (tmp_path / "run/run.lock").read_text()  # names rank 0, for which the other then waits
@@ -57,6 +59,7 @@ def test_the_failure_of_one_ends_all(store: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forks")
 def test_exit_codes_are_returned() -> None:
     assert run_processes(["--version"], 2) == 0
     assert run_processes(["no-such-verb"], 2) == 2

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,10 +35,11 @@ match sys.argv[1]:
         with signals.StopRequest() as stop:
             stop.listen()
             ready()
-            time.sleep(60)
+            time.sleep(300)
     case "finishes":
         Path(os.environ[signals.EXIT_CODE_FILE_VARIABLE]).parent.rmdir()  # as a cleanup of old folders does
         signals.ignore_stop_signals()
+        Path(__file__).with_name("finished").touch()
         sys.exit(signals.exit_code(stopped=False))
     case "dies":
         ready()
@@ -63,10 +65,21 @@ match sys.argv[1]:
 """
 AGENT = """
 import os, sys
+from pathlib import Path
 from terakoya.launch import torchrun_agent
-torchrun_agent.FAILED_SECONDS = float(os.environ.get("FAILED_SECONDS", torchrun_agent.FAILED_SECONDS))
-sys.exit(torchrun_agent.run(sys.argv[1:]))
+
+for name in ("FAILED_SECONDS", "GRACE_SECONDS"):
+    setattr(torchrun_agent, name, float(os.environ.get(name, getattr(torchrun_agent, name))))
+
+class Forwarder(torchrun_agent.SignalForwarder):
+    def start(self):
+        super().start()
+        Path(sys.argv[1]).touch()
+
+torchrun_agent.SignalForwarder = Forwarder
+sys.exit(torchrun_agent.run(sys.argv[2:]))
 """
+pytestmark = pytest.mark.usefixtures("forks")
 ELASTIC = ("--max-restarts", "2", "--rdzv-backend", "c10d", "--rdzv-conf", "join_timeout=600")
 
 
@@ -89,18 +102,28 @@ class Agent:
         file = folder / "process.py"
         file.write_text(PROCESS)
         self.printed = folder / "printed"
+        self._listening = folder / "listening"
         elastic = "--rdzv-backend" in more
         address = ("--rdzv-endpoint", f"127.0.0.1:{port}") if elastic else ("--master-port", port)
         arguments = ("--nnodes", str(nodes), "--nproc-per-node", str(processes), *more, *address, str(file), what)
         with self.printed.open("wb") as printed:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", AGENT, *arguments], stdout=stdout or printed, stderr=printed
+                [sys.executable, "-c", AGENT, str(self._listening), *arguments],
+                stdout=stdout or printed,
+                stderr=printed,
             )
 
     def until_ready(self, times: int = 2) -> None:
         """Waits until `times` processes have printed "ready"."""
-        deadline = time.monotonic() + 60
-        while self.output().count("ready") < times:
+        self.until(lambda: self.output().count("ready") >= times)
+
+    def until_listening(self) -> None:
+        """Waits until the agent handles signals."""
+        self.until(self._listening.exists)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 90
+        while not condition():
             assert self.process.poll() is None and time.monotonic() < deadline, self.output()
             time.sleep(0.02)
 
@@ -110,7 +133,7 @@ class Agent:
     def end(self) -> tuple[int, str]:
         """Waits for the end; returns the exit code and the output."""
         try:
-            return self.process.wait(timeout=60), self.output()
+            return self.process.wait(timeout=90), self.output()
         finally:
             self.process.kill()
 
@@ -139,25 +162,17 @@ def test_processes_restarted_after_a_stop_request_receive_it_too(tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [ELASTIC, ("--node-rank", "1")], ids=["as the first", "as the second"])
-def test_an_agent_that_waits_for_other_hosts_exits_at_once(more: tuple[str, ...], tmp_path: Path) -> None:
+def test_an_agent_that_waits_for_other_hosts_exits_at_once(
+    more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRACE_SECONDS", "75")  # so that "at once" differs from it on a busy machine, too
     agent = Agent(tmp_path, "saves", *more, nodes=2)
-    deadline = time.monotonic() + 60
-    while not _catches_sigterm(agent.process.pid):
-        assert agent.process.poll() is None and time.monotonic() < deadline, agent.output()
-        time.sleep(0.05)
-    time.sleep(4.0)  # until torch is imported
+    agent.until_listening()
+    time.sleep(2.0)  # until it waits
     agent.process.send_signal(signal.SIGTERM)
     began = time.monotonic()
     assert agent.end()[0] == 143
-    assert time.monotonic() - began < 5
-
-
-def _catches_sigterm(process: int) -> bool:
-    """Returns whether the process has a handler for SIGTERM."""
-    caught = next(
-        line for line in Path(f"/proc/{process}/status").read_text().splitlines() if line.startswith("SigCgt:")
-    )
-    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.slow
@@ -191,7 +206,8 @@ def test_an_agent_whose_processes_have_finished_waits_for_the_other_agent_after_
         folder.mkdir()
         agents.append(Agent(folder, what, "--node-rank", str(rank), nodes=2, processes=1, port=port))
     agents[1].until_ready(1)
-    time.sleep(2.0)  # the first agent's process has exited
+    agents[0].until((tmp_path / "finishes/finished").exists)
+    time.sleep(2.0)  # until the agent has seen that its process has exited
     agents[0].process.send_signal(signal.SIGTERM)
     time.sleep(6.5)
     assert agents[0].process.poll() is None, agents[0].output()
@@ -207,7 +223,7 @@ def test_processes_that_hang_are_killed_after_the_timeout(tmp_path: Path, monkey
     agent.process.send_signal(signal.SIGTERM)
     began = time.monotonic()
     assert agent.end()[0] == 137
-    assert 2 < time.monotonic() - began < 10
+    assert 2 < time.monotonic() - began < 60
 
 
 @pytest.mark.slow
