@@ -96,15 +96,18 @@ def start(
     *arguments: str,
     nodes: Sequence[int] = (1,),
     environment: Mapping[str, str] | None = None,
+    environment_of_rank: Sequence[Mapping[str, str]] = (),
     plugins: Sequence[Path] = (),
 ) -> list[Process]:
-    """Starts `terakoya train FILE --out OUT ARGUMENTS` with `nodes[i]` processes on pretended node i."""
+    """Starts `terakoya train FILE --out OUT ARGUMENTS` with `nodes[i]` processes on pretended node i, each with the
+    variables of `environment` and its own of `environment_of_rank`."""
     options = [text for plugin in plugins for text in ("--plugin", str(plugin))]
     command = [*options, "train", str(file), "--out", str(out), *arguments]
     started = []
     for rank, variables in enumerate(launched(nodes)):
         output = file.parent / f"{out.name}.{rank}.{os.urandom(4).hex()}.txt"
-        process = fork(_command_line, command, {**(environment or {}), **variables}, output)
+        own = environment_of_rank[rank] if environment_of_rank else {}
+        process = fork(_command_line, command, {**(environment or {}), **own, **variables}, output)
         started.append(Process(process, output))
     return started
 

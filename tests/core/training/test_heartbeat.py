@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+import toy
 
 from terakoya.training.distributed import heartbeat
 from terakoya.training.distributed.activity import Activity, ActivityWatch, find_place
@@ -109,11 +114,27 @@ def test_a_rank_does_not_wait_for_news_of_one_that_left_at_once(monkeypatch: pyt
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(store.port))
     topology = Topology((ProcessInfo(0, 0, 0, "a01"), ProcessInfo(1, 0, 1, "a01")))
-    first, second = (heartbeat.Heartbeat(topology, rank, 60.0) for rank in range(2))
+    first, second = (heartbeat.Heartbeat(topology, rank, 60.0, "first") for rank in range(2))
     first.close()  # before its first beat
     time.sleep(1.5 * heartbeat.BEAT_SECONDS)
     second.close()
     assert not second._threads[0].is_alive()
+
+
+@pytest.mark.slow
+def test_ranks_whose_agents_count_restarts_differently_hear_each_other(store: Path, tmp_path: Path) -> None:
+    """An agent of torchrun counts a restart that its own process caused, and not one that another host's did."""
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(toy.parameters(store, batch_size={"0": 9, "1": 7}, max_steps=100_000, checkpoint={})))
+    environments = [{"TORCHELASTIC_RESTART_COUNT": str(count)} for count in (1, 0)]
+    started = toy.start(file, tmp_path / "run", nodes=(1, 1), environment_of_rank=environments)
+    deadline = time.monotonic() + 90
+    metrics = tmp_path / "run/metrics.jsonl"
+    while not metrics.exists() or "slowest_rank" not in metrics.read_text():  # rank 0 knows the steps of both
+        assert all(each.running() for each in started) and time.monotonic() < deadline
+        time.sleep(0.1)
+    os.kill(started[0].pid, signal.SIGTERM)
+    toy.finish(started, code=75)
 
 
 @pytest.fixture
@@ -133,10 +154,14 @@ def test_a_thread_that_does_not_move_has_been_there_since_it_was_first_seen(
 ) -> None:
     steps = [1]
     watch = ActivityWatch(thread[0].ident or 0, lambda: steps[0])
-    time.sleep(0.05)
-    first = watch.look()
-    time.sleep(0.01)
-    assert watch.look() == first and not first.waits
+    deadline = time.monotonic() + 60
+    while True:  # until the thread waits
+        first = watch.look()
+        time.sleep(0.05)
+        if watch.look() == first:
+            break
+        assert time.monotonic() < deadline
+    assert not first.waits
     steps[0] = 2
     assert watch.look().since > first.since
 

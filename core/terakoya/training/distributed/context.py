@@ -229,8 +229,9 @@ def connect(
     timeout = timedelta(seconds=timeout_seconds)
     control = dist.group.WORLD if not cuda else dist.new_group(backend="gloo", timeout=timeout)
     reported: list[Any] = [None] * launch.world_size
-    dist.all_gather_object(reported, this, group=control)
-    topology = Topology(tuple(reported), replica_size)
+    dist.all_gather_object(reported, (this, os.urandom(8).hex()), group=control)
+    topology = Topology(tuple(process for process, _ in reported), replica_size)
+    meeting = reported[0][1]
     rank = dist.get_rank()
     replica_group, data_parallel_group = create_groups(topology, rank, timeout)
     return DistributedContext(
@@ -242,7 +243,7 @@ def connect(
         accelerator,
         replica_group=replica_group,
         data_parallel_group=data_parallel_group,
-        heartbeat=Heartbeat(topology, rank, timeout_seconds) if launch.world_size > 1 else None,
+        heartbeat=Heartbeat(topology, rank, timeout_seconds, meeting) if launch.world_size > 1 else None,
     )
 
 

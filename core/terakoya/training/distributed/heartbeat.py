@@ -195,7 +195,9 @@ class Heartbeat:
         say: prints a warning and logs it.
     """
 
-    def __init__(self, topology: Topology, rank: int, timeout_seconds: float) -> None:
+    def __init__(self, topology: Topology, rank: int, timeout_seconds: float, meeting: str) -> None:
+        """Starts the threads. `meeting` is a text that these processes share and those of an earlier start, whose beats
+        may still lie in the store, do not. torchrun's count of restarts is none: each agent has its own."""
         self.say: Callable[[str], None] = logger.warning
         self._step: Callable[[], int] = lambda: 0
         self._work_seconds: Callable[[], float] = lambda: 0.0
@@ -203,7 +205,7 @@ class Heartbeat:
         self._rank = rank
         self._timeout_seconds = timeout_seconds
         self._ranks = Ranks(topology, rank)
-        self._prefix = f"terakoya/beat/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        self._prefix = f"terakoya/beat/{meeting}"
         self._store = dist.TCPStore(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
