@@ -12,7 +12,7 @@ import typer
 from terakoya.commands.guidance import next_command
 from terakoya.commands.shared_options import ParametersSet
 from terakoya.errors import Stopped
-from terakoya.launch.here import read_parameters, train
+from terakoya.launch.here import imports, read_parameters, train
 
 if TYPE_CHECKING:
     from terakoya.training.distributed.signals import StopRequest
@@ -86,8 +86,9 @@ def command(
             if count > 1:
                 raise typer.Exit(_start_processes(count, stop))
         if dry_run:
-            from terakoya.estimation.model_errors import explain_model_errors
-            from terakoya.training.dry_run import dry_run as check
+            with imports():
+                from terakoya.estimation.model_errors import explain_model_errors
+                from terakoya.training.dry_run import dry_run as check
 
             check(
                 loaded,
@@ -111,7 +112,8 @@ def command(
 
 
 def _visible_gpus() -> int:
-    import torch
+    with imports():
+        import torch
 
     return max(1, torch.cuda.device_count())
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,19 @@ if TYPE_CHECKING:
     from terakoya.config.parameters import Parameters
     from terakoya.training.distributed.signals import StopRequest
     from terakoya.training.trainer import TrainResult
+
+
+@contextlib.contextmanager
+def imports() -> Iterator[None]:
+    """Pauses the garbage collector, which would look through all modules again and again while they are imported: that
+    is some tenths of a second of torch's and Transformers' imports."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def read_parameters(
@@ -79,9 +94,10 @@ def train(
     Raises:
         UserError: an error that the user can fix.
     """
-    from terakoya.estimation.model_errors import explain_model_errors
-    from terakoya.plugins import listening
-    from terakoya.training.setup import train_in_this_process
+    with imports():
+        from terakoya.estimation.model_errors import explain_model_errors
+        from terakoya.plugins import listening
+        from terakoya.training.setup import train_in_this_process
 
     with listening(events or {}):
         return train_in_this_process(
