@@ -69,7 +69,10 @@ def missing_requirement() -> str | None:
 
 
 REASON = missing_requirement()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no hosts on this machine: {REASON}")
+pytestmark = [
+    pytest.mark.skipif(REASON is not None, reason=f"no hosts on this machine: {REASON}"),
+    pytest.mark.timeout(900),  # a busy machine; each wait has a limit of its own
+]
 
 
 class Cluster:
@@ -185,7 +188,7 @@ class HostsLaunch:
     def text(self) -> str:
         return "\n".join(line for _, line in self.lines)
 
-    def finish(self, *, code: int = 0, seconds: float = 180.0) -> str:
+    def finish(self, *, code: int = 0, seconds: float = 300.0) -> str:
         """Waits for the end; returns what was printed."""
         try:
             self.process.wait(timeout=seconds)
@@ -196,7 +199,7 @@ class HostsLaunch:
         assert self.process.returncode == code, self.text()
         return self.text()
 
-    def until(self, condition: Callable[[], bool], *, seconds: float = 150.0) -> None:
+    def until(self, condition: Callable[[], bool], *, seconds: float = 200.0) -> None:
         """Waits until `condition` is true."""
         deadline = time.monotonic() + seconds
         while not condition():
