@@ -27,6 +27,10 @@ class Diverged(UserError):  # noqa: N818 - a state of the training
     exit_code = 3
 
 
+class RollingBack(Exception):  # noqa: N818 - no failure
+    """A run goes back to a checkpoint from before a spike of its loss, and goes on from there."""
+
+
 class TemporaryFailure(UserError):  # noqa: N818 - named for what it says of the failure
     """Something that may pass, such as a file system that does not answer; nothing was changed. The command line exits
     with 74 (EX_IOERR), after which launchers start a run again."""

@@ -40,7 +40,8 @@ class EventListener:
         """Called after a checkpoint has its final name."""
 
     def run_finished(self, run: Run, error: BaseException | None) -> None:
-        """Called once when the run ends; `error` ended it early, else None."""
+        """Called once when the run ends; `error` ended it early, else None. With a `RollingBack` the run goes back to a
+        checkpoint, and another listener goes on."""
 
     def state(self) -> Any:
         """Returns what the checkpoint of this moment must hold so that a resumed run goes on exactly as this one, as a

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import torch
 
-from terakoya.errors import Diverged, TemporaryFailure, UserError
+from terakoya.errors import Diverged, RollingBack, TemporaryFailure, UserError
 from terakoya.runs.checkpoints import find_problems, list_checkpoints
 from terakoya.training.checkpoint.checkpoint import remove_checkpoint
 from terakoya.training.distributed.context import DistributedContext
@@ -65,8 +65,8 @@ class Rollback:
         )
 
 
-class RollingBack(Exception):  # noqa: N818 - no error: the run goes on
-    """The run goes back; raised on all ranks alike, before the same step.
+class DecidedRollback(RollingBack):
+    """The decision to go back; raised on all ranks alike, before the same step.
 
     Attributes:
         rollback: why.

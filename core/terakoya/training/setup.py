@@ -42,7 +42,7 @@ from terakoya.training.model.build import build_module_for_training
 from terakoya.training.model.frozen_layers import parameter_summary
 from terakoya.training.model.start_from import load_on_rank0_and_broadcast
 from terakoya.training.resuming import newest_checkpoint, resume
-from terakoya.training.rollback import Rollback, RollingBack, free_memory
+from terakoya.training.rollback import DecidedRollback, Rollback, free_memory
 from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
 from terakoya.training.stores import Stores
@@ -179,7 +179,7 @@ def _train_until_rollback(
             text = json.dumps(parameters.dump(), indent=2, ensure_ascii=False)
             context.run_on_main(f"opening {out}", partial(write_text, out / "parameters.json", text + "\n"))
             return trainer.train(stop)
-    except RollingBack as going:
+    except DecidedRollback as going:
         error = going.with_traceback(None)  # which holds the trainer
         return going.rollbacks
     except BaseException as raised:

@@ -28,7 +28,7 @@ from terakoya.training.batches import BatchMaker
 from terakoya.training.engines.engine import may_update
 from terakoya.training.engines.loss_scaling import LossScaler
 from terakoya.training.loss import Meter
-from terakoya.training.rollback import Rollback, RollingBack
+from terakoya.training.rollback import DecidedRollback, Rollback
 from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
 from terakoya.training.spikes import Spike, SpikeDetector
@@ -151,7 +151,7 @@ class StepHealth:
 
         Raises:
             Diverged: too many steps in a row were not finite.
-            RollingBack: the loss is a spike that lasts, and `spikes` says that the run goes back.
+            DecidedRollback: the loss is a spike that lasts, and `spikes` says that the run goes back.
         """
         for loss in losses:
             each = self._read(self.pending.popleft())
@@ -178,10 +178,10 @@ class StepHealth:
         return self.pending[0].step if self.pending else self.run.step + 1
 
     def _roll_back_if_lasting(self, last: PendingStep) -> None:
-        """Raises RollingBack if the loss has been above the limit of a spike for so long, up to the step `last`."""
+        """Raises DecidedRollback if the loss has been above the limit of a spike for so long, up to the step `last`."""
         settings, lasting = self.run.parameters.spikes, self.detector and self.detector.lasting
         if self.rolls_back and settings and lasting and lasting.steps >= settings.lasting_steps:
-            raise RollingBack(Rollback.of(lasting, last=last.step))
+            raise DecidedRollback(Rollback.of(lasting, last=last.step))
 
     def check(self) -> None:
         """Reads all steps so far, before their save or when they are logged.

@@ -28,7 +28,7 @@ from terakoya.training.distributed.topology import RankBatch
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import Meter, weighted_loss
 from terakoya.training.progress_line import view_step
-from terakoya.training.rollback import Rollback, RollingBack, is_passed_over, remove_checkpoints_since
+from terakoya.training.rollback import DecidedRollback, Rollback, is_passed_over, remove_checkpoints_since
 from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
 from terakoya.training.saving import RETRY_SECONDS, SavedCheckpoint, Saver
@@ -130,7 +130,7 @@ class Trainer:
 
         Raises:
             Diverged: gradients were not finite in too many steps.
-            RollingBack: the run goes back: a new trainer continues from the newest checkpoint.
+            DecidedRollback: the run goes back: a new trainer continues from the newest checkpoint.
             UserError: checkpoints could not be saved, or a plugin's event failed.
         """
         if stop is None:
@@ -265,11 +265,11 @@ class Trainer:
 
         Raises:
             Diverged: too many steps in a row were not finite, or the run would go back once too often.
-            RollingBack: the run goes back; the checkpoints after the spike are gone.
+            DecidedRollback: the run goes back; the checkpoints after the spike are gone.
         """
         try:
             self.health.judge(losses)
-        except RollingBack as going:
+        except DecidedRollback as going:
             rollback, settings = going.rollback, self.parameters.spikes
             assert settings is not None
             if len(self.rollbacks) >= settings.max_rollbacks:

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 from terakoya import hookimpl
 from terakoya.components import EventListener, EventPlugin
 from terakoya.components.run import Run, StepReport
-from terakoya.errors import UserError
+from terakoya.errors import RollingBack, UserError
 from terakoya.log import hide_secrets
 
 Kind = Literal["finished", "failed", "spike", "stall"]
@@ -134,7 +134,10 @@ class _Listener(EventListener):
         self.over.set()
         if self.sender is None:
             return
-        if error is not None and "failed" in self.settings.on:
+        if isinstance(error, RollingBack):
+            if "spike" in self.settings.on:
+                self._send(run, "spike", str(error))
+        elif error is not None and "failed" in self.settings.on:
             self._send(run, "failed", f"{type(error).__name__}: {error}")
         elif error is None and "finished" in self.settings.on:
             done = run.length.is_reached(step=run.step, tokens=run.consumed_tokens)

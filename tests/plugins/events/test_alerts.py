@@ -19,7 +19,7 @@ from terakoya import plugins
 from terakoya.components import EventListener
 from terakoya.components.run import StepAnomaly
 from terakoya.config.parameters import Parameters
-from terakoya.errors import UserError
+from terakoya.errors import RollingBack, UserError
 
 
 class Hook(http.server.BaseHTTPRequestHandler):
@@ -90,6 +90,15 @@ def test_a_failure_is_told_without_its_secrets(form: str, webhook: type[Hook]) -
     text = body["content" if form == "discord" else "text"]
     assert "RuntimeError: no https://***@host/x" in text
     assert form == "discord" or (body["kind"], body["run"], body["step"]) == ("failed", "my-bert", 40)
+
+
+def test_a_run_that_goes_back_has_not_failed(webhook: type[Hook]) -> None:
+    run = make_run()
+    start(run).run_finished(run, RollingBack("the loss was 9: the run goes back"))
+    ((_, body),) = webhook.received
+    assert body["text"].endswith("spike: the loss was 9: the run goes back")
+    start(run, on=("failed", "finished")).run_finished(run, RollingBack("x"))
+    assert len(webhook.received) == 1
 
 
 def test_what_is_not_wanted_is_not_sent_and_other_ranks_send_nothing(webhook: type[Hook]) -> None:
