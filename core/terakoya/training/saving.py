@@ -5,6 +5,7 @@ See docs/design/files.md.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -113,6 +114,7 @@ class Saver:
         assert self.pending is None, "one at a time"
         run, engine = self.run, self.engine
         self.step = run.step
+        facts = copy.deepcopy(dict(facts))  # steps go on while the manifest waits to be written
         write = partial(
             checkpoint.save,
             run.folder / "checkpoints",
