@@ -69,6 +69,7 @@ def test_no_architecture_waits_for_the_gpu(store: Path, guard: Path, tmp_path: P
         "llama": run(store, LLAMA, **CAUSAL),
         "llama, checkpointed": run(store, LLAMA, activation_checkpointing="full", **CAUSAL),
         "qwen3": run(store, {**LLAMA, "type": "qwen3"}, **CAUSAL),
+        "adafactor": run(store, LLAMA, optimizer={"type": "adafactor"}, **CAUSAL),
         "lion": run(store, LLAMA, optimizer={"type": "lion", "learning_rate": 1e-4}, **CAUSAL),
         "muon": run(store, LLAMA, optimizer={"type": "muon", "learning_rate": 1e-3}, **CAUSAL),
     }

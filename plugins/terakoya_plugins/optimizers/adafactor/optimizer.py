@@ -40,9 +40,9 @@ class Adafactor(Optimizer):
 
     def build(self, module: torch.nn.Module, *, fused: bool) -> torch.optim.Optimizer:
         """torch's Adafactor over two groups, with and without weight decay; it has no fused kernels."""
-        import torch
+        from terakoya_plugins.optimizers.adafactor.without_waiting import AdafactorWithoutWaiting
 
-        return torch.optim.Adafactor(
+        return AdafactorWithoutWaiting(
             decay_groups(trainable_parameters(module), self.weight_decay),
             lr=self.learning_rate,
             beta2_decay=self.beta2_decay,
