@@ -126,7 +126,7 @@ def _verify_model(folder: Path, findings: Findings) -> None:
         if not problems:
             problems, tokenizer = _check_tokenizer(folder, config.get("vocab_size"))
             hashed = "no recorded hashes" if recorded is None else f"{len(recorded)} files with their recorded hashes"
-            findings.add(folder, f"a model; {hashed}; {count:,} tensors, all finite; {tokenizer}", problems)
+            findings.add(folder, f"{hashed}; a model; {count:,} tensors, all finite; {tokenizer}", problems)
             return
     except UserError as error:
         problems = [str(error).removeprefix(f"{folder}: ")]

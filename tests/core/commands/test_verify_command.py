@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from terakoya.commands.main import main
 from terakoya.config.parameters import Parameters
 from terakoya.conversion.export import export
+from terakoya.toolkit.formats import folder_digests
 from terakoya.training.setup import train_in_this_process
 
 
@@ -102,6 +103,7 @@ def test_a_state_is_read_to_the_last_number(work: Path, capsys: pytest.CaptureFi
 @pytest.mark.slow
 def test_damage_of_a_model_is_found_where_it_can_be(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = work / "model"
+    (model / folder_digests.NAME).unlink()  # as a folder that another program wrote
     weights = load_file(model / "model.safetensors")
 
     def problem() -> str:
