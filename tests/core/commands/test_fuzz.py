@@ -10,6 +10,7 @@ import functools
 import json
 import math
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ def set_at(raw: dict[str, Any], path: str, value: Any) -> None:
 def check_message(case: tuple[str, str, Any], said: str) -> None:
     """Checks that the message names the file, and the key, its section or its last word."""
     _, path, value = case
-    assert said.startswith("given.json: "), (case, said)
+    assert re.match(r"given\.json:(\d+:\d+:)? ", said), (case, said)
     key, last = path.partition("=")[0].partition(".")[0], path.rpartition(".")[2]
     assert last in said or key in said or (isinstance(value, float) and not math.isfinite(value)), (case, said)
 
