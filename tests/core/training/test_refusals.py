@@ -127,7 +127,7 @@ def test_every_key_that_may_change_can_change_on_resume(
         "activation_checkpointing": {"activation_checkpointing": "full"},
         "max_consecutive_skipped_steps": {"max_consecutive_skipped_steps": 1}, "spikes": {"spikes": None},
         "objective.head_positions": {"objective": {"type": "causal_lm", "head_positions": 64}},
-        "parallel": {"parallel": {"timeout_seconds": 60}},
+        "parallel": {"parallel": {"timeout_seconds": 60}}, "events": {"events": {"early_stopping": {}}},
     }  # fmt: skip
     assert set(changes) == RESUME_MAY_CHANGE
     run(settings, tmp_path / "run")

@@ -73,12 +73,11 @@ def command(
     `model_prefix` may replace CORPUS and --out.
     """
     from terakoya.log import announce, progress_bar
-
-    announce("terakoya tokenizer train: reads the settings, looks at the corpus ...")
     from terakoya.tokenization.train import train_tokenizer
 
     kind_settings, sources = _read_arguments(corpus or (), type=type, settings=settings, overrides=set_ or ())
     sources, out = _take_paths(kind_settings, sources, out)
+    announce("terakoya tokenizer train: looks at the corpus ...")
     with progress_bar("tokenizer") as progress:
         facts = train_tokenizer(
             sources,
