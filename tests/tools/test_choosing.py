@@ -1,0 +1,31 @@
+"""The table of choices in the documentation is what `tools/choosing.py` makes."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+TOOL = Path(__file__).resolve().parents[2] / "tools" / "choosing.py"
+SPEC = importlib.util.spec_from_file_location("choosing_tool", TOOL)
+assert SPEC is not None and SPEC.loader is not None
+choosing = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(choosing)
+ROWS = re.findall(r"^\| \d.*$", choosing.PAGE.read_text(encoding="utf-8"), re.M)
+
+
+def test_the_page_has_a_row_for_every_case_and_says_that_times_are_predictions() -> None:
+    assert len(ROWS) == len(choosing.FAMILIES) * len(choosing.CORPORA) * len(choosing.MACHINES)
+    assert choosing.HEAD.format(hours=choosing.HOURS) in choosing.PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_a_row_is_what_the_code_chooses_today() -> None:
+    assert choosing.row("10 MB", 1e7, "h100", 1, "bert") in ROWS
+
+
+@pytest.mark.nightly
+def test_the_page_is_what_the_tool_writes() -> None:
+    assert "\n".join(choosing.page()).rstrip() + "\n" == choosing.PAGE.read_text(encoding="utf-8")

@@ -1,0 +1,84 @@
+"""Writes docs/reference/choosing.md: corpus x card -> preset, steps, hours, by the code of `terakoya init`.
+
+python tools/choosing.py [--out docs/reference/choosing.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from terakoya.pipeline.choosing import Choice, choose, choose_vocabulary, count_tokens, find_machine
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "choosing.md"
+CORPORA = (("10 MB", 1e7), ("100 MB", 1e8), ("1 GB", 1e9), ("10 GB", 1e10), ("100 GB", 1e11))
+"""Bytes of Japanese text in UTF-8, which has about three bytes a character."""
+MACHINES = (("rtx-4090", 1), ("a100-80gb", 1), ("h100", 1), ("h100", 8))
+HOURS = 24
+FAMILIES = ("bert", "gpt2")
+
+HEAD = """\
+# Which model, for how long?
+
+What `terakoya init` chooses for a corpus and a machine. The tables are made by `tools/choosing.py` with the same code.
+
+**The times are predictions**, not measurements: the operations of the run, divided by 0.4 of the card's peak in
+bfloat16. Small models reach less than that; see what `terakoya train` shows after the first steps. Each run gets at
+most {hours} hours. Sizes are those of Japanese text in UTF-8, uncompressed. `passes` is how often the run passes over
+the corpus.
+
+The rules: a model gets at least 20 tokens for each parameter outside the embeddings. BERT passes at most 40 times over
+its corpus and needs 2 different tokens for each such parameter; GPT passes 4 times and needs 5. A run of fewer than
+5,000 steps gets smaller batches. `terakoya init` writes the reason for each number into the pipeline file.
+"""
+
+
+def choose_for(size: float, gpu: str, count: int, family: str) -> Choice:
+    """Returns the choice for `size` bytes of Japanese text and `count` cards."""
+    characters = round(size / 3)
+    return choose(
+        tokens=count_tokens(characters, "ja"), vocabulary=choose_vocabulary(characters), family=family, goal="model",
+        machine=find_machine(gpu, count), hours=HOURS,
+    )  # fmt: skip
+
+
+def row(name: str, size: float, gpu: str, count: int, family: str) -> str:
+    """Returns the row of a table for `name`, a corpus of `size` bytes."""
+    choice = choose_for(size, gpu, count, family)
+    rows = choice.parameters["batch_size"]["-1"]
+    cells = (
+        name, f"{count} x {gpu}", f"`{choice.preset}`", f"{choice.vocabulary:,}", f"{rows:,}", f"{choice.steps:,}",
+        f"{choice.passes:.2g}", _duration(choice.estimated.hours or 0),
+    )  # fmt: skip
+    return "| " + " | ".join(cells) + " |"
+
+
+def _duration(hours: float) -> str:
+    return f"{hours:.1f} h" if hours >= 1 else f"{max(1, round(60 * hours))} min"
+
+
+def page() -> Iterator[str]:
+    """Yields the lines of the page."""
+    yield HEAD.format(hours=HOURS)
+    for family in FAMILIES:
+        yield f"## {family}\n"
+        yield "| corpus | card | preset | vocabulary | rows a step | steps | passes | time, predicted |"
+        yield "|---|---|---|--:|--:|--:|--:|--:|"
+        for name, size in CORPORA:
+            for gpu, count in MACHINES:
+                yield row(name, size, gpu, count, family)
+        yield ""
+
+
+def main() -> None:
+    """Writes the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=PAGE)
+    out = parser.parse_args().out
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("\n".join(page()).rstrip() + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
