@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 
 from terakoya.config.parameters import Parameters
 from terakoya.contract import toy
+from terakoya.errors import UserError
 from terakoya.plugins import registry
 from terakoya.store.token_store import TokenStore
-from terakoya.toolkit.formats import model_folder
+from terakoya.toolkit.formats import folder_digests, model_folder
 from terakoya.training.model.build import build_module
 from terakoya.training.model.frozen_layers import freeze
 from terakoya.training.model.module_parts import all_architectures
@@ -72,6 +73,25 @@ def test_an_architecture_starts_and_freezes(name: str, head: str, store: TokenSt
         assert not any(parameter.requires_grad for parameter in blocks[0].parameters())
         assert all(parameter.requires_grad for parameter in blocks[-1].parameters())
         assert not model.get_input_embeddings().weight.requires_grad
+
+
+def test_a_run_starts_only_from_the_weights_that_an_export_wrote(store: TokenStore, tmp_path: Path) -> None:
+    raw = {
+        "data": {"train": [str(store.folder)], "sequence_length": toy.SEQUENCE_LENGTH},
+        "architecture": {"type": "bert", **toy.values(registry().component("architectures", "bert"))},
+        "objective": OBJECTIVES["masked"], "optimizer": {"type": "adamw"}, "schedule": {"type": "linear"},
+        "batch_size": {"-1": 4}, "max_steps": 1, "start_from": str(tmp_path / "model"),
+    }  # fmt: skip
+    parameters = Parameters.from_dict(raw, source="test")
+    module = build_module(parameters, store.facts.vocabulary)
+    model_folder.write(parameters.objective.exports(module)[""], tmp_path / "model")
+    folder_digests.write(tmp_path / "model")
+    load_start_weights(parameters, module, store.facts.vocabulary, store.tokenizer_folder)
+    weights = bytearray((tmp_path / "model/model.safetensors").read_bytes())
+    weights[-3] ^= 1  # another finite number
+    (tmp_path / "model/model.safetensors").write_bytes(weights)
+    with pytest.raises(UserError, match=r"changed since it was exported: model\.safetensors: expected SHA-256"):
+        load_start_weights(parameters, module, store.facts.vocabulary, store.tokenizer_folder)
 
 
 @pytest.mark.parametrize("name", registry().names("architectures"))
