@@ -311,7 +311,8 @@ def test_training_that_stopped_on_request_is_not_an_error(
     with pytest.raises(SystemExit) as left:
         main(["run", str(tmp_path / "pipeline.json")])
     assert left.value.code == exit_code
-    assert capsys.readouterr().err.startswith(message)
+    first, rest = capsys.readouterr().err.split("\n", 1)
+    assert first.startswith("terakoya run: reads ") and rest.startswith(message)
 
 
 def test_differences_name_the_path() -> None:
