@@ -124,7 +124,8 @@ def test_the_command_prints_a_table_and_parameters() -> None:
     arguments = [str(PRESETS / "tiny_gpt2.json"), "--vocab-size", "5000", "--gpus", "16", "--gpu", "a100-40gb"]
     said = run(*arguments)
     assert "layouts over 16 x a100-40gb, 8 on a node, fastest first (not validated on hardware" in said
-    written = json.loads("{" + said.rsplit("to write into the parameters:\n", 1)[1].replace("\n", " ").strip() + "}")
+    keys = said.rsplit("to write into the parameters:\n", 1)[1].partition("next: terakoya train ")[0]
+    written = json.loads("{" + keys.replace("\n", " ").strip() + "}")
     assert set(written) == {"parallel", "micro_batch_size", "activation_checkpointing", "batch_size"}
     assert written["batch_size"] == {"0": 16, "1": 16}
     raw = json.loads((PRESETS / "tiny_gpt2.json").read_text())
