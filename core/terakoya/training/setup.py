@@ -199,7 +199,7 @@ def _cause(
     """Returns the error to report for `raised`: that another rank hangs or is gone, where that is the cause of it."""
     if context.heartbeat is None:
         return raised
-    if stop.signal and trainer is not None and not trainer.step_seconds and is_communication_error(raised):
+    if stop.signal and trainer is not None and not trainer.step_log.step_seconds and is_communication_error(raised):
         return Stopped(f"stopped by {stop.signal} before the first step; the same command continues the run")
     return context.heartbeat.explain(raised) or raised
 

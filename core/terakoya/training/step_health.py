@@ -261,15 +261,17 @@ class StepHealth:
             )
 
     def _note_spike(self, step: PendingStep, spike: Spike) -> None:
+        """Records `spike`; prints it where it concerns the loss, or where it has kept the weights from an update: a
+        norm that is high once is usual while a model learns fast."""
         name = {"loss": "the loss", "grad_norm": "the gradient norm"}[spike.signal]
         rows, documents = self._describe(step)
-        text = (
-            f"{name} {spike.value:.4g} is a spike: {spike.level:.4g} is usual, {spike.limit:.4g} was the limit; "
-            f"{'its update was left out; ' * step.left_out}it took {rows}"
-        )
-        self.run_log.print(f"warning: step {step.step:,}: {text}")
+        found = f"{name} {spike.value:.4g} is a spike: {spike.level:.4g} is usual, {spike.limit:.4g} was the limit"
+        found += "; its update was left out" * step.left_out
+        if spike.signal == "loss" or step.left_out:
+            report = f"terakoya report {self.run.folder} names its documents"
+            self.run_log.print(f"warning: step {step.step:,}: {found}; {report}")
         self._note(
-            step, "spike", text,
+            step, "spike", f"{found}; it took {rows}",
             signal=spike.signal, value=spike.value, level=spike.level, limit=spike.limit, skipped=step.left_out,
             **documents,
         )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,12 +26,12 @@ from terakoya.training.distributed.signals import Outlook, StopRequest
 from terakoya.training.distributed.topology import RankBatch
 from terakoya.training.engines.engine import Engine
 from terakoya.training.loss import Meter, weighted_loss
-from terakoya.training.progress_line import view_step
 from terakoya.training.rollback import DecidedRollback, Rollback, is_passed_over, remove_checkpoints_since
 from terakoya.training.run import Run
 from terakoya.training.run_log import RunLog
 from terakoya.training.saving import RETRY_SECONDS, SavedCheckpoint, Saver
 from terakoya.training.step_health import StepHealth
+from terakoya.training.step_log import StepLog
 from terakoya.training.step_sync import StepSync, StepVote
 from terakoya.training.throughput import Throughput
 from terakoya.training.validation import validate
@@ -71,8 +70,6 @@ class Trainer:
         rollbacks: how the run went back so far, oldest first.
         next_vote: the vote on the next step, where it was begun ahead.
         work: how long this rank's steps take before they wait for others.
-        interval_start, interval_first_row, interval_tokens: time, row and tokens since which rates are measured: the
-            last logged step, not counting pauses for validations and saves.
     """
 
     def __init__(
@@ -99,7 +96,6 @@ class Trainer:
         self.events: Events = registry.hook.joined_by(self.listeners)
         self.save_due = False
         self.facts = facts
-        self.throughput = throughput
         self.flash = flash
         self.parameters: Parameters = run.parameters
         self.context: DistributedContext = run.context
@@ -116,9 +112,8 @@ class Trainer:
         self.work = WorkClock(run.device if run.world_size > 1 else torch.device("cpu"))
         if self.context.heartbeat is not None:
             self.context.heartbeat.follow(step=lambda: run.step, work_seconds=lambda: self.work.seconds)
-        self.step_start = self.interval_start = time.perf_counter()
-        self.interval_first_row = self.interval_tokens = 0
-        self.step_seconds = self.save_seconds = 0.0
+        self.step_log = StepLog(run, run_log, self.meter, self.health, throughput, self.rank_batch.global_rows)
+        self.save_seconds = 0.0
 
     # ------------------------------------------------------------------------------------------------- the loop
 
@@ -159,7 +154,7 @@ class Trainer:
                         batches, stop_reason, losses, save=run.save_requested, end=run.end_requested is not None
                     )
 
-                self.interval_start, self.interval_first_row = time.perf_counter(), run.consumed_rows
+                self.step_log.begin()
                 while not run.finished:
                     if self._skips(run.step):
                         next(prefetcher)
@@ -242,7 +237,7 @@ class Trainer:
         run.step, run.consumed_rows = run.step + 1, rows[1]
         self.health.add(norm, skip_above, counts, rows)
         run.consumed_tokens += counts["tokens"]
-        return self._log_step(counts["tokens"], learning_rate)
+        return self.step_log.finish(counts["tokens"], learning_rate)
 
     def one_step(self) -> StepReport:
         """Takes the next step alone, for a dry run."""
@@ -315,7 +310,7 @@ class Trainer:
         if not self._skips(run.step):
             self.run_log.write("skip", step=run.step)
             self.run_log.print(f"skipped the rows of the steps up to {run.step:,}, as {reason}")
-        self.interval_start, self.interval_first_row = time.perf_counter(), run.consumed_rows
+        self.step_log.begin()
 
     def _dropout_seed(self, micro_step: int) -> int:
         """Returns a seed for each step, micro-step and process or replica, so that no generator state is saved."""
@@ -333,10 +328,11 @@ class Trainer:
 
     def _outlook(self) -> Outlook:
         """Returns what stopping would mean at this moment; for the thread that reacts to signals."""
-        left = self.step_seconds - (time.perf_counter() - self.step_start)
+        seconds = self.step_log.step_seconds
+        left = seconds - (time.perf_counter() - self.step_log.step_start)
         if self.context.world_size > 1:
-            left += self.step_seconds  # the vote on the next step may be under way
-        is_step = self.step_seconds > 0 and left > -self.step_seconds  # else a validation, or the first step
+            left += seconds  # the vote on the next step may be under way
+        is_step = seconds > 0 and left > -seconds  # else a validation, or the first step
         saved = self.saver.saved_step if self.saver.saved_step >= 0 else None
         return Outlook(left if is_step else None, self.saver.saving_step(), self.run.step - (saved or 0), saved)
 
@@ -362,7 +358,7 @@ class Trainer:
         if end:
             run.ended_by = run.end_requested or "an event plugin of another process"
 
-    # ------------------------------------------------------------------------------------------------- logging
+    # ---------------------------------------------------------------------------------- start, validation and saving
 
     def _log_start(self) -> None:
         """Writes the facts about the run to its log."""
@@ -370,51 +366,10 @@ class Trainer:
         facts = {name: self.facts[name] for name in names}
         length = self.run.length
         facts |= {"max_steps": length.steps, "max_tokens": length.tokens, "length_unit": length.unit}
-        self.run_log.write(
-            "start", step=self.run.step, **facts, global_rows=self.rank_batch.global_rows, **self.throughput.facts()
-        )
+        facts |= self.step_log.throughput.facts()
+        self.run_log.write("start", step=self.run.step, **facts, global_rows=self.rank_batch.global_rows)
         for note in self.saver.notes():
             self.run_log.print(note)
-
-    def _log_step(self, tokens: int, learning_rate: float) -> StepReport:
-        """Returns the report of the step that has just finished; every `logging_steps` steps also logs it.
-
-        Only a logged step waits for the device.
-        """
-        run = self.run
-        now = time.perf_counter()
-        seconds, self.step_start = now - self.step_start, now
-        self.step_seconds = seconds
-        self.interval_tokens += tokens
-        values: dict[str, float] | None = None
-        if run.step == 1 or run.finished or self._is_due(self.parameters.logging_steps):
-            of_step = self.health.log_values()
-            has_loss = any(self.meter.counts.values())  # else every step since the last logged one was skipped
-            values = self.meter.take_means(self.context.sum_on_device(self.meter.local_sums()))
-            values |= {**of_step, "learning_rate": learning_rate} | ({} if has_loss else {"loss": math.nan})
-            values |= self.throughput.values(
-                tokens=self.interval_tokens,
-                samples=run.consumed_rows - self.interval_first_row,
-                seconds=time.perf_counter() - self.interval_start,
-            )
-            values |= self._slowest_rank()
-            self.run_log.write("step", step=run.step, tokens=run.consumed_tokens, **values)
-            tracked = {name: value for name, value in values.items() if math.isfinite(value)}
-            tracked["consumed_tokens"] = run.consumed_tokens
-            self.run_log.track(run.step, {f"train/{name}": value for name, value in tracked.items()})
-            self.health.check()
-            view = view_step(run, values, global_rows=self.rank_batch.global_rows)
-            self.run_log.show_step(view, last=run.finished)
-            self.interval_start, self.interval_first_row = time.perf_counter(), run.consumed_rows
-            self.interval_tokens = 0
-        return StepReport(run.step, tokens, learning_rate, seconds, values, self.health.take_anomalies())
-
-    def _slowest_rank(self) -> dict[str, float]:
-        """Returns the slowest rank since the last call, on rank 0, where there are several and it is known."""
-        slowest = self.context.heartbeat.slowest() if self.context.heartbeat is not None else None
-        return {} if slowest is None else {"slowest_rank": slowest[0], "slowest_rank_excess": slowest[1]}
-
-    # -------------------------------------------------------------------------------------- validation and saving
 
     def _validate(self) -> None:
         """Validates on every validation store, if there are any, and logs the means."""
@@ -445,7 +400,7 @@ class Trainer:
             self.run_log.track(run.step, {f"validation/{key}": value for key, value in plugin_values.items()})
         self._call_event("validation_finished", run, {**numbers, **({"": plugin_values} if plugin_values else {})})
         self._meet_requests()
-        self.interval_start += time.perf_counter() - start
+        self.step_log.leave_out(time.perf_counter() - start)
 
     def _save(self) -> None:
         """Saves this step, or begins to in the background. Weights that are not finite are never saved, nor is a step
@@ -471,7 +426,7 @@ class Trainer:
         )
         self.save_seconds = time.perf_counter() - start
         self._report_saved(saved)
-        self.interval_start += time.perf_counter() - start
+        self.step_log.leave_out(time.perf_counter() - start)
 
     def _save_last(self) -> None:
         """Saves the step at which the run ends, unless it is saved, as often as it takes, and waits for the save."""

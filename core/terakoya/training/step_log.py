@@ -1,0 +1,92 @@
+"""What a run says of its steps: a report of each for plugins, and for some a record with means and rates."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from terakoya.components.run import StepReport
+from terakoya.training.loss import Meter
+from terakoya.training.progress_line import view_step
+from terakoya.training.run import Run
+from terakoya.training.run_log import RunLog
+from terakoya.training.step_health import StepHealth
+from terakoya.training.throughput import Throughput
+
+
+class StepLog:
+    """Reports steps, on one rank. Rates are those since the last record, without pauses for validations and saves.
+
+    Attributes:
+        throughput: turns tokens and seconds into rates.
+        step_start: when the step under way began, by `time.perf_counter`.
+        step_seconds: how long the last step took; 0.0 before the first has ended.
+    """
+
+    def __init__(
+        self, run: Run, run_log: RunLog, meter: Meter, health: StepHealth, throughput: Throughput, global_rows: int
+    ) -> None:
+        self.run = run
+        self.run_log = run_log
+        self.meter = meter
+        self.health = health
+        self.throughput = throughput
+        self.global_rows = global_rows
+        self.step_seconds = 0.0
+        self.step_start = self._start = time.perf_counter()
+        self._first_row = self._tokens = 0
+
+    def begin(self) -> None:
+        """Measures rates from now on: the first step begins, or rows were skipped."""
+        self._start, self._first_row = time.perf_counter(), self.run.consumed_rows
+
+    def leave_out(self, seconds: float) -> None:
+        """Leaves `seconds`, in which no step was taken, out of the rates."""
+        self._start += seconds
+
+    def finish(self, tokens: int, learning_rate: float) -> StepReport:
+        """Returns the report of the step that has just finished, in which all ranks took `tokens`; every
+        `logging_steps` steps also writes its record.
+
+        Only a step with a record waits for the device.
+
+        Raises:
+            Diverged: see `StepHealth.check`; with a record only.
+        """
+        run = self.run
+        now = time.perf_counter()
+        self.step_seconds, self.step_start = now - self.step_start, now
+        self._tokens += tokens
+        values: dict[str, float] | None = None
+        if run.step == 1 or run.finished or run.step % run.parameters.logging_steps == 0:
+            values = self._write_record(learning_rate)
+            self.begin()
+            self._tokens = 0
+        return StepReport(run.step, tokens, learning_rate, self.step_seconds, values, self.health.take_anomalies())
+
+    def _write_record(self, learning_rate: float) -> dict[str, float]:
+        """Writes the means and rates since the last record to metrics, trackers and the screen; returns them."""
+        run = self.run
+        of_step = self.health.log_values()
+        has_loss = any(self.meter.counts.values())  # else every step since the last record was skipped
+        values = self.meter.take_means(run.context.sum_on_device(self.meter.local_sums()))
+        values |= {**of_step, "learning_rate": learning_rate} | ({} if has_loss else {"loss": math.nan})
+        values |= self.throughput.values(
+            tokens=self._tokens,
+            samples=run.consumed_rows - self._first_row,
+            seconds=time.perf_counter() - self._start,
+        )
+        values |= self._slowest_rank()
+        self.run_log.write("step", step=run.step, tokens=run.consumed_tokens, **values)
+        tracked = {name: value for name, value in values.items() if math.isfinite(value)}
+        tracked["consumed_tokens"] = run.consumed_tokens
+        self.run_log.track(run.step, {f"train/{name}": value for name, value in tracked.items()})
+        self.health.check()
+        self.run_log.show_step(view_step(run, values, global_rows=self.global_rows), last=run.finished)
+        return values
+
+    def _slowest_rank(self) -> dict[str, float]:
+        """Returns the slowest rank since the last call, on rank 0, where there are several and it is known."""
+        heartbeat = self.run.context.heartbeat
+        slowest = heartbeat.slowest() if heartbeat is not None else None
+        return {} if slowest is None else {"slowest_rank": slowest[0], "slowest_rank_excess": slowest[1]}
