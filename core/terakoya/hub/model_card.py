@@ -64,6 +64,7 @@ def write(
     license: str | None,
     languages: Sequence[str],
     sample: tuple[str, str] | None,
+    tokenizer: Mapping[str, Any] | None = None,
     trust_remote_code: bool = False,
 ) -> str:
     """Returns the text of the card of the repository `name`.
@@ -74,6 +75,7 @@ def write(
         license: the Hub's identifier of the licence.
         languages: codes of the languages.
         sample: a prompt and the model's output for it.
+        tokenizer: the settings in tokenizer_config.json; None if there is none.
         trust_remote_code: whether the models contain code of their own.
     """
     from huggingface_hub import ModelCardData
@@ -88,6 +90,8 @@ def write(
         tags=["terakoya", *(["custom_code"] if trust_remote_code else [])],
     )
     parts = [f"---\n{metadata.to_yaml()}\n---", f"# {name.rpartition('/')[2]}", _usage(name, models, trust_remote_code)]
+    if tokenizer is not None:
+        parts.append(_tokenizer(tokenizer))
     if sample is not None:
         parts.append(f"## A sample\n\n```\n{sample[0]}\n```\n\n```\n{sample[1].rstrip()}\n```")
     if facts is not None:
@@ -112,6 +116,25 @@ def _usage(name: str, models: Mapping[str, str], trust_remote_code: bool) -> str
             "print(tokenizer.decode(model.generate(**prompt, max_new_tokens=50)[0], skip_special_tokens=True))",
         ]
     return "```python\n" + "\n".join(lines) + "\n```"
+
+
+def _tokenizer(settings: Mapping[str, Any]) -> str:
+    """Returns which tokenizer the model has, and which packages it needs beside Transformers."""
+    kind = settings.get("tokenizer_class", "AutoTokenizer")
+    packages: tuple[str, ...] = ()
+    words = settings.get("word_tokenizer_type")
+    if kind == "BertJapaneseTokenizer" and words != "basic":
+        dictionary = settings.get("mecab_kwargs", {}).get("mecab_dic") or "unidic_lite"
+        packages = {
+            "mecab": ("fugashi", dictionary.replace("_", "-")),
+            "sudachi": ("sudachitra", "sudachipy", "sudachidict-core"),
+            "jumanpp": ("rhoknp",),
+        }.get(str(words or "mecab"), ())
+        kind += f" over the words of {words or 'mecab'}"
+    elif "SentencePiece" in kind or "BertGeneration" in kind or settings.get("tokenizer_file") == "tokenizer.model":
+        packages = ("sentencepiece",)
+    needs = f" It needs `pip install {' '.join(packages)}`." if packages else ""
+    return f"The tokenizer is a {kind}.{needs}"
 
 
 def _trained_count(manifest: Mapping[str, Any]) -> str:

@@ -111,6 +111,7 @@ def upload(
             facts = _training_facts(source, run)
             card = model_card.write(
                 name, models, facts=facts, license=license, languages=languages, sample=sample,
+                tokenizer=json.loads((first / "tokenizer_config.json").read_text(encoding="utf-8")),
                 trust_remote_code=custom_code,
             )  # fmt: skip
             (folder / CARD).write_text(card, encoding="utf-8")

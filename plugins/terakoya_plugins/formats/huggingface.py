@@ -76,6 +76,11 @@ class HuggingFace(Exporter):
             _fit_tokenizer(model, folder, tokenizer_folder)
 
 
+def _judges_pairs(model: PreTrainedModel) -> bool:
+    """Returns whether `model` has a head for next-sentence prediction, and so knows first and second texts apart."""
+    return any(name.endswith("seq_relationship") for name, _ in model.named_modules())
+
+
 def _fit_tokenizer(model: PreTrainedModel, folder: Path, original: Path) -> None:
     """Makes AutoTokenizer of Transformers 4 and 5 load from `folder` a tokenizer with the ids of that in `original` and
     with the inputs that `model` accepts: `truncation=True` cuts texts to its positions, and `padding=True` works.
@@ -91,7 +96,7 @@ def _fit_tokenizer(model: PreTrainedModel, folder: Path, original: Path) -> None
     file = folder / "tokenizer_config.json"
     settings: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     tokenizer_class = type(tokenizer)
-    names = tokenizer.model_input_names
+    names = list(tokenizer.model_input_names)
     # A GPT-2 would look token types up in its word embeddings and add them; other decoders do not accept them.
     parameters = inspect.signature(type(model).forward).parameters
     has_no_types = (
@@ -101,7 +106,9 @@ def _fit_tokenizer(model: PreTrainedModel, folder: Path, original: Path) -> None
     )
     if has_no_types:
         names = [name for name in names if name != "token_type_ids"]
-    settings["model_input_names"] = list(names)  # defaults of the same class differ between Transformers 4 and 5
+    elif "token_type_ids" not in names and _judges_pairs(model):
+        names.insert(1, "token_type_ids")  # trained with them, although Transformers 5 makes none for this class
+    settings["model_input_names"] = names  # defaults of the same class differ between Transformers 4 and 5
     settings["model_max_length"] = min(_longest_input(model), int(tokenizer.model_max_length))
     if tokenizer.pad_token is None and (pad := tokenizer.unk_token or tokenizer.eos_token or tokenizer.sep_token):
         settings["pad_token"] = str(pad)  # an id that the model has; the attention mask says what is padding

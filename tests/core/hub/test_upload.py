@@ -218,3 +218,17 @@ def test_the_longest_input_of_a_roberta_is_tried(tmp_path: Path) -> None:
     RobertaForMaskedLM(config).save_pretrained(tmp_path)
     save_tokenizer(tmp_path, 64)
     assert len(_outputs(tmp_path, "これは日本の文章です。" * 9, trust=False)) == 12 * 64 * 4
+
+
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"tokenizer_class": "BertJapaneseTokenizer", "mecab_kwargs": {"mecab_dic": "ipadic"}},
+     "a BertJapaneseTokenizer over the words of mecab. It needs `pip install fugashi ipadic`."),
+    ({"tokenizer_class": "BertJapaneseTokenizer", "word_tokenizer_type": "basic"}, "a BertJapaneseTokenizer."),
+    ({"tokenizer_class": "BertGenerationTokenizer"}, "It needs `pip install sentencepiece`."),
+    ({"tokenizer_class": "PreTrainedTokenizerFast"}, "a PreTrainedTokenizerFast."),
+])  # fmt: skip
+def test_a_card_says_what_its_tokenizer_needs(settings: dict[str, object], said: str) -> None:
+    card = model_card.write(
+        "a/b", {"": "BertForMaskedLM"}, facts=None, license=None, languages=(), sample=None, tokenizer=settings
+    )
+    assert said in card

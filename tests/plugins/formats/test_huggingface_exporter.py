@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -80,6 +81,22 @@ def test_a_model_without_token_types_gets_none(name: str, tmp_path: Path) -> Non
         assert model.generate(**pair, max_new_tokens=2).shape[0] == 1
     else:
         assert torch.isfinite(model(**pair).logits).all()
+
+
+@pytest.mark.parametrize("head", ["masked", "pretraining"])
+def test_a_japanese_bert_that_was_trained_on_pairs_gets_token_types(head: Any, tmp_path: Path) -> None:
+    """Transformers 4 makes them for this tokenizer by default, 5 does not; a masked model has never seen a second."""
+    source = tmp_path / "tokenizer"
+    source.mkdir()
+    (source / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    settings = {"tokenizer_class": "BertJapaneseTokenizer", "word_tokenizer_type": "basic", "do_lower_case": False}
+    (source / "tokenizer_config.json").write_text(json.dumps({**settings, "subword_tokenizer_type": "wordpiece"}))
+    component = registry().component("architectures", "bert")
+    sizes = {key: value for key, value in SIZES.items() if key in component.model_fields}
+    HuggingFace().export({"": component(**sizes).build(VOCABULARY, head)}, source, tmp_path / "out")
+    pair = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)("ga", "su")
+    assert pair["input_ids"] == [2, 5, 3, 7, 3]
+    assert pair.get("token_type_ids") == ([0, 0, 0, 1, 1] if head == "pretraining" else None)
 
 
 LONGEST = {"bert": 12, "roberta": 12, "deberta_v2": 12, "modernbert": 12, "llama": 12, "t5": 512}
