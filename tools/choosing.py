@@ -24,9 +24,9 @@ HEAD = """\
 What `terakoya init` chooses for a corpus and a machine. The tables are made by `tools/choosing.py` with the same code.
 
 **The times are predictions**, not measurements: the operations of the run, divided by 0.4 of the card's peak in
-bfloat16. Small models reach less than that; see what `terakoya train` shows after the first steps. Each run gets at
-most {hours} hours. Sizes are those of Japanese text in UTF-8, uncompressed. `passes` is how often the run passes over
-the corpus.
+bfloat16, and at least 10 ms for each micro-step, as small models are too little work for a card. See what `terakoya
+train` shows after the first steps. Each run gets at most {hours} hours. Sizes are those of Japanese text in UTF-8,
+uncompressed. `passes` is how often the run passes over the corpus.
 
 The rules: a model gets at least 20 tokens for each parameter outside the embeddings. BERT passes at most 40 times over
 its corpus and needs 2 different tokens for each such parameter; GPT passes 4 times and needs 5. A run of fewer than
@@ -49,7 +49,7 @@ def row(name: str, size: float, gpu: str, count: int, family: str) -> str:
     rows = choice.parameters["batch_size"]["-1"]
     cells = (
         name, f"{count} x {gpu}", f"`{choice.preset}`", f"{choice.vocabulary:,}", f"{rows:,}", f"{choice.steps:,}",
-        f"{choice.passes:.2g}", _duration(choice.estimated.hours or 0),
+        f"{choice.passes:.2g}", _duration(choice.hours),
     )  # fmt: skip
     return "| " + " | ".join(cells) + " |"
 

@@ -57,6 +57,8 @@ LEAST_STEPS = 5000
 LEAST_ROWS = 32
 CPU_EFFICIENCY = 0.25
 """The share of the speed of a large matrix product that the training of a small model reaches on a CPU, roughly."""
+LEAST_STEP_SECONDS = 0.01
+"""What a micro-step takes on any GPU, about: the host starts hundreds of kernels, each in 5 to 10 microseconds."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,14 @@ class Choice:
     def steps(self) -> int:
         """Optimizer steps of the run."""
         return int(self.parameters["max_steps"])
+
+    @property
+    def hours(self) -> float:
+        """How long the run takes, predicted: from its operations, but no step in less than a GPU takes for any."""
+        rows = -(-sum(self.parameters["batch_size"].values()) // self.estimated.processes)
+        micro_steps = self.steps * -(-rows // self.parameters["micro_batch_size"])
+        least = LEAST_STEP_SECONDS * micro_steps / 3600 if self.estimated.device.gpu else 0.0
+        return max(least, self.estimated.hours or 0.0)
 
     @property
     def passes(self) -> float:

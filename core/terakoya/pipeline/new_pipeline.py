@@ -104,7 +104,7 @@ def _comments(facts: CorpusFacts, choice: Choice, *, family: str, machine: Machi
         "parameters.max_steps": f"{choice.steps:,} steps x {rows:,} rows x {length:,} tokens = "
         f"{choice.trained_tokens / 1e6:,.1f} M tokens: {choice.passes:,.1f} passes over about "
         f"{choice.tokens / 1e6:,.1f} M tokens (at most {PASSES[kind]} are useful). Predicted: "
-        f"{_hours(estimated.hours or 0)} on {machine.name} at {machine.tflops:,.3g} TFLOP/s each"
+        f"{_hours(choice.hours)} on {machine.name} at {machine.tflops:,.3g} TFLOP/s each"
         + (", 0.4 of its peak." if machine.device.gpu else ", measured here in a moment."),
         "parameters.precision": "bf16 on GPUs." if machine.device.gpu else "A CPU computes in fp32.",
         "parameters.checkpoint": "A checkpoint after each tenth of the run.",
