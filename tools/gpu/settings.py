@@ -68,6 +68,8 @@ def preset(name: str, settings: Settings, *, rows: int, **architecture: Any) -> 
     raw: dict[str, Any] = json.loads((ROOT / "parameters" / f"{name}.json").read_text())
     length = 64 if settings.tiny else raw["data"]["sequence_length"]
     sizes = {key: value for key, value in TINY_SIZES.items() if settings.tiny and key in raw["architecture"]}
+    if settings.tiny and "generator_size" in raw["objective"]:
+        raw["objective"]["generator_size"] = "1/2"  # a third of the toy's width is no whole number
     return {
         "data": {"train": [str(store(settings, length))], "sequence_length": length},
         "architecture": {**raw["architecture"], **sizes, **architecture},
