@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import faults
@@ -18,6 +19,8 @@ from start_folders import save_bert
 from terakoya.config.parameters import Parameters
 from terakoya.errors import Diverged
 from terakoya.training import setup
+from terakoya.training.spikes import Spike
+from terakoya.training.step_health import PendingStep, StepHealth
 from terakoya.training.trainer import Trainer
 
 NAN, INF = float("nan"), float("inf")
@@ -285,3 +288,21 @@ def test_every_engine_skips_alike(engine: str, precision: str, store: Path, tmp_
         assert events(out) == events(tmp_path / "straight")
         assert toy.losses(out) == toy.losses(tmp_path / "straight")
         assert same_weights(out, tmp_path / "straight", 12)
+
+
+@pytest.mark.parametrize(
+    ("signal", "left_out", "printed"), [("loss", False, 1), ("grad_norm", False, 0), ("grad_norm", True, 1)]
+)
+def test_a_spike_is_recorded_and_printed_where_it_matters(signal: Any, left_out: bool, printed: int) -> None:
+    """A norm that is high once is usual while a model learns fast."""
+    said: list[str] = []
+    records: list[dict[str, Any]] = []
+    log: Any = SimpleNamespace(active=False, print=said.append, write=lambda kind, **values: records.append(values))
+    health = object.__new__(StepHealth)
+    health.run_log, health.anomalies = log, []
+    health.run = SimpleNamespace(folder="work/run")  # type: ignore[assignment]
+    health.batches = SimpleNamespace(describe_rows=lambda *_: "rows 32 to 47")  # type: ignore[assignment]
+    health._note_spike(PendingStep(3, (32, 48), left_out=left_out), Spike(signal, 9.0, 1.0, 2.0))
+    assert len(said) == printed and all("report work/run" in line for line in said)
+    assert [each["text"].endswith("it took rows 32 to 47") for each in records] == [True]
+    assert [each.kind for each in health.anomalies] == ["spike"]
