@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer.testing
+
+# CliRunner builds the command line of a typer application at each call; once a process is enough.
+typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
 
 FIRST = (
     "tools/test_cluster.py",

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import pkgutil
 
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
 import terakoya_plugins
+from terakoya.commands.main import command_line
 from terakoya.toolkit.formats.model_folder import silence_logging
 
 IMPORTED = (
-    "terakoya.commands.main",
+    "rich.console",
+    "rich._emoji_codes",
+    "terakoya.config.language_pretraining_start",
+    "terakoya.estimation.model_errors",
+    "terakoya.estimation.model_check",
+    "terakoya.training.dry_run",
     "terakoya.training.setup",
+    "tokenizers",
+    "torch.profiler._cupti_monitor",
     "torch.utils.tensorboard",
-    "transformers.models.bert",
-    "transformers.models.electra",
+    "transformers.generation.utils",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.electra.modeling_electra",
+    "typer._adapters",
     *(module.name for module in pkgutil.walk_packages(terakoya_plugins.__path__, "terakoya_plugins.")),
 )
 
@@ -23,3 +34,6 @@ for name in IMPORTED:
     importlib.import_module(name)
 silence_logging()  # imports DeepSpeed where it is installed, as the first save of a model does
 get_checkpoint_conversion_mapping("bert")  # compiles a thousand patterns, and keeps them
+command_line()
+gc.collect()
+gc.freeze()  # no collection in a forked process looks through what it shares, which would copy it

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -134,12 +135,18 @@ def options(
         load(plugin or (), without or ())
 
 
+@cache
+def command_line() -> Callable[..., Any]:
+    """Returns the command line that typer builds from `app`, once a process: it reads the options of every command."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits: with 0, with 75 after training that stopped on request and saved, with 3
     after training that diverged, with 74 after an error that may pass, or with 2 after another that the user can fix,
     printed without a traceback."""
     try:
-        app(list(arguments) if arguments is not None else None, prog_name="terakoya")
+        command_line()(list(arguments) if arguments is not None else None, prog_name="terakoya")
     except (UserError, OSError) as error:
         if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0") or (isinstance(error, OSError) and not error.errno):
             raise

@@ -63,7 +63,7 @@ def test_a_file_system_that_does_not_answer_has_an_exit_code_of_its_own(
     def fail(*_: object, **__: object) -> None:
         raise OSError(number, "it failed", "work/store")
 
-    monkeypatch.setattr("terakoya.commands.main.app", fail)
+    monkeypatch.setattr("terakoya.commands.main.command_line", lambda: fail)
     ended, out, err = call(capsys, "status", "work/run")
     assert (ended, out) == (code, "") and err.startswith("error: work/store: it failed; ")
 
