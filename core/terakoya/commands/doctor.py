@@ -33,6 +33,8 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="Print JSON ins
             if finding.remedy:
                 console().print(" " * 23 + finding.remedy, markup=False, soft_wrap=True, style="dim")
     if any(finding.status == "error" for finding in findings):
+        if not as_json:
+            next_command.show("doctor")
         raise typer.Exit(UserError.exit_code)
     if not as_json:
         next_command.show("init")

@@ -58,3 +58,4 @@ def command(
         next_command.after_model(done.out)
     else:
         print_line("  without a tokenizer: --tokenizer DIR adds one", markup=False, soft_wrap=True)
+        next_command.show("verify", done.out)

@@ -10,6 +10,7 @@ import typer
 
 from terakoya.commands import launch_jobs
 from terakoya.commands.component_settings import gather, take_flags
+from terakoya.commands.guidance import next_command
 from terakoya.commands.shared_options import ParametersSet
 from terakoya.errors import UserError
 
@@ -86,6 +87,7 @@ def command(
     if check:
         planned.check()
     if not submit:
+        next_command.show(*(word for word in context.find_root().meta["arguments"] if word != "--check"), "--submit")
         return
     code = planned.submit()
     if code:
@@ -114,12 +116,15 @@ def _show(launcher: str, planned: PlannedLaunch, *, submitted: bool) -> None:
 
 def _report_job(launcher: str, planned: PlannedLaunch, *, every: float | None) -> None:
     """Prints the job of a launcher with detached jobs, and follows it if `every` is given."""
+    from terakoya.folder_kinds import kind_of
     from terakoya.log import console
     from terakoya.toolkit.launchers.submitted import SubmittedJobRecord
 
     record = SubmittedJobRecord.read(planned.folder)
-    if record is None or record.launcher != launcher:
-        return  # the run has ended with the command
+    if record is None or record.launcher != launcher:  # the run has ended with the command
+        if kind_of(planned.job.run) == "run":
+            next_command.after_run(planned.job.run)
+        return
     folder = planned.folder if planned.folder.name != f"{planned.job.run.name}.launch" else planned.job.run
     console().print(
         f"submitted as job {record.job}; manage it with:\n  terakoya launch {launcher} status|logs|stop "
@@ -128,3 +133,5 @@ def _report_job(launcher: str, planned: PlannedLaunch, *, every: float | None) -
     )  # fmt: skip
     if every is not None:
         launch_jobs.run_verb(launcher, "status", [str(planned.folder)], out=None, every=every)
+    else:
+        next_command.show("launch", launcher, "status", folder, "--watch")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from terakoya.commands.guidance import next_command
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def run_verb(launcher: str, verb: str, arguments: Sequence[str], *, out: Path | 
         UserError: no job or an unknown one, or `out` or `every` with a verb that does not take it.
         typer.Exit: with 1, if `status` finds that the job has failed.
     """
+    from terakoya.folder_kinds import kind_of
     from terakoya.launch.jobs import fetch, find_job
     from terakoya.log import console
 
@@ -39,16 +41,38 @@ def run_verb(launcher: str, verb: str, arguments: Sequence[str], *, out: Path | 
     try:
         if verb == "stop":
             console().print(job.stop(), markup=False, soft_wrap=True)
+            next_command.show("launch", launcher, "status", arguments[0])
         elif verb == "fetch":
             assert out is not None
             console().print(fetch(job, out), markup=False, soft_wrap=True)
+            if kind_of(out) == "run":
+                next_command.after_run(out)
         elif verb == "logs":
             _print_output(job, every)
+            next_command.show("launch", launcher, "status", arguments[0])
         else:
-            _print_states(job, record.job, Path(record.run) if record.run else None, every)
+            run = Path(record.run) if record.run else None
+            state = _print_states(job, record.job, run, every)
+            _show_next(launcher, arguments[0], state, run)
+            if state.failed:
+                raise typer.Exit(1)
     except KeyboardInterrupt:
         stop = f"terakoya launch {launcher} stop {shlex.quote(arguments[0])}"
         console().print(f"job {record.job} still runs; `{stop}` stops it", markup=False, soft_wrap=True)
+
+
+def _show_next(launcher: str, job: str, state: JobState, run: Path | None) -> None:
+    """Names what follows from the state of a job, given as `job`, and of its run, if its folder is visible here."""
+    from terakoya.folder_kinds import kind_of
+
+    if state.failed:
+        next_command.show("launch", launcher, "logs", job)
+    elif not state.done:
+        next_command.show("launch", launcher, "status", job, "--watch")
+    elif run is not None and kind_of(run) == "run":
+        next_command.after_run(run)
+    else:
+        next_command.show("launch", launcher, "fetch", job, "--out", run.name if run is not None else "run")
 
 
 def _states(job: SubmittedJob, every: float | None) -> Iterable[JobState]:
@@ -65,8 +89,9 @@ def _print_output(job: SubmittedJob, every: float | None) -> None:
             console().print(line, markup=False, soft_wrap=True)
 
 
-def _print_states(job: SubmittedJob, name: str, run: Path | None, every: float | None) -> None:
-    """Prints every change of the job's state and, if the run's folder is visible here, of the run's progress."""
+def _print_states(job: SubmittedJob, name: str, run: Path | None, every: float | None) -> JobState:
+    """Prints every change of the job's state and, if the run's folder is visible here, of the run's progress; returns
+    the last state."""
     from terakoya.commands import status
     from terakoya.log import console
     from terakoya.runs import status as run_status
@@ -85,5 +110,5 @@ def _print_states(job: SubmittedJob, name: str, run: Path | None, every: float |
             if run_state is not None and (run_state.state, run_state.step) != last_progress:
                 last_progress = (run_state.state, run_state.step)
                 console().print(status.render([run_state]))
-    if state is not None and state.failed:
-        raise typer.Exit(1)
+    assert state is not None
+    return state

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from terakoya.commands.guidance import next_command
+
 
 def command(
     runs: Annotated[
@@ -58,6 +60,10 @@ def command(
         size = out.stat().st_size / 1e3 if out.is_file() else 0
         console().print(f"wrote {out}: {subject}, {size:,.0f} kB", markup=False, soft_wrap=True)
     if not live:
+        if len(runs) == 1:
+            next_command.after_run(runs[0], shown=True)
+        else:
+            next_command.show("status", *runs)
         return
 
     from terakoya.runs.live import HOST, LivePage, create_server

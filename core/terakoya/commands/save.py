@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from terakoya.commands.guidance import next_command
+
 
 def command(
     run: Annotated[Path, typer.Argument(help="The folder of a run that trains now.", metavar="RUN")],
@@ -32,6 +34,7 @@ def command(
     write_text(run / SAVE_REQUEST, "terakoya save\n")
     if not wait:
         console().print(f"requested: {run} saves after one of its next steps", markup=False, soft_wrap=True)
+        next_command.show("status", run)
         return
     while (after := newest()) == before or (run / SAVE_REQUEST).exists():
         if not files.read_lock(run).held:
@@ -39,7 +42,9 @@ def command(
             raise UserError(f"{run}: the run ended before it saved; `terakoya status {run}` tells why")
         time.sleep(0.2)
     assert after is not None
-    console().print(f"saved {run / 'checkpoints' / after[1]}", markup=False, soft_wrap=True)
+    saved = run / "checkpoints" / after[1]
+    console().print(f"saved {saved}", markup=False, soft_wrap=True)
+    next_command.show(*next_command.export_words(saved))
 
 
 def _refuse_unless_training(run: Path) -> None:

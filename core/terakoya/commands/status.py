@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from terakoya.commands.guidance import next_command
+
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
@@ -45,6 +47,10 @@ def command(
         return
     if not watch:
         console().print(render([read(run) for run in runs]))
+        if len(runs) == 1:
+            next_command.after_run(runs[0])
+        else:
+            next_command.show("report", *runs, "--out", "report.html")
         return
     try:
         if not console().is_terminal:

@@ -105,7 +105,9 @@ def command(
             start_over=start_over, stop=stop,
         )  # fmt: skip
         if launched.rank == 0 and not result.stopped_by:
-            next_command.show("export", out, "--out", out.with_name("model"))
+            next_command.show(*next_command.export_words(out))
+        elif launched.launcher is None and result.stopped_by:
+            next_command.show(*context.meta["arguments"])
         if result.stopped_by or signals.EXIT_CODE_FILE_VARIABLE in os.environ:
             signals.ignore_stop_signals()
         raise typer.Exit(signals.exit_code(stopped=result.stopped_by is not None))

@@ -51,10 +51,9 @@ def command(
         seed=seed, chat=chat, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     if (folder / "checkpoints").is_dir():
-        next_command.show("export", folder, "--out", folder.with_name("model"))
+        next_command.show(*next_command.export_words(folder))
     elif not chat:
-        name = f"ORGANISATION/{folder.resolve().name}"
-        next_command.show("upload", folder, "--name", name, "--dry-run", folder.with_name("upload"))
+        next_command.show(*next_command.upload_words(folder))
 
 
 def try_texts(

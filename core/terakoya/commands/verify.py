@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from terakoya.commands.guidance import next_command
+
 
 def command(
     folder: Annotated[
@@ -22,11 +24,23 @@ def command(
     """
     from terakoya.conversion.verify import verify
     from terakoya.errors import UserError
+    from terakoya.folder_kinds import kind_of
     from terakoya.log import console
+    from terakoya.store.token_store import read_facts
 
     findings = verify(folder)
     for line in (*findings.checked, *findings.problems):
         console().print(line, markup=False, soft_wrap=True)
     if findings.problems:
         number = len(findings.problems)
-        raise UserError(f"{folder}: {number} problem{'s' if number > 1 else ''}, listed above")
+        text = f"{folder}: {number} problem{'s' if number > 1 else ''}, listed above"
+        raise UserError(f"{text}\n{next_command.after_damage(folder)}")
+    kind = kind_of(folder)
+    if kind == "run":
+        next_command.after_run(folder)
+    elif kind == "checkpoint":
+        next_command.show(*next_command.export_words(folder))
+    elif kind == "token store":
+        next_command.after_store(folder, read_facts(folder))
+    else:
+        next_command.show(*next_command.upload_words(folder))

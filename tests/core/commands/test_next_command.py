@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shlex
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,11 @@ import pytest
 from documented_commands import check_command, find_command, root_command
 from typer.testing import CliRunner
 
+from terakoya.commands import launch_jobs
 from terakoya.commands.guidance import next_command
 from terakoya.commands.guidance.examples import EXAMPLES
 from terakoya.commands.main import app
+from terakoya.components import JobState
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.store.token_store import StoreFacts
 
@@ -25,6 +30,10 @@ def all_commands(command: Any = None, path: tuple[str, ...] = ()) -> list[tuple[
     for name, child in getattr(command or root_command(), "commands", {}).items():
         found += all_commands(child, (*path, name))
     return found
+
+
+def find(path: tuple[str, ...]) -> Any:
+    return find_command(list(path))[0]
 
 
 @pytest.mark.parametrize("path", all_commands(), ids=" ".join)
@@ -120,3 +129,100 @@ def test_machine_output_names_nothing(tmp_path: Path) -> None:
     estimated = ["estimate", "tiny_bert", "--vocab-size", "100", "--device", "cpu", "--json"]
     assert "next:" not in CliRunner().invoke(app, estimated).stderr
     assert find_command(["estimate"])[0].name == "estimate"
+
+
+NAMES_NONE = {"parameters schema", "plugins new"}
+"""A JSON Schema is for a program, and a new plugin comes with four steps of its own."""
+
+
+@pytest.mark.parametrize("path", [path for path in all_commands() if path and not hasattr(find(path), "commands")])
+def test_every_command_knows_a_next_one(path: tuple[str, ...]) -> None:
+    module = importlib.import_module(find(path).callback.__module__)
+    assert hasattr(module, "next_command") or " ".join(path) in NAMES_NONE, module
+
+
+def run_folder(folder: Path, *records: dict[str, Any], batch_size: dict[str, int] | None = None) -> Path:
+    folder.mkdir()
+    (folder / "parameters.json").write_text(json.dumps({"max_steps": 9, "batch_size": batch_size or {"-1": 4}}))
+    start = {"kind": "start", "step": 0, "world": {"processes": 2 if len(records) > 1 else 1}}
+    lines = [json.dumps({**each, "time": time.time()}) + "\n" for each in (start, *records)]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    return folder
+
+
+def test_what_follows_fits_the_state_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    step = {"kind": "step", "step": 3, "loss": 2.5}
+    run_folder(Path("done"), {"kind": "finished", "step": 9})
+    run_folder(Path("stopped"), {"kind": "stopped", "step": 3, "reason": "SIGINT"})
+    run_folder(Path("two"), step, {"kind": "error", "step": 3, "text": "no"})
+    assert run(["status", "done"])[0] == ["export", "done", "--out", "model"]
+    assert run(["report", "done", "--out", "a.html"])[0] == ["export", "done", "--out", "model"]
+    again = ["train", "stopped/parameters.json", "--out", "stopped"]
+    assert run(["status", "stopped"])[0] == again
+    assert run(["status", "two"])[0] == ["train", "two/parameters.json", "--out", "two", "--processes", "2"]
+    assert run(["status", "done", "two"])[0] == ["report", "done", "two", "--out", "report.html"]
+    assert run(["report", "done", "two", "--out", "a.html"])[0] == ["status", "done", "two"]
+    assert "next:" not in CliRunner().invoke(app, ["status", "done", "--json"]).stderr
+    run_folder(Path("nodes"), {"kind": "stopped", "step": 3}, batch_size={"0": 4, "1": 4})
+    told = CliRunner().invoke(app, ["status", "nodes"]).stderr
+    assert told == "next: the command that started nodes continues it\n"
+    (Path("done") / "checkpoints/step-00000009").mkdir(parents=True)
+    (Path("done") / "checkpoints/step-00000009/manifest.json").write_text("{")
+    assert run(["status", "done"])[0] == ["verify", "done"]
+
+
+def test_what_follows_fits_a_store(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(store, "work/store")
+    train = ["train", "tiny_bert", "--out", "work/run", "--set", "data.split=[98,2]", "--set", "data.validation=[]"]
+    train[3:] = ["work/run", "--set", 'data.train=["work/store"]', *train[4:]]
+    for verb in ("info", "count", "verify"):
+        assert run(["store", verb, "work/store"])[0] == train, verb
+    assert run(["verify", "work/store"])[0] == train
+    assert run(["store", "count", "work/store", "work/store"])[0] == ["store", "info", "work/store"]
+    assert "next:" not in CliRunner().invoke(app, ["store", "info", "work/store", "--json"]).stderr
+    following, _ = run(["store", "split", "work/store", "--parts", "1,3", "--out", "small", "--out", "large"])
+    assert 'data.train=["large"]' in following and 'data.validation=["small"]' in following
+    following, _ = run(["store", "export-blocks", "work/store", "--out", "blocks.jsonl", "--block-size", "8"])
+    assert following[:3] == ["store", "import-blocks", "blocks.jsonl"] and following[-1] == "work/store.blocks"
+    tokens = Path("work/store/tokens.bin")
+    tokens.write_bytes(tokens.read_bytes()[:-2] + b"\1\0")
+    for words in (["verify"], ["store", "verify"]):
+        found = CliRunner().invoke(app, [*words, "work/store"])
+        assert "listed above\nnext: restore work/store from a copy; or remove it" in str(found.exception)
+
+
+def test_what_follows_fits_a_submitted_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def named(state: JobState, run: Path | None) -> str:
+        launch_jobs._show_next("slurm", "77", state, run)
+        return capsys.readouterr().err.strip().removeprefix("next: terakoya ")
+
+    monkeypatch.chdir(tmp_path)
+    done = run_folder(Path("done"), {"kind": "finished", "step": 9})
+    assert named(JobState("RUNNING"), done) == "launch slurm status 77 --watch"
+    assert named(JobState("FAILED", done=True, failed=True), done) == "launch slurm logs 77"
+    assert named(JobState("COMPLETED", done=True), done) == "export done --out model"
+    assert named(JobState("Completed", done=True), None) == "launch slurm fetch 77 --out run"
+
+
+@pytest.mark.parametrize(
+    ("words", "following"),
+    [
+        (["parameters", "show", "tiny_bert"], ["train", "tiny_bert", "--out", "work/run", "--dry-run"]),
+        (["parameters", "show", "optimizer.learning_rate"], ["parameters", "show", "bert_base"]),
+        (["plugins", "show", "adamw"], ["parameters", "show", "optimizer"]),
+        (["plugins", "list"], ["plugins", "show", "bert"]),
+        (
+            ["launch", "slurm", "bert_base", "--out", "r", "--time", "1:00:00"],
+            ["launch", "slurm", "bert_base", "--out", "r", "--time", "1:00:00", "--submit"],
+        ),
+    ],
+)
+def test_what_describes_names_what_uses_it(
+    words: list[str], following: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(words)[0] == following

@@ -23,8 +23,12 @@ def show(*words: str | Path) -> None:
     """Prints `next: terakoya WORDS`, quoted for a shell. It goes to standard error, which no program parses."""
     from terakoya.log import error_console
 
-    command = shlex.join(["terakoya", *map(str, words)])
-    error_console().print(f"next: {command}", markup=False, soft_wrap=True)
+    error_console().print(line(*words), markup=False, soft_wrap=True)
+
+
+def line(*words: str | Path) -> str:
+    """Returns the line `next: terakoya WORDS`, quoted for a shell, for a message that ends with it."""
+    return f"next: {shlex.join(['terakoya', *map(str, words)])}"
 
 
 def after_tokenizer(out: Path, corpus: Iterable[object], *, field: str = "text", documents: str = "blank") -> None:
@@ -37,12 +41,16 @@ def after_tokenizer(out: Path, corpus: Iterable[object], *, field: str = "text",
     show("prepare", *files, "--tokenizer", out, "--out", out.with_name("store"), *options)
 
 
-def after_store(out: Path, facts: StoreFacts) -> None:
-    """Names `train` on the new store `out`, with a preset that fits its tokenizer and its size."""
+def after_store(out: Path, facts: StoreFacts, *, validation: Path | None = None) -> None:
+    """Names `train` on the store `out`, with a preset that fits its tokenizer and its size; `validation` is the store
+    to validate on, by default the one beside `out` that is named for it."""
     ending = next((each for each in _VALIDATION_ENDINGS if out.name.endswith(each)), "")
     beside = [out.with_name(out.name + each) for each in _VALIDATION_ENDINGS]
     store = out.with_name(out.name.removesuffix(ending)) if ending else out
-    validation = out if ending else next((each for each in beside if each.is_dir()), None)
+    if validation is None:
+        validation = out if ending else next((each for each in beside if each.is_dir()), None)
+    else:
+        store = out
     words: list[str] = ["train", "tiny_instruction" if facts.answers else preset_for(facts)]
     words += ["--out", str(out.with_name("run"))]
     if facts.answers:
@@ -69,6 +77,71 @@ def after_model(out: Path) -> None:
     """Names `try` of the exported model in `out`, with a text that fits its kind."""
     masked = any((folder / "config.json").is_file() and _is_masked(folder) for folder in (out, out / "discriminator"))
     show("try", out, SENTENCES[masked or (out / "generator").is_dir()])
+
+
+def upload_words(model: Path, *options: str | Path) -> tuple[str | Path, ...]:
+    """Returns the words of an `upload` of `model` that pushes nothing, with more `options`."""
+    name = f"ORGANISATION/{model.resolve().name}"
+    return ("upload", model, "--name", name, *options, "--dry-run", model.with_name("upload"))
+
+
+def export_words(run: Path) -> tuple[str | Path, ...]:
+    """Returns the words of an `export` of a run or a checkpoint to a folder beside the run."""
+    beside = run if run.parent.name != "checkpoints" else run.parent.parent
+    return ("export", run, "--out", beside.with_name("model"))
+
+
+def after_run(run: Path, *, shown: bool = False) -> None:
+    """Names what follows from the state of a run: `export` of a finished one, what continues one that has stopped,
+    and for one that trains the page that follows it, or its status if that page is what was `shown`."""
+    from terakoya.runs import status
+
+    state = status.read(run)
+    if state.problems:
+        show("verify", run)
+    elif state.state == "finished":
+        show(*export_words(run))
+    elif state.state in ("training", "starting"):
+        show("status", run, "--watch") if shown or state.state == "starting" else show("report", run, "--live")
+    elif words := train_words(run):
+        show(*words)
+    else:
+        from terakoya.log import error_console
+
+        text = f"next: the command that started {run} continues it"
+        error_console().print(text, markup=False, soft_wrap=True)
+
+
+def train_words(run: Path) -> tuple[str | Path, ...]:
+    """Returns the words of the `train` that continues `run` on this machine; () if it was on several nodes or its
+    parameters are not there."""
+    from terakoya.runs import files, metrics
+
+    parameters = files.read_parameters(run)
+    batch_size = parameters.get("batch_size", {})
+    if not parameters or not isinstance(batch_size, dict) or len(batch_size) > 1:
+        return ()
+    worlds = [record["world"] for record in metrics.read(run).of_kind("start") if isinstance(record.get("world"), dict)]
+    processes = worlds[-1].get("processes", 1) if worlds else 1
+    return ("train", run / "parameters.json", "--out", run, *(("--processes", str(processes)) * (processes > 1)))
+
+
+def after_damage(folder: Path) -> str:
+    """Returns the line that says what to do with a run, checkpoint, store or model in which faults were found."""
+    from terakoya.folder_kinds import kind_of
+
+    kind = kind_of(folder)
+    run = folder.parent.parent if kind == "checkpoint" else folder
+    if kind in ("run", "checkpoint"):
+        words = train_words(run)
+        again = line(*words) if words else "next: the command that started the run"
+        return f"{again}, which sets damaged checkpoints aside and continues from the newest whole one"
+    if kind == "token store":
+        return (
+            f"next: restore {folder} from a copy; or remove it and give the command that made it again, such as "
+            f"terakoya prepare (`terakoya store info {shlex.quote(str(folder))}` shows the options, if it is readable)"
+        )
+    return f"next: restore {folder} from a copy, or remove it and export it again: terakoya export RUN --out MODEL"
 
 
 def _is_masked(folder: Path) -> bool:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from terakoya.commands.guidance import next_command
 from terakoya.commands.parameters import import_script, list_presets, show_key
 from terakoya.commands.shared_options import ParametersSet
 
@@ -39,7 +40,7 @@ def show(
     from terakoya.json_settings import leaves, origins, read_settings
     from terakoya.log import console
 
-    file, overrides = find_parameters(file), overrides or []
+    given, file, overrides = file, find_parameters(file), overrides or []
     complete = Parameters.load(file, overrides).dump()
     if as_json:
         typer.echo(json.dumps(complete, indent=2, ensure_ascii=False))
@@ -50,6 +51,8 @@ def show(
         style = {"default": "dim", "file": "", "command line": "bold"}[origin[key]]
         table.add_row(key, json.dumps(value, ensure_ascii=False), origin[key], style=style)
     console().print(table)
+    sets = [word for each in overrides for word in ("--set", each)]
+    next_command.show("train", given, "--out", "work/run", "--dry-run", *sets)
 
 
 @app.command("schema")

@@ -6,6 +6,8 @@ import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from terakoya.commands.guidance import next_command
+
 if TYPE_CHECKING:
     from terakoya.pipeline.keys import Entry
 
@@ -20,6 +22,19 @@ _PLACES = {
     "importer": "of an import format",
     "datatrove": "of prepare --engine datatrove",
 }
+
+
+_NEXT = {
+    "parameters": ("parameters", "show", "bert_base"),
+    "pipeline": ("init",),
+    "cleaning": ("parameters", "schema", "cleaning"),
+    "tokenizer": ("tokenizer", "train", "-h"),
+    "launcher": ("launch", "-h"),
+    "exporter": ("export", "-h"),
+    "importer": ("import", "-h"),
+    "datatrove": ("prepare", "-h"),
+}
+"""File -> the command in which its keys are used."""
 
 
 def is_key(given: Path) -> bool:
@@ -39,12 +54,14 @@ def show(key: str) -> None:
     from terakoya.pipeline.keys import find_key
     from terakoya.plugins import registry
 
-    for number, entry in enumerate(find_key(key, registry())):
+    entries = find_key(key, registry())
+    for number, entry in enumerate(entries):
         if number:
             console().print()
         console().print(f"{entry.path}  ({_PLACES[entry.file]})", style="bold", markup=False, highlight=False)
         for line in describe(entry):
             console().print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+    next_command.show(*_NEXT[entries[0].file])
 
 
 def describe(entry: Entry) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from terakoya.commands.guidance import next_command
 from terakoya.commands.plugins import check as plugins_check
 from terakoya.commands.plugins import new as plugins_new
 from terakoya.errors import UserError, nearest
@@ -39,6 +40,20 @@ def show(name: Annotated[str, typer.Argument(help="A component's name, as in `te
             unit = f" ({setting.unit})" if setting.unit else ""
             table.add_row(*map(escape, (setting.name, setting.kind + unit, setting.default, setting.meaning)))
         console().print(table)
+    next_command.show(*_user(found[0].kind, name))
+
+
+def _user(kind: str, name: str) -> tuple[str, ...]:
+    """Returns the command that takes the component `name` of `kind`, or shows the key that names it."""
+    commands = {
+        "tokenizers": ("tokenizer", "train", "CORPUS", "--type", name, "--out", "work/tokenizer"),
+        "exporters": ("export", "work/run", "--format", name, "--out", "work/model"),
+        "importers": ("import", name, "CHECKPOINT", "--out", "work/model"),
+        "launchers": ("launch", name, "bert_base", "--out", "work/run"),
+    }
+    return commands.get(
+        kind, ("parameters", "show", kind if kind in ("trackers", "events") else kind.removesuffix("s"))
+    )
 
 
 @app.command("list")
@@ -74,3 +89,4 @@ def list_plugins() -> None:
     for broken in loaded.broken:
         console().print("[bold red]does not load:[/bold red]", end=" ")
         console().print(str(broken), markup=False, soft_wrap=True)
+    next_command.show("plugins", "show", "bert")

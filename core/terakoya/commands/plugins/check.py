@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from terakoya.commands.guidance import next_command
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -44,7 +46,10 @@ def command(
     passed = sum(result.status == "passed" for result in results)
     out.print(f"\n{passed} passed, {failed} failed{more}", style="bold red" if failed else "bold", highlight=False)
     if failed:
+        next_command.show("plugins", "check", plugin)
         raise typer.Exit(2)
+    name = next((result.component.split()[-1] for result in results if " " in result.component), None)
+    next_command.show("--plugin", plugin, *(("plugins", "show", name) if name else ("plugins", "list")))
 
 
 def show(result: CheckResult, out: Console) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from terakoya.commands.guidance import next_command
 from terakoya.commands.store import blocks as store_blocks
 from terakoya.commands.store import import_tokens as store_import
 from terakoya.commands.store import merge as store_merge
@@ -53,6 +54,7 @@ def info_command(store: Store, json: Json = False) -> None:
     for name, value in rows.items():
         table.add_row(name.replace("[", "\\["), str(value).replace("[", "\\["))
     console().print(table)
+    next_command.after_store(store, facts)
 
 
 def _answers(folder: Path, facts: StoreFacts) -> dict[str, str]:
@@ -74,7 +76,7 @@ def count_command(
     from rich.table import Table
 
     from terakoya.log import console
-    from terakoya.store.token_store import count_store
+    from terakoya.store.token_store import count_store, read_facts
 
     counted = [(str(store), count_store(store)._asdict()) for store in stores]
     if json:
@@ -84,6 +86,7 @@ def count_command(
     if len(counted) == 1:
         for name, number in counted[0][1].items():
             console().print(f"{name} {number}")
+        next_command.after_store(stores[0], read_facts(stores[0]))
         return
     table = Table(box=None, pad_edge=False)
     table.add_column("store")
@@ -92,6 +95,7 @@ def count_command(
     for store, numbers in counted:
         table.add_row(store.replace("[", "\\["), *(f"{number:,}" for number in numbers.values()))
     console().print(table)
+    next_command.show("store", "info", stores[0])
 
 
 @app.command("verify")
@@ -100,16 +104,18 @@ def verify_command(store: Store) -> None:
     fault."""
     from terakoya.errors import UserError
     from terakoya.log import console
-    from terakoya.store.token_store import count_store
+    from terakoya.store.token_store import count_store, read_facts
     from terakoya.store.verify import verify
 
     faults = verify(store)
     for fault in faults:
         console().print(fault, markup=False, soft_wrap=True)
     if faults:
-        raise UserError(f"{store}: {len(faults)} problem{'s' if len(faults) > 1 else ''}, listed above")
+        text = f"{store}: {len(faults)} problem{'s' if len(faults) > 1 else ''}, listed above"
+        raise UserError(f"{text}\n{next_command.after_damage(store)}")
     counted = count_store(store)
     console().print(f"{store}: sound; {counted.tokens:,} tokens checked", markup=False, soft_wrap=True)
+    next_command.after_store(store, read_facts(store))
 
 
 app.command("sample")(store_sample.command)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from terakoya.commands.guidance import next_command
+
 
 def import_command(
     files: Annotated[list[str], typer.Argument(help="Files of JSON lines (.gz, .zst ... too), or folders of them.")],
@@ -28,6 +30,7 @@ def import_command(
         soft_wrap=True,
         markup=False,
     )
+    next_command.after_store(out, facts)
 
 
 def export_command(
@@ -46,3 +49,5 @@ def export_command(
     done = export_blocks(store, out, block_size=block_size, keep_short=keep_short, shuffle_seed=shuffle_seed)
     rest = f"; the last {done.short:,} tokens were {'dropped' if done.dropped else 'kept'}" if done.short else ""
     console().print(f"{out}: {done.blocks:,} blocks of {block_size:,} tokens{rest}", soft_wrap=True, markup=False)
+    words = ("--tokenizer", store / "tokenizer", "--out", store.with_name(f"{store.name}.blocks"))
+    next_command.show("store", "import-blocks", out, *words)

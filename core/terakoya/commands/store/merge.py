@@ -44,8 +44,13 @@ def split_command(
     """Split a store's documents among new stores; equal documents always go to the same store."""
     from terakoya.store.split import split
 
+    made: list[tuple[int, Path, StoreFacts]] = []
     for folder, facts in zip(out, split(store, out, weights=parse_weights(parts), seed=seed), strict=True):
         _print_facts(folder, facts)
+        made.append((facts.tokens, folder, facts))
+    made.sort(key=lambda each: -each[0])
+    (_, train, facts), *others = made
+    next_command.after_store(train, facts, validation=others[0][1] if others else None)
 
 
 def _print_facts(out: Path, facts: StoreFacts) -> None:

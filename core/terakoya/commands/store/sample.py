@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from terakoya.commands.guidance import next_command
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
@@ -197,3 +198,4 @@ def command(
     seen = {token.marking for row in shown for token in row}
     if out.is_terminal and (seen & _MARKINGS.keys()):
         out.print(*(Text(f" {marking} ", style) for marking, style in _MARKINGS.items() if marking in seen))
+    next_command.after_store(store, read_facts(store))

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from terakoya.commands.guidance import next_command
 from terakoya.errors import UserError
 
 Documents = Literal["blank", "line"]
@@ -62,3 +63,4 @@ def command(
     if html is not None:
         write_text(html, render_page(reports, corpus=", ".join(map(str, corpus))))
         console().print(f"{html}: written", markup=False, soft_wrap=True)
+    next_command.after_tokenizer(folders[0], corpus, field=field, documents=documents)
