@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from terakoya.commands.guidance import next_command
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -73,17 +75,24 @@ def command(
         bool, typer.Option("--trust-remote-code", help="Run Python code that the model's folder contains.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write the JSON to this file, which `upload --evaluation` takes.")
+    ] = None,
 ) -> None:
     """Measure a model.
 
     Causal models: loss and perplexity of documents; long documents are read in overlapping windows. Masked models:
     pseudo-perplexity; tokens are masked one at a time. A run or checkpoint on stores: the losses of its objective.
     """
+    from terakoya.atomic_files import check_writable, write_text
     from terakoya.corpus.corpus import Corpus
     from terakoya.corpus.files import find_files
     from terakoya.evaluation.evaluate import evaluate
+    from terakoya.folder_kinds import kind_of
     from terakoya.log import console, error_console
 
+    if out is not None:
+        check_writable(out.parent)
     corpora = {file: Corpus(find_files([file]), field=field, documents=documents) for file in corpus or ()}
     with error_console().status("evaluating", spinner="dots"):
         evaluation = evaluate(
@@ -92,8 +101,11 @@ def command(
             tasks=[task.strip() for task in (tasks or "").split(",") if task.strip()],
             trust_remote_code=trust_remote_code,
         )  # fmt: skip
+    text = json.dumps(evaluation.as_json(), indent=2, ensure_ascii=False)
+    if out is not None:
+        write_text(out, f"{text}\n")
     if as_json:
-        typer.echo(json.dumps(evaluation.as_json(), indent=2, ensure_ascii=False))
+        typer.echo(text)
         return
     settings = ", ".join(
         f"{name.replace('_', ' ')} {value}" for name, value in evaluation.settings.items() if value is not None
@@ -107,6 +119,11 @@ def command(
         console().print(table(evaluation))
     if evaluation.tasks:
         console().print(table(replace(evaluation, results=evaluation.tasks)))
+    is_model = kind_of(source) == "Transformers model"
+    if is_model:
+        next_command.show(*next_command.upload_words(source, *(["--evaluation", out] if out is not None else [])))
+    else:
+        next_command.show(*next_command.export_words(source))
 
 
 def table(evaluation: Evaluation) -> Table:

@@ -23,6 +23,10 @@ def command(
     run: Annotated[
         Path | None, typer.Option(help="For an exported folder: the run that it comes from, for the card.")
     ] = None,
+    evaluation: Annotated[
+        list[Path] | None,
+        typer.Option(help="A file of `terakoya evaluate --out`, for the card; may be repeated.", metavar="FILE"),
+    ] = None,
     license: Annotated[str | None, typer.Option(help="The licence for the card, such as apache-2.0.")] = None,
     language: Annotated[list[str] | None, typer.Option(help="A language for the card; may be repeated.")] = None,
     trust_remote_code: Annotated[
@@ -47,6 +51,7 @@ def command(
         private=private,
         only=only,
         run=run,
+        evaluations=evaluation or (),
         license=license,
         languages=language or ["ja"],
         trust_remote_code=trust_remote_code,
@@ -56,10 +61,18 @@ def command(
     )
     if done.folder is not None:
         console.print(f"wrote the files that would be pushed to {done.folder}", soft_wrap=True)
-        licensed = ["--license", license] if license else []
-        next_command.show("upload", source, "--name", name, *licensed)
+        options = ["--license", license] if license else []
+        options += [word for each in languages for word in ("--language", each)] if (languages := language) else []
+        options += [word for each in evaluation or () for word in ("--evaluation", str(each))]
+        options += [*(["--run", str(run)] if run else []), *(["--only", only] if only else [])]
+        options += ["--prompt", prompt] if prompt else []
+        next_command.show("upload", source, "--name", name, *options)
     else:
         console.print(done.address, soft_wrap=True)
+        for sub, kind in done.models.items():
+            subfolder = f', subfolder="{sub}"' if sub else ""
+            text = f'others load it with {kind}.from_pretrained("{name}"{subfolder})'
+            console.print(text, markup=False, soft_wrap=True)
 
 
 def _try(folder: Path, prompt: str, *, trust_remote_code: bool) -> str:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+from terakoya.hub import card_evaluation
+from terakoya.hub.card_evaluation import CardResult
 from terakoya.runs import metrics
 from terakoya.runs.charts import Line, standalone_chart
 from terakoya.runs.checkpoints import read_manifest
@@ -21,8 +23,15 @@ CHART = "training.svg"
 """File name of the chart of losses, in the card's folder."""
 TABLE_ROWS = 12
 """Number of rows in the table of losses."""
-TASKS = (("ForCausalLM", "text-generation"), ("LMHeadModel", "text-generation"), ("ForMaskedLM", "fill-mask"))
+TASKS = (
+    ("ForCausalLM", "text-generation"),
+    ("LMHeadModel", "text-generation"),
+    ("ForMaskedLM", "fill-mask"),
+    ("ForConditionalGeneration", "text2text-generation"),
+)
 """Ending of a model's class -> the Hub's name of its task."""
+EVALUATED_TASKS = (*TASKS, ("ElectraForPreTraining", "token-classification"), ("ForPreTraining", "fill-mask"))
+"""The same for the entries of the model index, which cannot be without a task: a discriminator classifies tokens."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +59,16 @@ class TrainingFacts:
         """The loss over the steps as an SVG; None if the metrics contain no loss."""
         curves = metrics.curves(self.metrics, ["loss"]).points
         lines = [
-            Line(0, name, points, name.startswith("validation"), number)
-            for number, (name, points) in enumerate(sorted(curves.items(), key=lambda curve: len(curve[0].split())))
+            Line(0, _curve_label(name), points, name.startswith("validation"), max(0, number - 1))
+            for number, (name, points) in enumerate(sorted(curves.items(), key=lambda curve: curve[0] != "loss"))
         ]
         return standalone_chart(lines, title="loss over optimizer steps") if lines else None
+
+
+def _curve_label(name: str) -> str:
+    """Returns what the legend calls the curve `name`: training, or the name of the validation store."""
+    store = name.removeprefix("validation ").removesuffix("loss").strip()
+    return "training" if name == "loss" else f"validation on {PurePath(store).name}" if store else "validation"
 
 
 def write(
@@ -65,6 +80,7 @@ def write(
     languages: Sequence[str],
     sample: tuple[str, str] | None,
     tokenizer: Mapping[str, Any] | None = None,
+    evaluations: Sequence[CardResult] = (),
     trust_remote_code: bool = False,
 ) -> str:
     """Returns the text of the card of the repository `name`.
@@ -76,24 +92,30 @@ def write(
         languages: codes of the languages.
         sample: a prompt and the model's output for it.
         tokenizer: the settings in tokenizer_config.json; None if there is none.
+        evaluations: what was measured beside the run's own validation.
         trust_remote_code: whether the models contain code of their own.
     """
     from huggingface_hub import ModelCardData
 
     classes = list(models.values())
     task = next((task for ending, task in TASKS if len(classes) == 1 and classes[0].endswith(ending)), None)
+    results = [*(card_evaluation.read_validation(facts.metrics) if facts is not None else ()), *evaluations]
+    evaluated = (task for ending, task in EVALUATED_TASKS for each in classes if each.endswith(ending))
     metadata = ModelCardData(
         language=list(languages) or None,
         license=license,
         library_name="transformers",
         pipeline_tag=task,
         tags=["terakoya", *(["custom_code"] if trust_remote_code else [])],
+        model_name=name.rpartition("/")[2],
+        eval_results=card_evaluation.to_metadata(results, task=next(evaluated, "feature-extraction")) or None,
     )
     parts = [f"---\n{metadata.to_yaml()}\n---", f"# {name.rpartition('/')[2]}", _usage(name, models, trust_remote_code)]
     if tokenizer is not None:
         parts.append(_tokenizer(tokenizer))
     if sample is not None:
         parts.append(f"## A sample\n\n```\n{sample[0]}\n```\n\n```\n{sample[1].rstrip()}\n```")
+    parts.append(card_evaluation.table(results))
     if facts is not None:
         parts += [_training(facts), _losses(facts), _parameters(facts.manifest)]
     parts.append(f"Made with terakoya {__version__}.")
@@ -191,7 +213,7 @@ def _losses(facts: TrainingFacts) -> str:
     validations = [entry for entry in facts.metrics.of_kind("validation") if entry.get("store")]
     stores = list(dict.fromkeys(entry["store"] for entry in validations))
     header = ["step", "tokens", "training loss", *(f"validation on {PurePath(store).name}" for store in stores)]
-    image = f"![training loss in blue, validation in red]({CHART})"
+    image = f"![loss of training and validation over the steps]({CHART})"
     lines = ["## Losses", "", image, "", f"| {' | '.join(header)} |", "|---:" * len(header) + "|"]
     for entry in (steps[index] for index in chosen):
         losses = {check["store"]: check["loss"] for check in validations if check["step"] <= entry["step"]}

@@ -19,7 +19,7 @@ from terakoya.atomic_files import check_new_folder, copy_folder, new_folder
 from terakoya.conversion.export import export, find_checkpoint
 from terakoya.errors import UserError
 from terakoya.folder_kinds import found
-from terakoya.hub import model_card
+from terakoya.hub import card_evaluation, model_card
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -54,6 +54,7 @@ def upload(
     private: bool = False,
     only: str | None = None,
     run: Path | None = None,
+    evaluations: Sequence[Path] = (),
     license: str | None = None,
     languages: Sequence[str] = ("ja",),
     trust_remote_code: bool = False,
@@ -70,6 +71,7 @@ def upload(
         private: whether a new repository is private.
         only: the only model to push of several; it becomes the repository itself.
         run: the run or checkpoint that an exported folder comes from, for the card.
+        evaluations: files that `terakoya evaluate --out` wrote, for the card and its metadata.
         license: the Hub's identifier of the licence, such as "apache-2.0", for the card.
         languages: codes of the languages, for the card.
         trust_remote_code: whether to run Python code of the model when it is tried and loaded back.
@@ -90,6 +92,7 @@ def upload(
         raise UserError(f"--name {name}: expected ORGANISATION/NAME: {error}") from None
     if dry_run is not None:
         check_new_folder(dry_run)
+    measured = [result for file in evaluations for result in card_evaluation.read_evaluation(file)]
     with tempfile.TemporaryDirectory() as temporary:
         folder = _collect_files(source, Path(temporary) / "model", only)
         models = {sub: _load_class(folder / sub) for sub in _model_folders(folder)}
@@ -112,7 +115,7 @@ def upload(
             card = model_card.write(
                 name, models, facts=facts, license=license, languages=languages, sample=sample,
                 tokenizer=json.loads((first / "tokenizer_config.json").read_text(encoding="utf-8")),
-                trust_remote_code=custom_code,
+                evaluations=measured, trust_remote_code=custom_code,
             )  # fmt: skip
             (folder / CARD).write_text(card, encoding="utf-8")
             if facts is not None and (chart := facts.loss_chart()) is not None:

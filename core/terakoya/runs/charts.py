@@ -15,6 +15,8 @@ Against = Literal["step", "hours", "tokens"]
 WIDTH, HEIGHT = 640, 260
 LEFT, RIGHT, TOP, BOTTOM = 62, 12, 10, 34
 """Margins around the plot, in the units of the view box."""
+LEGEND_ROW = 18
+"""Height of a line of a standalone chart's legend."""
 MAX_POINTS = 800
 """How many points of a curve are drawn; a longer curve is thinned, see `thin_points`."""
 CUT_SHARE = 0.03
@@ -26,9 +28,9 @@ PLOT = (
 STYLE = (
     "text{font:12px sans-serif;fill:#777}.grid{stroke:#7774}.axis{stroke:#777}"
     ".curve polyline{fill:none;stroke:#3b82d0;stroke-width:1.2}"
-    ".curve.check polyline{stroke:#d0673b;stroke-width:2}.curve circle{fill:#d0673b}"
-    ".dash1 polyline{stroke-dasharray:6 3}.dash2 polyline{stroke-dasharray:2 3}"
-    ".dash3 polyline{stroke-dasharray:9 3 2 3}"
+    ".curve circle{fill:#3b82d0}.check polyline{stroke:#d0673b;stroke-width:2}.check circle{fill:#d0673b}"
+    ".dash1 polyline{stroke:#2e9e6b}.dash1 circle{fill:#2e9e6b}.dash2 polyline{stroke:#9b59b6}"
+    ".dash2 circle{fill:#9b59b6}.dash3 polyline{stroke:#b8860b}.dash3 circle{fill:#b8860b}"
 )
 """The style sheet of a standalone chart."""
 
@@ -101,12 +103,23 @@ def standalone_chart(lines: Sequence[Line], *, title: str) -> str:
     low, high = _bounds([(line.validation, [point.value for point in line.points]) for line in lines])
     x, y = _scale(0.0, right or 1.0, LEFT, WIDTH - RIGHT), _scale(low, high, HEIGHT - BOTTOM, TOP)
     curves = [_curve(line, [(x(point.step), y(point.value)) for point in thin_points(line.points)]) for line in lines]
-    drawn = _axes(right, low, high, x, y, "step") + "".join(curves)
-    return f'{_opening_tag(title)} xmlns="http://www.w3.org/2000/svg"><style>{STYLE}</style>{PLOT}{drawn}</svg>\n'
+    drawn = _axes(right, low, high, x, y, "step") + "".join(curves) + _legend(lines)
+    tag = _opening_tag(title, height=HEIGHT + LEGEND_ROW * len(lines))
+    return f'{tag} xmlns="http://www.w3.org/2000/svg"><style>{STYLE}</style>{PLOT}{drawn}</svg>\n'
 
 
-def _opening_tag(title: str) -> str:
-    return f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}"'
+def _legend(lines: Sequence[Line]) -> str:
+    """Returns the names of `lines` below the plot, one a row, each after a piece of its curve."""
+    rows = []
+    for number, line in enumerate(lines):
+        y = HEIGHT + LEGEND_ROW * number + 8
+        key = _curve(line, [(LEFT, y), (LEFT + 24, y)], clipped=False)
+        rows.append(f'{key}<text x="{LEFT + 32}" y="{y + 4}">{escape(line.name)}</text>')
+    return "".join(rows)
+
+
+def _opening_tag(title: str, *, height: int = HEIGHT) -> str:
+    return f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}"'
 
 
 def thin_points(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
@@ -178,14 +191,15 @@ def _axes(
     return "".join(parts)
 
 
-def _curve(line: Line, positions: Sequence[tuple[float, float]]) -> str:
+def _curve(line: Line, positions: Sequence[tuple[float, float]], *, clipped: bool = True) -> str:
     kind = f"curve run{line.run % 8}" + (f" check dash{line.dash % 4}" if line.validation else "")
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in positions)
     drawn = f'<polyline points="{path}"/>' if len(positions) > 1 else ""
     dots = line.validation or len(positions) == 1
     marks = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.4"/>' for x, y in positions) if dots else ""
     title = f"<title>{escape(line.name)}</title>"
-    return f'<g class="{kind}" data-run="{line.run}" clip-path="url(#plot)">{title}{drawn}{marks}</g>'
+    clip = ' clip-path="url(#plot)"' if clipped else ""
+    return f'<g class="{kind}" data-run="{line.run}"{clip}>{title}{drawn}{marks}</g>'
 
 
 def _short(value: float) -> str:

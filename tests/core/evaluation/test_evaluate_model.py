@@ -381,8 +381,13 @@ def test_the_command_prints_a_table_or_json(gpt2: Path, tmp_path: Path, capsys: 
     assert lines[1] == "length 32, stride 16, start token [SEP], precision fp32"
     assert lines[2].split() == ["data", "loss", "perplexity", "bits", "per", "byte", "documents", "tokens", "bytes"]
     assert lines[3].split()[:2] == [file, f"{numbers['loss']:.4f}"]
-    main_returns(["evaluate", str(gpt2), "--corpus", file, "--json"])
-    printed = json.loads(capsys.readouterr().out)
+    out = tmp_path / "evaluation.json"
+    main_returns(["evaluate", str(gpt2), "--corpus", file, "--json", "--out", str(out)])
+    shown = capsys.readouterr()
+    printed = json.loads(shown.out)
+    assert "next:" not in shown.err and json.loads(out.read_text()) == printed
+    main_returns(["evaluate", str(gpt2), "--corpus", file, "--out", str(out)])
+    assert capsys.readouterr().err.rstrip().endswith(f"--evaluation {out} --dry-run {gpt2.with_name('upload')}")
     assert printed["results"] == [{"data": file, **numbers}] and printed["settings"]["stride"] == 16
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -101,7 +102,16 @@ def test_the_card_describes_the_run(run: Path, tmp_path: Path) -> None:
     checks = {entry["step"]: entry["loss"] for entry in metrics if entry["kind"] == "validation"}
     chart = ElementTree.parse(tmp_path / "pushed/training.svg").getroot()
     curves = list(chart.iter("{http://www.w3.org/2000/svg}polyline"))
-    assert [len(curve.attrib["points"].split()) for curve in curves] == [4, 3], "four steps, three validations"
+    numbers = [len(curve.attrib["points"].split()) for curve in curves]
+    assert numbers == [4, 3, 2, 2], "four steps, three validations, and their keys in the legend"
+    texts = [text.text for text in chart.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[-2:] == ["training", "validation on store"]
+    validated = [entry for entry in metrics if entry["kind"] == "validation"][-1]
+    results = {each.metric_type: each for each in card.data.eval_results or ()}
+    assert results["accuracy"].metric_value == pytest.approx(validated["masked_accuracy"], abs=1e-6)
+    assert results["loss"].metric_value == pytest.approx(validated["mlm_loss"], abs=1e-6)
+    assert results["perplexity"].metric_value == pytest.approx(math.exp(validated["mlm_loss"]), abs=1e-5)
+    assert results["loss"].dataset_name == "store" and results["loss"].metric_args == {"step": 4}
     assert "](training.svg)" in text
     assert f"| {steps[3]:.4f} | {checks[2]:.4f} |" in text, "each loss with the last validation before it"
 

@@ -1,0 +1,88 @@
+"""A card says how good its model is, in words and in metadata that huggingface_hub reads back."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+from terakoya.errors import UserError
+from terakoya.evaluation.evaluate import Evaluation
+from terakoya.hub import card_evaluation, model_card
+from terakoya.runs.metrics import Metrics
+
+MASKED = {"loss": 3.0, "mlm_loss": 3.0, "masked_accuracy": 0.25}
+CAUSAL = {"loss": 2.0, "lm_loss": 2.0, "token_accuracy": 0.5, "perplexity": math.exp(2.0)}
+ELECTRA = {
+    "loss": 13.0, "generator_loss": 3.0, "generator_accuracy": 0.25, "discriminator_loss": 0.2,
+    "discriminator_accuracy": 0.9, "discriminator_auc": float("nan"),
+}  # fmt: skip
+FAMILIES: list[tuple[dict[str, str], dict[str, float], str]] = [
+    *(({"": f"{name}ForMaskedLM"}, MASKED, "fill-mask") for name in ("Bert", "Roberta", "ModernBert", "DebertaV2")),
+    ({"": "BertForPreTraining"}, {**MASKED, "loss": 3.7, "nsp_loss": 0.7}, "fill-mask"),
+    *(({"": name}, CAUSAL, "text-generation") for name in ("GPT2LMHeadModel", "LlamaForCausalLM", "GPTJForCausalLM")),
+    ({"": "T5ForConditionalGeneration"}, {"span_loss": 4.0, "loss": 4.0}, "text2text-generation"),
+    ({"": "ElectraForPreTraining"}, ELECTRA, "token-classification"),
+    ({"discriminator": "ElectraForPreTraining", "generator": "ElectraForMaskedLM"}, ELECTRA, "fill-mask"),
+    ({"": "AutoModel"}, MASKED, "feature-extraction"),
+]
+
+
+def write(models: dict[str, str], values: dict[str, float], monkeypatch: pytest.MonkeyPatch, **options: Any) -> str:
+    earlier = {"kind": "validation", "store": "/home/me/work/held: out", "step": 5, "time": 1.0, "loss": 99.0}
+    last = {**earlier, "step": 10, **values}
+    monkeypatch.setattr(model_card, "_training", lambda facts: "")
+    monkeypatch.setattr(model_card, "_parameters", lambda manifest: "")
+    facts = model_card.TrainingFacts({}, Metrics((earlier, last)))
+    return model_card.write("school/tiny", models, facts=facts, license=None, languages=["ja"], sample=None, **options)
+
+
+@pytest.mark.parametrize(("models", "values", "task"), FAMILIES, ids=lambda each: str(each)[:40])
+def test_the_metadata_of_every_family_is_read_back(
+    models: dict[str, str], values: dict[str, float], task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = ModelCard(write(models, values, monkeypatch))
+    found = {each.metric_name: each for each in card.data.eval_results or ()}
+    assert card.data.model_name == "tiny" and {each.task_type for each in found.values()} == {task}
+    assert {each.dataset_name for each in found.values()} == {"held: out"}, "no folders of this machine"
+    for name, value in values.items():
+        shown = found.get(f"{card_evaluation.meaning(name)} (validation at step 10)")
+        if math.isnan(value) or (name == "loss" and list(values.values()).count(value) > 1):
+            assert shown is None, "not a number, or there under another name"
+        else:
+            assert shown is not None and shown.metric_value == pytest.approx(value, abs=1e-6)
+    if "masked_accuracy" in values or "generator_loss" in values:
+        shown = found["perplexity of masked tokens (validation at step 10)"]
+        assert shown.metric_type == "perplexity" and shown.metric_value == pytest.approx(math.exp(3.0), abs=1e-5)
+
+
+def test_what_evaluate_wrote_is_on_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = {"corpora/news.jsonl": {"pseudo_perplexity": 12.5, "bits": float("inf"), "lines": 100}}
+    settings = {"length": 512, "limit": 100, "stride": None}
+    evaluation = Evaluation(Path("m"), "pseudo-perplexity", settings, results, {"jnli": {"acc,none": 0.75}})
+    file = tmp_path / "evaluation.json"
+    file.write_text(json.dumps(evaluation.as_json()))
+    text = write({"": "BertForMaskedLM"}, MASKED, monkeypatch, evaluations=card_evaluation.read_evaluation(file))
+    found = {each.dataset_name: each for each in ModelCard(text).data.eval_results or ()}
+    assert found["news.jsonl"].metric_value == 12.5 and found["news.jsonl"].metric_type == "perplexity"
+    assert found["news.jsonl"].metric_args == {"length": 512, "limit": 100}
+    assert found["jnli"].metric_value == 0.75
+    assert "| news.jsonl | terakoya evaluate, pseudo-perplexity | pseudo perplexity | 12.5000 |" in text
+    assert "inf" not in yaml.safe_dump(yaml.safe_load(text.split("---")[1]))
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text("{}")
+    with pytest.raises(UserError, match=r"expected the file that `terakoya evaluate MODEL ... --out FILE` wrote"):
+        card_evaluation.read_evaluation(file)
+
+
+def test_a_card_without_a_measurement_has_no_model_index() -> None:
+    text = model_card.write("a/b", {"": "BertForMaskedLM"}, facts=None, license=None, languages=(), sample=None)
+    assert "model-index" not in text and "## Evaluation" not in text
