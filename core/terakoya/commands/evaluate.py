@@ -121,7 +121,8 @@ def command(
         console().print(table(replace(evaluation, results=evaluation.tasks)))
     is_model = kind_of(source) == "Transformers model"
     if is_model:
-        next_command.show(*next_command.upload_words(source, *(["--evaluation", out] if out is not None else [])))
+        options = () if out is None else ("--evaluation", out)
+        next_command.show(*next_command.upload_words(source, *options))
     else:
         next_command.show(*next_command.export_words(source))
 

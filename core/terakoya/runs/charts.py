@@ -71,12 +71,14 @@ def chart(
     y = _scale(low, high, HEIGHT - BOTTOM, TOP)
     parts = [_axes(right, low, high, x, y, against)]
     parts += [
-        f'<line class="restart run{run % 8}" data-run="{run}" x1="{x(position):.1f}" x2="{x(position):.1f}" y1="{TOP}" '
+        f'<line class="restart run{run % 8}" data-run="{run}" data-x="{x(position):.1f}" '
+        f'x1="{x(position):.1f}" x2="{x(position):.1f}" y1="{TOP}" '
         f'y2="{HEIGHT - BOTTOM}"><title>restart</title></line>'
         for run, position in restarts
     ]
     parts += [
-        f'<path class="anomaly run{run % 8}" data-run="{run}" d="M{x(position):.1f},{HEIGHT - BOTTOM}l-4,-8h8z">'
+        f'<path class="anomaly run{run % 8}" data-run="{run}" data-x="{x(position):.1f}" '
+        f'd="M{x(position):.1f},{HEIGHT - BOTTOM}l-4,-8h8z">'
         f"<title>{escape(text)}</title></path>"
         for run, position, text in anomalies
     ]
@@ -94,7 +96,8 @@ def chart(
         for line, points in drawn
     ]
     data = escape(json.dumps(shown, ensure_ascii=False, separators=(",", ":")), quote=True)
-    return f'{_opening_tag(title)} data-lines="{data}">{PLOT}{"".join(parts)}<g class="pointer"></g></svg>'
+    inner = f'{PLOT}<g class="drawn">{"".join(parts)}</g><g class="pointer"></g>'
+    return f'{_opening_tag(title)} data-lines="{data}" data-range="[{right},{low},{high}]">{inner}</svg>'
 
 
 def standalone_chart(lines: Sequence[Line], *, title: str) -> str:
@@ -185,6 +188,7 @@ def _axes(
     for value in ticks(0.0, right, 6):
         end = "end" if x(value) > WIDTH - 40 else "middle"
         parts.append(f'<text x="{x(value):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="{end}">{_short(value)}</text>')
+    parts = [f'<g class="ticks">{"".join(parts)}</g>']
     name = {"step": "steps", "hours": "hours of training", "tokens": "tokens"}[against]
     parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}"/>')
     parts.append(f'<text class="quiet" x="{WIDTH - RIGHT}" y="{HEIGHT - 2}" text-anchor="end">{name}</text>')

@@ -27,6 +27,7 @@ SCRIPT = """
 let seen = "", every = Number(document.body.dataset.every) * 1000;
 const note = document.getElementById("live");
 async function follow() {
+  if (choosing) return void setTimeout(follow, 200);
   try {
     const answer = await fetch("body", {headers: seen ? {"If-None-Match": seen} : {}});
     if (answer.status === 200) {

@@ -11,6 +11,7 @@ from terakoya.runs import live
 from terakoya.runs.charts import Against, Line, axis_position, chart
 from terakoya.runs.metrics import Curves
 from terakoya.runs.report import RunReport, compare_parameters
+from terakoya.runs.report_script import SCRIPT
 
 FIRST = ("loss", "perplexity")
 """Metrics whose charts come first; the charts of `LAST` come last and are smaller, in this order."""
@@ -61,47 +62,8 @@ svg.key { display: inline-block; width: 2.6rem; height: .5rem; margin: 0 .3rem 0
   --colour: var(--quiet) }
 .restart { stroke: var(--colour); stroke-dasharray: 2 4; stroke-width: 1.2 }
 .pointer line { stroke: var(--quiet) } .pointer rect { fill: var(--paper); stroke: var(--rule) }
-.pointer text { fill: var(--ink) } summary { cursor: pointer; margin: .6rem 0 }
-"""
-
-SCRIPT = """
-function followPointers() { for (const svg of document.querySelectorAll("svg.chart")) {
-  const lines = JSON.parse(svg.dataset.lines), group = svg.querySelector(".pointer"), space = svg.namespaceURI;
-  const make = (name, attributes, text) => {
-    const made = group.appendChild(document.createElementNS(space, name));
-    for (const key in attributes) made.setAttribute(key, attributes[key]);
-    if (text) made.textContent = text;
-    return made;
-  };
-  svg.addEventListener("pointerleave", () => group.replaceChildren());
-  svg.addEventListener("pointermove", event => {
-    const box = svg.getBoundingClientRect(), view = svg.viewBox.baseVal;
-    const x = (event.clientX - box.left) / box.width * view.width;
-    group.replaceChildren();
-    const near = [];
-    for (const line of lines) {
-      const shown = document.getElementById("run" + line.run);
-      if (!line.x.length || (shown && !shown.checked)) continue;
-      let best = 0;
-      line.x.forEach((place, at) => { if (Math.abs(place - x) < Math.abs(line.x[best] - x)) best = at; });
-      near.push([line, best]);
-    }
-    if (!near.length) return;
-    const words = near.map(([line, at]) => line.name + " " + line.value[at] + " at " + line.at[at]);
-    const width = Math.max(...words.map(word => word.length)) * 6.4 + 24;
-    const left = x > view.width / 2 ? x - width - 8 : x + 8;
-    make("line", {x1: x, x2: x, y1: 10, y2: view.height - 34});
-    near.forEach(([line, at]) => make("circle", {cx: line.x[at], cy: line.y[at], r: 3.5, class: "run" + line.run % 8,
-      fill: "var(--colour)"}));
-    make("rect", {x: left, y: 12, width, height: words.length * 16 + 8, rx: 4});
-    words.forEach((word, row) => {
-      const kind = "run" + near[row][0].run % 8;
-      make("circle", {cx: left + 10, cy: 24 + row * 16, r: 4, class: kind, fill: "var(--colour)"});
-      make("text", {x: left + 19, y: 28 + row * 16}, word);
-    });
-  });
-} }
-followPointers();
+.pointer text { fill: var(--ink) } .pointer rect.chosen { fill: var(--quiet); fill-opacity: .2; stroke: none }
+svg.chart { touch-action: pan-y; user-select: none; cursor: crosshair } summary { cursor: pointer; margin: .6rem 0 }
 """
 
 
@@ -166,7 +128,8 @@ def _legend(runs: Sequence[RunReport]) -> str:
     )
     return (
         f'<p class="legend">{boxes}<span class="quiet">dashed: validation; dotted vertical line: restart; '
-        "triangle on the axis: spike, skipped step or rollback</span></p>"
+        "triangle on the axis: spike, skipped step or rollback. Drag over a chart to see a part of it large; "
+        "double-click to see all.</span></p>"
     )
 
 

@@ -1,0 +1,127 @@
+"""The script of a report's page: values under the pointer, and a part of a chart drawn large."""
+
+SCRIPT = """
+const zooms = {};  // title of a chart -> the values at its left and right edge; kept while the page follows a run
+const TOP = 10, BOTTOM = 34, LEFT = 62, RIGHT = 12;  // the margins of charts.py
+let choosing = false;  // whether the mouse is about to choose a part of a chart
+function round(value) {
+  const size = Math.abs(value);
+  if (size >= 1e12) return +(value / 1e12).toPrecision(4) + "T";
+  if (size >= 1e9) return +(value / 1e9).toPrecision(4) + "G";
+  if (size >= 1e6) return +(value / 1e6).toPrecision(4) + "M";
+  if (size >= 1e4) return +(value / 1e3).toPrecision(4) + "k";
+  return size && size < 1e-3 ? value.toExponential(2) : (+value.toPrecision(4)).toLocaleString("en");
+}
+function ticks(low, high, count) {
+  const rough = (high - low) / count, size = 10 ** Math.floor(Math.log10(rough)), found = [];
+  const step = [1, 2, 2.5, 5, 10].map(factor => factor * size).find(each => each >= rough * 0.999);
+  for (let at = Math.ceil(low / step - 1e-9); at <= Math.floor(high / step + 1e-9); at++) found.push(at * step);
+  return found;
+}
+function followPointers() { for (const svg of document.querySelectorAll("svg.chart")) {
+  const whole = JSON.parse(svg.dataset.lines), [right, low, high] = JSON.parse(svg.dataset.range);
+  const view = svg.viewBox.baseVal, title = svg.getAttribute("aria-label"), group = svg.querySelector(".pointer");
+  const floor = view.height - BOTTOM, width = view.width - LEFT - RIGHT, drawn = svg.querySelector(".drawn");
+  const untouched = drawn.innerHTML;
+  let lines = whole, pressed = null;
+  const make = (parent, name, attributes, text) => {
+    const made = parent.appendChild(document.createElementNS(svg.namespaceURI, name));
+    for (const key in attributes) made.setAttribute(key, attributes[key]);
+    if (text) made.textContent = text;
+    return made;
+  };
+  const isShown = line => { const box = document.getElementById("run" + line.run); return !box || box.checked; };
+  const place = event => {
+    const box = svg.getBoundingClientRect();
+    return (event.clientX - box.left) / box.width * view.width;
+  };
+  const valueAt = x => {
+    const [from, to] = zooms[title] || [0, right];
+    return from + Math.min(1, Math.max(0, (x - LEFT) / width)) * (to - from);
+  };
+  const draw = () => {
+    drawn.innerHTML = untouched;
+    lines = whole;
+    if (!zooms[title]) return;
+    const [from, to] = zooms[title], first = LEFT + from / right * width, last = LEFT + to / right * width;
+    const seen = whole.filter(isShown).flatMap(line => line.y.filter((y, at) => line.x[at] >= first
+      && line.x[at] <= last));
+    let above = Math.min(...seen), below = Math.max(...seen);
+    if (!seen.length) { above = TOP; below = floor; }
+    const margin = 0.05 * (below - above) || 1;
+    above -= margin; below += margin;
+    const xOf = x => LEFT + (x - first) / (last - first) * width;
+    const yOf = y => TOP + (y - above) / (below - above) * (floor - TOP);
+    const valueOf = y => low + (floor - y) / (floor - TOP) * (high - low);
+    lines = whole.map(line => ({...line, x: line.x.map(xOf), y: line.y.map(yOf)}));
+    drawn.querySelectorAll(".curve").forEach((curve, at) => {
+      const points = lines[at].x.map((x, each) => [x, lines[at].y[each]]);
+      const path = curve.querySelector("polyline");
+      if (path) path.setAttribute("points", points.map(each => each.map(part => part.toFixed(1)).join()).join(" "));
+      curve.querySelectorAll("circle").forEach((dot, each) => {
+        dot.setAttribute("cx", points[each][0]);
+        dot.setAttribute("cy", points[each][1]);
+      });
+    });
+    for (const mark of drawn.querySelectorAll("[data-x]")) {
+      const x = Number(mark.dataset.x), shift = xOf(x) - x;
+      mark.setAttribute("transform", "translate(" + shift.toFixed(1) + ",0)");
+      if (x < first || x > last) mark.remove();
+    }
+    const axis = drawn.querySelector(".ticks");
+    axis.replaceChildren();
+    for (const value of ticks(valueOf(below), valueOf(above), 5)) {
+      const y = yOf(floor - (value - low) / (high - low) * (floor - TOP));
+      make(axis, "line", {class: "grid", x1: LEFT, x2: view.width - RIGHT, y1: y, y2: y});
+      make(axis, "text", {x: LEFT - 6, y: y + 4, "text-anchor": "end"}, round(value));
+    }
+    for (const value of ticks(from, to, 6)) {
+      const x = LEFT + (value - from) / (to - from) * width;
+      make(axis, "text", {x, y: floor + 16, "text-anchor": x > view.width - 40 ? "end" : "middle"}, round(value));
+    }
+  };
+  const point = x => {
+    const near = [];
+    for (const line of lines) {
+      if (!line.x.length || !isShown(line)) continue;
+      let best = 0;
+      line.x.forEach((place, at) => { if (Math.abs(place - x) < Math.abs(line.x[best] - x)) best = at; });
+      near.push([line, best]);
+    }
+    if (!near.length) return;
+    const words = near.map(([line, at]) => line.name + " " + line.value[at] + " at " + line.at[at]);
+    const wide = Math.max(...words.map(word => word.length)) * 6.4 + 24;
+    const left = x > view.width / 2 ? x - wide - 8 : x + 8;
+    make(group, "line", {x1: x, x2: x, y1: TOP, y2: floor});
+    near.forEach(([line, at]) => make(group, "circle", {cx: line.x[at], cy: line.y[at], r: 3.5,
+      class: "run" + line.run % 8, fill: "var(--colour)"}));
+    make(group, "rect", {x: left, y: 12, width: wide, height: words.length * 16 + 8, rx: 4});
+    words.forEach((word, row) => {
+      const kind = "run" + near[row][0].run % 8;
+      make(group, "circle", {cx: left + 10, cy: 24 + row * 16, r: 4, class: kind, fill: "var(--colour)"});
+      make(group, "text", {x: left + 19, y: 28 + row * 16}, word);
+    });
+  };
+  svg.addEventListener("pointerleave", () => { group.replaceChildren(); pressed = null; choosing = false; });
+  svg.addEventListener("pointerdown", event => { pressed = place(event); choosing = true; });
+  svg.addEventListener("pointermove", event => {
+    const x = place(event);
+    group.replaceChildren();
+    if (pressed === null) return point(x);
+    const box = {x: Math.min(x, pressed), width: Math.abs(x - pressed), y: TOP, height: floor - TOP};
+    make(group, "rect", {...box, class: "chosen"});
+  });
+  svg.addEventListener("pointerup", event => {
+    const from = pressed, to = place(event);
+    pressed = null;
+    choosing = false;
+    group.replaceChildren();
+    if (from === null || Math.abs(to - from) < 8) return;
+    zooms[title] = [valueAt(Math.min(from, to)), valueAt(Math.max(from, to))];
+    draw();
+  });
+  svg.addEventListener("dblclick", () => { delete zooms[title]; draw(); });
+  draw();
+} }
+followPointers();
+"""

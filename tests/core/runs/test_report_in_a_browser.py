@@ -1,0 +1,112 @@
+"""The report in a real browser: a part of a chart is drawn large, runs are hidden, and a page follows its runs."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_browser import load_tool, needs_browser
+from test_run_report import NOW, make_run
+
+from terakoya.runs.live import LivePage, create_server
+from terakoya.runs.report import read_reports
+from terakoya.runs.report_page import live_scripts, render_main, render_page
+
+pytestmark = [pytest.mark.slow, needs_browser]
+LOSS = 'svg[aria-label="loss (nats)"]'
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with load_tool("browser").Browser(width=1280, height=900) as opened:
+        yield opened
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    return [make_run(tmp_path / "one", learning_rate=0.1, restart=21), make_run(tmp_path / "two", learning_rate=0.2)]
+
+
+def curve(browser: Any, number: int = 1) -> list[list[float]]:
+    points = browser.run(f"document.querySelectorAll('{LOSS} .curve polyline')[{number}].getAttribute('points')")
+    return [[float(part) for part in each.split(",")] for each in points.split()]
+
+
+def labels(browser: Any) -> list[str]:
+    texts = browser.run(f"[...document.querySelectorAll('{LOSS} .ticks text')].map(each => each.textContent)")
+    return [str(text) for text in texts]
+
+
+def test_a_part_of_a_chart_is_drawn_large(browser: Any, runs: list[Path], tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text(render_page(read_reports(runs, now=NOW), created="now"))
+    browser.open(page)
+    whole, ticks = curve(browser), labels(browser)
+    left, top, width, height = browser.box(LOSS)
+    browser.drag((left + 0.5 * width, top + 0.5 * height), (left + 0.75 * width, top + 0.5 * height))
+    zoomed = curve(browser)
+    assert len(zoomed) == len(whole) == 40
+    steps = [step for step in range(1, 41) if 62 <= zoomed[step - 1][0] <= 628]
+    assert steps == list(range(19, 30)), "the steps between half and three quarters of the chart"
+    heights = [zoomed[step - 1][1] for step in steps]
+    assert min(heights) >= 10 and max(heights) <= 226 and max(heights) - min(heights) > 180, "they fill its height"
+    assert labels(browser) != ticks and {"20", "22"} <= set(labels(browser))
+    browser.mouse("moved", left + 0.5 * width, top + 0.5 * height)
+    shown = browser.run(f"document.querySelector('{LOSS} .pointer').textContent")
+    assert any(f"one: training {9 - step / 10:.5g} at {step}" in shown for step in (23, 24, 25)), shown
+    browser.click(left + 0.5 * width, top + 0.5 * height, times=2)
+    assert curve(browser) == whole and labels(browser) == ticks
+    assert browser.errors == []
+
+
+def test_a_run_is_hidden(browser: Any, runs: list[Path], tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text(render_page(read_reports(runs, now=NOW), created="now"))
+    browser.open(page)
+
+    def shown() -> list[str]:
+        each = f"[...document.querySelectorAll('{LOSS} .curve')].map(each => getComputedStyle(each).display)"
+        return [str(display) for display in browser.run(each)]
+
+    assert set(shown()) == {"inline"} and len(shown()) == 4, "training and validation of two runs"
+    left, top, width, height = browser.box("#run1")
+    browser.click(left + width / 2, top + height / 2)
+    assert shown() == ["inline", "inline", "none", "none"]
+    left, top, width, height = browser.box(LOSS)
+    browser.mouse("moved", left + 0.5 * width, top + 0.5 * height)
+    words = browser.run(f"document.querySelector('{LOSS} .pointer').textContent")
+    assert "one: training" in words and "two" not in words
+
+
+def test_a_live_page_follows_and_keeps_what_was_chosen(browser: Any, runs: list[Path]) -> None:
+    page = LivePage(
+        lambda: render_page(read_reports(runs, now=NOW), created="now", live_every=0.2),
+        lambda: render_main(read_reports(runs, now=NOW), created="now"),
+        every=0.0,
+    )
+    server = create_server(page, port=0, scripts=live_scripts())
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    browser.errors.clear()
+    browser.open(f"http://127.0.0.1:{server.server_port}/")
+    browser.wait_for("seen")
+    left, top, width, height = browser.box("#run1")
+    browser.click(left + width / 2, top + height / 2)
+    left, top, width, height = browser.box(LOSS)
+    browser.drag((left + 0.5 * width, top + 0.5 * height), (left + 0.75 * width, top + 0.5 * height))
+    first = labels(browser)
+    record = {"kind": "step", "step": 50, "tokens": 180_000, "loss": 3.25, "mlm_loss": 3.25, "time": NOW + 50}
+    with (runs[0] / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")
+    last = f"JSON.parse(document.querySelector('{LOSS}').dataset.lines)[1].value.at(-1)"
+    browser.wait_for(f"{last} === '3.25'", timeout=20)
+    assert labels(browser) == first, "the part that was chosen, by its values"
+    assert browser.run("document.getElementById('run1').checked") is False
+    assert browser.run("document.getElementById('live').textContent") == "live"
+    server.shutdown()
+    server.server_close()
+    browser.wait_for("document.getElementById('live').textContent.includes('gone')")
+    assert [error for error in browser.errors if "ERR_CONNECTION" not in error] == [], "the page's policy fits it"
