@@ -2,7 +2,7 @@
 
 Tensors are FakeTensors on "cuda:0", so shapes, dtypes and devices are those of a GPU, and an operation that mixes
 devices fails. Values do not exist: a question about one gets an answer like that of a healthy run, and is recorded,
-since a GPU would wait there.
+since a GPU would wait there. Kernels and the bytes that they read and write are counted.
 """
 
 from __future__ import annotations
@@ -21,13 +21,33 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 DEVICE = torch.device("cuda", 0)
-ASK_FOR_VALUES = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2", "equal", "is_nonzero")
+ASK_FOR_VALUES = frozenset(
+    {
+        "_local_scalar_dense", "is_nonzero", "equal", "allclose", "nonzero", "nonzero_numpy", "argwhere",
+        "masked_select", "unique", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount", "histc",
+        "repeat_interleave",
+    }
+)  # fmt: skip
+"""Operations whose result, or its shape, the host must read from the device. `repeat_interleave` reaches torch's
+dispatcher only with a tensor of repeats."""
+NO_KERNEL = frozenset(
+    {
+        "view", "_unsafe_view", "_reshape_alias", "as_strided", "t", "transpose", "permute", "expand", "squeeze",
+        "unsqueeze", "slice", "select", "split", "split_with_sizes", "unbind", "unfold", "diagonal", "detach", "alias",
+        "lift_fresh", "set_", "resize_", "device",
+        "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
+    }
+)  # fmt: skip
+"""Operations that change how a tensor is seen, or allocate one, and start no kernel."""
+TENSORS_OF_A_LAUNCH = 48
+"""About how many tensors one launch of a `_foreach` operation takes: torch's limit is 30 to 110, by their number."""
 
 
 def compile_guard(folder: Path) -> Path:
@@ -59,35 +79,80 @@ class _Event:
         pass
 
 
-class Waits(TorchDispatchMode):
-    """Records the questions about values of tensors on the device, each of which a GPU would have to wait for.
+class Work(TorchDispatchMode):
+    """Counts what the device does, and records the questions about values of its tensors, for which a GPU must wait.
 
     Attributes:
         places: the line of terakoya, torch.optim or Transformers that asked, by question.
+        kernels: launches, about.
+        bytes: what kernels read and write, if each reads its inputs and writes its outputs once.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets everything."""
         self.places: list[str] = []
-        self.operations = 0
+        self.kernels = self.bytes = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Runs `func`; a truth value is True, another scalar 1.0 or 0."""
-        name = func._schema.name.split("::")[1]
-        on_device = any(isinstance(each, torch.Tensor) and each.device.type == "cuda" for each in args)
-        self.operations += on_device
-        named = kwargs or {}
-        copied = name == "_to_copy" and named.get("device") == torch.device("cpu") and not named.get("non_blocking")
-        if on_device and (copied or name in ASK_FOR_VALUES):
-            parts = ("terakoya", "transformers", "torch/optim")
+        """Runs `func`; a truth value is True, another scalar 1.0 or 0, and every index of a mask is one of a value."""
+        name, named = func._schema.name.split("::")[1], kwargs or {}
+        given = [each for each in tree_leaves((args, named)) if isinstance(each, torch.Tensor)]
+        if asks(func, name, args, named, given):
+            parts = ("terakoya", "transformers/", "torch/optim", "lion_pytorch", "fake_cuda_worker")
             lines = [each for each in traceback.extract_stack() if any(part in each.filename for part in parts)]
             self.places.append(f"{name}: {Path(lines[-1].filename).name}: {lines[-1].line}" if lines else name)
         if name == "_local_scalar_dense":
             dtype = args[0].dtype
             return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 0
-        return func(*args, **named)
+        if name == "equal":
+            return True
+        try:
+            result = func(*args, **named)
+        except DynamicOutputShapeException:
+            raise AssertionError(f"the shape of a result depends on values: {self.places[-1:]}") from None
+        made = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+        if name not in NO_KERNEL and any(each.device.type == "cuda" for each in given + made):
+            self._count(name, args, given, made)
+        return result
+
+    def _count(self, name: str, args: tuple[Any, ...], given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        launches = 1
+        if name.startswith(("_foreach", "_fused")):
+            launches += len(args[0]) // TENSORS_OF_A_LAUNCH
+        self.kernels += launches
+        if name in ("embedding", "index_select", "gather"):  # they read what they return, not the whole table
+            self.bytes += 2 * sum(each.numel() * each.element_size() for each in made)
+            return
+        if name.startswith(("_foreach", "_fused")) and name.endswith("_"):
+            made = list(args[0])
+        self.bytes += sum(each.numel() * each.element_size() for each in made)
+        self.bytes += sum(min(each.numel() * each.element_size(), each.untyped_storage().nbytes()) for each in given)
+
+
+def asks(func: Any, name: str, args: tuple[Any, ...], named: Mapping[str, Any], given: list[torch.Tensor]) -> bool:
+    """Whether the host must wait for the device in `func`: it reads values, or copies to or from memory that is not
+    pinned."""
+    on_device = [each for each in given if each.device.type == "cuda"]
+    if name in ASK_FOR_VALUES:
+        sized = name == "repeat_interleave" and named.get("output_size") is not None
+        return bool(on_device) and not sized
+    if name in ("index", "index_put", "index_put_", "_index_put_impl_"):  # an index of truth values is searched first
+        return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1])
+    if name == "_to_copy":
+        target = torch.device(named.get("device") or args[0].device)
+        return "cuda" in (target.type, args[0].device.type) and target.type != args[0].device.type and not named.get(
+            "non_blocking"
+        )  # fmt: skip
+    if name == "copy_":
+        types = {args[0].device.type, args[1].device.type}
+        return types == {"cpu", "cuda"} and not (args[2] if len(args) > 2 else named.get("non_blocking"))
+    return False
 
 
 class _Indexing(TorchFunctionMode):
@@ -140,8 +205,35 @@ def _move(module: nn.Module, *_: Any, **__: Any) -> nn.Module:
     return module
 
 
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """torch's fused attention as its memory-efficient kernel, which takes masks and dropout; a torch without CUDA would
+    compute the scores."""
+    if torch.is_autocast_enabled("cuda"):
+        query, key, value = (each.to(torch.get_autocast_dtype("cuda")) for each in (query, key, value))
+    if enable_gqa:
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            attn_mask = torch.where(attn_mask, 0.0, float("-inf"))
+        attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
+    attended: torch.Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
+    )[0]
+    return attended
+
+
 @contextlib.contextmanager
-def machine() -> Iterator[Waits]:
+def machine() -> Iterator[Work]:
     """While open, this process sees one CUDA device."""
     answers = {
         "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0,
@@ -153,6 +245,7 @@ def machine() -> Iterator[Waits]:
             stack.enter_context(mock.patch.object(torch.cuda, name, answer))
         stack.enter_context(mock.patch("accelerate.state.check_cuda_p2p_ib_support", lambda: True))
         stack.enter_context(mock.patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False))
+        stack.enter_context(mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", _attention))
         stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor: tensor))
         stack.enter_context(mock.patch.object(FakeTensor, "numpy", lambda tensor: np.ones(tensor.shape)))
         stack.enter_context(mock.patch.object(nn.Module, "to", _move))
@@ -161,4 +254,4 @@ def machine() -> Iterator[Waits]:
         stack.enter_context(mock.patch.object(FakeTensorMode, "avoid_device_init", True))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(_Indexing())
-        yield stack.enter_context(Waits())
+        yield stack.enter_context(Work())

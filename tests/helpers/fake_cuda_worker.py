@@ -1,48 +1,163 @@
-"""Takes training steps on fake_cuda's machine: fake_cuda_worker.py OUT '{"NAME": PARAMETERS}' prints what it saw."""
+"""Takes training steps on fake_cuda's machine: `fake_cuda_worker.py OUT '{"NAME": CASE}'` prints what it saw, as JSON.
+
+A case has `parameters`; `optimizers`, of which each takes an update with the same gradients; and may ask for a
+`dry_run` before the step, for a `vocabulary` of so many ids, and for an `.item()` in every module (`item_in_modules`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import fake_cuda
+import torch
+from torch import Tensor, nn
 
 from terakoya.config.parameters import Parameters
 from terakoya.plugins import registry
 from terakoya.training.distributed.context import connect
 from terakoya.training.distributed.topology import LaunchInfo
 from terakoya.training.dry_run import dry_run
+from terakoya.training.engines.ddp import DDPEngine
 from terakoya.training.run_log import RunLog
 from terakoya.training.setup import build_trainer
 from terakoya.training.stores import Stores
 
 
-def take_steps(parameters: Parameters, out: Path) -> dict[str, Any]:
-    """A dry run, then two steps of a run, of which the second is not logged."""
+class Updates:
+    """Takes an engine's place in `step`: updates with several optimizers, twice each, since the first update makes
+    their state.
+
+    Attributes:
+        seen: what the second update of each did, by name.
+    """
+
+    def __init__(self, engine: DDPEngine, machine: fake_cuda.Work, names: list[str]) -> None:
+        self.engine, self.machine, self.names = engine, machine, names
+        self.step = engine.step
+        self.seen: dict[str, dict[str, Any]] = {}
+        self.forward: dict[str, Any] = {}
+
+    def __call__(self, learning_rate: float, *, skip_above: float = math.inf) -> Tensor:
+        """Returns the norm of gradients, like an engine, and clears gradients at the end."""
+        engine, machine = self.engine, self.machine
+        self.forward = summary(machine)
+        clear, engine.clear_gradients = engine.clear_gradients, lambda: None  # type: ignore[method-assign]
+        for name in self.names:
+            engine.optimizer = registry().component("optimizers", name)().build(engine.module, fused=True)
+            engine.skips_steps = bool(getattr(engine.optimizer, "_step_supports_amp_scaling", False))
+            for _ in range(2):
+                machine.clear()
+                norm = self.step(learning_rate, skip_above=skip_above)
+            self.seen[name] = summary(machine)
+        engine.clear_gradients = clear  # type: ignore[method-assign]
+        machine.clear()
+        engine.clear_gradients()
+        return norm
+
+
+def summary(machine: fake_cuda.Work) -> dict[str, Any]:
+    """What the machine did since it was last cleared."""
+    return {"waits": list(machine.places), "kernels": machine.kernels, "bytes": machine.bytes}
+
+
+def take_step(name: str, case: dict[str, Any], out: Path) -> dict[str, Any]:
+    """A step that is not logged."""
+    parameters = Parameters.from_dict(case["parameters"], source=name)
     with fake_cuda.machine() as machine:
-        dry_run(parameters, out)
+        if case.get("dry_run"):
+            dry_run(parameters, out)
         context = connect(LaunchInfo.from_environment())
         run_log = RunLog(out, (), {}, active=False)
-        trainer = build_trainer(parameters, out, Stores.open(parameters.data), context, run_log, registry())
+        stores = Stores.open(parameters.data)
+        if case.get("vocabulary"):
+            stores.vocabulary = stores.vocabulary.model_copy(update={"size": case["vocabulary"]})
+        trainer = build_trainer(parameters, out, stores, context, run_log, registry())
+        engine = trainer.engine
+        assert isinstance(engine, DDPEngine)
+        if case.get("item_in_modules"):
+            read_in_every_module(engine.module)
+        updates = engine.step = Updates(engine, machine, case["optimizers"])  # type: ignore[method-assign,assignment]
+        trainer.run.step = 1  # the first step is logged
+        machine.clear()
         trainer.one_step()
-        machine.places.clear()
-        before = machine.operations
-        trainer.one_step()
+        assert updates.forward["kernels"] > 0
+        rest = summary(machine)
         return {
             "device": str(context.device),
             "flash": trainer.flash,
-            "waits": machine.places,
-            "operations": machine.operations - before,
+            "waits": updates.forward["waits"] + rest["waits"],
+            "kernels": updates.forward["kernels"] + rest["kernels"],
+            "bytes": updates.forward["bytes"] + rest["bytes"],
+            "updates": updates.seen,
         }
 
 
+def read_in_every_module(module: nn.Module) -> None:
+    """Puts an `.item()` into the forward of the modules that have parameters of their own."""
+
+    def read(part: nn.Module, _: Any, result: Any) -> None:
+        if isinstance(result, torch.Tensor):
+            result.sum().item()
+
+    for part in module.modules():
+        if part._parameters:
+            part.register_forward_hook(read)
+
+
+def probe() -> dict[str, list[str]]:
+    """What the machine records of each way to wait, and of some that do not, by name."""
+    found: dict[str, list[str]] = {}
+    with fake_cuda.machine() as machine:
+        values = torch.empty(4, 4, device="cuda")
+        ids = torch.empty(4, dtype=torch.int64, device="cuda")
+        truths = values > 0
+        ways: dict[str, Callable[[], Any]] = {
+            "item": lambda: values.sum().item(),
+            "if": lambda: bool(values.sum() > 0),
+            "float": lambda: float(values.sum()),
+            "cpu": lambda: values.cpu(),
+            "tolist": lambda: values.sum().tolist(),
+            "nonzero": lambda: truths.nonzero(),
+            "where of one argument": lambda: torch.where(truths),
+            "masked_select": lambda: values.masked_select(truths),
+            "boolean index": lambda: values[truths],
+            "boolean index of rows": lambda: values[truths[0]],
+            "assignment to a boolean index": lambda: values.index_put_((truths,), values[0, 0]),
+            "unique": lambda: ids.unique(),
+            "bincount": lambda: ids.bincount(),
+            "repeats on the device": lambda: values.repeat_interleave(ids, 0),
+            "equal": lambda: torch.equal(values, values),
+            "allclose": lambda: torch.allclose(values, values),
+            "a number copied there": lambda: torch.tensor(1.0).to("cuda"),
+            "an array copied there": lambda: torch.ones(3).to("cuda"),
+            "copy_ from the host": lambda: values.copy_(torch.ones(4, 4)),
+            "a tensor of the host beside it": lambda: values + torch.ones(4, 4),
+            "where": lambda: torch.where(truths, values, 0.0),
+            "masked_fill": lambda: values.masked_fill(truths, 0.0),
+            "index of ids": lambda: values[ids],
+            "a copy without waiting": lambda: torch.ones(3).to("cuda", non_blocking=True),
+            "known repeats": lambda: values.repeat_interleave(2, 0),
+        }
+        for name, way in ways.items():
+            machine.clear()
+            try:
+                way()
+            except (AssertionError, RuntimeError) as error:
+                machine.places.append(f"{type(error).__name__}: {str(error)[:80]}")
+            found[name] = list(machine.places)
+    return found
+
+
 if __name__ == "__main__":
-    out = Path(sys.argv[1])
-    seen = {}
-    for name, settings in json.loads(sys.argv[2]).items():
-        with contextlib.redirect_stdout(sys.stderr):
-            seen[name] = take_steps(Parameters.from_dict(settings, source=name), out)
+    cases = json.loads(sys.argv[2])
+    with contextlib.redirect_stdout(sys.stderr):
+        seen = {
+            name: probe() if case is None else take_step(name, case, Path(sys.argv[1])) for name, case in cases.items()
+        }
     sys.stdout.write(json.dumps(seen))

@@ -1,0 +1,132 @@
+"""The cases of the tests on fake_cuda's machine, and the table of what each may cost a GPU.
+
+`python tests/helpers/fake_cuda_cases.py` takes every case and writes the table (about a minute of one core). A change
+that makes a step dearer belongs in the table only with its reason in the commit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import fake_cuda
+import torch
+import toy
+
+TABLE = Path(__file__).parents[1] / "core" / "training" / "fake_cuda_steps.json"
+WORKER = Path(__file__).with_name("fake_cuda_worker.py")
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32}
+ENCODER = {**SIZES, "intermediate_size": 32}
+NO_SCORES = {"attention_probs_dropout_prob": 0.0}
+LLAMA = {**ENCODER, "num_key_value_heads": 1}
+CAUSAL = {"type": "causal_lm"}
+REPLACED = {"type": "replaced_token"}
+DISENTANGLED = {"sharing": "disentangled", "generator": {"type": "deberta_v2", **ENCODER}}
+T5 = {"d_model": 32, "d_kv": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+
+ARCHITECTURES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+    "bert": ({**ENCODER, **NO_SCORES}, {"type": "masked_lm"}),
+    "roberta": ({**ENCODER, **NO_SCORES, "max_position_embeddings": 34}, {"type": "masked_lm"}),
+    "electra": ({**ENCODER, **NO_SCORES, "num_attention_heads": 4, "embedding_size": 16}, REPLACED),
+    "deberta_v2": (ENCODER, {"type": "masked_lm"}),
+    "deberta_v3": ({**ENCODER, "type": "deberta_v2"}, {**REPLACED, **DISENTANGLED}),
+    "modernbert": ({**ENCODER, "num_hidden_layers": 2}, {"type": "masked_lm"}),
+    "t5": (T5, {"type": "span_corruption", "mean_noise_span_length": 5}),
+    "gpt2": ({**SIZES, "attn_pdrop": 0.0}, CAUSAL),
+    "gptj": ({**SIZES, "rotary_dim": 8}, CAUSAL),
+    "llama": (LLAMA, CAUSAL),
+    "qwen3": ({**LLAMA, "head_dim": 16}, CAUSAL),
+}
+"""Architecture and objective by name."""
+WITHOUT_FLASH = frozenset({"deberta_v2", "deberta_v3", "t5", "gptj"})
+"""What adds to its scores, or masks them itself, which the flash kernel does not compute."""
+OPTIMIZERS = ("adafactor", "adamw", "lion", "muon")
+PRECISIONS = ("bf16", "fp16")
+TAKEN = [
+    (name, backend)
+    for name in ARCHITECTURES
+    for backend in ("sdpa", "flash")
+    if backend == "sdpa" or name not in WITHOUT_FLASH
+]
+
+
+def case(store: Path, name: str, *, attention: str, precision: str, optimizers: tuple[str, ...]) -> dict[str, Any]:
+    """A case of the worker."""
+    architecture, objective = ARCHITECTURES[name]
+    parameters = toy.parameters(
+        store, architecture={"type": name, **architecture}, objective=dict(objective), attention=attention,
+        precision=precision, micro_batch_size=16, logging_steps=100,
+    )  # fmt: skip
+    return {"parameters": parameters, "optimizers": list(optimizers)}
+
+
+def all_cases(store: Path) -> dict[str, Any]:
+    """Each architecture, backend and precision, with each optimizer."""
+    return {
+        f"{name} {backend} {precision}": case(
+            store, name, attention=backend, precision=precision, optimizers=OPTIMIZERS
+        )
+        for name, backend in TAKEN
+        for precision in PRECISIONS
+    }
+
+
+def some_cases(store: Path) -> dict[str, Any]:
+    """Each architecture with each backend, in turns with each precision and one of the optimizers."""
+    cases = {}
+    for number, (name, backend) in enumerate(TAKEN):
+        precision, optimizer = PRECISIONS[number % 2], OPTIMIZERS[(number + number // 4) % 4]
+        cases[f"{name} {backend} {precision}"] = case(
+            store, name, attention=backend, precision=precision, optimizers=(optimizer,)
+        )
+    return cases
+
+
+def take(cases: Mapping[str, Any], guard: Path, out: Path) -> dict[str, Any]:
+    """What the worker saw of each case, in a process of its own."""
+    command = [sys.executable, str(WORKER), str(out), json.dumps(cases)]
+    environment = {**os.environ, "LD_PRELOAD": str(guard), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return seen
+
+
+def costs(seen: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """Kernels and bytes of each step without its update, and of each update: one entry for each architecture,
+    precision and optimizer, since an update does not depend on the attention."""
+    found: dict[str, dict[str, int]] = {}
+    for name, each in seen.items():
+        found[name] = {"kernels": each["kernels"], "bytes": each["bytes"]}
+        architecture, _, precision = name.split()
+        for optimizer, update in each["updates"].items():
+            found[f"{architecture} {optimizer} {precision}"] = {
+                "kernels": update["kernels"], "bytes": update["bytes"]
+            }  # fmt: skip
+    return found
+
+
+def torch_version() -> str:
+    """torch's major and minor version, on which the number of kernels depends."""
+    return ".".join(torch.__version__.split(".")[:2])
+
+
+def write() -> None:
+    """Writes the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = toy.make_store(Path(folder) / "store", documents=50, seed=1)
+        seen = take(all_cases(store), fake_cuda.compile_guard(Path(folder)), Path(folder) / "run")
+    lines = [f'"{name}": {json.dumps(cost)}' for name, cost in sorted(costs(seen).items())]
+    steps = ",\n  ".join(lines)
+    TABLE.write_text(f'{{"torch": "{torch_version()}", "steps": {{\n  {steps}\n}}}}\n')
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,17 @@
+"""DeBERTa-v2's distances between positions are Transformers' own."""
+
+import pytest
+import torch
+from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position
+
+from terakoya_plugins.architectures.deberta_v2 import distance_buckets
+
+
+@pytest.mark.parametrize(("buckets", "largest"), [(8, 32), (32, 512), (256, 512), (3, 5)])
+@pytest.mark.parametrize("length", [1, 7, 64, 300])
+def test_distances_lie_in_the_buckets_of_transformers(length: int, buckets: int, largest: int) -> None:
+    states, position = torch.empty(1, length, 4), torch.arange(length)
+    expected = build_relative_position(states, states, bucket_size=buckets, max_position=largest)
+    found = distance_buckets(position[:, None] - position, buckets, largest)
+    assert found.dtype == torch.int64
+    assert torch.equal(found[None], expected)
