@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from pydantic import ValidationError
-from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from terakoya.components import Architecture
 from terakoya.components.vocabulary import Vocabulary
@@ -175,9 +175,22 @@ def _module(parameters: Parameters, vocabulary: Vocabulary) -> nn.Module:
     from terakoya.training.model import lora
 
     module = setup.build_module_for_training(parameters, vocabulary)
-    lora.add_adapters(module, parameters.lora, seed=parameters.seed)
+    with _nothing_moves():  # peft moves adapters to where the layer under them is
+        lora.add_adapters(module, parameters.lora, seed=parameters.seed)
     module.to = lambda *_, **__: module  # type: ignore[method-assign] # moving it would need data
     return module
+
+
+@contextmanager
+def _nothing_moves() -> Iterator[None]:
+    """While open, `to` returns modules as they are: torch swaps tensors without data, which it cannot while they are
+    watched."""
+    move = nn.Module.to
+    nn.Module.to = lambda module, *_, **__: module  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.to = move  # type: ignore[method-assign]
 
 
 def _simulate(
@@ -276,13 +289,26 @@ def fake_tensors(vocabulary: Vocabulary) -> Iterator[tuple[FakeTensorMode, Memor
     """While open, new tensors have no data and their bytes are counted. torch's random generator is restored.
 
     Models do not initialise their weights: some repeat that until all values fit, which they never do without data.
+    Copies of modules share the mode: torch would copy it with each tensor, and with it pointers that are freed twice.
     """
     from transformers import PreTrainedModel
 
-    initialise = PreTrainedModel.initialize_weights
+    initialise, copy_tensor = PreTrainedModel.initialize_weights, FakeTensor.__deepcopy__
     PreTrainedModel.initialize_weights = lambda model: None
+    FakeTensor.__deepcopy__ = _copy_without_data  # type: ignore[method-assign,assignment]
     try:
         with torch.random.fork_rng(devices=()), FakeTensorMode() as fake, MemoryTracker(fake, vocabulary.size) as found:
             yield fake, found
     finally:
         PreTrainedModel.initialize_weights = initialise
+        FakeTensor.__deepcopy__ = copy_tensor  # type: ignore[method-assign]
+
+
+def _copy_without_data(tensor: FakeTensor, memo: dict[int, Any]) -> Tensor:
+    """What `copy.deepcopy` makes of a tensor or parameter without data; `memo` has the copies by the originals' ids."""
+    if id(tensor) not in memo:
+        copied = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        if isinstance(tensor, nn.Parameter):
+            copied = nn.Parameter(copied, requires_grad=tensor.requires_grad)
+        memo[id(tensor)] = copied
+    return memo[id(tensor)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import ValidationError
@@ -15,7 +15,7 @@ from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.conflicts import find_conflicts
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.estimation.fake_step import fake_tensors, with_depth
+from terakoya.estimation.fake_step import DEPTH_FIELDS, fake_tensors, number_of_layers, with_depth
 from terakoya.estimation.synthetic_rows import full_rows
 from terakoya.json_settings import short_json
 from terakoya.toolkit.architectures import attention
@@ -31,6 +31,9 @@ PLAUSIBLE = 1 << 31
 """A size beyond it is not looked at further: the default is suggested."""
 TRIES = 20
 """Number of sizes that are changed one after the other, before defaults are tried."""
+MOST_LAYERS = 10_000
+"""Ten times the layers of the deepest published Transformer (DeepNet, Wang et al., 2022, arXiv:2203.00555). Building
+takes about a millisecond a layer, on tensors without data, too."""
 UNTRIED = ("fake tensor", "faketensor", "meta tensor", "data pointer", "tensor subclasses", "data-dependent", "swap")
 """Words in errors about tensors without data, which say nothing of the model."""
 
@@ -43,10 +46,37 @@ def check_model(parameters: Parameters, vocabulary: Vocabulary, *, small_too: bo
         UserError: the model refuses its sizes, or the objective the model or the vocabulary; the message names the
             keys, their values, and the nearest values that work.
     """
+    _check_depths(parameters)
     shallow = _with_one_layer(parameters)
-    error = _refusal(shallow, vocabulary, rows_from=0 if small_too else LARGE)
+    error = _try(shallow, vocabulary, rows_from=0 if small_too else LARGE).error
     if error is not None:
         raise UserError(_explain(shallow, vocabulary, error)) from error
+
+
+def check_memory(parameters: Parameters, vocabulary: Vocabulary, *, total: int) -> None:
+    """Raises UserError if the float32 weights of the model, which every process builds whole, take more than the
+    `total` bytes of this machine's memory."""
+    shallow, layers = _with_one_layer(parameters), number_of_layers(parameters.architecture)
+    elements = _try(shallow, vocabulary, rows_from=None).elements
+    if shallow is not parameters and 4 * elements * layers > total:
+        deeper = with_depth(shallow, 2)
+        assert deeper is not None, "it takes another depth"
+        elements += (layers - 1) * (_try(deeper, vocabulary, rows_from=None).elements - elements)
+    if 4 * elements > total:
+        raise UserError(
+            f"architecture: the model has {elements:,} weights, which take {4 * elements / 1e9:,.0f} GB; this machine "
+            f"has {total / 1e9:,.0f} GB of memory: make the model smaller, or use a machine with more memory"
+        )
+
+
+def _check_depths(parameters: Parameters) -> None:
+    """Raises UserError for a number of layers that only building could find impossible, hours later."""
+    objective = {f"objective.{name}": each for name, each in dict(parameters.objective).items()}
+    for path, owner in {"architecture": parameters.architecture, **objective}.items():
+        for name in (*DEPTH_FIELDS, "num_decoder_layers") if isinstance(owner, Architecture) else ():
+            layers = getattr(owner, name, None)
+            if isinstance(layers, int) and layers > MOST_LAYERS:
+                raise UserError(f"{path}.{name}: expected at most {MOST_LAYERS:,} layers, got {layers:,}")
 
 
 def check_start(parameters: Parameters, vocabulary: Vocabulary) -> None:
@@ -70,20 +100,29 @@ def _with_one_layer(parameters: Parameters) -> Parameters:
     return shallow.model_copy(update={"objective": objective.model_copy(update=update)})
 
 
-def _refusal(parameters: Parameters, vocabulary: Vocabulary, *, rows_from: int = 0) -> Exception | None:
-    """Returns the error that the model of `parameters` raises, None if it raises none.
+class _Tried(NamedTuple):
+    """What was seen of a model: the error that it raised, None without one; its weights, 0 if it could not be built."""
+
+    error: Exception | None
+    elements: int
+
+
+def _try(parameters: Parameters, vocabulary: Vocabulary, *, rows_from: int | None = 0) -> _Tried:
+    """Builds the model of `parameters` and runs one row through it.
 
     Args:
-        rows_from: no row is tried where the module has fewer elements.
+        rows_from: no row is tried where the module has fewer elements; None never tries one.
 
     Raises:
         UserError: as `build_module_for_training`.
     """
+    elements = 0
     try:
         with _without_log(), fake_tensors(vocabulary) as (fake, tracker):
             module = build_module_for_training(parameters, vocabulary)
-            if sum(each.numel() for each in module.parameters()) < rows_from:
-                return None
+            elements = sum(each.numel() for each in module.parameters())
+            if rows_from is None or elements < rows_from:
+                return _Tried(None, elements)
             attention.use(module, "eager" if parameters.attention == "eager" else "sdpa")
             module.train()
             tensors = _one_row(parameters, vocabulary)
@@ -95,8 +134,8 @@ def _refusal(parameters: Parameters, vocabulary: Vocabulary, *, rows_from: int =
         raise
     except Exception as error:  # noqa: BLE001 - a model, perhaps of a plugin, may raise anything
         says_nothing = isinstance(error, NotImplementedError) or any(word in str(error).lower() for word in UNTRIED)
-        return None if says_nothing or isinstance(error, MemoryError) else error
-    return None
+        return _Tried(None if says_nothing or isinstance(error, MemoryError) else error, elements)
+    return _Tried(None, elements)
 
 
 @contextmanager
@@ -153,7 +192,7 @@ def _remedy(parameters: Parameters, vocabulary: Vocabulary) -> tuple[str, Any, l
         if changed is None:
             return False
         try:
-            return _refusal(changed, vocabulary) is None
+            return _try(changed, vocabulary).error is None
         except UserError:
             return False
 

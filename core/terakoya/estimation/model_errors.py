@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+
+import psutil
 
 from terakoya.components.vocabulary import Vocabulary
 from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
-from terakoya.estimation.model_check import check_model
+from terakoya.estimation.model_check import check_memory, check_model
 from terakoya.estimation.out_of_memory import explain_allocation_errors
 from terakoya.training.distributed.context import DistributedContext
 from terakoya.training.distributed.heartbeat import is_communication_error
@@ -19,7 +20,11 @@ from terakoya.training.distributed.heartbeat import is_communication_error
 def explain_model_errors(parameters: Parameters, vocabulary: Vocabulary, context: DistributedContext) -> Iterator[None]:
     """Checks the model in rank 0 first. While open, explains an error of the model in its first steps, as `check_model`
     does, and an allocation error, as `explain_allocation_errors` does."""
-    check = partial(check_model, parameters, vocabulary, small_too=False)
+
+    def check() -> None:
+        check_model(parameters, vocabulary, small_too=False)
+        check_memory(parameters, vocabulary, total=psutil.virtual_memory().total + psutil.swap_memory().total)
+
     if context.world_size > 1:
         context.run_on_main("checking the model", check)
     else:

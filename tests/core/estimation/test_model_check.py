@@ -16,6 +16,7 @@ from terakoya.config.parameters import Parameters
 from terakoya.errors import UserError
 from terakoya.estimation import model_check
 from terakoya.estimation.synthetic_rows import synthetic_vocabulary
+from terakoya.training.model.build import build_module_for_training
 
 BERT = toy.parameters(Path("store"))["architecture"]
 MODERN = {**BERT, "type": "modernbert", "num_attention_heads": 4}
@@ -56,6 +57,41 @@ def test_nothing_is_allocated_and_only_the_size_of_one_layer_counts() -> None:
     before = torch.random.get_rng_state()
     check({**BERT, "hidden_size": 1 << 20, "intermediate_size": 1 << 21, "num_hidden_layers": 1000})  # 10^16 weights
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "objective", "key"),
+    [
+        ({**BERT, "num_hidden_layers": 10**6}, None, "architecture.num_hidden_layers"),
+        ({"type": "t5", "num_layers": 2, "num_decoder_layers": 10**6}, {"type": "span_corruption", "layout": "stream"},
+         "architecture.num_decoder_layers"),
+        (ELECTRA, {"type": "replaced_token", "generator": {**ELECTRA, "num_hidden_layers": 10**6}},
+         "objective.generator.num_hidden_layers"),
+    ],
+)  # fmt: skip
+def test_a_number_of_layers_that_nobody_can_build_is_refused_at_once(
+    architecture: dict[str, Any], objective: dict[str, Any] | None, key: str
+) -> None:
+    with pytest.raises(UserError, match=f"^{key}: expected at most 10,000 layers, got 1,000,000$"):
+        check(architecture, objective, small_too=False)
+
+
+def test_weights_that_no_memory_of_this_machine_holds_are_refused_before_they_are_built() -> None:
+    def weights_fit(layers: int, total: int) -> bool:
+        raw = toy.parameters(Path("store"), architecture={**BERT, "num_hidden_layers": layers})
+        try:
+            model_check.check_memory(Parameters.from_dict(raw, source="test"), vocabulary, total=total)
+        except UserError as error:
+            assert "architecture: the model has" in str(error) and "this machine has" in str(error)
+            return False
+        return True
+
+    vocabulary = synthetic_vocabulary(64, 32)
+    raw = toy.parameters(Path("store"), architecture={**BERT, "num_hidden_layers": 5})
+    module = build_module_for_training(Parameters.from_dict(raw, source="test"), vocabulary)
+    size = 4 * sum(each.numel() for each in module.parameters())
+    assert weights_fit(5, size) and not weights_fit(5, size - 1)
+    assert not weights_fit(9000, 10**7)
 
 
 @pytest.mark.slow
