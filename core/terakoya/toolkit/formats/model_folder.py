@@ -1,4 +1,4 @@
-"""Writing a Transformers folder without messages of other libraries."""
+"""Writing a Transformers folder without messages of other libraries, and files with errors that say what failed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -51,6 +53,37 @@ def safetensors_as_os_errors(path: Path) -> Iterator[None]:
         yield
     except SafetensorError as error:
         raise os_error_of(error, path) or OSError(f"{path}: {error}") from error
+
+
+def write_torch_file(content: Any, file: Path) -> None:
+    """Writes `content` with `torch.save`. Raises the OSError of a write that fails, of which torch says only a part."""
+    with file.open("wb", buffering=0) as handle:
+        writer = _Writer(handle)
+        try:
+            torch.save(content, writer)  # type: ignore[arg-type] # it needs no more of a file
+        except RuntimeError as error:
+            raise writer.error or error from error
+
+
+class _Writer:
+    """A file that writes everything at once, and remembers the error of the last write that failed."""
+
+    def __init__(self, handle: FileIO) -> None:
+        self.handle = handle
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[self.handle.write(rest) :]
+        except OSError as error:
+            self.error = OSError(error.errno, error.strerror, str(self.handle.name))
+            raise self.error from error
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing waits to be written."""
 
 
 def silence_logging() -> None:

@@ -53,8 +53,7 @@ class MegatronExporter(Exporter):
             UserError: several models, a model that is neither a Llama nor a GPT-2 as in Megatron, or sizes that `tp`
                 and `pp` do not divide.
         """
-        import torch
-
+        from terakoya.toolkit.formats import model_folder
         from terakoya_plugins.formats.megatron import weights
 
         if len(models) != 1:
@@ -85,7 +84,7 @@ class MegatronExporter(Exporter):
                     "iteration": self.iteration,
                     "model": {name: None if value is None else value.clone() for name, value in own.items()},
                 }
-                torch.save(content, folder / "model_optim_rng.pt")
+                model_folder.write_torch_file(content, folder / "model_optim_rng.pt")
         (out / "latest_checkpointed_iteration.txt").write_text(str(self.iteration), encoding="utf-8")
         (out / "tokenizer").mkdir()
         for file in sorted(tokenizer_folder.iterdir()):
