@@ -1,12 +1,13 @@
 """The commands that write, each with one of its file calls gone wrong and then given again.
 
-`python tests/helpers/faulty_commands.py TIMES [NAME...]` tries a random one in TIMES of the calls of the commands (all
-of them) that a night tries, and prints a table row for each command and fault.
+`python tests/helpers/faulty_commands.py MINUTES [SEED [NAME...]]` tries calls of the commands (all of them) for so
+long, in an order that the seed decides and in which every command and fault has its turn, and prints a table.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -257,40 +258,56 @@ def one_in(world: World, name: str, rank: int) -> int:
     return math.ceil(tries * seconds / SECONDS)
 
 
-def try_calls(world: World, name: str, rank: int, action: str, *, times: int = 1) -> tuple[Counter[str], Sequence[str]]:
-    """Lets the calls of a night go wrong, each in a start of its own, or a random one in `times` of them. Nights follow
-    each other, so that `one_in` of them try all. Returns how often each outcome of `World.check` was seen, and what was
-    wrong."""
-    seen: Counter[str] = Counter()
+def try_calls(world: World, name: str, rank: int, action: str) -> Sequence[str]:
+    """Lets the calls of a night go wrong, each in a start of its own; returns what was wrong. Nights follow each other,
+    so that `one_in` of them try all."""
     problems = []
     every = one_in(world, name, rank)
-    calls = instants(world, name, action, rank)[int(time.time() // 86_400) % every :: every]
-    for call in sorted(random.sample(calls, math.ceil(len(calls) / times))):
+    for call in instants(world, name, action, rank)[int(time.time() // 86_400) % every :: every]:
         try:
-            seen[world.check(name, action, call, rank)] += 1
+            world.check(name, action, call, rank)
         except AssertionError as error:
-            seen["wrong"] += 1
             problems.append(str(error))
-    return seen, problems
+    return problems
 
 
-def main(times: int, names: Sequence[str]) -> None:
-    """Prints a table of one in `times` of the calls of a night."""
+def in_turn(queues: Mapping[tuple[str, int, str], list[int]]) -> Iterator[tuple[str, int, str, int]]:
+    """Every call of `queues` once: one of each, then the next of each, until all are empty."""
+    for number in range(max(map(len, queues.values()))):
+        for key, calls in queues.items():
+            if number < len(calls):
+                yield *key, calls[number]
+
+
+def main(minutes: float, seed: int, names: Sequence[str]) -> None:
+    """Tries calls for `minutes` and prints what went wrong, and a row for each command and rank: how many calls there
+    are, how many were tried of how many (each call with each fault is one), and what was seen."""
+    deadline = time.monotonic() + 60 * minutes
+    chosen = [(name, rank) for name, rank in EVERY if not names or name in names]
     with tempfile.TemporaryDirectory() as folder, make_world(Path(folder)) as world:
-        for name, rank in EVERY:
-            for action in ACTIONS:
-                if names and name not in names:
-                    continue
-                began = time.monotonic()
-                every = one_in(world, name, rank)
-                seen, problems = try_calls(world, name, rank, action, times=times)
-                calls = len(instants(world, name, action, rank))
-                row = [name, str(rank), action, str(calls), str(every), str(seen.total())]
-                row += [str(seen[each]) for each in ("killed", "ended with an error", "coped", "wrong")]
-                sys.stdout.write(f"| {' | '.join(row)} | {time.monotonic() - began:.0f} s\n")
-                sys.stdout.writelines(f"{problem}\n" for problem in problems)
-                sys.stdout.flush()
+        queues = {}
+        for (name, rank), action in itertools.product(chosen, ACTIONS):
+            calls = instants(world, name, action, rank)
+            queues[name, rank, action] = random.Random(f"{seed} {name} {rank} {action}").sample(calls, len(calls))
+        seen: dict[tuple[str, int], Counter[str]] = {key: Counter() for key in chosen}
+        for name, rank, action, call in in_turn(queues):
+            if time.monotonic() > deadline:
+                break
+            try:
+                outcome = world.check(name, action, call, rank)
+            except AssertionError as error:
+                outcome = "wrong"
+                sys.stdout.write(f"{error}\n\n")
+            seen[name, rank][action] += 1
+            seen[name, rank][outcome] += 1
+            sys.stderr.write(f"{name}\t{rank}\t{action}\t{call}\t{outcome}\n")
+        for (name, rank), counts in seen.items():
+            tried = sum(counts[action] for action in ACTIONS)
+            every = sum(len(calls) for (*key, _), calls in queues.items() if tuple(key) == (name, rank))
+            row = [f"`{name}`", str(rank), str(len(world.calls(name, rank))), f"{tried} of {every}"]
+            row += [str(counts[each]) for each in (*ACTIONS, "killed", "ended with an error", "coped", "wrong")]
+            sys.stdout.write(f"| {' | '.join(row)} |\n")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main(float(sys.argv[1]), int((sys.argv[2:3] or ["0"])[0]), sys.argv[3:])
