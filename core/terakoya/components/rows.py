@@ -28,7 +28,8 @@ class Conversations:
 class Layout:
     """How rows are cut.
 
-    For encoders (`framing`):
+    For encoders (`framing` encoder, and encoder_decoder, where [CLS] is left out and the end-of-sequence token stands
+    for [SEP] if the vocabulary does not have these, as T5's):
     `packed`: [CLS] document [SEP] [CLS] document [SEP] ..., best-fit, documents masked from each other.
     `stream`: [CLS] documents joined by [SEP] [SEP], cut anywhere; a row counts as one document.
     `lines`: [CLS] line [SEP], one line a row, longer lines are cut; needs a store of lines.
@@ -46,7 +47,7 @@ class Layout:
     """For `pairs`: how often the pairs of a document have a random shorter target length (the original BERT's 0.1)."""
     random_next_probability: float = 0.5
     """For `pairs`: how often B comes from another document (the original BERT's 0.5)."""
-    framing: Literal["encoder", "causal"] = "encoder"
+    framing: Literal["encoder", "encoder_decoder", "causal"] = "encoder"
     bos: bool = False
     """Causal: whether each document begins with the vocabulary's beginning-of-sequence token."""
     append_eos: bool = True

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from terakoya.errors import UserError
+
+_RESERVED = (
+    re.compile(r"<extra_id_(\d+)>"),
+    re.compile("\u2581" + r"<extra_id_(\d+)>"),
+    re.compile(r"[\[<]unused(\d+)[\]>]"),
+)
+"""Pieces that are reserved for training: T5's sentinels, those of mT5, which begin with SentencePiece's mark of a
+space, and unused slots."""
 
 
 def vocabulary_size(ids: Collection[int]) -> int:
@@ -25,11 +35,28 @@ def vocabulary_size(ids: Collection[int]) -> int:
     return largest + 1
 
 
+def reserved_ids(pieces: Mapping[str, int]) -> list[tuple[int, ...]]:
+    """Returns the ids among `pieces` (piece -> id) that are reserved for training, by kind: `<extra_id_N>`,
+    `▁<extra_id_N>`, `[unusedN]` or `<unusedN>`. Those of a kind are in the order of their N."""
+    kinds = []
+    for pattern in _RESERVED:
+        matches = ((pattern.fullmatch(piece), id) for piece, id in pieces.items())
+        kinds.append(tuple(id for _, id in sorted((int(match[1]), id) for match, id in matches if match)))
+    return kinds
+
+
+def sentinel_ids(pieces: Mapping[str, int]) -> tuple[int, ...]:
+    """Returns `Vocabulary.sentinels` of a vocabulary with `pieces` (piece -> id): the first kind that it has."""
+    return next((ids for ids in reserved_ids(pieces) if ids), ())
+
+
 class Vocabulary(BaseModel):
     """The size of a vocabulary and its special ids. Stored in `store.json`.
 
     `special` lists every id that never stands for text (padding, [CLS], unused slots, ...): such ids are never masked
-    and never drawn as random replacements.
+    and never drawn as random replacements. `sentinels` lists the ids that may replace a span of text, in the order of
+    use: those of `<extra_id_0>`, `<extra_id_1>`, ..., or of unused slots where there is none of these. None is not
+    recorded.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,11 +70,25 @@ class Vocabulary(BaseModel):
     bos: int | None = None
     eos: int | None = None
     special: tuple[int, ...] = ()
+    sentinels: tuple[int, ...] | None = None
+
+    @model_serializer(mode="wrap")
+    def _leave_out_what_is_not_recorded(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fingerprints of stores that do not record sentinels stay as they are."""
+        fields: dict[str, Any] = serialise(self)
+        if self.sentinels is None:
+            fields.pop("sentinels", None)
+        return fields
 
     @property
     def end(self) -> int | None:
         """The id that ends a document in a causal model: the end-of-sequence token, or [SEP] if there is none."""
         return self.sep if self.eos is None else self.eos
+
+    @property
+    def encoder_end(self) -> int | None:
+        """The id that ends a document in an encoder: [SEP], or the end-of-sequence token if there is none."""
+        return self.eos if self.sep is None else self.sep
 
     @cached_property
     def is_special(self) -> np.ndarray:
@@ -76,4 +117,4 @@ def planned_vocabulary(size: int, pieces: Mapping[str, str], further: Sequence[s
     """
     ids = {piece: number for number, piece in enumerate(dict.fromkeys([*pieces.values(), *further]))}
     roles = {role: ids[piece] for role, piece in pieces.items()}
-    return Vocabulary(size=max(size, len(ids) + 1), special=tuple(ids.values()), **roles)
+    return Vocabulary(size=max(size, len(ids) + 1), special=tuple(ids.values()), sentinels=sentinel_ids(ids), **roles)

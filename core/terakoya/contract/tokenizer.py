@@ -158,7 +158,7 @@ def check_vocabulary(case: TokenizerCase) -> None:
 
 def _special_roles(vocabulary: Vocabulary) -> tuple[list[str], int]:
     """The roles of `vocabulary` that have a token, and the number of its special ids."""
-    roles = [role for role, id in vocabulary if role not in ("size", "special") and id is not None]
+    roles = [role for role, id in vocabulary if role not in ("size", "special", "sentinels") and id is not None]
     return roles, len(vocabulary.special)
 
 

@@ -92,7 +92,9 @@ def full_rows(layout: Layout, vocabulary: Vocabulary, *, rows: int, sequence_len
     keys = row_keys(0, 0, 0, np.arange(rows))
     if layout.framing == "causal":
         return Rows(tokens, document_ids, position_ids, None, keys, labels=np.roll(tokens, -1, axis=1))
-    tokens[:, 0], tokens[:, -1] = vocabulary.cls or 0, vocabulary.sep or 0
+    if layout.framing == "encoder" or vocabulary.cls is not None:
+        tokens[:, 0] = vocabulary.cls or 0
+    tokens[:, -1] = vocabulary.encoder_end or 0
     word_starts = np.ones(shape, bool)
     if layout.kind != "pairs":
         return Rows(tokens, document_ids, position_ids, word_starts, keys)
@@ -104,8 +106,10 @@ def full_rows(layout: Layout, vocabulary: Vocabulary, *, rows: int, sequence_len
 
 def _store_statistics(store: TokenStore, layout: Layout, length: int) -> Sequence[float]:
     """Returns context, tokens in a row and rows of an epoch of `store`, from the lengths of its first documents."""
-    added = 1 if layout.framing == "causal" else 2  # an end token, or [CLS] and [SEP]
     facts = store.facts
+    added = 1  # an end token
+    if layout.framing != "causal" and facts.vocabulary.cls is not None:
+        added = 2  # [CLS] and [SEP]
     if layout.kind in ONE_A_ROW:
         units = facts.sequences if layout.kind == "lines" else facts.documents
         lengths = np.minimum(_first_lengths(store, by_line=layout.kind == "lines") + added, length).astype(float)

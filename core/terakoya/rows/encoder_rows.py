@@ -1,4 +1,4 @@
-"""Rows for encoders: documents, lines or pairs with [CLS] and [SEP].
+"""Rows for encoders and encoder-decoders: documents, lines or pairs with the vocabulary's [CLS] and [SEP].
 
 Letters: B rows, T tokens of a row.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -42,6 +42,10 @@ class EncoderRows:
         self._tokens = np.asarray(store.tokens)
         self._spans = Spans(store)
         self._check()
+        cls, sep, pad = self.vocabulary.cls, self.vocabulary.encoder_end, self.vocabulary.pad
+        assert sep is not None and pad is not None, "checked above"
+        self._prefix = int(cls is not None)
+        self._framing_ids = {"pad": pad, "cls": pad if cls is None else cls, "sep": sep}
         self._words: tuple[np.ndarray, int] | None = None
         if store.facts.word_starts:
             bits, skipped = store.word_bits
@@ -54,7 +58,7 @@ class EncoderRows:
                 store.fingerprint,
                 kind=layout.kind,
                 sequence_length=sequence_length,
-                special_tokens=2,
+                special_tokens=self._prefix + 1,
                 count=store.facts.documents if layout.kind == "packed" else store.facts.sequences,
                 spans=self._spans.documents if layout.kind == "packed" else self._spans.lines,
             )
@@ -65,7 +69,7 @@ class EncoderRows:
         if self.layout.kind == "pairs":
             return len(self._epoch_pairs(epoch))
         if self.layout.kind == "stream":
-            return -(-self._spans.stream_length // (self.sequence_length - 2))
+            return -(-self._spans.stream_length // self._body)
         assert self._plan is not None
         return len(self._plan)
 
@@ -89,9 +93,9 @@ class EncoderRows:
 
     def blank_row(self) -> Rows:
         """One row of [CLS] [SEP]."""
-        zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
+        zero, one, prefix = np.zeros(1, np.int64), np.ones(1, np.int64), np.full(1, self._prefix)
         paired = self.layout.kind == "pairs"
-        segments = RowSegments(zero, zero, zero, one, one, zero, zero if paired else None)
+        segments = RowSegments(zero, zero, zero, prefix, one, zero, zero if paired else None)
         return self._assemble(segments, np.zeros(1, np.uint64), np.full(1, -100, np.int8) if paired else None)
 
     # ------------------------------------------------------------------------------------------- segments of rows
@@ -103,14 +107,12 @@ class EncoderRows:
         counts = self._plan.rows[rows + 1] - first
         row, ordinal = group_indices(counts)
         pieces = first[row] + ordinal
-        ones = np.ones(len(row), np.int64)
-        return RowSegments(
-            row, self._plan.starts[pieces], self._plan.lengths[pieces].astype(np.int64), ones, ones, ordinal
-        )
+        lengths, ones = self._plan.lengths[pieces].astype(np.int64), np.ones(len(row), np.int64)
+        return RowSegments(row, self._plan.starts[pieces], lengths, ones * self._prefix, ones, ordinal)
 
     def _stream_segments(self, rows: np.ndarray) -> RowSegments:
         """Rows of the stream, in which one separator follows each document."""
-        body = self.sequence_length - 2
+        body = self._body
         begin = rows * body
         end = np.minimum(begin + body, self._spans.stream_length)
         first = self._spans.document_at(begin)
@@ -127,7 +129,7 @@ class EncoderRows:
             row,
             self._spans.document_start(document) + skipped,
             length,
-            (ordinal == 0).astype(np.int64),
+            (ordinal == 0) * np.int64(self._prefix),
             suffix + is_last,
             np.zeros(len(row), np.int64),
         )
@@ -157,9 +159,7 @@ class EncoderRows:
             (len(keys), width),
             self._tokens,
             self._words,
-            pad=self._id("pad"),
-            cls=self._id("cls"),
-            sep=self._id("sep"),
+            **self._framing_ids,
             restart_positions=self.layout.kind in ("packed", "lines"),
         )
         return Rows(
@@ -179,8 +179,12 @@ class EncoderRows:
         where = f"{self.store.folder}: layout {self.layout.kind}"
         if self.layout.kind == "megatron":
             raise UserError(f"{where}: this layout is for causal models")
-        for name in ("cls", "sep", "pad"):
-            if getattr(self.vocabulary, name) is None:
+        v = self.vocabulary
+        needed = {"cls": v.cls, "sep": v.sep, "pad": v.pad}
+        if self.layout.framing == "encoder_decoder":
+            needed = {"sep or an eos": v.encoder_end, "pad": v.pad}
+        for name, id in needed.items():
+            if id is None:
                 raise UserError(
                     f"{where}: expected a vocabulary with a {name} token, got none; use a tokenizer that has one "
                     "(train a tokenizer of type sentencepiece with --special-tokens bert)"
@@ -198,10 +202,10 @@ class EncoderRows:
                 f"{where}: expected at least two documents, got fewer; a random next sentence needs another document"
             )
 
-    def _id(self, name: Literal["pad", "cls", "sep"]) -> int:
-        number = getattr(self.vocabulary, name)
-        assert isinstance(number, int)
-        return number
+    @property
+    def _body(self) -> int:
+        """The number of positions in a row of `stream` that are not its [CLS] or its last [SEP]."""
+        return self.sequence_length - self._prefix - 1
 
     def _epoch_pairs(self, epoch: int) -> PairPlan:
         """The pairs of `epoch`; the pairs of the two epochs used last are cached."""

@@ -75,7 +75,7 @@ class Loader:
             where = f"{source.store.folder}: in one blend with {first.store.folder}"
             if source.store.facts.vocabulary != first.store.facts.vocabulary:
                 raise UserError(f"{where}: expected the same vocabulary; prepare both with the same tokenizer")
-            words_matter = source.layout.framing == "encoder"
+            words_matter = source.layout.framing != "causal"
             if words_matter and source.store.facts.word_starts != first.store.facts.word_starts:
                 raise UserError(f"{where}: expected word starts in both or neither; prepare both the same way")
             assert (source.layout, source.sequence_length) == (first.layout, first.sequence_length)

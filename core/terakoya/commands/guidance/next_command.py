@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from terakoya.store.token_store import StoreFacts
 
-SENTENCES = {True: "東京は日本の[MASK]です。", False: "日本の首都は"}
-"""The text that tries a model: for one that has [MASK], and for one that continues text."""
+SENTENCES = {"masked": "東京は日本の[MASK]です。", "spans": "東京は日本の<extra_id_0>です。", "text": "日本の首都は"}
+"""The text that tries a model: for one that has [MASK], one that fills in spans, and one that continues text."""
 
 SMALL_STORE, LARGE_STORE = 50_000_000, 1_000_000_000
 """Tokens below which the tiny preset is named, and from which the one of base size is."""
@@ -66,17 +66,20 @@ def after_store(out: Path, facts: StoreFacts, *, validation: Path | None = None)
 
 
 def preset_for(facts: StoreFacts) -> str:
-    """Returns the preset to begin with on a store: a BERT if its tokenizer has [MASK], else a GPT-2."""
+    """Returns the preset to begin with on a store: a BERT if its tokenizer has [MASK], a T5 if it is one of T5's, with
+    sentinels and without a token that begins a document, else a GPT-2."""
     sizes = ("tiny_bert", "bert_small", "bert_base")
     if facts.vocabulary.mask is None:
         sizes = ("tiny_gpt2", "gpt2_125m", "gpt2_300m")
+        if facts.vocabulary.sentinels and facts.vocabulary.cls is None and facts.vocabulary.bos is None:
+            sizes = ("tiny_t5", "tiny_t5", "t5_base")
     return sizes[(facts.tokens >= SMALL_STORE) + (facts.tokens >= LARGE_STORE)]
 
 
 def after_model(out: Path) -> None:
     """Names `try` of the exported model in `out`, with a text that fits its kind."""
-    masked = any((folder / "config.json").is_file() and _is_masked(folder) for folder in (out, out / "discriminator"))
-    show("try", out, SENTENCES[masked or (out / "generator").is_dir()])
+    kinds = [_kind(folder) for folder in (out, out / "discriminator") if (folder / "config.json").is_file()]
+    show("try", out, SENTENCES["masked" if (out / "generator").is_dir() else next(iter(kinds), "text")])
 
 
 def upload_words(model: Path, *options: str | Path) -> tuple[str | Path, ...]:
@@ -144,8 +147,11 @@ def after_damage(folder: Path) -> str:
     return f"next: restore {folder} from a copy, or remove it and export it again: terakoya export RUN --out MODEL"
 
 
-def _is_masked(folder: Path) -> bool:
+def _kind(folder: Path) -> str:
+    """Returns the key of `SENTENCES` for the model in `folder`."""
     import json
 
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return not any("CausalLM" in each or "LMHeadModel" in each for each in config.get("architectures") or ())
+    classes = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or ()
+    if any("ConditionalGeneration" in each for each in classes):
+        return "spans"
+    return "text" if any("CausalLM" in each or "LMHeadModel" in each for each in classes) else "masked"

@@ -20,7 +20,7 @@ class EncoderDecoderArchitecture(TransformersArchitecture):
     """The base of encoder-decoder families. A family adds its fields, `config_class`, `model_classes` and `logits`."""
 
     document_masking: ClassVar[DocumentMasking] = "mask_4d"
-    config_ids: ClassVar = {"pad_token_id": "pad", "decoder_start_token_id": "pad", "eos_token_id": "sep"}
+    config_ids: ClassVar = {"pad_token_id": "pad", "decoder_start_token_id": "pad", "eos_token_id": "encoder_end"}
 
     def hidden(self, model: PreTrainedModel, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Returns the decoder's last hidden states (B, S, H); documents in one row do not see each other.

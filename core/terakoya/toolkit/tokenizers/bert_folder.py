@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from terakoya.components.tokenizer import load_tokenizer
-from terakoya.components.vocabulary import Vocabulary, vocabulary_size
+from terakoya.components.vocabulary import Vocabulary, reserved_ids, sentinel_ids, vocabulary_size
 from terakoya.errors import UserError
 
 NAMES = ("pad", "unk", "cls", "sep", "mask")
@@ -24,7 +23,6 @@ _HARMLESS = {
     *("do_word_tokenize", "do_subword_tokenize", "word_tokenizer_type", "subword_tokenizer_type"),
     *("mecab_kwargs", "sudachi_kwargs", "jumanpp_kwargs"),
 }
-_UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>")
 
 
 @dataclass(frozen=True)
@@ -56,13 +54,14 @@ class BertFolder:
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
-        """The facts that training needs; unused slots are special."""
-        unused = [id for piece, id in self.pieces.items() if _UNUSED.fullmatch(piece)]
+        """The facts that training needs; sentinels and unused slots are special."""
+        pieces = {**self.pieces, **self.special}
         named = {name: self.id(token) for name, token in self.named.items()}
         return Vocabulary(
             size=vocabulary_size([*self.pieces.values(), *self.special.values()]),
             **named,
-            special=tuple(sorted({*named.values(), *self.special.values(), *unused})),
+            special=tuple(sorted({*named.values(), *self.special.values()}.union(*reserved_ids(pieces)))),
+            sentinels=sentinel_ids(pieces),
         )
 
 

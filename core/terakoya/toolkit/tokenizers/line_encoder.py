@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from terakoya.components import EncodedDocuments
-from terakoya.components.vocabulary import Vocabulary, vocabulary_size
+from terakoya.components.vocabulary import Vocabulary, reserved_ids, sentinel_ids, vocabulary_size
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ Row = list[int] | np.ndarray
 BATCH_CHARACTERS = 1 << 19
 BATCH_LINES = 8192
 _NAMES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
-_UNUSED = re.compile(r"\[unused\d+\]|<unused\d+>")
 
 
 class LineEncoder:
@@ -145,15 +144,15 @@ def _backend(tokenizer: PreTrainedTokenizerBase) -> Any:
 
 
 def vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
-    """Returns the facts that training needs; unused tokens are special, too."""
+    """Returns the facts that training needs; sentinels and unused tokens are special, too."""
     pieces = tokenizer.get_vocab()
     named = {name: pieces[token] for name in _NAMES if (token := getattr(tokenizer, f"{name}_token", None)) in pieces}
     special = {pieces[token] for token in special_tokens(tokenizer)}
-    unused = {id for piece, id in pieces.items() if _UNUSED.fullmatch(piece)}
     return Vocabulary(
         size=max(len(tokenizer), vocabulary_size(pieces.values())),
         **named,
-        special=tuple(sorted(special | unused | set(named.values()))),
+        special=tuple(sorted(special.union(named.values(), *reserved_ids(pieces)))),
+        sentinels=sentinel_ids(pieces),
     )
 
 

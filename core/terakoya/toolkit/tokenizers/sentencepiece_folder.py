@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from terakoya.components import tokenizer as components_tokenizer
-from terakoya.components.vocabulary import Vocabulary, vocabulary_size
+from terakoya.components.vocabulary import Vocabulary, reserved_ids, sentinel_ids, vocabulary_size
 from terakoya.errors import UserError
 
 if TYPE_CHECKING:
@@ -65,13 +65,15 @@ class SentencePieceFolder:
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
-        """The facts that training needs; pieces that no text can become are special."""
+        """The facts that training needs; sentinels, and pieces that no text can become, are special."""
         processor = self.processor
+        pieces = {processor.id_to_piece(id): id for id in range(processor.get_piece_size())} | dict(self.special)
         named = {role: self.special.get(piece, processor.piece_to_id(piece)) for role, piece in self.named.items()}
         return Vocabulary(
             size=vocabulary_size([*range(processor.get_piece_size()), *self.special.values()]),
             **named,
-            special=tuple(sorted({*self.silent, *named.values(), *self.special.values()})),
+            special=tuple(sorted({*self.silent, *named.values(), *self.special.values()}.union(*reserved_ids(pieces)))),
+            sentinels=sentinel_ids(pieces),
         )
 
     @functools.cached_property

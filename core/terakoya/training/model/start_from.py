@@ -117,9 +117,14 @@ def load_start_weights(
         with folder_digests.check_while_loading(folder):
             config = read_config(folder, target, where)
             sources[name], info = _read_model(folder, type(target), config, where)
-        match.problems += [
-            f"{where}: {each}" for each in vocabulary_problems(folder, config, vocabulary, tokenizer_folder)
-        ]
+        differences = vocabulary_problems(folder, config, vocabulary, tokenizer_folder)
+        match.problems += [f"{where}: {each}" for each in differences]
+        if config.vocab_size > vocabulary.size and not differences:
+            sources[name].resize_token_embeddings(vocabulary.size)
+            match.notes.append(
+                f"{where}: its last {config.vocab_size - vocabulary.size:,} embeddings belong to no token; they are "
+                "left out"
+            )
         conflicts, allowed = compare_settings(config, target.config, settable)
         match.problems += [f"{where}: {each}" for each in conflicts]
         match.notes += [f"{where}: {each}" for each in allowed]

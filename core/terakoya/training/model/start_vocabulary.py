@@ -23,7 +23,8 @@ def vocabulary_problems(
 ) -> list[str]:
     """Returns the differences between the vocabulary of `folder` and the stores', one line each.
 
-    Compares sizes and, if `folder` holds a tokenizer, every token's id with the tokenizer in `tokenizer_folder`.
+    Compares sizes and, if `folder` holds a tokenizer, every token's id with the tokenizer in `tokenizer_folder`. Where
+    the ids are the same, the folder's model may have more embeddings than there are ids: they are padding, as T5's.
     """
     problems = []
     if config.vocab_size != vocabulary.size:
@@ -32,8 +33,11 @@ def vocabulary_problems(
             "with the folder's tokenizer"
         )
     files = [name for name in FILES if (folder / name).is_file()]
-    if not files or _same_files(folder, tokenizer_folder):
+    if not files:
         return problems
+    is_padded = config.vocab_size > vocabulary.size
+    if _same_files(folder, tokenizer_folder):
+        return [] if is_padded else problems
     try:
         theirs, ours = _token_ids(folder, config), _token_ids(tokenizer_folder)
     except UserError as error:
@@ -41,7 +45,7 @@ def vocabulary_problems(
         return problems
     if theirs != ours:
         problems.append(_difference(theirs, ours))
-    return problems
+    return [] if is_padded and theirs == ours else problems
 
 
 def _same_files(folder: Path, other: Path) -> bool:

@@ -2,7 +2,7 @@
 
 Raffel et al., 2020 (T5, arXiv:1910.10683): 15 % of the tokens, in spans of 3 on average. As in the original's code the
 target is each sentinel with the tokens it replaces, then the end token; spans may be anywhere, as with its
-`random_roll`.
+`random_roll`. The end token is the vocabulary's [SEP], or the `</s>` of a tokenizer of T5, whose rows have no [CLS].
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class SpanCorruption(Objective):
     mean_noise_span_length: Annotated[float, Field(ge=1.0)] = 3.0
     """Average length of a span. Unit: tokens."""
     sentinels: tuple[int, ...] | None = None
-    """The ids that replace the first span of a document, the second, ...; by default the vocabulary's special tokens
-    without another meaning (unused slots, `<extra_id_0>`), in order of their ids."""
+    """The ids that replace the first span of a document, the second, ...; by default those of `<extra_id_0>`,
+    `<extra_id_1>`, ..., or of unused slots where the vocabulary has none of these."""
 
     def row_layout(self) -> Layout:
         """Rows in the layout `layout`."""
-        return Layout(kind=self.layout)
+        return Layout(kind=self.layout, framing="encoder_decoder")
 
     def terms(self) -> Mapping[str, LossTerm]:
         """`span_loss` and `target_accuracy` over the decoder's target tokens, including sentinels and end tokens."""
@@ -54,13 +54,15 @@ class SpanCorruption(Objective):
         from terakoya_plugins.objectives.span_corruption.rows import noise_and_spans
 
         available = len(self._sentinels(vocabulary))
-        _, needed = noise_and_spans(np.array([sequence_length - 2]), self.noise_density, self.mean_noise_span_length)
+        body = sequence_length - (1 if vocabulary.cls is None else 2)
+        _, needed = noise_and_spans(np.array([body]), self.noise_density, self.mean_noise_span_length)
         if available < needed[0]:
             raise UserError(
                 f"objective span_corruption: a row of {sequence_length} tokens needs up to {needed[0]} sentinel "
                 f"tokens, one for each span, but there are {available}. Train the tokenizer with num_unused_tokens "
-                f"{needed[0]} or more (or use one with as many special tokens that never occur in text), reduce "
-                "data.sequence_length, or increase objective.mean_noise_span_length"
+                f"{needed[0]} or more (or use one with <extra_id_0>, <extra_id_1>, ...), name special tokens that "
+                "never occur in text by objective.sentinels, reduce data.sequence_length, or increase "
+                "objective.mean_noise_span_length"
             )
 
     def _sentinels(self, vocabulary: Vocabulary) -> np.ndarray:
@@ -68,7 +70,8 @@ class SpanCorruption(Objective):
         v = vocabulary
         roles = {v.pad, v.unk, v.cls, v.sep, v.mask, v.bos, v.eos}
         if self.sentinels is None:
-            return np.array(sorted(set(v.special) - roles), np.int64)
+            default = sorted(set(v.special) - roles) if v.sentinels is None else v.sentinels
+            return np.array(default, np.int64)
         for number in self.sentinels:
             if number not in v.special or number in roles:
                 raise UserError(
@@ -88,7 +91,8 @@ class SpanCorruption(Objective):
         """
         from terakoya_plugins.objectives.span_corruption.rows import corrupt
 
-        assert vocabulary.pad is not None and vocabulary.sep is not None, "encoder rows require them"
+        end = vocabulary.encoder_end
+        assert vocabulary.pad is not None and end is not None, "the rows require them"
         arrays = corrupt(
             rows,
             rows.document_ids >= 0,
@@ -97,7 +101,7 @@ class SpanCorruption(Objective):
             density=self.noise_density,
             span_length=self.mean_noise_span_length,
             pad=vocabulary.pad,
-            end=vocabulary.sep,
+            end=end,
         )
         counts = {
             "targets": int(np.count_nonzero(arrays["labels"] >= 0)),
