@@ -115,6 +115,7 @@ def run_all(jobs: Sequence[dict[str, Any]]) -> None:
         context.accelerator.deepspeed_engine_wrapped = None  # it wonders at more than one engine
     left = os.environ.items() ^ before.items()
     assert not left, f"variables were left behind: {left}"
+    assert "torch._inductor.compile_fx" not in sys.modules, "torch's compiler takes seconds to import"
     context.close(failed=False)
 
 

@@ -142,8 +142,8 @@ FORKSERVER.set_forkserver_preload(["warm"])
 _STARTING = threading.Lock()
 
 
-def fork(target: Callable[..., object], *arguments: Any) -> multiprocessing.process.BaseProcess:
-    """Starts `target(*arguments)` in a process that has imported all that `warm` imports."""
+def start_fork_server() -> None:
+    """Starts the server that forks processes for `fork`, and for whatever in this process uses a `forkserver`."""
     with _STARTING:
         before = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # the fork server finds helpers by it alone
@@ -152,6 +152,11 @@ def fork(target: Callable[..., object], *arguments: Any) -> multiprocessing.proc
         finally:
             os.environ.pop("PYTHONPATH")
             os.environ.update({} if before is None else {"PYTHONPATH": before})
+
+
+def fork(target: Callable[..., object], *arguments: Any) -> multiprocessing.process.BaseProcess:
+    """Starts `target(*arguments)` in a process that has imported all that `warm` imports."""
+    start_fork_server()
     process = FORKSERVER.Process(target=target, args=arguments)
     process.start()
     return process

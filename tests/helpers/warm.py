@@ -26,6 +26,10 @@ IMPORTED = (
     "transformers.generation.utils",
     "transformers.models.bert.modeling_bert",
     "transformers.models.electra.modeling_electra",
+    "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.gptj.modeling_gptj",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen3.modeling_qwen3",
     "typer._adapters",
     *(module.name for module in pkgutil.walk_packages(terakoya_plugins.__path__, "terakoya_plugins.")),
 )

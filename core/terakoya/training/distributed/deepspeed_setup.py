@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import logging
 import warnings
 from collections.abc import Sequence
@@ -11,7 +13,7 @@ import torch
 
 from terakoya.config.parallel import Parallel
 from terakoya.errors import UserError
-from terakoya.training.distributed.environment import launcher_variables
+from terakoya.training.distributed.environment import launcher_variables, without_compiler
 from terakoya.training.distributed.topology import LaunchInfo
 
 if TYPE_CHECKING:
@@ -97,6 +99,17 @@ def _import_deepspeed() -> None:
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)  # DeepSpeed calls them
     if not torch.cuda.is_available():
         deepspeed.ops.__compatible_ops__ = {}
+    _import_muon_uncompiled()
+
+
+def _import_muon_uncompiled() -> None:
+    """Imports DeepSpeed's Muon as plain functions.
+
+    DeepSpeed compares the class of each optimizer with its Muon, whose import decorates functions with `torch.compile`,
+    which imports torch's whole compiler: seconds of every process's start, for functions that no optimizer here calls.
+    """
+    with without_compiler(), contextlib.suppress(ImportError):  # a version without it
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
 
 
 def _is_relevant(record: logging.LogRecord) -> bool:

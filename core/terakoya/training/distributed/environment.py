@@ -46,6 +46,20 @@ def local_rank_variable(local_rank: int) -> Iterator[None]:
         del os.environ["LOCAL_RANK"]
 
 
+@contextlib.contextmanager
+def without_compiler() -> Iterator[None]:
+    """Makes `torch.compile` return functions as they are while the context is open."""
+    before = os.environ.get("TORCHDYNAMO_DISABLE")
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TORCHDYNAMO_DISABLE"]
+        else:
+            os.environ["TORCHDYNAMO_DISABLE"] = before
+
+
 def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
